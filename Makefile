@@ -1,0 +1,28 @@
+# The environment is remade when the project's requirements change.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install demo test bench clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/python examples/tune_regularization.py
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pytest -n 2
+
+bench: install
+	$(BIN)/python benchmarks/speed.py
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,24 @@
+"""A folder is a registry: every public module of a package is one entry."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from fedbilevel.errors import unknown_name
+
+
+def names(package: ModuleType) -> list[str]:
+    """List the entries of a package, as the command line spells them."""
+    modules = pkgutil.iter_modules(package.__path__)
+    return sorted(
+        module.name.replace("_", "-")
+        for module in modules
+        if not module.name.startswith("_")
+    )
+
+
+def entry(package: ModuleType, name: str, kind: str) -> ModuleType:
+    """Import the module of an entry, or raise with the nearest name."""
+    if name not in names(package):
+        raise unknown_name(kind, name, names(package))
+    return importlib.import_module(f"{package.__name__}.{name.replace('-', '_')}")

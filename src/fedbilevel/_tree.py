@@ -1,0 +1,68 @@
+"""Arithmetic on pytrees. Scalars take the type of the leaf they meet."""
+
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
+
+from fedbilevel._types import Scalar
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    """Return a + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """Return a - b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(factor: Any, a: PyTree) -> PyTree:
+    """Return factor * a."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, a)
+
+
+def add_scaled(a: PyTree, factor: Any, b: PyTree) -> PyTree:
+    """Return a + factor * b."""
+    return jax.tree.map(lambda u, w: u + jnp.asarray(factor, u.dtype) * w, a, b)
+
+
+def zeros_like(a: PyTree) -> PyTree:
+    """Return zeros shaped like a."""
+    return jax.tree.map(jnp.zeros_like, a)
+
+
+def dot(a: PyTree, b: PyTree) -> Scalar:
+    """Return the inner product of a and b."""
+    products = jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))
+    return reduce(jnp.add, products)
+
+
+def norm(a: PyTree) -> Scalar:
+    """Return the Euclidean norm of a."""
+    return jnp.sqrt(dot(a, a))
+
+
+def select(choose: Bool[Array, ""], a: PyTree, b: PyTree) -> PyTree:
+    """Return a where `choose` holds, else b."""
+    return jax.tree.map(lambda u, w: jnp.where(choose, u, w), a, b)
+
+
+def all_finite(a: PyTree) -> Bool[Array, ""]:
+    """Say whether no leaf of a holds NaN or infinity."""
+    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(a)]
+    return reduce(jnp.logical_and, flags, jnp.asarray(True))
+
+
+def mean_of(trees: PyTree) -> PyTree:
+    """Average a stack of trees over its leading axis."""
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), trees)
+
+
+def leaf_names(a: PyTree) -> list[str]:
+    """Name every leaf by its path, the same on every machine."""
+    paths = jax.tree_util.tree_flatten_with_path(a)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]

@@ -1,0 +1,15 @@
+"""The command line."""
+
+import sys
+
+
+def main() -> None:
+    """Start the command line, or say what it needs."""
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ImportError:
+        sys.exit("The command line needs typer and rich: install fedbilevel[cli].")
+    from fedbilevel.cli.app import app
+
+    app()

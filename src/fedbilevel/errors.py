@@ -1,0 +1,62 @@
+"""What can go wrong, by name. Every message says what, where, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "FedbilevelError",
+    "InvalidInputError",
+    "NonFiniteError",
+    "StageError",
+    "unknown_name",
+]
+
+
+class FedbilevelError(Exception):
+    """The base of every error this package raises on purpose."""
+
+
+class InvalidInputError(FedbilevelError, ValueError):
+    """An argument, a loss or a data set cannot be used as given."""
+
+
+class CheckpointError(FedbilevelError):
+    """A run folder cannot be written, read or continued."""
+
+
+class StageError(FedbilevelError):
+    """A stage of the reference runtime raised; names round, phase and client."""
+
+
+class NonFiniteError(FedbilevelError):
+    """A client returned NaN or infinity.
+
+    `round` counts from 1, `client` from 0; `checkpoint` is the last good one, or None.
+    """
+
+    def __init__(
+        self, round_number: int, phase: str, client: int, checkpoint: str | None
+    ) -> None:
+        self.round, self.phase, self.client = round_number, phase, client
+        self.checkpoint = checkpoint
+        kept = (
+            f"The last good checkpoint is kept in {checkpoint}."
+            if checkpoint
+            else "No checkpoint was written before; ask for them to keep your work."
+        )
+        super().__init__(
+            f"round {round_number}, phase '{phase}', client {client}: the reply holds "
+            "NaN or infinity. Smaller step sizes or a smaller theta are the usual "
+            f"cure. {kept}"
+        )
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidInputError:
+    """Build the error for a name nobody knows, with the nearest one that exists."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return InvalidInputError(
+        f"unknown {kind} '{name}'.{hint} Known: {', '.join(names) or 'none'}."
+    )

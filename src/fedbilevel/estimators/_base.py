@@ -1,0 +1,55 @@
+"""The contract of an estimator, and the evaluation at two points."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+Sampled = Callable[[Any], PyTree]
+
+
+class AbstractEstimator(eqx.Module):
+    """A recursion d_t = E(G, w_t, w_{t-1}, d_{t-1}, weight).
+
+    `weight` is one number or a prefix tree of the direction with a number per block. It
+    is 1 at the first step: every recursion then returns G(w_0), whatever its memory.
+    """
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        G: Sampled,
+        point: Any,
+        previous: Any,
+        direction: PyTree,
+        weight: PyTree,
+        large: Sampled | None = None,
+    ) -> PyTree:
+        """Return d_t. `large` is G on a large batch, for those that start anew."""
+
+
+def blockwise(combine: Callable[..., PyTree], weight: PyTree, *trees: PyTree) -> PyTree:
+    """Apply `combine(weight, *subtrees)` to every block that has its own weight."""
+    return jax.tree.map(combine, weight, *trees)
+
+
+def at_both(G: Sampled, point: Any, previous: Any) -> tuple[PyTree, PyTree]:
+    """Evaluate G, whose sample is already drawn, at two stacked points in one call.
+
+    An accelerator takes both at once (softmax regression, 1024 clients, H200: 4.0 us a
+    client step against 7.2 one after the other). On the CPU a stacked product has two
+    free axes, which XLA transposes first (470 us a client step against 280), so there
+    one body, compiled once, visits the two points.
+    """
+    stacked = jax.tree.map(lambda *pair: jnp.stack(pair), point, previous)
+    visit = jax.lax.map if jax.default_backend() == "cpu" else _at_once
+    values = visit(G, stacked)
+    return jax.tree.map(lambda v: v[0], values), jax.tree.map(lambda v: v[1], values)
+
+
+def _at_once(G: Sampled, points: Any) -> PyTree:
+    return jax.vmap(G)(points)

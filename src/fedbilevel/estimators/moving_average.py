@@ -1,0 +1,18 @@
+r"""Moving average: d_t = (1 - a) d_{t-1} + a G(w_t; s_t)."""
+
+from fedbilevel import _tree
+from fedbilevel.estimators._base import AbstractEstimator, blockwise
+
+__all__ = ["MovingAverage"]
+
+
+class MovingAverage(AbstractEstimator):
+    """Exponential average of the samples; weight 1 is plain."""
+
+    def __call__(self, G, point, previous, direction, weight, large=None):
+        """Return d_t for weight a."""
+
+        def combine(a, d, g):
+            return _tree.add_scaled(_tree.scale(1 - a, d), a, g)
+
+        return blockwise(combine, weight, direction, G(point))

@@ -1,0 +1,13 @@
+r"""Plain: d_t = G(w_t; s_t)."""
+
+from fedbilevel.estimators._base import AbstractEstimator
+
+__all__ = ["Plain"]
+
+
+class Plain(AbstractEstimator):
+    """No memory."""
+
+    def __call__(self, G, point, previous, direction, weight, large=None):
+        """Return G(w_t); the weight is not used."""
+        return G(point)

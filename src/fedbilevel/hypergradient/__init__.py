@@ -1,0 +1,20 @@
+"""Estimates of grad Phi(x) = fx - (d2g/dxdy) [d2g/dydy]^-1 fy on one client.
+
+Every rule draws a sample bundle from a key, `draw(oracle, key)`, and is a function
+`(oracle, x, y, bundle) -> tree like x`: one bundle can be evaluated at many points.
+"""
+
+from fedbilevel.hypergradient._base import (
+    AbstractHypergradient as AbstractHypergradient,
+)
+from fedbilevel.hypergradient.conjugate_gradient import (
+    ConjugateGradient as ConjugateGradient,
+)
+from fedbilevel.hypergradient.exact import Exact as Exact
+from fedbilevel.hypergradient.finite_difference import (
+    FiniteDifference as FiniteDifference,
+)
+from fedbilevel.hypergradient.neumann import FrozenNeumann as FrozenNeumann
+from fedbilevel.hypergradient.neumann import Neumann as Neumann
+from fedbilevel.hypergradient.neumann import RandomNeumann as RandomNeumann
+from fedbilevel.hypergradient.unrolled import Unrolled as Unrolled

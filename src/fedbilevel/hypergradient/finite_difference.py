@@ -1,0 +1,39 @@
+r"""Any rule with its two products taken by central differences of gradients.
+
+    hvp[v] ~ (gy(x, y + d v) - gy(x, y - d v)) / (2 d),   d = radius / ||v||
+    jvp[v] ~ (gx(x, y + d v) - gx(x, y - d v)) / (2 d)
+
+Two gradients a product, error O(radius^2), none for quadratic g.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+from fedbilevel._types import Key, Lower, Upper
+from fedbilevel.hypergradient._base import AbstractHypergradient
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import as_number
+
+__all__ = ["FiniteDifference"]
+
+
+class FiniteDifference(AbstractHypergradient):
+    """Run `rule` on first-order oracles only."""
+
+    rule: AbstractHypergradient
+    radius: Float[Array, ""] = eqx.field(converter=as_number, default=1e-2)
+
+    def draw(self, oracle: Oracle, key: Key) -> Any:
+        """Draw what the rule draws."""
+        return self.rule.draw(oracle, key)
+
+    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Any) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        return self.rule(dataclasses.replace(oracle, radius=self.radius), x, y, bundle)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Ask the rule."""
+        self.rule.check(curvature, client)

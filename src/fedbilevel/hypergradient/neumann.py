@@ -1,0 +1,171 @@
+r"""Truncated Neumann series for z = H^-1 fy, with three ways to use samples.
+
+    H^-1 (I - (I - theta H)^(Q+1)) = theta sum_{i=0..Q} (I - theta H)^i
+
+Q factors give Q+1 terms; theta multiplies the whole sum and must stay below 1/L1.
+
+`Neumann` (Gao 2022, eq. for H-hat; stochastic, nested), zeta_1..zeta_Q independent:
+
+    r = fy(xi), s = r;  for j = Q..1:  r <- r - theta hvp(zeta_j)[r];  s <- s + r
+    h = fx(xi) - theta jvp(zeta_0)[s]
+
+`FrozenNeumann`: the same recursion with one batch in place of zeta_1..zeta_Q.
+`RandomNeumann` (HIA): m uniform on {0..Q-1}, m factors, z = Q theta r_m: in the mean
+the sum of Q terms.
+
+Bias of the first two at most (1 - theta mu)^(Q+1) L0 L1 / mu, of the third the same
+with Q for Q+1.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Upper
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.hypergradient._base import (
+    AbstractHypergradient,
+    Bundle,
+    assemble,
+    frozen_bundle,
+)
+from fedbilevel.problem import Batch, Oracle
+from fedbilevel.schedules import as_number, is_known
+
+__all__ = ["FrozenNeumann", "Neumann", "RandomNeumann"]
+
+
+def _check_series(name: str, theta: Array, curvature: float, client: int) -> None:
+    if is_known(theta) and float(theta) * curvature >= 1:
+        raise InvalidInputError(
+            f"`{name}(theta={float(theta):.4g})`: the series needs theta < 1/L1; on "
+            f"client {client} L1 is about {curvature:.4g} at the start, so use at most "
+            f"{0.99 / curvature:.4g}."
+        )
+
+
+def _check_terms(name: str, q: int, least: int, theta: Array) -> None:
+    if q < least:
+        raise InvalidInputError(f"`{name}(q=...)` must be at least {least}, got {q}.")
+    if is_known(theta) and (theta < 0).any():
+        raise InvalidInputError(
+            f"`{name}(theta=...)` must not be negative, got {theta}."
+        )
+
+
+def _fresh_bundle(oracle: Oracle, key: Key, factors: int) -> Bundle:
+    upper, cross, rest = jr.split(key, 3)
+    return Bundle(
+        oracle.draw_upper(upper),
+        oracle.draw_lower(cross),
+        jax.vmap(oracle.draw_lower)(jr.split(rest, factors)),
+    )
+
+
+class Neumann(AbstractHypergradient):
+    """Stochastic Neumann series with a fresh sample for every factor."""
+
+    q: int = eqx.field(static=True)
+    theta: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def __check_init__(self) -> None:
+        _check_terms("Neumann", self.q, 0, self.theta)
+
+    def draw(self, oracle: Oracle, key: Key) -> Bundle:
+        """Draw xi, zeta_0 and zeta_Q..zeta_1, in the order of their use."""
+        return _fresh_bundle(oracle, key, self.q)
+
+    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        fx, fy = oracle.upper_gradients(x, y, bundle.upper)
+
+        def factor(carry: tuple[Lower, Lower], zeta: Batch):
+            r, s = carry
+            product = oracle.hessian_product(x, y, r, zeta)
+            r = _tree.add_scaled(r, -self.theta, product)
+            return (r, _tree.add(s, r)), None
+
+        (_, s), _ = jax.lax.scan(factor, (fy, fy), bundle.factors)
+        indirect = oracle.cross_product(x, y, s, bundle.cross)
+        return _tree.add_scaled(fx, -self.theta, indirect)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise if theta is too large for the series."""
+        _check_series("Neumann", self.theta, curvature, client)
+
+
+class FrozenNeumann(AbstractHypergradient):
+    """Deterministic Neumann series: one batch for all factors."""
+
+    q: int = eqx.field(static=True)
+    theta: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def __check_init__(self) -> None:
+        _check_terms("FrozenNeumann", self.q, 0, self.theta)
+
+    def draw(self, oracle: Oracle, key: Key) -> Bundle:
+        """Draw xi, zeta_0 and one batch for all factors."""
+        return frozen_bundle(oracle, key)
+
+    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        fx, fy = oracle.upper_gradients(x, y, bundle.upper)
+
+        def factor(carry: tuple[Lower, Lower], _: None):
+            r, s = carry
+            product = oracle.hessian_product(x, y, r, bundle.factors)
+            r = _tree.add_scaled(r, -self.theta, product)
+            return (r, _tree.add(s, r)), None
+
+        (_, s), _ = jax.lax.scan(factor, (fy, fy), None, length=self.q)
+        return assemble(oracle, x, y, fx, _tree.scale(self.theta, s), bundle)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise if theta is too large for the series."""
+        _check_series("FrozenNeumann", self.theta, curvature, client)
+
+
+class RandomNeumann(AbstractHypergradient):
+    """One random term of the series, scaled by their number.
+
+    The length is part of the bundle, so two points of one bundle use the same. All Q-1
+    possible factors are computed and the drawn number of them applied, because under
+    `vmap` clients with different lengths would wait for the longest anyway.
+    """
+
+    q: int = eqx.field(static=True)
+    theta: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def __check_init__(self) -> None:
+        _check_terms("RandomNeumann", self.q, 1, self.theta)
+
+    def draw(self, oracle: Oracle, key: Key) -> tuple[Bundle, Array]:
+        """Draw the samples and the length."""
+        length, rest = jr.split(key)
+        bundle = _fresh_bundle(oracle, rest, self.q - 1)
+        return bundle, jr.randint(length, (), 0, self.q)
+
+    def __call__(
+        self, oracle: Oracle, x: Upper, y: Lower, bundle: tuple[Bundle, Array]
+    ) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        samples, length = bundle
+        fx, fy = oracle.upper_gradients(x, y, samples.upper)
+
+        def factor(carry: tuple[Lower, Array], zeta: Batch):
+            r, done = carry
+            product = oracle.hessian_product(x, y, r, zeta)
+            longer = _tree.add_scaled(r, -self.theta, product)
+            return (_tree.select(done < length, longer, r), done + 1), None
+
+        start = (fy, jnp.zeros_like(length))
+        (r, _), _ = jax.lax.scan(factor, start, samples.factors)
+        indirect = oracle.cross_product(x, y, r, samples.cross)
+        return _tree.add_scaled(fx, -self.q * self.theta, indirect)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise if theta is too large for the series."""
+        _check_series("RandomNeumann", self.theta, curvature, client)

@@ -1,0 +1,54 @@
+r"""Differentiation through N lower steps (ITD).
+
+    y^0 = y,  y^{n+1} = y^n - step gy(x, y^n; zeta_n),   h = d/dx f(x, y^N(x); xi)
+
+The start y does not depend on x. For quadratic g and one batch this is the Neumann
+series with Q = N-1 and theta = step, evaluated at y^N.
+"""
+
+import equinox as eqx
+import jax
+import jax.random as jr
+from jaxtyping import Array, Float
+
+from fedbilevel._types import Key, Lower, Upper
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.hypergradient._base import AbstractHypergradient
+from fedbilevel.problem import Batch, Oracle
+from fedbilevel.schedules import as_number, is_known
+
+__all__ = ["Unrolled"]
+
+
+class Unrolled(AbstractHypergradient):
+    """Reverse-mode differentiation through `steps` lower steps."""
+
+    steps: int = eqx.field(static=True)
+    step: Float[Array, ""] = eqx.field(converter=as_number)
+
+    def __check_init__(self) -> None:
+        if self.steps < 1:
+            raise InvalidInputError(
+                f"`Unrolled(steps=...)` must be at least 1, got {self.steps}."
+            )
+
+    def draw(self, oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
+        """Draw xi and one zeta per lower step."""
+        upper, lower = jr.split(key)
+        batches = jax.vmap(oracle.draw_lower)(jr.split(lower, self.steps))
+        return oracle.draw_upper(upper), batches
+
+    def __call__(
+        self, oracle: Oracle, x: Upper, y: Lower, bundle: tuple[Batch, Batch]
+    ) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        return oracle.unrolled_gradient(x, y, *bundle, self.step)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise if a lower step of this length moves away from the minimum."""
+        if is_known(self.step) and float(self.step) * curvature >= 2:
+            raise InvalidInputError(
+                f"`Unrolled(step={float(self.step):.4g})`: lower steps diverge beyond "
+                f"2/L1; on client {client} L1 is about {curvature:.4g}, so use at most "
+                f"{1.98 / curvature:.4g}."
+            )

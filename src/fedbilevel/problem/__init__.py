@@ -1,0 +1,8 @@
+"""Federated bilevel problems: two losses, the clients' data, and the oracle on both."""
+
+from fedbilevel.problem.checks import check_problem as check_problem
+from fedbilevel.problem.checks import largest_curvature as largest_curvature
+from fedbilevel.problem.data import ClientData as ClientData
+from fedbilevel.problem.losses import Batch as Batch
+from fedbilevel.problem.losses import Problem as Problem
+from fedbilevel.problem.oracle import Oracle as Oracle

@@ -1,0 +1,155 @@
+"""Looks at a problem before anything runs, so that mistakes are named at the start."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Loss, Lower, Rows, Upper
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem.data import ClientData
+from fedbilevel.problem.losses import Problem
+from fedbilevel.problem.oracle import Oracle
+
+__all__ = ["check_problem", "largest_curvature"]
+
+
+def check_problem(problem: Problem, data: ClientData, x: Upper, y: Lower) -> None:
+    """Raise `InvalidInputError` for losses or a start that no algorithm could use."""
+    _check_start(x, "x")
+    _check_start(y, "y")
+    levels = (
+        ("upper", problem.upper, data.upper),
+        ("lower", problem.lower, data.lower),
+    )
+    for name, loss, rows in levels:
+        _check_scalar(name, loss, x, y, jax.tree.map(lambda leaf: leaf[0, :1], rows))
+    for name, probe in _probe(problem, data, x, y).items():
+        _check_mean(name, probe)
+        _check_depends_on_y(name, probe)
+        _check_finite(name, probe)
+
+
+class _Probe(eqx.Module):
+    """Values of one loss at the start: two rows of client 0, together and one by one,
+    one row at a y of NaN, and every client over all its rows.
+    """
+
+    both: Array
+    singles: Array
+    poisoned: Array
+    clients: Array
+
+
+@eqx.filter_jit
+def _probe(problem: Problem, data: ClientData, x: Upper, y: Lower) -> dict[str, _Probe]:
+    # NaN passes through every computation that uses y, whatever its value at the start.
+    poison = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), y)
+
+    def of_level(loss: Loss, rows: Rows, sizes: Array, clients: Array) -> _Probe:
+        last = jnp.minimum(1, sizes[0] - 1)
+        one, two = (jax.tree.map(lambda a, i=i: a[0, i][None], rows) for i in (0, last))
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
+        singles = jnp.stack([loss(x, y, one), loss(x, y, two)])
+        return _Probe(loss(x, y, both), singles, loss(x, poison, one), clients)
+
+    def of_client(client: Array) -> tuple[Array, Array]:
+        oracle = Oracle(problem, data, client)
+        return (
+            oracle.upper_loss(x, y, oracle.all_upper()),
+            oracle.lower_loss(x, y, oracle.all_lower()),
+        )
+
+    upper, lower = jax.lax.map(of_client, jnp.arange(data.clients))
+    return {
+        "upper": of_level(problem.upper, data.upper, data.upper_sizes, upper),
+        "lower": of_level(problem.lower, data.lower, data.lower_sizes, lower),
+    }
+
+
+@eqx.filter_jit
+def largest_curvature(
+    oracle: Oracle, clients: int, x: Upper, y: Lower, key: Key, iterations: int = 20
+) -> Float[Array, " clients"]:
+    """Estimate each client's largest lower curvature on one drawn batch.
+
+    Power iteration on Hessian products, so an estimate from below.
+    """
+
+    def of_client(client: Array) -> Array:
+        own = eqx.tree_at(lambda one: one.client, oracle, client)
+        draw, begin = jr.split(jr.fold_in(key, client))
+        batch = own.draw_lower(draw)
+        leaves, structure = jax.tree.flatten(y)
+        keys = jr.split(begin, len(leaves))
+        normal = [
+            jr.normal(k, leaf.shape, leaf.dtype)
+            for k, leaf in zip(keys, leaves, strict=True)
+        ]
+
+        def multiply(v: Lower, _: None) -> tuple[Lower, Array]:
+            size = _tree.norm(v)
+            # The zero vector, from a Hessian of zeros, must not become NaN.
+            unit = _tree.scale(1 / jnp.where(size > 0, size, 1), v)
+            product = own.hessian_product(x, y, unit, batch)
+            return product, _tree.norm(product)
+
+        start = jax.tree.unflatten(structure, normal)
+        return jax.lax.scan(multiply, start, None, length=iterations)[1][-1]
+
+    return jax.lax.map(of_client, jnp.arange(clients))
+
+
+def _check_start(start: PyTree, name: str) -> None:
+    leaves = jax.tree.leaves(start)
+    kinds = [jnp.asarray(leaf).dtype for leaf in leaves]
+    if not leaves or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+        raise InvalidInputError(
+            f"the start {name} must be a pytree of floating-point arrays, got leaves "
+            f"of type {[str(kind) for kind in kinds]}."
+        )
+
+
+def _check_scalar(name: str, loss: Loss, x: Upper, y: Lower, rows: Rows) -> None:
+    try:
+        shape = jax.eval_shape(loss, x, y, rows)
+    except Exception as error:
+        raise InvalidInputError(
+            f"`{name}(x, y, batch)` fails on a batch of one row of client 0: {error}"
+        ) from error
+    if not (isinstance(shape, jax.ShapeDtypeStruct) and shape.shape == ()):
+        raise InvalidInputError(
+            f"`{name}(x, y, batch)` must return one number, the mean over the batch, "
+            f"got {shape}. Take `jnp.mean` of the per-sample losses."
+        )
+
+
+def _check_mean(name: str, probe: _Probe) -> None:
+    both, mean = float(probe.both), float(jnp.mean(probe.singles))
+    if np.isfinite(both) and not np.isclose(both, mean, rtol=1e-3, atol=1e-5):
+        raise InvalidInputError(
+            f"`{name}(x, y, batch)` is {both:.6g} on two rows, but the mean of the two "
+            f"rows is {mean:.6g}. A loss must average over the rows of its batch "
+            "(`jnp.mean`, not `jnp.sum`), else step sizes depend on the batch size."
+        )
+
+
+def _check_depends_on_y(name: str, probe: _Probe) -> None:
+    if np.isfinite(probe.poisoned):
+        raise InvalidInputError(
+            f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs both "
+            "losses to see the lower variable; for one level, optimize it directly."
+        )
+
+
+def _check_finite(name: str, probe: _Probe) -> None:
+    bad = np.flatnonzero(~np.isfinite(np.asarray(probe.clients)))
+    if bad.size:
+        raise InvalidInputError(
+            f"client {bad[0]}: the {name} loss is {float(probe.clients[bad[0]])} at the "
+            "start, before the first round. Check this client's data, the start, and "
+            "the loss for a logarithm or division that meets zero."
+        )

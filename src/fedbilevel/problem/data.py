@@ -1,0 +1,124 @@
+"""The samples of all clients, stacked so that one program serves every client."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Rows
+from fedbilevel.errors import InvalidInputError
+
+__all__ = ["ClientData"]
+
+
+class ClientData(eqx.Module):
+    """Upper and lower samples per client, of unequal sizes, with client weights.
+
+    Leaves of `upper` and `lower` are `(clients, rows, ...)`. Rows past a client's size
+    are padding: they keep the stack rectangular and are never read.
+    """
+
+    upper: Rows
+    lower: Rows
+    upper_sizes: Int[Array, " clients"]
+    lower_sizes: Int[Array, " clients"]
+    weights: Float[Array, " clients"]
+
+    @property
+    def clients(self) -> int:
+        """The number of clients, K."""
+        return self.weights.shape[0]
+
+    @staticmethod
+    def from_clients(
+        upper: Sequence[PyTree],
+        lower: Sequence[PyTree],
+        weights: Sequence[float] | None = None,
+    ) -> "ClientData":
+        """Stack one pytree of arrays per client and level; rows are the first axis.
+
+        Without `weights` every client counts the same, as in 1/K sum_k. Floating
+        arrays take the default type: float32, or float64 where it is enabled.
+        """
+        if not upper or len(upper) != len(lower):
+            raise InvalidInputError(
+                f"`upper` has {len(upper)} clients and `lower` has {len(lower)}: give "
+                "both levels for the same clients, at least one."
+            )
+        upper_rows, upper_sizes = _stack(upper, "upper")
+        lower_rows, lower_sizes = _stack(lower, "lower")
+        return ClientData(
+            upper_rows,
+            lower_rows,
+            upper_sizes,
+            lower_sizes,
+            _as_weights(weights, len(upper)),
+        )
+
+
+def _as_weights(weights: Sequence[float] | None, clients: int) -> Array:
+    values = np.ones(clients) if weights is None else np.asarray(weights, float)
+    if values.shape != (clients,) or not (np.isfinite(values) & (values > 0)).all():
+        raise InvalidInputError(
+            f"`weights` must be {clients} positive numbers, one per client, "
+            f"got {weights}."
+        )
+    return jnp.asarray(values, dtype=float)
+
+
+def _stack(trees: Sequence[PyTree], level: str) -> tuple[Rows, Array]:
+    arrays = [jax.tree.map(np.asarray, tree) for tree in trees]
+    sizes = [_rows_of(tree, level, k) for k, tree in enumerate(arrays)]
+    for k, tree in enumerate(arrays):
+        _check_alike(tree, arrays[0], level, k)
+    most = max(sizes)
+    stacked = jax.tree.map(lambda *leaves: _pad(leaves, most), *arrays)
+    return stacked, jnp.asarray(sizes, dtype=jnp.int32)
+
+
+def _rows_of(tree: PyTree, level: str, client: int) -> int:
+    leaves = jax.tree.leaves(tree)
+    if not leaves or any(leaf.ndim == 0 or leaf.shape[0] == 0 for leaf in leaves):
+        raise InvalidInputError(
+            f"client {client} has no {level} samples. Leave the client out, or give it "
+            "data; every array needs one row per sample."
+        )
+    if len({leaf.shape[0] for leaf in leaves}) > 1:
+        shapes = [leaf.shape for leaf in leaves]
+        raise InvalidInputError(
+            f"client {client}: the {level} arrays have different numbers of rows, "
+            f"{shapes}. The first axis counts samples and must agree."
+        )
+    return leaves[0].shape[0]
+
+
+def _check_alike(tree: PyTree, first: PyTree, level: str, client: int) -> None:
+    def signature(one: PyTree) -> dict[str, tuple]:
+        shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(one)]
+        return dict(zip(_tree.leaf_names(one), shapes, strict=True))
+
+    if signature(tree) != signature(first):
+        raise InvalidInputError(
+            f"client {client}: one {level} sample has shape {signature(tree)}, but on "
+            f"client 0 it has {signature(first)}. All clients must agree."
+        )
+    for name, leaf in zip(_tree.leaf_names(tree), jax.tree.leaves(tree), strict=True):
+        if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
+            row = int(np.argwhere(~np.isfinite(leaf))[0][0])
+            raise InvalidInputError(
+                f"client {client}: {level} array '{name or 'data'}' holds NaN or "
+                f"infinity, first in row {row}. Clean or drop such rows."
+            )
+
+
+def _pad(leaves: Sequence[np.ndarray], rows: int) -> Array:
+    first = leaves[0]
+    stack = np.zeros((len(leaves), rows, *first.shape[1:]), np.result_type(*leaves))
+    for k, leaf in enumerate(leaves):
+        stack[k, : leaf.shape[0]] = leaf
+    floating = np.issubdtype(stack.dtype, np.floating)
+    return jnp.asarray(stack, dtype=float if floating else None)

@@ -1,0 +1,193 @@
+r"""One client's view of the problem: the only place that samples and differentiates.
+
+    fx, fy = grad f_k(x, y; xi)          upper_gradients
+    gy     = grad_y g_k(x, y; zeta)      lower_gradient
+    hvp[v] = (d2 g_k / dy dy) v          hessian_product
+    jvp[v] = (d2 g_k / dx dy) v          cross_product, shaped like x
+
+A key stands for its sample: the same key drawn at two points is the same batch. Every
+call is a named inner `jit`, by which `runtime.counts` finds it in the traced program.
+"""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Noise, Rows, Scalar, Upper
+from fedbilevel.problem.data import ClientData
+from fedbilevel.problem.losses import Batch, Problem, lower_loss, upper_loss
+
+__all__ = ["Oracle"]
+
+
+class Oracle(eqx.Module):
+    """A problem bound to one client's samples.
+
+    `upper_batch` and `lower_batch` are rows per draw; None means all rows, without
+    noise, so that every oracle is deterministic. With a `radius` the two products are
+    central differences of gradients, at the distance radius / ||v||.
+    """
+
+    problem: Problem
+    data: ClientData
+    client: Int[Array, ""] | int
+    upper_batch: int | None = eqx.field(static=True, default=1)
+    lower_batch: int | None = eqx.field(static=True, default=1)
+    radius: Float[Array, ""] | None = None
+
+    def draw_upper(self, key: Key) -> Batch:
+        """Draw xi: rows uniform and independent over the client's real ones."""
+        if self.upper_batch is None:
+            return self.all_upper()
+        data = self.data
+        size = data.upper_sizes[self.client]
+        noise = self.problem.upper_noise
+        return Batch(
+            _draw_upper(data.upper, self.client, size, key, self.upper_batch, noise)
+        )
+
+    def draw_lower(self, key: Key) -> Batch:
+        """Draw zeta, in the same way."""
+        if self.lower_batch is None:
+            return self.all_lower()
+        data = self.data
+        size = data.lower_sizes[self.client]
+        noise = self.problem.lower_noise
+        return Batch(
+            _draw_lower(data.lower, self.client, size, key, self.lower_batch, noise)
+        )
+
+    def all_upper(self) -> Batch:
+        """Return all of the client's upper rows, weighted by 1/size."""
+        data = self.data
+        return _all_rows(data.upper, self.client, data.upper_sizes, data.weights.dtype)
+
+    def all_lower(self) -> Batch:
+        """Return all of the client's lower rows, weighted by 1/size."""
+        data = self.data
+        return _all_rows(data.lower, self.client, data.lower_sizes, data.weights.dtype)
+
+    def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
+        """Return f_k on a batch."""
+        return upper_loss(self.problem, x, y, batch)
+
+    def lower_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
+        """Return g_k on a batch."""
+        return lower_loss(self.problem, x, y, batch)
+
+    def upper_gradients(self, x: Upper, y: Lower, batch: Batch) -> tuple[Upper, Lower]:
+        """Return (fx, fy)."""
+        return _upper_gradients(self.problem, x, y, batch)
+
+    def lower_gradient(self, x: Upper, y: Lower, batch: Batch) -> Lower:
+        """Return gy."""
+        return _lower_gradient(self.problem, x, y, batch)
+
+    def hessian_product(self, x: Upper, y: Lower, v: Lower, batch: Batch) -> Lower:
+        """Return (d2 g / dy dy) v."""
+        if self.radius is None:
+            return _hessian_product(self.problem, x, y, v, batch)
+        return self._difference(_lower_gradient, x, y, v, batch)
+
+    def cross_product(self, x: Upper, y: Lower, v: Lower, batch: Batch) -> Upper:
+        """Return (d2 g / dx dy) v = d/dx <gy(x, y), v>."""
+        if self.radius is None:
+            return _cross_product(self.problem, x, y, v, batch)
+        return self._difference(_lower_gradient_upper, x, y, v, batch)
+
+    def unrolled_gradient(
+        self, x: Upper, y: Lower, upper: Batch, lowers: Batch, step: Scalar
+    ) -> Upper:
+        """Return d/dx f(x, y^N(x)), y^N being N lower steps from the fixed start y."""
+        return _unrolled_gradient(self.problem, x, y, upper, lowers, step)
+
+    def _difference(self, gradient: Any, x: Upper, y: Lower, v: Lower, batch: Batch):
+        size = _tree.norm(v)
+        # v = 0 has the product 0 at every distance; any finite one avoids 0/0.
+        distance = jnp.asarray(self.radius, size.dtype) / jnp.where(size > 0, size, 1)
+        ahead = gradient(self.problem, x, _tree.add_scaled(y, distance, v), batch)
+        behind = gradient(self.problem, x, _tree.add_scaled(y, -distance, v), batch)
+        return _tree.scale(1 / (2 * distance), _tree.subtract(ahead, behind))
+
+
+def _draw(
+    rows: Rows, client: Any, size: Any, key: Key, batch: int, noise: Noise | None
+) -> Rows:
+    choose, perturb = (key, key) if noise is None else jr.split(key)
+    # The remainder of 32 random bits is off uniform by at most size / 2^32, and costs a
+    # third of `jr.randint`, which matters where the batch is small.
+    index = jr.bits(choose, (batch,), jnp.uint32) % size.astype(jnp.uint32)
+    drawn = jax.tree.map(lambda leaf: leaf[client, index], rows)
+    return drawn if noise is None else noise(perturb, drawn)
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _draw_upper(rows, client, size, key, batch, noise):
+    return _draw(rows, client, size, key, batch, noise)
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _draw_lower(rows, client, size, key, batch, noise):
+    return _draw(rows, client, size, key, batch, noise)
+
+
+def _all_rows(rows: Rows, client: Any, sizes: Array, kind: Any) -> Batch:
+    size = sizes[client]
+    position = jnp.arange(jax.tree.leaves(rows)[0].shape[1])
+    # Padding is not even read: past the end the last real row stands in, weighing 0.
+    index = jnp.minimum(position, size - 1)
+    weights = jnp.where(position < size, 1 / size.astype(kind), jnp.zeros((), kind))
+    return Batch(jax.tree.map(lambda leaf: leaf[client, index], rows), weights)
+
+
+@jax.jit
+def _upper_gradients(problem: Problem, x: Upper, y: Lower, batch: Batch):
+    return jax.grad(upper_loss, argnums=(1, 2))(problem, x, y, batch)
+
+
+@jax.jit
+def _lower_gradient(problem: Problem, x: Upper, y: Lower, batch: Batch):
+    return jax.grad(lower_loss, argnums=2)(problem, x, y, batch)
+
+
+@jax.jit
+def _lower_gradient_upper(problem: Problem, x: Upper, y: Lower, batch: Batch):
+    return jax.grad(lower_loss, argnums=1)(problem, x, y, batch)
+
+
+@jax.jit
+def _hessian_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
+    def gradient(at: Lower) -> Lower:
+        return jax.grad(lower_loss, argnums=2)(problem, x, at, batch)
+
+    return jax.jvp(gradient, (y,), (v,))[1]
+
+
+@jax.jit
+def _cross_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
+    # Forward over reverse: the derivative of gx along v is (d2 g / dx dy) v.
+    def gradient(at: Lower) -> Upper:
+        return jax.grad(lower_loss, argnums=1)(problem, x, at, batch)
+
+    return jax.jvp(gradient, (y,), (v,))[1]
+
+
+@jax.jit
+def _unrolled_gradient(
+    problem: Problem, x: Upper, y: Lower, upper: Batch, lowers: Batch, step: Scalar
+):
+    def outer(at: Upper) -> Scalar:
+        def descend(current: Lower, batch: Batch):
+            slope = jax.grad(lower_loss, argnums=2)(problem, at, current, batch)
+            return _tree.add_scaled(current, -step, slope), None
+
+        last, _ = jax.lax.scan(descend, y, lowers)
+        return upper_loss(problem, at, last, upper)
+
+    return jax.grad(outer)(x)

@@ -1,0 +1,145 @@
+"""One call from problem to result."""
+
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import CheckpointError, unknown_name
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.result import Result, to_plain
+from fedbilevel.runtime import Job, ReferenceRuntime, SimulatorRuntime, count, execute
+from fedbilevel.runtime.driver import Checkpoints, Watch
+
+__all__ = ["run"]
+
+
+def run(
+    problem: Problem,
+    data: ClientData,
+    start: tuple[Upper, Lower],
+    algorithm: AbstractAlgorithm,
+    *,
+    rounds: int,
+    batch: int | None = 1,
+    participants: int | None = None,
+    seed: int = 0,
+    metrics: Metrics | None = None,
+    measure_every: int = 1,
+    runtime: str = "simulator",
+    clients_at_once: int | None = None,
+    folder: Path | str | None = None,
+    resume: bool = False,
+    checkpoint_rounds: int | None = None,
+    checkpoint_seconds: float | None = 30.0,
+    watch: Watch | None = None,
+    task: str = "custom",
+    config: dict[str, Any] | None = None,
+) -> Result:
+    """Run an algorithm on a problem and return what happened.
+
+    `start` is (x, y). `batch` rows are drawn per sample; None takes all rows. With a
+    `folder` the run keeps checkpoints there, every `checkpoint_rounds` rounds or
+    `checkpoint_seconds` seconds, and saves its result; `resume=True` continues one that
+    was interrupted, with the same arguments. `metrics(x, y)` adds columns.
+    `clients_at_once` bounds the simulator's memory. `watch(done, total, newest)` is
+    called about twice a second. `task` and `config` are recorded as given.
+    """
+    x, y = start
+    job = Job.of(
+        algorithm,
+        problem,
+        data,
+        x,
+        y,
+        metrics=metrics,
+        seed=seed,
+        participants=participants,
+        batch=batch,
+    )
+    keeper = None
+    if folder is not None:
+        open_folder(Path(folder), resume)
+        keeper = Checkpoints(Path(folder), checkpoint_rounds, checkpoint_seconds)
+    outcome = execute(
+        _runtime(runtime, job, clients_at_once),
+        rounds,
+        measure_every=measure_every,
+        checkpoints=keeper,
+        watch=watch,
+    )
+    point = algorithm.point(outcome.state.server)
+    settings = {
+        "clients": data.clients,
+        "participants": job.participants,
+        "rounds": rounds,
+        "batch": batch,
+        "seed": seed,
+        "runtime": runtime,
+        "measure_every": measure_every,
+        "precision": str(jax.tree.leaves(job.x)[0].dtype),
+        **(config or {}),
+        "parameters": algorithm.parameters(),
+    }
+    result = Result(
+        task=task,
+        algorithm=type(algorithm).__name__,
+        config=to_plain(settings),
+        versions=versions(),
+        columns=outcome.columns,
+        point={**_named("x", point.x), **_named("y", point.y)},
+        final={name: float(column[-1]) for name, column in outcome.columns.items()},
+        counts=count(job, rounds),
+        seconds=outcome.seconds,
+    )
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def open_folder(folder: Path, resume: bool) -> None:
+    """Raise if a new run would meet files of another, or there is nothing to resume."""
+    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if used and not resume:
+        raise CheckpointError(
+            f"{folder} exists and is not empty. Choose another folder, remove it, or "
+            f"continue the run in it with `fedbilevel resume {folder}`."
+        )
+    if resume and not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computed a result, and on which device."""
+    packages = ("fedbilevel", "jax", "jaxlib", "equinox", "numpy")
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+        "device": f"{device.platform}: {device.device_kind}, {jax.device_count()}",
+    }
+
+
+def _runtime(
+    name: str, job: Job, clients_at_once: int | None
+) -> SimulatorRuntime | ReferenceRuntime:
+    if name == SimulatorRuntime.name:
+        return SimulatorRuntime(job, clients_at_once)
+    if name == ReferenceRuntime.name:
+        return ReferenceRuntime(job)
+    raise unknown_name("runtime", name, [SimulatorRuntime.name, ReferenceRuntime.name])
+
+
+def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+    names = _tree.leaf_names(tree)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return {
+        f"{prefix}.{name}" if name else prefix: leaf
+        for name, leaf in zip(names, leaves, strict=True)
+    }

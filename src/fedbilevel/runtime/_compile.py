@@ -1,0 +1,59 @@
+"""Compiles ahead of time, once per program, and says how long it took."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+
+_LARGEST = 64
+_programs: OrderedDict[Any, Any] = OrderedDict()
+
+
+def compiled(
+    function: Callable[..., Any], fixed: Any, arguments: tuple, donate: tuple[int, ...]
+) -> tuple[Callable[..., Any], float]:
+    """Return `function(fixed, *arguments)` compiled for these shapes, and the seconds.
+
+    Array leaves are inputs, so other values reuse the program; everything else in
+    `fixed` and `arguments` identifies it; where arrays lie follows from `fixed`. `donate` names arguments whose memory the
+    result may take over.
+    """
+    arrays, static = eqx.partition((fixed, *arguments), eqx.is_array)
+    leaves, structure = jax.tree.flatten(static)
+    shapes = [
+        (leaf.shape, leaf.dtype, getattr(leaf.aval, "weak_type", False))
+        for leaf in jax.tree.leaves(arrays)
+    ]
+    identity = (
+        function,
+        donate,
+        tuple(leaves),
+        structure,
+        tuple(shapes),
+        jax.tree.structure(arrays),
+    )
+    seconds = 0.0
+    if identity not in _programs:
+        started = time.perf_counter()
+        _programs[identity] = _build(function, static, arrays, donate)
+        seconds = time.perf_counter() - started
+        if len(_programs) > _LARGEST:
+            _programs.popitem(last=False)
+    _programs.move_to_end(identity)
+    program = _programs[identity]
+
+    def call(fixed: Any, *arguments: Any) -> Any:
+        return program(*eqx.filter((fixed, *arguments), eqx.is_array))
+
+    return call, seconds
+
+
+def _build(function: Callable, static: Any, arrays: tuple, donate: tuple[int, ...]):
+    def on_arrays(*inputs: Any) -> Any:
+        return function(*eqx.combine(inputs, static))
+
+    positions = tuple(position + 1 for position in donate)
+    return jax.jit(on_arrays, donate_argnums=positions).lower(*arrays).compile()

@@ -1,0 +1,36 @@
+"""Where randomness comes from. Keys are folded from names, never split in sequence.
+
+    root -> stage (rounds, setup) -> phase -> client -> t      samples of a client
+    root -> stage -> phase -> round                            cohort of an exchange
+
+So a trajectory depends on neither the runtime nor the order of clients, and a client's
+samples at local iteration t do not depend on how often it communicates.
+"""
+
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Int
+
+from fedbilevel._types import Key
+
+ROUNDS, SETUP = 0, 1
+_COHORTS = 16  # apart from all stages
+
+
+def client_key(root: Key, stage: int, phase: int, client: Array | int) -> Key:
+    """Return the key of one client in one phase, the same in every round."""
+    return jr.fold_in(jr.fold_in(jr.fold_in(root, stage), phase), client)
+
+
+def draw_cohort(
+    root: Key,
+    stage: int,
+    phase: int,
+    round_index: Array | int,
+    clients: int,
+    participants: int,
+) -> Int[Array, " participants"]:
+    """Draw the participants of one exchange, uniformly without replacement."""
+    key = jr.fold_in(jr.fold_in(root, _COHORTS + stage), phase)
+    order = jr.permutation(jr.fold_in(key, round_index), clients)
+    return order[:participants].astype(jnp.int32)

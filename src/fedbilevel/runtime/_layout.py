@@ -1,0 +1,151 @@
+"""How clients are spread over the devices of this machine.
+
+All clients taking part: every device holds its share of the data and of the client
+states. A cohort: every device holds all data, and its share of the cohort's places, so
+that devices stay equally busy whoever is drawn. Places beyond the last client weigh 0.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+from fedbilevel.runtime.job import Job, State
+
+AXIS = "clients"
+
+
+class Layout(eqx.Module):
+    """Counts that shape the compiled program; all static."""
+
+    clients: int = eqx.field(static=True)
+    participants: int = eqx.field(static=True)
+    devices: int = eqx.field(static=True)
+    at_once: int | None = eqx.field(static=True)
+    sweeps: bool = eqx.field(static=True, default=False)
+
+    @property
+    def everyone(self) -> bool:
+        """Say whether all clients take part in every exchange."""
+        return self.participants == self.clients
+
+    @property
+    def padded_clients(self) -> int:
+        """The number of clients rounded up to fill all devices."""
+        return self.devices * self.client_places
+
+    @property
+    def client_places(self) -> int:
+        """How many clients one device evaluates."""
+        return -(-self.clients // self.devices)
+
+    @property
+    def places(self) -> int:
+        """How many participants one device works on in an exchange."""
+        return -(-self.participants // self.devices)
+
+    def mesh(self) -> Mesh:
+        """Return the devices as one axis."""
+        kinds = (jax.sharding.AxisType.Auto,)
+        some = jax.devices()[: self.devices]
+        return jax.make_mesh((self.devices,), (AXIS,), axis_types=kinds, devices=some)
+
+    def state_specs(self, state: State) -> State:
+        """Say which axis of the state is spread."""
+        spread = PartitionSpec()
+        if self.everyone:
+            spread = PartitionSpec(None, AXIS) if self.sweeps else PartitionSpec(AXIS)
+        return State(_all(state.server, PartitionSpec()), _all(state.clients, spread))
+
+    def data_spec(self) -> PartitionSpec:
+        """Say how the data are spread."""
+        return PartitionSpec(AXIS) if self.everyone else PartitionSpec()
+
+    def pad(self, tree: PyTree, axis: int = 0) -> PyTree:
+        """Repeat the first client until the devices are filled."""
+        missing = self.padded_clients - self.clients if self.everyone else 0
+        if missing == 0:
+            return tree
+
+        def extend(leaf: Array) -> Array:
+            first = jnp.take(leaf, jnp.zeros(missing, jnp.int32), axis=axis)
+            return jnp.concatenate([leaf, first], axis=axis)
+
+        return jax.tree.map(extend, tree)
+
+    def place(self, tree: PyTree, specs: PyTree) -> PyTree:
+        """Put arrays on the devices."""
+        mesh = self.mesh()
+        arrays, rest = eqx.partition(tree, eqx.is_array)
+        if isinstance(specs, PartitionSpec):
+            specs = _all(arrays, specs)
+        put = jax.tree.map(
+            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)),
+            arrays,
+            specs,
+        )
+        return eqx.combine(put, rest)
+
+    def place_job(self, job: Job) -> Job:
+        """Pad the clients with weightless copies and put everything on the devices."""
+        data = self.pad(job.data)
+        if data.clients > self.clients:
+            weights = data.weights.at[self.clients :].set(0)
+            data = eqx.tree_at(lambda one: one.weights, data, weights)
+        placed = self.place(data, self.data_spec())
+        rest = self.place(eqx.tree_at(lambda one: one.data, job, None), PartitionSpec())
+        return eqx.tree_at(
+            lambda one: one.data, rest, placed, is_leaf=lambda leaf: leaf is None
+        )
+
+    def place_state(self, state: State) -> State:
+        """Pad and put a state on the devices."""
+        # A copy: the program takes over the memory of the state it is given.
+        state = jax.tree.map(jnp.copy, state)
+        clients = self.pad(state.clients, axis=1 if self.sweeps else 0)
+        padded = State(state.server, clients)
+        return self.place(padded, self.state_specs(padded))
+
+    def fetch_state(self, state: State) -> State:
+        """Return a state without padding."""
+        cut = slice(None, self.clients)
+        where = (slice(None), cut) if self.sweeps else cut
+        return State(
+            state.server, jax.tree.map(lambda leaf: leaf[where], state.clients)
+        )
+
+    def device(self) -> Array | int:
+        """Return the number of this device, inside the program."""
+        return jax.lax.axis_index(AXIS) if self.devices > 1 else 0
+
+    def total(self, value: Any) -> Any:
+        """Add up what all devices hold, inside the program."""
+        return jax.lax.psum(value, AXIS) if self.devices > 1 else value
+
+    def least(self, value: Array) -> Array:
+        """Return the least over all devices, inside the program."""
+        return jax.lax.pmin(value, AXIS) if self.devices > 1 else value
+
+    def together(self, tree: PyTree) -> PyTree:
+        """Collect the places of all devices, inside the program."""
+        if self.devices == 1:
+            return tree
+        return jax.tree.map(
+            lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True), tree
+        )
+
+    def over_places(self, function: Callable, *stacks: PyTree) -> PyTree:
+        """Map a function over the places of this device, `at_once` at a time."""
+        count = jax.tree.leaves(stacks)[0].shape[0]
+        if self.at_once is None or self.at_once >= count:
+            return jax.vmap(function)(*stacks)
+        size = None if self.at_once == 1 else self.at_once
+        return jax.lax.map(lambda args: function(*args), stacks, batch_size=size)
+
+
+def _all(tree: PyTree, spec: PartitionSpec) -> PyTree:
+    return jax.tree.map(lambda _: spec, tree)

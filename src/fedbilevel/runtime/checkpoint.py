@@ -1,0 +1,124 @@
+"""Checkpoints: one file, written atomically, without pickle, bit for bit.
+
+A checkpoint holds the states of server and clients, the measured columns, the round, and
+the fingerprint of the job, so that it is never continued under another configuration.
+"""
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from fedbilevel import _tree
+from fedbilevel._files import write_atomically
+from fedbilevel.errors import CheckpointError
+from fedbilevel.runtime.job import Job, State, start_state
+
+__all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
+
+FILE_NAME = "checkpoint.npz"
+_FORMAT = 1
+
+
+class Snapshot(eqx.Module):
+    """A run after `round` rounds."""
+
+    state: State
+    columns: dict[str, np.ndarray]
+    round: int
+    seconds: dict[str, float]
+
+
+def fingerprint(job: Job, every: int) -> str:
+    """Return a digest of all that decides a trajectory, the data included."""
+    digest = hashlib.sha256()
+    arrays, static = eqx.partition(job, eqx.is_array)
+    names = _tree.leaf_names(arrays)
+    for name, leaf in zip(names, jax.tree.leaves(arrays), strict=True):
+        plain = (
+            jr.key_data(leaf)
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else leaf
+        )
+        value = np.asarray(plain)
+        digest.update(f"{name} {value.dtype} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    rest = (
+        type(job.algorithm).__name__,
+        job.algorithm.parameters(),
+        [getattr(leaf, "__qualname__", repr(leaf)) for leaf in jax.tree.leaves(static)],
+        (job.problem.upper.__qualname__, job.problem.lower.__qualname__),
+        (job.participants, job.upper_batch, job.lower_batch, every),
+    )
+    digest.update(json.dumps(rest, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def save(folder: Path, snapshot: Snapshot, mark: str) -> Path:
+    """Replace the checkpoint in `folder` by this one."""
+    named = zip(
+        _tree.leaf_names(snapshot.state), jax.tree.leaves(snapshot.state), strict=True
+    )
+    arrays = {f"state/{name}": np.asarray(leaf) for name, leaf in named}
+    arrays |= {f"column/{name}": value for name, value in snapshot.columns.items()}
+    about = {
+        "format": _FORMAT,
+        "fingerprint": mark,
+        "round": snapshot.round,
+        "seconds": snapshot.seconds,
+    }
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    path = folder / FILE_NAME
+    write_atomically(path, lambda file: np.savez(file, **arrays))  # pyright: ignore[reportArgumentType]
+    return path
+
+
+def load(folder: Path, job: Job, mark: str) -> Snapshot | None:
+    """Return the checkpoint in `folder`, or None if there is none."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return None
+    arrays, about = _read(path)
+    if about.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{path} has format {about.get('format')}, this version reads {_FORMAT}."
+        )
+    if about["fingerprint"] != mark:
+        raise CheckpointError(
+            f"{path} belongs to another configuration (algorithm, parameters, data, "
+            "start, batch, cohort or random seed differ). Continue it with the settings "
+            "it was made with, or choose a new folder."
+        )
+    like = start_state(job)
+    leaves = [
+        arrays[f"state/{name}"].astype(leaf.dtype, copy=False)
+        for name, leaf in zip(
+            _tree.leaf_names(like), jax.tree.leaves(like), strict=True
+        )
+    ]
+    columns = {
+        name.removeprefix("column/"): value
+        for name, value in arrays.items()
+        if name.startswith("column/")
+    }
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return Snapshot(state, columns, about["round"], about["seconds"])
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(arrays.pop("about").tobytes())
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint ({error}). It is damaged or not "
+            "one of ours."
+        ) from error

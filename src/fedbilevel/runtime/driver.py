@@ -1,0 +1,195 @@
+"""Drives a runtime through its rounds: chunks, checkpoints, progress, failures."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import equinox as eqx
+import numpy as np
+
+from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.runtime import checkpoint
+from fedbilevel.runtime._program import CAPACITY
+from fedbilevel.runtime.checkpoint import Snapshot
+from fedbilevel.runtime.job import Job, State
+
+__all__ = ["Checkpoints", "Outcome", "Runtime", "execute"]
+
+_GLANCE = 0.5  # seconds between two looks of the host at the run
+Watch = Callable[[int, int, dict[str, float]], None]
+Found = tuple[int, int, int]
+
+
+class Runtime(Protocol):
+    """What the driver asks of a runtime."""
+
+    job: Job
+    compile_seconds: float
+
+    def start(self) -> State:
+        """Return the state before the first round."""
+        ...
+
+    def advance(
+        self, state: State, start: int, stop: int, total: int, every: int
+    ) -> tuple[State, dict[str, np.ndarray], Found | None]:
+        """Run some rounds."""
+        ...
+
+    def fetch(self, state: State) -> State:
+        """Return a state on the host."""
+        ...
+
+    def load(self, state: State) -> State:
+        """Take a fetched state."""
+        ...
+
+
+class Checkpoints(eqx.Module):
+    """Where to keep checkpoints, and how often: by rounds, by seconds, or both."""
+
+    folder: Path
+    every_rounds: int | None = None
+    every_seconds: float | None = None
+
+    def due(self, rounds: int, seconds: float) -> bool:
+        """Say whether one is due, given what passed since the last."""
+        by_rounds = self.every_rounds is not None and rounds >= self.every_rounds
+        by_time = self.every_seconds is not None and seconds >= self.every_seconds
+        return by_rounds or by_time
+
+
+class Outcome(eqx.Module):
+    """The last state, the measured columns, and the seconds spent."""
+
+    state: State
+    columns: dict[str, np.ndarray]
+    seconds: dict[str, float]
+
+
+def execute(
+    runtime: Runtime,
+    rounds: int,
+    *,
+    measure_every: int = 1,
+    checkpoints: Checkpoints | None = None,
+    watch: Watch | None = None,
+) -> Outcome:
+    """Run to the end, from the checkpoint if there is one.
+
+    `watch(rounds done, rounds in all, newest measurements)` is called about twice a
+    second; if it raises KeyboardInterrupt, a checkpoint is written before that goes on.
+    """
+    if rounds < 1 or measure_every < 1:
+        raise InvalidInputError(
+            f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
+        )
+    keeper = _Keeper(runtime, checkpoints, measure_every)
+    state, columns, done = keeper.begin()
+    chunk = 1
+    while done < rounds:
+        stop = int(min(rounds, done + chunk, keeper.latest_stop()))
+        began, compiling = time.perf_counter(), runtime.compile_seconds
+        state, rows, found = runtime.advance(state, done, stop, rounds, measure_every)
+        if found is not None:
+            raise _failure(runtime, found, keeper.last_good)
+        columns = _extend(columns, rows, done, stop, rounds, measure_every)
+        spent = time.perf_counter() - began - (runtime.compile_seconds - compiling)
+        chunk, done = _next_chunk(stop - done, spent, measure_every), stop
+        if done == rounds or keeper.due(done):
+            keeper.keep(state, columns, done)
+        if watch:
+            newest = {name: float(c[-1]) for name, c in columns.items() if len(c)}
+            try:
+                watch(done, rounds, newest)
+            except KeyboardInterrupt:
+                keeper.keep(state, columns, done)
+                raise KeyboardInterrupt(keeper.farewell(done, rounds)) from None
+    return Outcome(runtime.fetch(state), columns, keeper.seconds())
+
+
+class _Keeper:
+    """Keeps checkpoints and the time, for one call of `execute`."""
+
+    def __init__(
+        self, runtime: Runtime, checkpoints: Checkpoints | None, every: int
+    ) -> None:
+        self.runtime, self.checkpoints = runtime, checkpoints
+        self.mark = checkpoint.fingerprint(runtime.job, every) if checkpoints else ""
+        self.began = self.kept_at = time.perf_counter()
+        self.kept_round, self.last_good = 0, None
+        self.earlier: dict[str, float] = {}
+
+    def begin(self) -> tuple[State, dict[str, np.ndarray], int]:
+        """Return the last checkpoint, or the start."""
+        held = None
+        if self.checkpoints:
+            folder = self.checkpoints.folder
+            held = checkpoint.load(folder, self.runtime.job, self.mark)
+        if held is None:
+            return self.runtime.start(), {}, 0
+        self.kept_round, self.earlier = held.round, held.seconds
+        self.last_good = f"{self.checkpoints.folder}, after round {held.round}"  # pyright: ignore[reportOptionalMemberAccess]
+        return self.runtime.load(held.state), held.columns, held.round
+
+    def latest_stop(self) -> float:
+        """Return the round at which the next checkpoint by rounds is due."""
+        every = self.checkpoints.every_rounds if self.checkpoints else None
+        return self.kept_round + every if every else float("inf")
+
+    def due(self, done: int) -> bool:
+        """Say whether a checkpoint is due."""
+        seconds = time.perf_counter() - self.kept_at
+        held = self.checkpoints
+        return held is not None and held.due(done - self.kept_round, seconds)
+
+    def keep(self, state: State, columns: dict[str, np.ndarray], done: int) -> None:
+        """Write a checkpoint, if they are kept at all."""
+        if self.checkpoints is None:
+            return
+        snapshot = Snapshot(self.runtime.fetch(state), columns, done, self.seconds())
+        checkpoint.save(self.checkpoints.folder, snapshot, self.mark)
+        self.last_good = f"{self.checkpoints.folder}, after round {done}"
+        self.kept_at, self.kept_round = time.perf_counter(), done
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds spent so far, those before a resume included."""
+        compiling = self.runtime.compile_seconds
+        running = max(time.perf_counter() - self.began - compiling, 0.0)
+        now = {"compile": compiling, "run": running}
+        return {name: now[name] + self.earlier.get(name, 0.0) for name in now}
+
+    def farewell(self, done: int, rounds: int) -> str:
+        """Say where the run stands when it is asked to stop."""
+        kept = f" Kept in {self.last_good}." if self.last_good else ""
+        return f"After round {done} of {rounds}.{kept}"
+
+
+def _failure(runtime: Runtime, found: Found, last_good: str | None) -> NonFiniteError:
+    index, number, client = found
+    name = runtime.job.algorithm.phases()[number].name
+    return NonFiniteError(index + 1, name, client, last_good)
+
+
+def _next_chunk(rounds: int, spent: float, every: int) -> int:
+    """Choose how many rounds take about one glance, and fit the buffer of rows."""
+    wanted = int(rounds * _GLANCE / max(spent, 1e-6))
+    return max(1, min(wanted, 8 * rounds, (CAPACITY - 1) * every))
+
+
+def _extend(
+    columns: dict[str, np.ndarray],
+    rows: dict[str, np.ndarray],
+    start: int,
+    stop: int,
+    total: int,
+    every: int,
+) -> dict[str, np.ndarray]:
+    measured = [r for r in range(start + 1, stop + 1) if r % every == 0 or r == total]
+    if not measured:
+        return columns
+    fresh = {"round": np.asarray(measured, np.int64), **rows}
+    if not columns:
+        return fresh
+    return {name: np.concatenate([columns[name], fresh[name]]) for name in fresh}

@@ -1,0 +1,110 @@
+"""What is to be run, and what is carried while it runs."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from fedbilevel._types import Key, Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import (
+    ClientData,
+    Oracle,
+    Problem,
+    check_problem,
+    largest_curvature,
+)
+
+__all__ = ["Job", "State", "start_state"]
+
+
+class Job(eqx.Module):
+    """An algorithm on a problem with data, start, metrics, cohort size and key."""
+
+    algorithm: AbstractAlgorithm
+    problem: Problem
+    data: ClientData
+    x: Upper
+    y: Lower
+    metrics: Metrics | None
+    key: Key
+    participants: int = eqx.field(static=True)
+    upper_batch: int | None = eqx.field(static=True)
+    lower_batch: int | None = eqx.field(static=True)
+
+    @staticmethod
+    def of(
+        algorithm: AbstractAlgorithm,
+        problem: Problem,
+        data: ClientData,
+        x: Upper,
+        y: Lower,
+        *,
+        metrics: Metrics | None = None,
+        seed: int = 0,
+        participants: int | None = None,
+        batch: int | None = 1,
+    ) -> "Job":
+        """Check everything that can be checked before running, and bind it.
+
+        `batch` is the number of rows per sample on both levels; None takes all rows,
+        so that oracles are deterministic.
+        """
+        x, y = jax.tree.map(_strongly_typed, (x, y))
+        count = data.clients if participants is None else participants
+        if not 1 <= count <= data.clients:
+            raise InvalidInputError(
+                f"participants={count}: choose between 1 and the {data.clients} "
+                "clients there are."
+            )
+        if batch is not None and batch < 1:
+            raise InvalidInputError(f"batch={batch}: draw at least one row.")
+        check_problem(problem, data, x, y)
+        key = jr.key(seed)
+        job = Job(algorithm, problem, data, x, y, metrics, key, count, batch, batch)
+        job._check_curvature()
+        return job
+
+    def oracle(self, client: Array | int) -> Oracle:
+        """Return the oracle of one client."""
+        return Oracle(
+            self.problem, self.data, client, self.upper_batch, self.lower_batch
+        )
+
+    def _check_curvature(self) -> None:
+        probe = jr.fold_in(self.key, 2)
+        values = np.asarray(
+            largest_curvature(
+                self.oracle(jnp.asarray(0)), self.data.clients, self.x, self.y, probe
+            )
+        )
+        worst = int(np.argmax(values))
+        self.algorithm.check(float(values[worst]), worst)
+
+
+class State(eqx.Module):
+    """What the server carries and what every client keeps, stacked over clients."""
+
+    server: PyTree
+    clients: PyTree
+
+
+def start_state(job: Job) -> State:
+    """Return the states before the first exchange."""
+    server = job.algorithm.init_server(job.x, job.y)
+    client = job.algorithm.init_client(job.x, job.y)
+    server, client = jax.tree.map(_strongly_typed, (server, client))
+    count = job.data.clients
+    stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), client)
+    return State(server, stacked)
+
+
+def _strongly_typed(leaf: Any) -> Array:
+    # `jnp.full(n, 0.5)` is weakly typed, a round's result is not: two programs for one.
+    value = jnp.asarray(leaf)
+    return jnp.asarray(value, dtype=value.dtype)

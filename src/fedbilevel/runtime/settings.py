@@ -1,0 +1,32 @@
+"""Process-wide settings of JAX. Call before the first computation."""
+
+import os
+from pathlib import Path
+
+import jax
+
+from fedbilevel.errors import InvalidInputError
+
+__all__ = ["cache_folder", "configure"]
+
+
+def cache_folder() -> Path:
+    """Return where compiled programs are kept between processes."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fedbilevel" / "compiled"
+
+
+def configure(precision: str = "float32", cores: int | None = None) -> None:
+    """Choose the precision, use every core, and keep compiled programs on disk.
+
+    XLA runs the body of a loop on one core, so the simulator spreads clients over one
+    virtual CPU device per core; `cores` limits them. A GPU is used if there is one.
+    """
+    if precision not in ("float32", "float64"):
+        raise InvalidInputError(f"precision '{precision}': choose float32 or float64.")
+    jax.config.update("jax_enable_x64", precision == "float64")
+    jax.config.update("jax_num_cpu_devices", cores or os.cpu_count() or 1)
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+    # Every program counts: the default skips those that compile in under a second.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

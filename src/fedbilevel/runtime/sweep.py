@@ -1,0 +1,116 @@
+"""Many runs as one program: step sizes and random seeds are batched, not repeated."""
+
+import time
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.runtime import _program
+from fedbilevel.runtime._compile import compiled
+from fedbilevel.runtime._layout import Layout
+from fedbilevel.runtime.driver import Outcome
+from fedbilevel.runtime.job import Job, start_state
+from fedbilevel.runtime.simulator import default_at_once
+
+__all__ = ["sweep"]
+
+
+def sweep(
+    job: Job,
+    rounds: int,
+    *,
+    algorithms: Sequence[AbstractAlgorithm] = (),
+    seeds: Sequence[int] = (),
+    measure_every: int = 1,
+    clients_at_once: int | None = None,
+) -> list[Outcome]:
+    """Run every (algorithm, seed) of two lists of one length as one compiled program.
+
+    The algorithms may differ in their numbers only. An empty list repeats the job's
+    own algorithm, or the seed 0.
+    """
+    runs = max(len(algorithms), len(seeds))
+    many = list(algorithms) or [job.algorithm] * runs
+    roots = [jr.key(seed) for seed in (list(seeds) or [0] * runs)]
+    if runs == 0 or len(many) != len(roots):
+        raise InvalidInputError(
+            f"a sweep pairs algorithms and seeds one to one, got {len(algorithms)} and "
+            f"{len(seeds)}; leave one list empty to repeat it."
+        )
+    varying = (_stack_algorithms(many), jnp.stack(roots))
+    devices = min(jax.device_count(), job.participants)
+    at_once = clients_at_once or default_at_once(job)
+    layout = Layout(job.data.clients, job.participants, devices, at_once, sweeps=True)
+    fixed = (layout, layout.place_job(job))
+    varying = layout.place(varying, PartitionSpec())
+    state = start_state(job)
+    state = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (runs, *leaf.shape)), state
+    )
+    state, compiling, began = layout.place_state(state), 0.0, time.perf_counter()
+    if job.algorithm.setup():
+        program, seconds = compiled(_program.setup, fixed, (varying, state), ())
+        compiling += seconds
+        state, _ = program(fixed, varying, state)
+    tables, step = [], (_program.CAPACITY - 1) * measure_every
+    for start in range(0, rounds, step):
+        bounds = (start, min(start + step, rounds), rounds, measure_every)
+        span = _program.Span(*(jnp.asarray(bound, jnp.int32) for bound in bounds))
+        arguments = (varying, state, layout.place(span, PartitionSpec()))
+        program, seconds = compiled(_program.advance, fixed, arguments, (1,))
+        compiling += seconds
+        state, (rows, used, failure) = program(fixed, *arguments)
+        _raise_first(job, failure)
+        count = int(used[0])
+        tables.append({name: np.asarray(rows[name])[:, :count] for name in rows})
+    running = time.perf_counter() - began - compiling
+    spent = {"compile": compiling, "run": running}
+    return _split(layout, state, tables, rounds, measure_every, runs, spent)
+
+
+def _stack_algorithms(many: Sequence[AbstractAlgorithm]) -> AbstractAlgorithm:
+    arrays, static = zip(
+        *(eqx.partition(one, eqx.is_array) for one in many), strict=True
+    )
+    if any(not eqx.tree_equal(one, static[0]) for one in static[1:]):
+        raise InvalidInputError(
+            "the algorithms of a sweep must differ in numbers only: counts such as "
+            "local_steps or q and kinds of parts need a run each."
+        )
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays)
+    return eqx.combine(stacked, static[0])
+
+
+def _raise_first(job: Job, failure: _program.Failure) -> None:
+    bad = np.flatnonzero(np.asarray(failure.round) >= 0)
+    if bad.size:
+        run = int(bad[0])
+        phase = job.algorithm.phases()[int(failure.phase[run])].name
+        error = NonFiniteError(
+            int(failure.round[run]) + 1, phase, int(failure.client[run]), None
+        )
+        error.add_note(f"This happened in run {run} of the sweep, counted from 0.")
+        raise error
+
+
+def _split(layout, state, tables, rounds, every, runs, seconds) -> list[Outcome]:
+    state = jax.tree.map(np.asarray, layout.fetch_state(state))
+    measured = [r for r in range(1, rounds + 1) if r % every == 0 or r == rounds]
+    numbers = np.asarray(measured, np.int64)
+
+    def one(run: int) -> Outcome:
+        columns = {
+            name: np.concatenate([table[name][run] for table in tables])
+            for name in tables[0]
+        }
+        own = jax.tree.map(lambda leaf: leaf[run], state)
+        return Outcome(own, {"round": numbers, **columns}, seconds)
+
+    return [one(run) for run in range(runs)]

@@ -1,0 +1,127 @@
+r"""Step sizes eta_t as functions of the local iteration t.
+
+Every number in a schedule is an array leaf, so that another value neither recompiles a
+program nor prevents a sweep from being one `vmap`. Any function of t works in their
+place, an Optax schedule for instance.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int
+
+from fedbilevel.errors import InvalidInputError
+
+__all__ = [
+    "Constant",
+    "CubeRootDecay",
+    "Schedule",
+    "TheoremThree",
+    "as_number",
+    "as_schedule",
+    "describe",
+    "is_known",
+    "parse_schedule",
+]
+
+Step: TypeAlias = Int[Array, ""] | int
+Schedule: TypeAlias = Callable[[Any], Float[Array, ""]]
+
+
+def as_number(value: Any) -> Float[Array, "..."]:
+    """Turn a number into an array leaf of the default floating type."""
+    return jnp.asarray(value, dtype=float)
+
+
+class Constant(eqx.Module):
+    """The same step at every t."""
+
+    value: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def __call__(self, t: Step) -> Float[Array, ""]:
+        """Return the step at iteration t."""
+        del t
+        return self.value
+
+
+class CubeRootDecay(eqx.Module):
+    """The practical decay c0 / (w0 + t)^(1/3), as used by MRBO and SUSTAIN."""
+
+    c0: Float[Array, "..."] = eqx.field(converter=as_number)
+    w0: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def __call__(self, t: Step) -> Float[Array, ""]:
+        """Return the step at iteration t."""
+        return self.c0 / jnp.cbrt(self.w0 + jnp.asarray(t, self.w0.dtype))
+
+
+class TheoremThree(eqx.Module):
+    r"""The literal schedule of Theorem 3 (Gao 2022).
+
+        eta_t = min{ K^(2/3) / (Lhat (t+2)^(1/3)), 1/(200 p Lhat), 1/(2 rho1 L_Phi) }
+
+    which is the printed max-of-three weight w_t solved for eta. It stays constant until
+    t is about 200^3 K^2 p^3: `CubeRootDecay` is the one to use in practice.
+    """
+
+    clients: Float[Array, "..."] = eqx.field(converter=as_number)
+    local_steps: Float[Array, "..."] = eqx.field(converter=as_number)
+    rho1: Float[Array, "..."] = eqx.field(converter=as_number)
+    l_hat: Float[Array, "..."] = eqx.field(converter=as_number)
+    l_phi: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def __call__(self, t: Step) -> Float[Array, ""]:
+        """Return the step at iteration t."""
+        time = jnp.asarray(t, self.l_hat.dtype)
+        decay = self.clients ** (2 / 3) / (self.l_hat * jnp.cbrt(time + 2))
+        drift = 1 / (200 * self.local_steps * self.l_hat)
+        smooth = 1 / (2 * self.rho1 * self.l_phi)
+        return jnp.minimum(decay, jnp.minimum(drift, smooth))
+
+
+def as_schedule(value: Any) -> Any:
+    """Take a schedule as it is, a number as a constant one."""
+    return value if callable(value) else Constant(value)
+
+
+def is_known(value: Any) -> bool:
+    """Say whether a number has its value now, and not only inside a sweep."""
+    return not isinstance(value, Tracer)
+
+
+def describe(part: Any) -> dict[str, Any] | float | str:
+    """Write a schedule or any other part of an algorithm as plain data."""
+    if isinstance(part, Constant):
+        return float(part.value)
+    if not isinstance(part, eqx.Module):
+        return float(part) if eqx.is_array(part) else part
+    fields = {name: describe(value) for name, value in vars(part).items()}
+    return {"kind": type(part).__name__, **fields}
+
+
+def parse_schedule(
+    text: str, *, clients: int, local_steps: int, rho1: float
+) -> Schedule:
+    """Read a schedule as the command line writes it.
+
+    `0.1` is constant, `decay:C0:W0` the practical decay, `theorem3:LHAT:LPHI` the
+    literal one.
+    """
+    name, *numbers = text.split(":")
+    try:
+        values = [float(number) for number in numbers]
+        if name == "decay":
+            c0, w0 = values
+            return CubeRootDecay(c0, w0)
+        if name == "theorem3":
+            l_hat, l_phi = values
+            return TheoremThree(clients, local_steps, rho1, l_hat, l_phi)
+        return Constant(float(text))
+    except ValueError:
+        raise InvalidInputError(
+            f"eta='{text}' is no schedule. Write a number, decay:C0:W0, or "
+            "theorem3:LHAT:LPHI."
+        ) from None

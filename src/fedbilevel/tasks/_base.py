@@ -1,0 +1,59 @@
+"""What a task is, and how its options are read."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import ClientData, Problem
+
+__all__ = ["Task", "option_defaults", "read_options"]
+
+
+class Task(eqx.Module):
+    """A problem with everything needed to run it.
+
+    `metrics(x, y)` returns named numbers and may hold arrays (test data, closed forms).
+    `headline` names the one to watch. `recommended` are settings for `fedbilevel run`:
+    rounds, local_steps, batch, and the algorithm's options. `shows_point` asks for x
+    and y in reports, where they are small.
+    """
+
+    problem: Problem
+    data: ClientData
+    x: Upper
+    y: Lower
+    metrics: Metrics
+    headline: str = eqx.field(static=True)
+    recommended: Mapping[str, str] = eqx.field(static=True)
+    shows_point: bool = eqx.field(static=True, default=False)
+
+
+def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:
+    """Return the options of a task with their defaults."""
+    parameters = inspect.signature(make).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def read_options(
+    make: Callable[..., Task], options: Mapping[str, str]
+) -> dict[str, Any]:
+    """Turn options written as text into the types of their defaults."""
+    defaults = option_defaults(make)
+    values = {}
+    for name, text in options.items():
+        kind = type(defaults[name])
+        try:
+            values[name] = kind(text)
+        except ValueError:
+            raise InvalidInputError(
+                f"option {name}='{text}' is not of type {kind.__name__}."
+            ) from None
+    return {**defaults, **values}

@@ -1,0 +1,127 @@
+r"""Quadratics on both levels, with noisy oracles and closed forms.
+
+    g_k(x, y) = 0.5 y'A_k y + x'C_k y + a_k'y
+    f_k(x, y) = 0.5 ||y - b_k||^2 + (r/2) ||x||^2
+
+With bars for weighted means over clients:
+
+    y*(x)       = -Abar^-1 (Cbar'x + abar)
+    grad Phi(x) = r x - Cbar Abar^-1 (y*(x) - bbar)
+    x*  solves  (r I + Cbar Abar^-2 Cbar') x = -Cbar Abar^-1 (Abar^-1 abar + bbar)
+
+A sample perturbs a, b and the slope of f in x by N(0, s^2), A (symmetrically) and C by
+N(0, (s/10)^2). The mean over samples is the problem itself, so closed forms stay exact.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedbilevel._types import Key, Rows
+from fedbilevel.problem import ClientData, Problem
+
+__all__ = ["PROBLEM", "ClosedForm", "client_rows"]
+
+
+def _upper(x: Array, y: Array, rows: Rows) -> Array:
+    distance = 0.5 * jnp.mean(jnp.sum((y - rows["b"]) ** 2, axis=-1))
+    tilt = jnp.mean(rows["c"], axis=0) @ x
+    return distance + 0.5 * jnp.mean(rows["r"]) * jnp.sum(x**2) + tilt
+
+
+def _lower(x: Array, y: Array, rows: Rows) -> Array:
+    # Linear in the coefficients, so their mean over the rows is the mean of the loss.
+    A, C, a = (jnp.mean(rows[name], axis=0) for name in ("A", "C", "a"))
+    return 0.5 * y @ A @ y + x @ C @ y + a @ y
+
+
+def _normal(key: Key, like: Array, scale: Array) -> Array:
+    shape = (-1,) + (1,) * (like.ndim - 1)
+    return scale.reshape(shape) * jr.normal(key, like.shape, like.dtype)
+
+
+def _upper_noise(key: Key, rows: Rows) -> Rows:
+    for_b, for_c = jr.split(key)
+    s = rows["s"]
+    b = rows["b"] + _normal(for_b, rows["b"], s)
+    c = rows["c"] + _normal(for_c, rows["c"], s)
+    return {**rows, "b": b, "c": c}
+
+
+def _lower_noise(key: Key, rows: Rows) -> Rows:
+    hessian, cross, slope = jr.split(key, 3)
+    s = rows["s"]
+    half = _normal(hessian, rows["A"], 0.1 * s)
+    # (N + N') / sqrt(2) is symmetric and keeps the variance off the diagonal.
+    symmetric = (half + jnp.swapaxes(half, -1, -2)) / np.sqrt(2).astype(half.dtype)
+    return {
+        **rows,
+        "A": rows["A"] + symmetric,
+        "C": rows["C"] + _normal(cross, rows["C"], 0.1 * s),
+        "a": rows["a"] + _normal(slope, rows["a"], s),
+    }
+
+
+PROBLEM = Problem(_upper, _lower, _upper_noise, _lower_noise)
+
+
+def client_rows(
+    A: np.ndarray, C: np.ndarray, a: np.ndarray, b: np.ndarray, r: float, noise: float
+) -> tuple[Rows, Rows]:
+    """Return one client's upper and lower rows: a single one, perturbed when drawn."""
+    upper = {"b": b, "c": np.zeros(C.shape[0]), "r": np.asarray(r)}
+    lower = {"A": A, "C": C, "a": a}
+    s = np.asarray(float(noise))
+
+    def as_rows(row: dict[str, np.ndarray]) -> Rows:
+        return {name: value[None] for name, value in (row | {"s": s}).items()}
+
+    return as_rows(upper), as_rows(lower)
+
+
+class ClosedForm(eqx.Module):
+    """The exact answers of the averaged problem, as metrics."""
+
+    A: Float[Array, "dy dy"]
+    C: Float[Array, "dx dy"]
+    a: Float[Array, " dy"]
+    b: Float[Array, " dy"]
+    r: Float[Array, ""]
+
+    @staticmethod
+    def of(data: ClientData) -> "ClosedForm":
+        """Average the clients' coefficients by their weights."""
+        share = data.weights / jnp.sum(data.weights)
+
+        def mean(leaf: Array) -> Array:
+            return jnp.tensordot(share, leaf[:, 0], 1)
+
+        low, up = data.lower, data.upper
+        return ClosedForm(
+            mean(low["A"]), mean(low["C"]), mean(low["a"]), mean(up["b"]), mean(up["r"])
+        )
+
+    def lower_solution(self, x: Array) -> Array:
+        """Return y*(x)."""
+        return -jnp.linalg.solve(self.A, self.C.T @ x + self.a)
+
+    def gradient(self, x: Array) -> Array:
+        """Return grad Phi(x)."""
+        z = jnp.linalg.solve(self.A, self.lower_solution(x) - self.b)
+        return self.r * x - self.C @ z
+
+    def solution(self) -> Array:
+        """Return x*."""
+        inverse = jnp.linalg.inv(self.A)
+        identity = jnp.eye(self.C.shape[0], dtype=self.C.dtype)
+        matrix = self.r * identity + self.C @ inverse @ inverse @ self.C.T
+        return jnp.linalg.solve(matrix, -self.C @ inverse @ (inverse @ self.a + self.b))
+
+    def __call__(self, x: Array, y: Array) -> dict[str, Array]:
+        """Return ||grad Phi(x)||^2 and ||y - y*(x)||."""
+        return {
+            "grad_norm_sq": jnp.sum(self.gradient(x) ** 2),
+            "lower_error": jnp.linalg.norm(y - self.lower_solution(x)),
+        }

@@ -1,0 +1,14 @@
+"""Settings that must be made before JAX computes anything."""
+
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Both test processes, and the next run, share what one of them compiled.
+cache = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
+jax.config.update("jax_compilation_cache_dir", str(cache))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

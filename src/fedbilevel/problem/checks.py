@@ -34,8 +34,10 @@ def check_problem(problem: Problem, data: ClientData, x: Upper, y: Lower) -> Non
 
 
 class _Probe(eqx.Module):
-    """Values of one loss at the start: two rows of client 0, together and one by one,
-    one row at a y of NaN, and every client over all its rows.
+    """Values of one loss at the start.
+
+    Two rows of client 0, together and one by one; one row at a y of NaN; every client
+    over all its rows.
     """
 
     both: Array
@@ -149,7 +151,7 @@ def _check_finite(name: str, probe: _Probe) -> None:
     bad = np.flatnonzero(~np.isfinite(np.asarray(probe.clients)))
     if bad.size:
         raise InvalidInputError(
-            f"client {bad[0]}: the {name} loss is {float(probe.clients[bad[0]])} at the "
-            "start, before the first round. Check this client's data, the start, and "
+            f"client {bad[0]}: the {name} loss is {float(probe.clients[bad[0]])} at "
+            "the start, before the first round. Check this client's data, the start, and "
             "the loss for a logarithm or division that meets zero."
         )

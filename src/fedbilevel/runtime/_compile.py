@@ -18,8 +18,8 @@ def compiled(
     """Return `function(fixed, *arguments)` compiled for these shapes, and the seconds.
 
     Array leaves are inputs, so other values reuse the program; everything else in
-    `fixed` and `arguments` identifies it; where arrays lie follows from `fixed`. `donate` names arguments whose memory the
-    result may take over.
+    `fixed` and `arguments` identifies it, and where arrays lie follows from `fixed`.
+    `donate` names arguments whose memory the result may take over.
     """
     arrays, static = eqx.partition((fixed, *arguments), eqx.is_array)
     leaves, structure = jax.tree.flatten(static)

@@ -1,7 +1,7 @@
 """The compiled program: rounds in a loop, clients mapped, nothing on the host between.
 
-The number of rounds is an input, so one compilation serves every chunk of a run. Rows of
-measurements are written into a buffer of fixed size.
+The number of rounds is an input, so one compilation serves every chunk of a run. Rows
+of measurements are written into a buffer of fixed size.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Checkpoints: one file, written atomically, without pickle, bit for bit.
 
-A checkpoint holds the states of server and clients, the measured columns, the round, and
-the fingerprint of the job, so that it is never continued under another configuration.
+A checkpoint holds the states of server and clients, the measured columns, the round,
+and the fingerprint of the job, so that it is never continued under another one.
 """
 
 import hashlib
@@ -93,8 +93,8 @@ def load(folder: Path, job: Job, mark: str) -> Snapshot | None:
     if about["fingerprint"] != mark:
         raise CheckpointError(
             f"{path} belongs to another configuration (algorithm, parameters, data, "
-            "start, batch, cohort or random seed differ). Continue it with the settings "
-            "it was made with, or choose a new folder."
+            "start, batch, cohort or random seed differ). Continue it with the "
+            "settings it was made with, or choose a new folder."
         )
     like = start_state(job)
     leaves = [

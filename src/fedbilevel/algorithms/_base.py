@@ -28,7 +28,7 @@ class Turn(eqx.Module):
 
     def steps(self, count: int) -> Int[Array, " count"]:
         """Return the `count` local iterations t of this round, from the run's start."""
-        return self.round * count + jnp.arange(count)
+        return self.round * count + jnp.arange(count, dtype=jnp.int32)
 
     def keys(self, count: int) -> Key:
         """Return a key per local iteration; it depends on t, not on `count`."""

@@ -150,8 +150,9 @@ def _check_depends_on_y(name: str, probe: _Probe) -> None:
 def _check_finite(name: str, probe: _Probe) -> None:
     bad = np.flatnonzero(~np.isfinite(np.asarray(probe.clients)))
     if bad.size:
+        value = float(probe.clients[bad[0]])
         raise InvalidInputError(
-            f"client {bad[0]}: the {name} loss is {float(probe.clients[bad[0]])} at "
-            "the start, before the first round. Check this client's data, the start, and "
-            "the loss for a logarithm or division that meets zero."
+            f"client {bad[0]}: the {name} loss is {value} at the start, before the first "
+            "round. Check this client's data, the start, and the loss for a logarithm or "
+            "division that meets zero."
         )

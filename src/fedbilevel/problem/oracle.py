@@ -139,7 +139,7 @@ def _draw_lower(rows, client, size, key, batch, noise):
 
 def _all_rows(rows: Rows, client: Any, sizes: Array, kind: Any) -> Batch:
     size = sizes[client]
-    position = jnp.arange(jax.tree.leaves(rows)[0].shape[1])
+    position = jnp.arange(jax.tree.leaves(rows)[0].shape[1], dtype=size.dtype)
     # Padding is not even read: past the end the last real row stands in, weighing 0.
     index = jnp.minimum(position, size - 1)
     weights = jnp.where(position < size, 1 / size.astype(kind), jnp.zeros((), kind))

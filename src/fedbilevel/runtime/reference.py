@@ -51,7 +51,7 @@ class ReferenceRuntime:
                         failure = (index, number, bad)
                 if (index + 1) % every == 0 or index + 1 == total:
                     rows.append(self._measure(state))
-        names = rows[0] if rows else ()
+        names = sorted(rows[0]) if rows else ()
         table = {name: np.asarray([row[name] for row in rows]) for name in names}
         return state, table, failure
 

@@ -1,13 +1,16 @@
 """A named task with a named algorithm: what the command line runs and resumes."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
-from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import CheckpointError, unknown_name
 from fedbilevel.result import Result
 from fedbilevel.run import open_folder, run
 from fedbilevel.runtime.driver import Watch
@@ -48,29 +51,11 @@ class Experiment:
         resume: bool = False,
         watch: Watch | None = None,
     ) -> Result:
-        """Build task and algorithm, run, and return the result."""
-        make, kind = tasks.find(self.task), algorithms.find(self.algorithm)
-        for_task, for_algorithm = self._split_options(
-            option_defaults(make), kind.option_names()
-        )
-        values = tasks.read_options(make, for_task)
-        task = make(**values) if self.clients is None else make(self.clients, **values)
-        clients, recommended = task.data.clients, dict(task.recommended)
-        for name in _SIZES:
-            chosen = getattr(self, name)
-            recommended[name] = recommended[name] if chosen is None else str(chosen)
-        rounds, local_steps, batch = (int(recommended.pop(name)) for name in _SIZES)
-        _check_local_steps(local_steps)
-        algorithm = kind.from_options(
-            {"warm_start": "0", **recommended, **for_algorithm}, clients, local_steps
-        )
-        headline = task.headline
+        """Build task and algorithm, run, and return the result.
 
-        def show(done: int, total: int, newest: dict[str, float]) -> None:
-            if watch is not None:
-                shown = {headline: newest[headline]} if headline in newest else {}
-                watch(done, total, shown)
-
+        `watch` is shown the task's headline metric only.
+        """
+        task, algorithm, sizes, values = self._build()
         if folder is not None and not resume:
             open_folder(folder, resume=False)
             self._save(folder)
@@ -79,8 +64,8 @@ class Experiment:
             task.data,
             (task.x, task.y),
             algorithm,
-            rounds=rounds,
-            batch=batch,
+            rounds=sizes["rounds"],
+            batch=sizes["batch"],
             participants=self.participants,
             seed=self.seed,
             metrics=task.metrics,
@@ -90,17 +75,39 @@ class Experiment:
             resume=folder is not None,
             checkpoint_rounds=self.checkpoint_rounds,
             checkpoint_seconds=self.checkpoint_seconds,
-            watch=show,
+            watch=_headline_only(watch, task.headline),
             task=self.task,
-            config={"local_steps": local_steps, "task": values},
+            config={"local_steps": sizes["local_steps"], "task": values},
         )
-        result = Result(**{**vars(result), "algorithm": self.algorithm})
-        if task.shows_point:
-            shown = {name: leaf.tolist() for name, leaf in result.point.items()}
-            result = Result(**{**vars(result), "final": {**result.final, **shown}})
+        shown = result.point if task.shows_point else {}
+        final = {
+            **result.final,
+            **{name: leaf.tolist() for name, leaf in shown.items()},
+        }
+        result = dataclasses.replace(result, algorithm=self.algorithm, final=final)
         if folder is not None:
             result.save(folder)
         return result
+
+    def _build(
+        self,
+    ) -> tuple[tasks.Task, AbstractAlgorithm, dict[str, int], dict[str, Any]]:
+        make, kind = tasks.find(self.task), algorithms.find(self.algorithm)
+        for_task, for_algorithm = self._split_options(
+            option_defaults(make), kind.option_names()
+        )
+        values = tasks.read_options(make, for_task)
+        task = make(**values) if self.clients is None else make(self.clients, **values)
+        recommended = dict(task.recommended)
+        sizes = {name: int(recommended.pop(name)) for name in _SIZES}
+        chosen = {name: getattr(self, name) for name in _SIZES}
+        sizes |= {name: value for name, value in chosen.items() if value is not None}
+        algorithm = kind.from_options(
+            {"warm_start": "0", **recommended, **for_algorithm},
+            task.data.clients,
+            sizes["local_steps"],
+        )
+        return task, algorithm, sizes, values
 
     @staticmethod
     def load(folder: Path) -> "Experiment":
@@ -126,8 +133,11 @@ class Experiment:
         return for_task, rest
 
 
-def _check_local_steps(local_steps: int) -> None:
-    if local_steps < 1:
-        raise InvalidInputError(
-            f"local_steps={local_steps}: make at least one a round."
-        )
+def _headline_only(watch: Watch | None, headline: str) -> Watch | None:
+    if watch is None:
+        return None
+
+    def show(done: int, total: int, newest: dict[str, float]) -> None:
+        watch(done, total, {n: v for n, v in newest.items() if n == headline})
+
+    return show

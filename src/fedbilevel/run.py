@@ -14,7 +14,14 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, unknown_name
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.result import Result, to_plain
-from fedbilevel.runtime import Job, ReferenceRuntime, SimulatorRuntime, count, execute
+from fedbilevel.runtime import (
+    Job,
+    Outcome,
+    ReferenceRuntime,
+    SimulatorRuntime,
+    count,
+    execute,
+)
 from fedbilevel.runtime.driver import Checkpoints, Watch
 
 __all__ = ["run"]
@@ -51,13 +58,11 @@ def run(
     `clients_at_once` bounds the simulator's memory. `watch(done, total, newest)` is
     called about twice a second. `task` and `config` are recorded as given.
     """
-    x, y = start
     job = Job.of(
         algorithm,
         problem,
         data,
-        x,
-        y,
+        *start,
         metrics=metrics,
         seed=seed,
         participants=participants,
@@ -74,33 +79,41 @@ def run(
         checkpoints=keeper,
         watch=watch,
     )
-    point = algorithm.point(outcome.state.server)
     settings = {
-        "clients": data.clients,
-        "participants": job.participants,
         "rounds": rounds,
         "batch": batch,
         "seed": seed,
         "runtime": runtime,
         "measure_every": measure_every,
-        "precision": str(jax.tree.leaves(job.x)[0].dtype),
         **(config or {}),
+    }
+    result = _result(job, outcome, task, settings)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def _result(job: Job, outcome: Outcome, task: str, settings: dict[str, Any]) -> Result:
+    algorithm = job.algorithm
+    point = algorithm.point(outcome.state.server)
+    config = {
+        "clients": job.data.clients,
+        "participants": job.participants,
+        "precision": str(jax.tree.leaves(job.x)[0].dtype),
+        **settings,
         "parameters": algorithm.parameters(),
     }
-    result = Result(
+    return Result(
         task=task,
         algorithm=type(algorithm).__name__,
-        config=to_plain(settings),
+        config=to_plain(config),
         versions=versions(),
         columns=outcome.columns,
         point={**_named("x", point.x), **_named("y", point.y)},
         final={name: float(column[-1]) for name, column in outcome.columns.items()},
-        counts=count(job, rounds),
+        counts=count(job, settings["rounds"]),
         seconds=outcome.seconds,
     )
-    if folder is not None:
-        result.save(folder)
-    return result
 
 
 def open_folder(folder: Path, resume: bool) -> None:
@@ -121,9 +134,16 @@ def versions() -> dict[str, str]:
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages},
+        **{name: _version(name) for name in packages},
         "device": f"{device.platform}: {device.device_kind}, {jax.device_count()}",
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"
 
 
 def _runtime(

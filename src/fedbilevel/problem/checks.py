@@ -152,7 +152,7 @@ def _check_finite(name: str, probe: _Probe) -> None:
     if bad.size:
         value = float(probe.clients[bad[0]])
         raise InvalidInputError(
-            f"client {bad[0]}: the {name} loss is {value} at the start, before the first "
-            "round. Check this client's data, the start, and the loss for a logarithm or "
-            "division that meets zero."
+            f"client {bad[0]}: the {name} loss is {value} at the start, before the "
+            "first round. Check this client's data, the start, and the loss for a "
+            "logarithm or division that meets zero."
         )

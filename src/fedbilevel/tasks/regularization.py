@@ -4,7 +4,7 @@ r"""Per-feature l2 strengths exp(x_j) of softmax regression, tuned on validation
     f_k(x, W) = mean of CE(W a_i, l_i) over validation
 
 W has one row per class and one column per feature, a constant feature included. x is
-kept in [-7, 0] where it is used, so the lower level is exp(-7)-strongly convex wherever
+kept in [-9, 0] where it is used, so the lower level is exp(-9)-strongly convex wherever
 x goes; a strength at the border feels no more pull outwards.
 """
 
@@ -19,17 +19,17 @@ from fedbilevel.errors import FedbilevelError, unknown_name
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Task
 
-__all__ = ["make"]
+__all__ = ["PROBLEM", "make"]
 
-_LOWEST, _HIGHEST, _START = -7.0, 0.0, -3.0
+_LOWEST, _HIGHEST, _START = -9.0, 0.0, -5.0
 _RECOMMENDED = {
     "rounds": "200",
     "local_steps": "10",
     "batch": "32",
     "q": "10",
     "theta": "0.2",
-    "upper_step": "1.0",
-    "lower_step": "0.2",
+    "upper_step": "20",
+    "lower_step": "0.5",
     "upper_weight": "0.1",
     "lower_weight": "0.1",
 }
@@ -50,6 +50,9 @@ def _upper(x: Array, y: Array, rows: Rows) -> Array:
 def _lower(x: Array, y: Array, rows: Rows) -> Array:
     strength = jnp.exp(jnp.clip(x, _LOWEST, _HIGHEST))
     return _cross_entropy(y, rows) + 0.5 * jnp.sum(strength * y**2)
+
+
+PROBLEM = Problem(_upper, _lower)
 
 
 class _TestMetrics(eqx.Module):
@@ -109,7 +112,7 @@ def make(
     )
     width = features.shape[1]
     return Task(
-        Problem(_upper, _lower),
+        PROBLEM,
         data,
         jnp.full(width, _START),
         jnp.zeros((int(label.max()) + 1, width)),

@@ -1,0 +1,235 @@
+"""The command line as its users meet it: in processes of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.main import get_group
+from typer.testing import CliRunner
+
+from fedbilevel import algorithms, tasks
+from fedbilevel.cli.app import app
+
+PROGRAM = str(Path(sys.executable).parent / "fedbilevel")
+TWO_CLIENT = "run two-client --algorithm local-bsgvrm --local-steps 1".split()
+LONG = "run quadratic --clients 4 --participants 3 --local-steps 2 --set q=2".split()
+LONG += "--rounds 4000 --checkpoint-rounds 50 --seed 7 --json".split()
+PATIENCE = 300  # seconds after which a process counts as hanging
+
+# Reads a run folder where JAX cannot be had, and tells what it found.
+READER = """
+import json, sys
+sys.modules["jax"] = None
+import numpy as np
+from pathlib import Path
+folder = Path(sys.argv[1])
+arrays = {name: dict(np.load(folder / f"{name}.npz", allow_pickle=False))
+          for name in ("columns", "point", "checkpoint")}
+print(json.dumps({
+    "task": json.loads((folder / "result.json").read_text())["task"],
+    "rounds": arrays["columns"]["round"].tolist(),
+    "x": arrays["point"]["x"].tolist(),
+    "kept": json.loads(arrays["checkpoint"]["about"].tobytes())["round"],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    # Under xdist the parent folder is the one that all test processes share.
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return {
+        **{k: v for k, v in os.environ.items() if k != "FEDBILEVEL_TRACEBACK"},
+        "XDG_CACHE_HOME": str(shared / "cli-cache"),
+        "COLUMNS": "120",  # wide enough that no table breaks a word
+    }
+
+
+@pytest.fixture(scope="module")
+def call(environment):
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [PROGRAM, *map(str, arguments)]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def two_client(call, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "two-client"
+    sizes = ("--precision", "float64", "--rounds", 1500)
+    done = call(*TWO_CLIENT, *sizes, "--json", "--out", folder)
+    return SimpleNamespace(done=done, folder=folder)
+
+
+def test_json_is_one_object_with_the_answer(two_client):
+    assert two_client.done.returncode == 0, two_client.done.stderr
+    assert len(two_client.done.stdout.splitlines()) == 1
+    found = json.loads(two_client.done.stdout)
+    keys = {"task", "algorithm", "config", "final", "counts", "seconds"}
+    assert set(found) == keys
+    assert found["task"] == "two-client"
+    assert found["algorithm"] == "local-bsgvrm"
+    # Where averaged local hypergradients end; the solution itself is (1, 1/2).
+    assert found["final"]["x"] == pytest.approx([8 / 7], abs=1e-6)
+    assert found["final"]["y"] == pytest.approx([4 / 7], abs=1e-6)
+    # There, grad Phi = x/4 - (1 - x/2) / 2 = 1/14.
+    assert found["final"]["grad_norm_sq"] == pytest.approx(1 / 196, abs=1e-6)
+    assert found["counts"]["rounds"] == 1500
+
+
+def test_a_run_folder_is_read_without_jax(two_client):
+    command = [sys.executable, "-c", READER, str(two_client.folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found, shown = json.loads(done.stdout), json.loads(two_client.done.stdout)
+    assert found["task"] == "two-client"
+    assert found["rounds"] == list(range(1, 1501))
+    assert found["x"] == shown["final"]["x"]
+    assert found["kept"] == 1500
+
+
+def test_a_second_run_into_a_folder_is_refused(call, two_client):
+    before = (two_client.folder / "result.json").read_bytes()
+    done = call(*TWO_CLIENT, "--rounds", 1, "--json", "--out", two_client.folder)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert f"`fedbilevel resume {two_client.folder}`" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (two_client.folder / "result.json").read_bytes() == before
+
+
+def test_without_json_there_are_tables_and_a_progress_bar(call):
+    done = call(*TWO_CLIENT, "--precision", "float64", "--rounds", 3)
+    assert done.returncode == 0, done.stderr
+    for word in ("local-bsgvrm", "grad_norm_sq", "upper_loss", "Hessian products"):
+        assert word in done.stdout
+    assert "two-client" in done.stderr
+    assert "3/3" in done.stderr
+    assert "3/3" not in done.stdout
+
+
+def stop_midway(environment: dict[str, str], folder: Path) -> tuple[int, str, str]:
+    """Start a long run, send SIGTERM after its first checkpoint, let it end."""
+    with subprocess.Popen(
+        [PROGRAM, *LONG, "--out", str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while not (folder / "checkpoint.npz").exists():
+                assert process.poll() is None, "it ended before its first checkpoint"
+                assert time.monotonic() < deadline, "it hangs"
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
+def arrays_in(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def test_killed_and_resumed_is_the_run_never_interrupted(call, environment, tmp_path):
+    whole, halted = tmp_path / "whole", tmp_path / "halted"
+    straight = call(*LONG, "--out", whole)
+    assert straight.returncode == 0, straight.stderr
+    code, out, err = stop_midway(environment, halted)
+    assert (code, out) == (130, "")
+    about = json.loads(arrays_in(halted / "checkpoint.npz")["about"].tobytes())
+    assert 50 <= about["round"] < 4000
+    assert f"After round {about['round']} of 4000. Kept in {halted}" in err
+    assert not (halted / "result.json").exists()
+    resumed = call("resume", halted, "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("columns.npz", "point.npz"):
+        one, other = arrays_in(whole / name), arrays_in(halted / name)
+        assert list(one) == list(other)
+        for key in one:
+            assert one[key].dtype == other[key].dtype
+            assert np.array_equal(one[key], other[key]), key
+    first, second = json.loads(straight.stdout), json.loads(resumed.stdout)
+    del first["seconds"], second["seconds"]
+    assert first == second
+
+
+@pytest.fixture(scope="module")
+def refused(call, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "refused"
+    sizes = ("--clients", 4, "--participants", 5)
+    done = call("run", "quadratic", *sizes, "--json", "--out", folder)
+    return SimpleNamespace(done=done, folder=folder)
+
+
+def test_more_participants_than_clients(refused):
+    assert (refused.done.returncode, refused.done.stdout) == (2, "")
+    told = "participants=5: choose between 1 and the 4 clients"
+    assert told in refused.done.stderr
+    assert "Traceback" not in refused.done.stderr
+
+
+def test_a_refused_run_leaves_no_folder_in_the_way(refused):
+    # Corrected, the same command must not be told that its folder is in use.
+    assert not refused.folder.exists()
+
+
+def test_an_unknown_task(call):
+    done = call("run", "quadratics", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "unknown task 'quadratics'. Did you mean 'quadratic'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# What ends before anything is computed needs no process of its own.
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("run", "quadratic", "--set", "theta"), "--set theta: write KEY=VALUE"),
+        (("run", "quadratic", "--set", "=1"), "--set =1: write KEY=VALUE"),
+        (("run", "quadratic", "--rounds", "0"), "--rounds 0: must be at least 1"),
+        (("resume", "no-such-folder"), "no-such-folder holds no experiment.json"),
+        (("list", "task"), "unknown list 'task'. Did you mean 'tasks'?"),
+    ],
+)
+def test_malformed_arguments(arguments, told):
+    done = invoke(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("command", sorted(get_group(app).commands))
+def test_help_shows_an_example(command):
+    done = invoke(command, "--help")
+    assert done.exit_code == 0
+    assert f"Example: fedbilevel {command} " in done.stdout
+
+
+def test_list_names_all_tasks_and_algorithms():
+    expected = {*tasks.names(), *algorithms.names()}
+    assert {"two-client", "quadratic", "local-bsgm", "local-bsgvrm"} <= expected
+    done = invoke("list")
+    assert done.exit_code == 0
+    # The first cell of every row, without the border before it.
+    cells = {word for line in done.stdout.splitlines() for word in line.split()[1:2]}
+    assert expected <= cells
+    assert "two-client" not in invoke("list", "algorithms").stdout

@@ -1,0 +1,298 @@
+"""Every bad input meets an error that says what, where, and what to do."""
+
+import re
+import shutil
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel
+from fedbilevel import ClientData, Problem
+from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.errors import (
+    CheckpointError,
+    InvalidInputError,
+    NonFiniteError,
+    StageError,
+)
+from fedbilevel.experiment import Experiment
+from fedbilevel.hypergradient import Neumann
+from fedbilevel.runtime import Job, checkpoint, sweep
+from fedbilevel.tasks import two_client
+
+RUNTIMES = pytest.mark.parametrize("runtime", ["simulator", "reference"])
+START = (jnp.zeros(()), jnp.zeros(()))
+
+
+def upper(x, y, rows):
+    return 0.5 * jnp.mean((y - rows["b"]) ** 2) + 0.5 * x**2
+
+
+def lower(x, y, rows):
+    # Past its limit a client's gradient and curvature are NaN.
+    factor = jnp.where(y > jnp.mean(rows["limit"]), jnp.nan, 1.0)
+    return 0.5 * jnp.mean((y - x - rows["a"]) ** 2) * factor
+
+
+PROBLEM = Problem(upper, lower)
+
+
+def data_with(*limits: float, a: float = 1.0) -> ClientData:
+    above = [{"b": np.asarray([1.0, 2.0])} for _ in limits]
+    below = [{"a": np.full(2, a), "limit": np.full(2, limit)} for limit in limits]
+    return ClientData.from_clients(above, below)
+
+
+def halving(method: Any = LocalBSGM, theta: float = 0.5, **changes: Any) -> Any:
+    """x rests, and y goes half the way to a = 1 in a step: 0, 0.5, 0.75, 0.875."""
+    letters = {"eta": 1.0, "alpha": 1.0, "beta": 1.0, "rho1": 0.0, "rho2": 0.5}
+    return method(Neumann(q=1, theta=theta), **{**letters, "local_steps": 1, **changes})
+
+
+def run(data: ClientData, algorithm: Any = None, problem=PROBLEM, **changes: Any):
+    arguments = {"rounds": 6, **changes}
+    return fedbilevel.run(problem, data, START, algorithm or halving(), **arguments)
+
+
+def test_theta_too_large_for_the_series():
+    task = two_client.make()
+
+    def job(theta: float) -> Job:
+        return Job.of(halving(theta=theta), task.problem, task.data, task.x, task.y)
+
+    told = r"theta=0\.5\).*theta < 1/L1; on client 1 L1 is about 3 "
+    with pytest.raises(InvalidInputError, match=told) as caught:
+        job(theta=0.5)
+    largest = re.findall(r"use at most ([\d.]+)\.$", str(caught.value))
+    assert 0.3 < float(*largest) < 1 / 3
+    job(theta=float(*largest))
+
+
+@pytest.mark.parametrize(
+    ("method", "letter", "product", "bound"),
+    [
+        (LocalBSGM, "alpha", "alpha*eta", 2.0),
+        (LocalBSGM, "beta", "beta*eta", 2.0),
+        (LocalBSGVRM, "alpha", "alpha*eta^2", 4.0),
+        (LocalBSGVRM, "beta", "beta*eta^2", 4.0),
+    ],
+)
+def test_momentum_weight_of_one_or_more(method, letter, product, bound):
+    told = rf"{re.escape(product)} = 1 must be below 1.*use {letter} < {bound:g};"
+    with pytest.raises(InvalidInputError, match=told):
+        halving(method, eta=0.5, **{letter: bound})
+    halving(method, eta=0.5, **{letter: 0.99 * bound})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rounds": 0}, r"rounds=0, .*at least 1"),
+        ({"measure_every": 0}, r"measure_every=0: .*at least 1"),
+        ({"batch": 0}, r"batch=0: draw at least one row"),
+        ({"participants": 0}, r"participants=0: .*between 1 and the 2 clients"),
+        ({"participants": 3}, r"participants=3: .*between 1 and the 2 clients"),
+        ({"checkpoint_rounds": -1}, r"checkpoint_rounds=-1"),
+        ({"runtime": "simulater"}, r"unknown runtime .*'simulator'\?.*reference"),
+    ],
+    ids=lambda part: str(part)[:20],
+)
+def test_sizes_out_of_range(tmp_path, changes, told):
+    def watch(done, total, newest):
+        assert done > 0, "the run goes backwards, without end"
+
+    with pytest.raises(InvalidInputError, match=told):
+        run(data_with(9, 9), folder=tmp_path, watch=watch, **changes)
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ({"a": np.ones((0, 2))}, r"client 1 has no lower samples"),
+        ({"a": np.ones((3, 4))}, r"client 1: one lower .*\(4,\).*client 0 .*\(2,\)"),
+        ({"a": np.ones((3, 2)), "b": np.ones(5)}, r"client 1: .*of rows, .*\(5,\)\]"),
+        (
+            {"a": np.asarray([[0.0, 1.0], [2.0, 3.0], [4.0, np.nan]])},
+            r"client 1: lower array 'a' holds NaN or infinity, first in row 2",
+        ),
+    ],
+    ids=["empty", "shape", "rows", "nan"],
+)
+def test_data_of_one_client_that_cannot_be_used(second, told):
+    good = {"a": np.ones((3, 2))}
+    with pytest.raises(InvalidInputError, match=told):
+        ClientData.from_clients([good, good], [good, second])
+
+
+def without_y(x, y, rows):
+    return jnp.mean(rows["b"]) * x**2
+
+
+def summed(x, y, rows):
+    return rows["b"].shape[0] * upper(x, y, rows)
+
+
+def per_sample(x, y, rows):
+    return (y - x - rows["a"]) ** 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (Problem(without_y, lower), r"`upper\(.*\)` does not depend on y"),
+        (Problem(upper, per_sample), r"`lower\(.*\)` must return one number.*\.mean"),
+        (Problem(summed, lower), r"`upper.* is 2\.5 on two rows.* 1\.25.*jnp\.mean"),
+        (Problem(upper, without_y), r"`lower\(.*\)` fails on .*row of client 0: 'b'"),
+    ],
+    ids=["without y", "no scalar", "sum", "raises"],
+)
+def test_losses_that_no_algorithm_could_use(problem, told):
+    with pytest.raises(InvalidInputError, match=told):
+        run(data_with(9, 9), problem=problem)
+
+
+def test_a_loss_that_drops_nan_depends_on_y_all_the_same():
+    def squared_hinge(x, y, rows):
+        return jnp.mean(jnp.where(y < rows["b"], (rows["b"] - y) ** 2, 0.0)) + x**2
+
+    Job.of(halving(), Problem(squared_hinge, lower), data_with(9), *START)
+
+
+def test_a_loss_that_is_nan_at_the_start():
+    with pytest.raises(InvalidInputError, match=r"client 1: the lower loss is nan at"):
+        run(data_with(9, -1, 9))
+
+
+@RUNTIMES
+def test_nan_names_client_round_and_last_good_checkpoint(tmp_path, runtime):
+    # y is 0.75 after round 2, so client 2 computes NaN in round 3.
+    data, kept = data_with(9, 9, 0.6), f"{tmp_path}, after round 2"
+    told = rf"round 3, phase 'local', client 2: .*kept in {re.escape(kept)}\.$"
+    with pytest.raises(NonFiniteError, match=told) as caught:
+        run(data, runtime=runtime, folder=tmp_path, checkpoint_rounds=1)
+    error = caught.value
+    assert (error.round, error.phase, error.client) == (3, "local", 2)
+    assert error.checkpoint == kept
+    job = Job.of(halving(), PROBLEM, data, *START)
+    last = checkpoint.load(tmp_path, job, checkpoint.fingerprint(job, every=1))
+    assert last is not None and last.round == 2
+    assert last.state.server.point.y == 0.75
+
+
+@RUNTIMES
+def test_overflow_names_the_round(runtime):
+    # y is 1e200 after round 1 on all clients, and -1e400 in round 2.
+    told = r"round 2, phase 'local', client 0: .*No checkpoint was written"
+    with pytest.raises(NonFiniteError, match=told) as caught:
+        run(data_with(1e300, 1e300), halving(rho2=1e200), runtime=runtime)
+    assert caught.value.checkpoint is None
+
+
+@RUNTIMES
+def test_of_several_failing_clients_both_runtimes_name_the_same(runtime):
+    # In round 3 of seed 3 the cohort is drawn in the order 3, 2, 1, and all fail.
+    with pytest.raises(NonFiniteError, match=r"round 3, phase 'local', client 1:"):
+        run(data_with(9, 0.6, 0.6, 0.6), runtime=runtime, participants=3, seed=3)
+
+
+def test_a_loss_that_raises_during_a_round():
+    armed = []
+
+    def arm(done, total, newest):
+        armed.append(done)
+
+    def fragile(x, y, rows):
+        # The reference runtime compiles nothing: rows have their values here.
+        if armed and rows["limit"][0] == 7:
+            raise ZeroDivisionError("broken on purpose")
+        return lower(x, y, rows)
+
+    told = r"round 2, phase 'local', stage 'local', client 1: ZeroDivisionError: broken"
+    problem = Problem(upper, fragile)
+    with pytest.raises(StageError, match=told) as caught:
+        run(data_with(9, 7, 9), None, problem, runtime="reference", watch=arm)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"task": "two-clients"}, r"unknown task 'two-clients'.*mean 'two-client'\?"),
+        ({"algorithm": "local-bsg"}, r"unknown algorithm .*mean 'local-bsgm'\?"),
+        ({"options": {"thet": "1"}}, r"unknown option 'thet'.*mean 'theta'\?.*rho1"),
+        ({"options": {"theta": "big"}}, r"option theta='big' is not a number"),
+        ({"options": {"noise": "big"}}, r"option noise='big' is not of type float"),
+        ({"options": {"eta": "linear:1"}}, r"eta='linear:1' is no schedule"),
+        ({"local_steps": 0}, r"local_steps >= 1 .*got 0"),
+    ],
+)
+def test_names_and_options_that_do_not_exist(changes, told):
+    with pytest.raises(InvalidInputError, match=told):
+        Experiment(**{"task": "two-client", "rounds": 1, **changes}).run()
+
+
+def test_a_folder_that_is_in_use_or_not_there(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    told = rf"exists and is not empty.*`fedbilevel resume {re.escape(str(tmp_path))}`"
+    with pytest.raises(CheckpointError, match=told):
+        run(data_with(9), folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(CheckpointError, match=r"absent is not a run folder"):
+        run(data_with(9), folder=tmp_path / "absent", resume=True)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    run(data_with(9, 9), folder=folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"algorithm": halving(alpha=0.5)},
+        {"algorithm": halving(LocalBSGVRM)},
+        {"data": data_with(9, 9, a=2.0)},
+        {"seed": 1},
+        {"batch": 2},
+        {"participants": 1},
+        {"measure_every": 2},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_checkpoint_of_another_configuration(finished, change):
+    arguments = {"data": data_with(9, 9), "folder": finished, "resume": True}
+    with pytest.raises(CheckpointError, match=r"belongs to another configuration"):
+        run(**{**arguments, **change})
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_damaged_checkpoint(finished, tmp_path, share):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    path = folder / checkpoint.FILE_NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    told = rf"{re.escape(str(path))} cannot be read as a checkpoint.*damaged"
+    with pytest.raises(CheckpointError, match=told):
+        run(data_with(9, 9), folder=folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"algorithms": [halving(), halving(local_steps=2)]}, r"local_steps or q"),
+        ({"algorithms": [halving(), halving(LocalBSGVRM)]}, r"kinds of parts"),
+        ({"algorithms": 2 * [halving()], "seeds": [1]}, r"one to one, got 2 and 1"),
+        ({}, r"one to one, got 0 and 0"),
+        ({"rounds": 0, "seeds": [1]}, r"rounds=0.*at least 1"),
+    ],
+    ids=["counts", "kinds", "lengths", "nothing", "rounds"],
+)
+def test_a_sweep_that_cannot_be_one_program(changes, told):
+    job = Job.of(halving(), PROBLEM, data_with(9, 9), *START)
+    with pytest.raises(InvalidInputError, match=told):
+        sweep(job, **{"rounds": 2, **changes})

@@ -1,0 +1,213 @@
+"""The runtimes compute the same numbers, whatever the devices, chunks and cohorts."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from fedbilevel.runtime import (
+    ReferenceRuntime,
+    SimulatorRuntime,
+    _compile,
+    _keys,
+    execute,
+    sweep,
+)
+from tests.cases import CASES, DX, DY, NAMES, quadratic_data, quadratic_job
+
+EVERY = pytest.mark.parametrize("case", CASES, ids=NAMES)
+
+
+def assert_close(a, b, tolerance):
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+@EVERY
+@pytest.mark.parametrize("participants", [3, 2])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)]
+)
+def test_simulator_is_reference(case, participants, precision, tolerance):
+    job = quadratic_job(
+        case.algorithm,
+        quadratic_data(3),
+        participants=participants,
+        precision=precision,
+    )
+    fast = execute(SimulatorRuntime(job), 2)
+    slow = execute(ReferenceRuntime(job), 2)
+    assert_close(fast.state, slow.state, tolerance)
+    assert list(fast.columns) == list(slow.columns)
+    assert_close(fast.columns, slow.columns, tolerance)
+    assert fast.state.server.point.x.dtype == precision
+
+
+@EVERY
+@pytest.mark.parametrize("participants", [5, 3])
+def test_devices_and_chunks_do_not_matter(case, participants, monkeypatch):
+    # Five clients do not fill two devices evenly: padding must weigh nothing.
+    job = quadratic_job(case.algorithm, quadratic_data(5), participants=participants)
+    spread = execute(SimulatorRuntime(job, clients_at_once=1), 4)
+    paired = execute(SimulatorRuntime(job, clients_at_once=2), 4)
+    assert SimulatorRuntime(job).layout.devices == 2
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    alone = execute(SimulatorRuntime(job), 4)
+    for other in (paired, alone):
+        assert_close(spread.state, other.state, 1e-12)
+        assert_close(spread.columns, other.columns, 1e-12)
+
+
+@EVERY
+def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
+    order = [2, 0, 1]
+    data = quadratic_data(3)
+    job = quadratic_job(case.algorithm, data)
+    moved = quadratic_job(
+        case.algorithm, jax.tree.map(lambda a: a[jnp.asarray(order)], data)
+    )
+    here = execute(SimulatorRuntime(job), 3).state.server
+    original = _keys.client_key
+
+    def renamed(root, stage, phase, client):
+        return original(root, stage, phase, jnp.asarray(order)[client])
+
+    monkeypatch.setattr(_keys, "client_key", renamed)
+    _compile._programs.clear()
+    there = execute(SimulatorRuntime(moved), 3).state.server
+    _compile._programs.clear()
+    assert_close(here, there, 1e-12)
+
+
+@EVERY
+def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
+    job = quadratic_job(case.algorithm, quadratic_data(3))
+    other = eqx.tree_at(lambda one: one.rho1, case.algorithm, jnp.asarray(0.2))
+    before = len(_compile._programs)
+    many = sweep(job, 4, algorithms=[case.algorithm, other], seeds=[0, 7])
+    phases = 1 + bool(case.algorithm.setup())
+    assert len(_compile._programs) - before == phases
+    for algorithm, seed, outcome in zip(
+        (case.algorithm, other), (0, 7), many, strict=True
+    ):
+        single = dataclasses.replace(job, algorithm=algorithm, key=jr.key(seed))
+        alone = execute(SimulatorRuntime(single), 4)
+        assert_close(alone.state, outcome.state, 1e-12)
+        assert_close(alone.columns, outcome.columns, 1e-12)
+
+
+@EVERY
+def test_another_step_size_does_not_compile_again(case):
+    job = quadratic_job(case.algorithm, quadratic_data(3))
+    first = SimulatorRuntime(job)
+    execute(first, 2)
+    other = eqx.tree_at(lambda one: one.algorithm.rho1, job, jnp.asarray(0.123))
+    second = SimulatorRuntime(other)
+    execute(second, 5)
+    assert second.compile_seconds == 0
+
+
+@EVERY
+def test_states_keep_their_shapes_and_types(case):
+    job = quadratic_job(case.algorithm, quadratic_data(3))
+    runtime = SimulatorRuntime(job)
+    before = runtime.fetch(runtime.start())
+    after = execute(runtime, 2).state
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for left, right in zip(
+        jax.tree.leaves(before), jax.tree.leaves(after), strict=True
+    ):
+        assert (left.shape, left.dtype) == (right.shape, right.dtype)
+
+
+@EVERY
+def test_measuring_less_often_measures_the_same(case):
+    job = quadratic_job(case.algorithm, quadratic_data(3))
+    every = execute(SimulatorRuntime(job), 7)
+    third = execute(SimulatorRuntime(job), 7, measure_every=3)
+    assert third.columns["round"].tolist() == [3, 6, 7]
+    for name, column in third.columns.items():
+        np.testing.assert_array_equal(column, every.columns[name][[2, 5, 6]])
+
+
+@EVERY
+def test_absent_clients_keep_their_state(case):
+    job = quadratic_job(case.algorithm, quadratic_data(4), participants=2)
+    runtime = SimulatorRuntime(job)
+    before = runtime.fetch(runtime.start())
+    after = execute(runtime, 1).state
+    present = set(np.asarray(_keys.draw_cohort(job.key, _keys.ROUNDS, 0, 0, 4, 2)))
+    for client in range(4):
+        changed = any(
+            not np.array_equal(left[client], right[client])
+            for left, right in zip(
+                jax.tree.leaves(before.clients),
+                jax.tree.leaves(after.clients),
+                strict=True,
+            )
+        )
+        assert changed == (client in present)
+
+
+def test_cohorts_are_uniform_without_replacement():
+    root, rounds, clients, count = jr.key(3), 4000, 6, 2
+
+    def draw(index):
+        return _keys.draw_cohort(root, _keys.ROUNDS, 0, index, clients, count)
+
+    drawn = np.asarray(jax.vmap(draw)(jnp.arange(rounds)))
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    pairs = np.zeros((clients, clients))
+    np.add.at(pairs, (drawn.min(axis=1), drawn.max(axis=1)), 1)
+    seen = pairs[np.triu_indices(clients, 1)]
+    # 15 pairs, each binomial with mean 266.7: five standard deviations are 79.
+    assert np.abs(seen - rounds / 15).max() < 79
+
+
+def test_weights_of_clients_weigh():
+    data = quadratic_data(2)
+    heavy = eqx.tree_at(lambda one: one.weights, data, jnp.asarray([3.0, 1.0]))
+    # Weight 3 to 1 is the client three times, if all copies draw the same: no noise.
+    quiet = quadratic_data(2, noise=0.0)
+    heavy = eqx.tree_at(
+        lambda one: (one.lower, one.upper), heavy, (quiet.lower, quiet.upper)
+    )
+    copies = jax.tree.map(lambda leaf: leaf[jnp.asarray([0, 0, 0, 1])], quiet)
+    algorithm = CASES[0].algorithm
+    weighted = execute(SimulatorRuntime(quadratic_job(algorithm, heavy)), 4)
+    repeated = execute(SimulatorRuntime(quadratic_job(algorithm, copies)), 4)
+    assert_close(weighted.state.server, repeated.state.server, 1e-12)
+    assert_close(weighted.columns, repeated.columns, 1e-12)
+
+
+def test_trees_of_any_shape_travel():
+    """The same problem with x and y as dicts gives the same numbers."""
+    from fedbilevel.problem import Problem
+    from fedbilevel.tasks._quadratics import PROBLEM
+
+    def join(x, y):
+        return jnp.concatenate([x["a"], x["b"]]), jnp.concatenate([y["l"][0], y["m"]])
+
+    nested = Problem(
+        lambda x, y, rows: PROBLEM.upper(*join(x, y), rows),
+        lambda x, y, rows: PROBLEM.lower(*join(x, y), rows),
+        PROBLEM.upper_noise,
+        PROBLEM.lower_noise,
+    )
+    flat = quadratic_job(CASES[1].algorithm, quadratic_data(2))
+    tree = dataclasses.replace(
+        flat,
+        problem=nested,
+        metrics=None,
+        x={"a": flat.x[:1], "b": flat.x[1:]},
+        y={"l": [flat.y[:2]], "m": flat.y[2:]},
+    )
+    here = execute(SimulatorRuntime(flat), 3).state.server.point
+    there = execute(SimulatorRuntime(tree), 3).state.server.point
+    x, y = join(there.x, there.y)
+    assert x.shape == (DX,) and y.shape == (DY,)
+    assert_close((x, y), (here.x, here.y), 1e-12)

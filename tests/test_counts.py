@@ -153,7 +153,7 @@ def assert_counts_are_real(job, tally):
     counts = [count(job, rounds) for rounds in (1, 2)]
     tally.clear()
     runtime = ReferenceRuntime(job)
-    state = runtime.start()
+    state, _ = runtime.start()
     for index, found in enumerate(counts):
         # No measurement falls into these rounds: it would take gradients, too.
         state, *_ = runtime.advance(state, index, index + 1, total=9, every=9)

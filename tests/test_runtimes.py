@@ -115,7 +115,7 @@ def test_another_step_size_does_not_compile_again(case):
 def test_states_keep_their_shapes_and_types(case):
     job = quadratic_job(case.algorithm, quadratic_data(3))
     runtime = SimulatorRuntime(job)
-    before = runtime.fetch(runtime.start())
+    before = runtime.fetch(runtime.start()[0])
     after = execute(runtime, 2).state
     assert jax.tree.structure(before) == jax.tree.structure(after)
     for left, right in zip(
@@ -138,7 +138,7 @@ def test_measuring_less_often_measures_the_same(case):
 def test_absent_clients_keep_their_state(case):
     job = quadratic_job(case.algorithm, quadratic_data(4), participants=2)
     runtime = SimulatorRuntime(job)
-    before = runtime.fetch(runtime.start())
+    before = runtime.fetch(runtime.start()[0])
     after = execute(runtime, 1).state
     present = set(np.asarray(_keys.draw_cohort(job.key, _keys.ROUNDS, 0, 0, 4, 2)))
     for client in range(4):

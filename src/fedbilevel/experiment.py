@@ -12,8 +12,9 @@ from fedbilevel._files import write_atomically
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, unknown_name
 from fedbilevel.result import Result
-from fedbilevel.run import open_folder, run
-from fedbilevel.runtime.driver import Watch
+from fedbilevel.run import open_folder, run_job
+from fedbilevel.runtime import Job
+from fedbilevel.runtime.driver import Checkpoints, Watch
 from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["Experiment"]
@@ -56,28 +57,33 @@ class Experiment:
         `watch` is shown the task's headline metric only.
         """
         task, algorithm, sizes, values = self._build()
-        if folder is not None and not resume:
-            open_folder(folder, resume=False)
-            self._save(folder)
-        result = run(
+        job = Job.of(
+            algorithm,
             task.problem,
             task.data,
-            (task.x, task.y),
-            algorithm,
-            rounds=sizes["rounds"],
-            batch=sizes["batch"],
-            participants=self.participants,
-            seed=self.seed,
+            task.x,
+            task.y,
             metrics=task.metrics,
+            seed=self.seed,
+            participants=self.participants,
+            batch=sizes["batch"],
+        )
+        keeper = None
+        if folder is not None:
+            open_folder(folder, resume)
+            every = (self.checkpoint_rounds, self.checkpoint_seconds)
+            keeper = Checkpoints(folder, *every)
+            self._save(folder)
+        steps = sizes["local_steps"]
+        result = run_job(
+            job,
+            sizes["rounds"],
             measure_every=self.measure_every,
             runtime=self.runtime,
-            folder=folder,
-            resume=folder is not None,
-            checkpoint_rounds=self.checkpoint_rounds,
-            checkpoint_seconds=self.checkpoint_seconds,
+            keeper=keeper,
             watch=_headline_only(watch, task.headline),
             task=self.task,
-            config={"local_steps": sizes["local_steps"], "task": values},
+            config={"local_steps": steps, "seed": self.seed, "task": values},
         )
         shown = result.point if task.shows_point else {}
         final = {
@@ -117,7 +123,10 @@ class Experiment:
             raise CheckpointError(
                 f"{folder} holds no {_FILE}: no run of `fedbilevel run` began there."
             )
-        return Experiment(**json.loads(path.read_text()))
+        try:
+            return Experiment(**json.loads(path.read_text()))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}.") from error
 
     def _save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2) + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel._files import write_atomically
+from fedbilevel._files import read_arrays, write_arrays, write_atomically
 from fedbilevel.errors import CheckpointError
 
 __all__ = ["Result", "to_plain"]
@@ -46,11 +46,8 @@ class Result:
         place = Path(folder)
         about = {**self.summary(), "versions": self.versions}
         text = json.dumps(about, indent=2, allow_nan=False) + "\n"
-        for name, arrays in ((_COLUMNS, self.columns), (_POINT, self.point)):
-            write_atomically(
-                place / name,
-                lambda file, arrays=arrays: np.savez(file, **arrays),  # pyright: ignore[reportArgumentType]
-            )
+        write_arrays(place / _COLUMNS, self.columns)
+        write_arrays(place / _POINT, self.point)
         write_atomically(place / _ABOUT, lambda file: file.write(text.encode()))
         return place
 
@@ -64,11 +61,8 @@ class Result:
                 "a run folder. `fedbilevel resume` finishes an interrupted run."
             )
         about = json.loads((place / _ABOUT).read_text())
-        arrays = {}
-        for name in (_COLUMNS, _POINT):
-            with np.load(place / name, allow_pickle=False) as file:
-                arrays[name] = {key: file[key] for key in file.files}
-        return Result(**about, columns=arrays[_COLUMNS], point=arrays[_POINT])
+        columns, point = read_arrays(place / _COLUMNS), read_arrays(place / _POINT)
+        return Result(**about, columns=columns, point=point)
 
 
 def to_plain(value: Any) -> Any:
@@ -77,7 +71,7 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # NumPy's and JAX's
         return to_plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -24,7 +24,7 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.runtime.driver import Checkpoints, Watch
 
-__all__ = ["run"]
+__all__ = ["open_folder", "run", "run_job"]
 
 
 def run(
@@ -46,8 +46,6 @@ def run(
     checkpoint_rounds: int | None = None,
     checkpoint_seconds: float | None = 30.0,
     watch: Watch | None = None,
-    task: str = "custom",
-    config: dict[str, Any] | None = None,
 ) -> Result:
     """Run an algorithm on a problem and return what happened.
 
@@ -56,7 +54,7 @@ def run(
     `checkpoint_seconds` seconds, and saves its result; `resume=True` continues one that
     was interrupted, with the same arguments. `metrics(x, y)` adds columns.
     `clients_at_once` bounds the simulator's memory. `watch(done, total, newest)` is
-    called about twice a second. `task` and `config` are recorded as given.
+    called about twice a second.
     """
     job = Job.of(
         algorithm,
@@ -72,6 +70,34 @@ def run(
     if folder is not None:
         open_folder(Path(folder), resume)
         keeper = Checkpoints(Path(folder), checkpoint_rounds, checkpoint_seconds)
+    result = run_job(
+        job,
+        rounds,
+        measure_every=measure_every,
+        runtime=runtime,
+        clients_at_once=clients_at_once,
+        keeper=keeper,
+        watch=watch,
+        config={"seed": seed},
+    )
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def run_job(
+    job: Job,
+    rounds: int,
+    *,
+    measure_every: int,
+    runtime: str,
+    clients_at_once: int | None = None,
+    keeper: Checkpoints | None = None,
+    watch: Watch | None = None,
+    task: str = "custom",
+    config: dict[str, Any],
+) -> Result:
+    """Run a job that was checked; `task` and `config` are recorded as given."""
     outcome = execute(
         _runtime(runtime, job, clients_at_once),
         rounds,
@@ -81,16 +107,12 @@ def run(
     )
     settings = {
         "rounds": rounds,
-        "batch": batch,
-        "seed": seed,
+        "batch": job.upper_batch,
         "runtime": runtime,
         "measure_every": measure_every,
-        **(config or {}),
+        **config,
     }
-    result = _result(job, outcome, task, settings)
-    if folder is not None:
-        result.save(folder)
-    return result
+    return _result(job, outcome, task, settings)
 
 
 def _result(job: Job, outcome: Outcome, task: str, settings: dict[str, Any]) -> Result:

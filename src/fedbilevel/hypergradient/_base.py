@@ -15,12 +15,13 @@ class Bundle(eqx.Module):
     """The samples of one hypergradient estimate, mutually independent.
 
     xi serves fx and fy, `cross` (zeta_0) the cross product, `factors` (zeta_1..zeta_Q,
-    stacked, or one batch shared by all) the Hessian products.
+    stacked, or one batch shared by all, or keys to be drawn when used) the Hessian
+    products.
     """
 
     upper: Batch
     cross: Batch
-    factors: Batch
+    factors: Any
 
 
 def frozen_bundle(oracle: Oracle, key: Key) -> Bundle:

@@ -58,11 +58,19 @@ def _check_terms(name: str, q: int, least: int, theta: Array) -> None:
 
 def _fresh_bundle(oracle: Oracle, key: Key, factors: int) -> Bundle:
     upper, cross, rest = jr.split(key, 3)
+    keys = jr.split(rest, factors)
+    # On an accelerator two points share a draw inside the loop, and a stack of batches
+    # would only be copied once more. On the CPU they are visited in turn.
+    draw_now = jax.default_backend() == "cpu"
     return Bundle(
         oracle.draw_upper(upper),
         oracle.draw_lower(cross),
-        jax.vmap(oracle.draw_lower)(jr.split(rest, factors)),
+        jax.vmap(oracle.draw_lower)(keys) if draw_now else keys,
     )
+
+
+def _factor_batch(oracle: Oracle, zeta: Batch | Key) -> Batch:
+    return zeta if isinstance(zeta, Batch) else oracle.draw_lower(zeta)
 
 
 class Neumann(AbstractHypergradient):
@@ -82,9 +90,9 @@ class Neumann(AbstractHypergradient):
         """Estimate the hypergradient at (x, y)."""
         fx, fy = oracle.upper_gradients(x, y, bundle.upper)
 
-        def factor(carry: tuple[Lower, Lower], zeta: Batch):
+        def factor(carry: tuple[Lower, Lower], zeta: Batch | Key):
             r, s = carry
-            product = oracle.hessian_product(x, y, r, zeta)
+            product = oracle.hessian_product(x, y, r, _factor_batch(oracle, zeta))
             r = _tree.add_scaled(r, -self.theta, product)
             return (r, _tree.add(s, r)), None
 
@@ -155,9 +163,9 @@ class RandomNeumann(AbstractHypergradient):
         samples, length = bundle
         fx, fy = oracle.upper_gradients(x, y, samples.upper)
 
-        def factor(carry: tuple[Lower, Array], zeta: Batch):
+        def factor(carry: tuple[Lower, Array], zeta: Batch | Key):
             r, done = carry
-            product = oracle.hessian_product(x, y, r, zeta)
+            product = oracle.hessian_product(x, y, r, _factor_batch(oracle, zeta))
             longer = _tree.add_scaled(r, -self.theta, product)
             return (_tree.select(done < length, longer, r), done + 1), None
 

@@ -36,27 +36,32 @@ def check_problem(problem: Problem, data: ClientData, x: Upper, y: Lower) -> Non
 class _Probe(eqx.Module):
     """Values of one loss at the start.
 
-    Two rows of client 0, together and one by one; one row at a y of NaN; every client
+    Two rows of client 0, together and one by one; one row at other y; every client
     over all its rows.
     """
 
     both: Array
     singles: Array
-    poisoned: Array
+    elsewhere: Array
     clients: Array
 
 
 @eqx.filter_jit
 def _probe(problem: Problem, data: ClientData, x: Upper, y: Lower) -> dict[str, _Probe]:
-    # NaN passes through every computation that uses y, whatever its value at the start.
-    poison = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), y)
+    # NaN passes through most computations that use y, whatever its value at the start;
+    # what compares y with something, a hinge, shows at other values.
+    others = [
+        jax.tree.map(lambda leaf, v=v: leaf + jnp.asarray(v, leaf.dtype), y)
+        for v in (jnp.nan, 1.0, -1.0, 100.0, -100.0)
+    ]
 
     def of_level(loss: Loss, rows: Rows, sizes: Array, clients: Array) -> _Probe:
         last = jnp.minimum(1, sizes[0] - 1)
         one, two = (jax.tree.map(lambda a, i=i: a[0, i][None], rows) for i in (0, last))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
         singles = jnp.stack([loss(x, y, one), loss(x, y, two)])
-        return _Probe(loss(x, y, both), singles, loss(x, poison, one), clients)
+        elsewhere = jnp.stack([loss(x, other, one) for other in others])
+        return _Probe(loss(x, y, both), singles, elsewhere, clients)
 
     def of_client(client: Array) -> tuple[Array, Array]:
         oracle = Oracle(problem, data, client)
@@ -140,7 +145,7 @@ def _check_mean(name: str, probe: _Probe) -> None:
 
 
 def _check_depends_on_y(name: str, probe: _Probe) -> None:
-    if np.isfinite(probe.poisoned):
+    if (np.asarray(probe.elsewhere) == float(probe.singles[0])).all():
         raise InvalidInputError(
             f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs both "
             "losses to see the lower variable; for one level, optimize it directly."

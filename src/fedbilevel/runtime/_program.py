@@ -38,7 +38,7 @@ class Span(eqx.Module):
 
 
 class Failure(eqx.Module):
-    """The first reply that was not finite; round -1 where there was none."""
+    """The first reply that was not finite; client NOBODY where there was none."""
 
     round: Int[Array, ""]
     phase: Int[Array, ""]
@@ -100,15 +100,27 @@ def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any
 
 
 def _setup(layout: Layout, job: Job, state: State, span: None):
-    for index, phase in enumerate(job.algorithm.setup()):
-        state, _ = _exchange(layout, job, state, phase, (_keys.SETUP, index), 0)
-    return state, ()
+    failure = _no_failure()
+    for number, phase in enumerate(job.algorithm.setup()):
+        state, bad = _exchange(layout, job, state, phase, (_keys.SETUP, number), 0)
+        failure = _first(failure, -1, number, bad)
+    return state, failure
+
+
+def _no_failure() -> Failure:
+    nothing = jnp.asarray(NOBODY, jnp.int32)
+    return Failure(nothing, nothing, nothing)
+
+
+def _first(failure: Failure, index: Array | int, number: int, bad: Array) -> Failure:
+    found = Failure(jnp.asarray(index, jnp.int32), jnp.asarray(number, jnp.int32), bad)
+    fresh = (failure.client == NOBODY) & (bad != NOBODY)
+    return _tree.select(fresh, found, failure)
 
 
 def _rounds(layout: Layout, job: Job, state: State, span: Span):
     shapes = jax.eval_shape(lambda: _measure(layout, job, state))
     rows = {name: jnp.zeros(CAPACITY, shape.dtype) for name, shape in shapes.items()}
-    none = jnp.asarray(-1, jnp.int32)
     zero = jnp.asarray(0, jnp.int32)
 
     def one_round(index: Array, progress: Progress) -> Progress:
@@ -116,9 +128,7 @@ def _rounds(layout: Layout, job: Job, state: State, span: Span):
         for number, phase in enumerate(job.algorithm.phases()):
             where = (_keys.ROUNDS, number)
             state, bad = _exchange(layout, job, state, phase, where, index)
-            found = Failure(index, jnp.asarray(number, jnp.int32), bad)
-            first = (failure.round < 0) & (bad != NOBODY)
-            failure = _tree.select(first, found, failure)
+            failure = _first(failure, index, number, bad)
         due = ((index + 1) % span.every == 0) | (index + 1 == span.total)
 
         def write(rows: dict[str, Array]) -> dict[str, Array]:
@@ -131,7 +141,7 @@ def _rounds(layout: Layout, job: Job, state: State, span: Span):
         used = progress.used + due.astype(jnp.int32)
         return Progress(state, rows, used, failure)
 
-    begin = Progress(state, rows, zero, Failure(none, none, none))
+    begin = Progress(state, rows, zero, _no_failure())
     end = jax.lax.fori_loop(span.start, span.stop, one_round, begin)
     return end.state, (end.rows, end.used, end.failure)
 

@@ -17,7 +17,7 @@ import jax.random as jr
 import numpy as np
 
 from fedbilevel import _tree
-from fedbilevel._files import write_atomically
+from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.errors import CheckpointError
 from fedbilevel.runtime.job import Job, State, start_state
 
@@ -25,6 +25,7 @@ __all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
 
 FILE_NAME = "checkpoint.npz"
 _FORMAT = 1
+_DAMAGED = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile)
 
 
 class Snapshot(eqx.Module):
@@ -53,12 +54,19 @@ def fingerprint(job: Job, every: int) -> str:
     rest = (
         type(job.algorithm).__name__,
         job.algorithm.parameters(),
-        [getattr(leaf, "__qualname__", repr(leaf)) for leaf in jax.tree.leaves(static)],
-        (job.problem.upper.__qualname__, job.problem.lower.__qualname__),
+        [_code(leaf) for leaf in jax.tree.leaves(static)],
+        [_code(part) for part in vars(job.problem).values()],
         (job.participants, job.upper_batch, job.lower_batch, every),
     )
     digest.update(json.dumps(rest, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def _code(part: Any) -> str:
+    """Identify a function by its name and instructions, anything else by its type."""
+    code = getattr(part, "__code__", None)
+    name = getattr(part, "__qualname__", type(part).__qualname__)
+    return f"{name} {code.co_code.hex()} {code.co_names}" if code else name
 
 
 def save(folder: Path, snapshot: Snapshot, mark: str) -> Path:
@@ -75,9 +83,8 @@ def save(folder: Path, snapshot: Snapshot, mark: str) -> Path:
         "seconds": snapshot.seconds,
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    path = folder / FILE_NAME
-    write_atomically(path, lambda file: np.savez(file, **arrays))  # pyright: ignore[reportArgumentType]
-    return path
+    write_arrays(folder / FILE_NAME, arrays)
+    return folder / FILE_NAME
 
 
 def load(folder: Path, job: Job, mark: str) -> Snapshot | None:
@@ -114,10 +121,9 @@ def load(folder: Path, job: Job, mark: str) -> Snapshot | None:
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_arrays(path)
         return arrays, json.loads(arrays.pop("about").tobytes())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({error}). It is damaged or not "
             "one of ours."

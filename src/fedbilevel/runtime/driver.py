@@ -8,7 +8,7 @@ from typing import Protocol
 import equinox as eqx
 import numpy as np
 
-from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.runtime import checkpoint
 from fedbilevel.runtime._program import CAPACITY
 from fedbilevel.runtime.checkpoint import Snapshot
@@ -27,8 +27,8 @@ class Runtime(Protocol):
     job: Job
     compile_seconds: float
 
-    def start(self) -> State:
-        """Return the state before the first round."""
+    def start(self) -> tuple[State, Found | None]:
+        """Return the state before the first round, and what failed on the way."""
         ...
 
     def advance(
@@ -52,6 +52,14 @@ class Checkpoints(eqx.Module):
     folder: Path
     every_rounds: int | None = None
     every_seconds: float | None = None
+
+    def __check_init__(self) -> None:
+        for name in ("every_rounds", "every_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidInputError(
+                    f"checkpoints: {name}={value} must be above 0, or None for never."
+                )
 
     def due(self, rounds: int, seconds: float) -> bool:
         """Say whether one is due, given what passed since the last."""
@@ -81,19 +89,16 @@ def execute(
     `watch(rounds done, rounds in all, newest measurements)` is called about twice a
     second; if it raises KeyboardInterrupt, a checkpoint is written before that goes on.
     """
-    if rounds < 1 or measure_every < 1:
-        raise InvalidInputError(
-            f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
-        )
+    check_rounds(rounds, measure_every)
     keeper = _Keeper(runtime, checkpoints, measure_every)
-    state, columns, done = keeper.begin()
+    state, columns, done = keeper.begin(rounds)
     chunk = 1
     while done < rounds:
         stop = int(min(rounds, done + chunk, keeper.latest_stop()))
         began, compiling = time.perf_counter(), runtime.compile_seconds
         state, rows, found = runtime.advance(state, done, stop, rounds, measure_every)
         if found is not None:
-            raise _failure(runtime, found, keeper.last_good)
+            raise failure(runtime.job, found, keeper.last_good)
         columns = _extend(columns, rows, done, stop, rounds, measure_every)
         spent = time.perf_counter() - began - (runtime.compile_seconds - compiling)
         chunk, done = _next_chunk(stop - done, spent, measure_every), stop
@@ -109,6 +114,21 @@ def execute(
     return Outcome(runtime.fetch(state), columns, keeper.seconds())
 
 
+def check_rounds(rounds: int, measure_every: int) -> None:
+    """Raise unless both are at least 1."""
+    if rounds < 1 or measure_every < 1:
+        raise InvalidInputError(
+            f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
+        )
+
+
+def failure(job: Job, found: Found, last_good: str | None = None) -> NonFiniteError:
+    """Name the place of a reply that was not finite; round -1 is the setup."""
+    index, number, client = found
+    phases = job.algorithm.setup() if index < 0 else job.algorithm.phases()
+    return NonFiniteError(index + 1, phases[number].name, client, last_good)
+
+
 class _Keeper:
     """Keeps checkpoints and the time, for one call of `execute`."""
 
@@ -121,14 +141,22 @@ class _Keeper:
         self.kept_round, self.last_good = 0, None
         self.earlier: dict[str, float] = {}
 
-    def begin(self) -> tuple[State, dict[str, np.ndarray], int]:
+    def begin(self, rounds: int) -> tuple[State, dict[str, np.ndarray], int]:
         """Return the last checkpoint, or the start."""
         held = None
         if self.checkpoints:
             folder = self.checkpoints.folder
             held = checkpoint.load(folder, self.runtime.job, self.mark)
         if held is None:
-            return self.runtime.start(), {}, 0
+            state, found = self.runtime.start()
+            if found is not None:
+                raise failure(self.runtime.job, found)
+            return state, {}, 0
+        if held.round > rounds:
+            raise CheckpointError(
+                f"the checkpoint is already after round {held.round}, beyond the "
+                f"{rounds} asked for. Ask for at least as many."
+            )
         self.kept_round, self.earlier = held.round, held.seconds
         self.last_good = f"{self.checkpoints.folder}, after round {held.round}"  # pyright: ignore[reportOptionalMemberAccess]
         return self.runtime.load(held.state), held.columns, held.round
@@ -164,12 +192,6 @@ class _Keeper:
         """Say where the run stands when it is asked to stop."""
         kept = f" Kept in {self.last_good}." if self.last_good else ""
         return f"After round {done} of {rounds}.{kept}"
-
-
-def _failure(runtime: Runtime, found: Found, last_good: str | None) -> NonFiniteError:
-    index, number, client = found
-    name = runtime.job.algorithm.phases()[number].name
-    return NonFiniteError(index + 1, name, client, last_good)
 
 
 def _next_chunk(rounds: int, spent: float, every: int) -> int:

@@ -20,7 +20,9 @@ from fedbilevel.problem import (
     largest_curvature,
 )
 
-__all__ = ["Job", "State", "start_state"]
+__all__ = ["OWN_COLUMNS", "Job", "State", "start_state"]
+
+OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm")
 
 
 class Job(eqx.Module):
@@ -67,7 +69,8 @@ class Job(eqx.Module):
         check_problem(problem, data, x, y)
         key = jr.key(seed)
         job = Job(algorithm, problem, data, x, y, metrics, key, count, batch, batch)
-        job._check_curvature()
+        job.check_curvature(algorithm)
+        job._check_metrics()
         return job
 
     def oracle(self, client: Array | int) -> Oracle:
@@ -76,7 +79,8 @@ class Job(eqx.Module):
             self.problem, self.data, client, self.upper_batch, self.lower_batch
         )
 
-    def _check_curvature(self) -> None:
+    def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
+        """Raise if the lower level curves too much at the start for one of them."""
         probe = jr.fold_in(self.key, 2)
         values = np.asarray(
             largest_curvature(
@@ -84,7 +88,19 @@ class Job(eqx.Module):
             )
         )
         worst = int(np.argmax(values))
-        self.algorithm.check(float(values[worst]), worst)
+        for algorithm in algorithms:
+            algorithm.check(float(values[worst]), worst)
+
+    def _check_metrics(self) -> None:
+        shapes = (
+            {} if self.metrics is None else jax.eval_shape(self.metrics, self.x, self.y)
+        )
+        for name, shape in shapes.items():
+            if name in OWN_COLUMNS or shape.shape != ():
+                raise InvalidInputError(
+                    f"metric '{name}' of shape {shape.shape}: a metric is one number, "
+                    f"under a name other than {', '.join(OWN_COLUMNS)}."
+                )
 
 
 class State(eqx.Module):

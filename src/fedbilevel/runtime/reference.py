@@ -17,6 +17,7 @@ from fedbilevel.runtime._exchange import (
     combine_measurements,
     weighted_mean,
 )
+from fedbilevel.runtime.driver import Found
 from fedbilevel.runtime.job import Job, State, start_state
 
 __all__ = ["ReferenceRuntime"]
@@ -31,13 +32,16 @@ class ReferenceRuntime:
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    def start(self) -> State:
+    def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        state = start_state(self.job)
+        state, failure = start_state(self.job), None
         with jax.disable_jit():
-            for index, phase in enumerate(self.job.algorithm.setup()):
-                state, _ = self._exchange(state, phase, (_keys.SETUP, index), 0)
-        return state
+            for number, phase in enumerate(self.job.algorithm.setup()):
+                where = (_keys.SETUP, number)
+                state, bad = self._exchange(state, phase, where, 0)
+                if bad is not None and failure is None:
+                    failure = (-1, number, bad)
+        return state, failure
 
     def advance(self, state: State, start: int, stop: int, total: int, every: int):
         """Run rounds; return state, rows, and a failure (round, phase, client)."""
@@ -50,7 +54,7 @@ class ReferenceRuntime:
                     if bad is not None and failure is None:
                         failure = (index, number, bad)
                 if (index + 1) % every == 0 or index + 1 == total:
-                    rows.append(self._measure(state))
+                    rows.append(self._measure(state, index))
         names = sorted(rows[0]) if rows else ()
         table = {name: np.asarray([row[name] for row in rows]) for name in names}
         return state, table, failure
@@ -66,7 +70,7 @@ class ReferenceRuntime:
     def _exchange(
         self, state: State, phase: Phase, where: tuple[int, int], index: int
     ) -> tuple[State, int | None]:
-        job, clients, replies, bad = self.job, state.clients, [], None
+        job, clients, replies, bad = self.job, state.clients, [], []
         chosen = self._participants(where, index)
         message = self._stage(phase, "down", index, None, phase.down, state.server)
         for client in chosen:
@@ -80,13 +84,13 @@ class ReferenceRuntime:
                 lambda leaf, new, k=client: leaf.at[k].set(new), clients, own
             )
             replies.append(reply)
-            if bad is None and not bool(_tree.all_finite(reply)):
-                bad = client
+            if not bool(_tree.all_finite(reply)):
+                bad.append(client)
         weights = job.data.weights[jnp.asarray(chosen)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
         mean = weighted_mean(stacked, weights, lambda value: value)
         server = self._stage(phase, "up", index, None, phase.up, state.server, mean)
-        return State(server, clients), bad
+        return State(server, clients), min(bad, default=None)
 
     def _participants(self, where: tuple[int, int], index: int) -> list[int]:
         clients, count = self.job.data.clients, self.job.participants
@@ -95,12 +99,15 @@ class ReferenceRuntime:
         drawn = _keys.draw_cohort(self.job.key, *where, index, clients, count)
         return [int(client) for client in drawn]
 
-    def _measure(self, state: State) -> dict[str, np.ndarray]:
+    def _measure(self, state: State, index: int) -> dict[str, np.ndarray]:
         job, point = self.job, self.job.algorithm.point(state.server)
-        values = [
-            client_measurements(job.oracle(k), point.x, point.y)
-            for k in range(job.data.clients)
-        ]
+        last, values = job.algorithm.phases()[-1], []
+        for client in range(job.data.clients):
+            arguments = (job.oracle(client), point.x, point.y)
+            measure = client_measurements
+            values.append(
+                self._stage(last, "measure", index, client, measure, *arguments)
+            )
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
         mean = weighted_mean(stacked, job.data.weights, lambda value: value)
         columns = combine_measurements(job, point.x, point.y, mean)

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import _program
 from fedbilevel.runtime._compile import compiled
 from fedbilevel.runtime._layout import Layout
+from fedbilevel.runtime.driver import Found
 from fedbilevel.runtime.job import Job, State, start_state
 
 __all__ = ["SimulatorRuntime"]
@@ -23,6 +25,10 @@ class SimulatorRuntime:
     name = "simulator"
 
     def __init__(self, job: Job, clients_at_once: int | None = None) -> None:
+        if clients_at_once is not None and clients_at_once < 1:
+            raise InvalidInputError(
+                f"clients_at_once={clients_at_once}: at least 1, or None to choose."
+            )
         self.job = job
         devices = min(jax.device_count(), job.participants)
         at_once = clients_at_once or default_at_once(job)
@@ -31,13 +37,14 @@ class SimulatorRuntime:
         self._fixed = (self.layout, self.layout.place_job(job))
         self._varying = (self._fixed[1].algorithm, self._fixed[1].key)
 
-    def start(self) -> State:
+    def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
         state = self.layout.place_state(start_state(self.job))
         if not self.job.algorithm.setup():
-            return state
+            return state, None
         program = self._compile(_program.setup, self._varying, state, donate=(1,))
-        return program(self._fixed, self._varying, state)[0]
+        state, failure = program(self._fixed, self._varying, state)
+        return state, first_failure(failure)
 
     def advance(self, state: State, start: int, stop: int, total: int, every: int):
         """Run rounds; return state, rows, and a failure (round, phase, client)."""
@@ -50,10 +57,7 @@ class SimulatorRuntime:
         state, (rows, used, failure) = program(self._fixed, *arguments)
         count = int(used)
         table = {name: np.asarray(column)[:count] for name, column in rows.items()}
-        found = None
-        if int(failure.round) >= 0:
-            found = (int(failure.round), int(failure.phase), int(failure.client))
-        return state, table, found
+        return state, table, first_failure(failure)
 
     def fetch(self, state: State) -> State:
         """Return the state on the host, one entry per client."""
@@ -67,6 +71,13 @@ class SimulatorRuntime:
         program, seconds = compiled(function, self._fixed, arguments, donate)
         self.compile_seconds += seconds
         return program
+
+
+def first_failure(failure: _program.Failure) -> Found | None:
+    """Return (round, phase, client) of the first failure, if there was one."""
+    if int(failure.client) == _program.NOBODY:
+        return None
+    return int(failure.round), int(failure.phase), int(failure.client)
 
 
 def default_at_once(job: Job) -> int | None:

@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import _program
 from fedbilevel.runtime._compile import compiled
 from fedbilevel.runtime._layout import Layout
-from fedbilevel.runtime.driver import Outcome
+from fedbilevel.runtime.driver import Outcome, check_rounds, failure
 from fedbilevel.runtime.job import Job, start_state
-from fedbilevel.runtime.simulator import default_at_once
+from fedbilevel.runtime.simulator import default_at_once, first_failure
 
 __all__ = ["sweep"]
 
@@ -36,15 +36,8 @@ def sweep(
     The algorithms may differ in their numbers only. An empty list repeats the job's
     own algorithm, or the seed 0.
     """
-    runs = max(len(algorithms), len(seeds))
-    many = list(algorithms) or [job.algorithm] * runs
-    roots = [jr.key(seed) for seed in (list(seeds) or [0] * runs)]
-    if runs == 0 or len(many) != len(roots):
-        raise InvalidInputError(
-            f"a sweep pairs algorithms and seeds one to one, got {len(algorithms)} and "
-            f"{len(seeds)}; leave one list empty to repeat it."
-        )
-    varying = (_stack_algorithms(many), jnp.stack(roots))
+    check_rounds(rounds, measure_every)
+    varying, runs = _varying(job, algorithms, seeds)
     devices = min(jax.device_count(), job.participants)
     at_once = clients_at_once or default_at_once(job)
     layout = Layout(job.data.clients, job.participants, devices, at_once, sweeps=True)
@@ -58,7 +51,8 @@ def sweep(
     if job.algorithm.setup():
         program, seconds = compiled(_program.setup, fixed, (varying, state), ())
         compiling += seconds
-        state, _ = program(fixed, varying, state)
+        state, failures = program(fixed, varying, state)
+        _raise_first(job, failures)
     tables, step = [], (_program.CAPACITY - 1) * measure_every
     for start in range(0, rounds, step):
         bounds = (start, min(start + step, rounds), rounds, measure_every)
@@ -66,13 +60,28 @@ def sweep(
         arguments = (varying, state, layout.place(span, PartitionSpec()))
         program, seconds = compiled(_program.advance, fixed, arguments, (1,))
         compiling += seconds
-        state, (rows, used, failure) = program(fixed, *arguments)
-        _raise_first(job, failure)
+        state, (rows, used, failures) = program(fixed, *arguments)
+        _raise_first(job, failures)
         count = int(used[0])
         tables.append({name: np.asarray(rows[name])[:, :count] for name in rows})
     running = time.perf_counter() - began - compiling
     spent = {"compile": compiling, "run": running}
     return _split(layout, state, tables, rounds, measure_every, runs, spent)
+
+
+def _varying(job: Job, algorithms: Sequence[AbstractAlgorithm], seeds: Sequence[int]):
+    """Stack what differs between the runs, and count them."""
+    runs = max(len(algorithms), len(seeds))
+    many = list(algorithms) or [job.algorithm] * runs
+    roots = [jr.key(seed) for seed in (list(seeds) or [0] * runs)]
+    if runs == 0 or len(many) != len(roots):
+        raise InvalidInputError(
+            f"a sweep pairs algorithms and seeds one to one, got {len(algorithms)} and "
+            f"{len(seeds)}; leave one list empty to repeat it."
+        )
+    if algorithms:
+        job.check_curvature(*algorithms)
+    return (_stack_algorithms(many), jnp.stack(roots)), runs
 
 
 def _stack_algorithms(many: Sequence[AbstractAlgorithm]) -> AbstractAlgorithm:
@@ -88,16 +97,13 @@ def _stack_algorithms(many: Sequence[AbstractAlgorithm]) -> AbstractAlgorithm:
     return eqx.combine(stacked, static[0])
 
 
-def _raise_first(job: Job, failure: _program.Failure) -> None:
-    bad = np.flatnonzero(np.asarray(failure.round) >= 0)
-    if bad.size:
-        run = int(bad[0])
-        phase = job.algorithm.phases()[int(failure.phase[run])].name
-        error = NonFiniteError(
-            int(failure.round[run]) + 1, phase, int(failure.client[run]), None
-        )
-        error.add_note(f"This happened in run {run} of the sweep, counted from 0.")
-        raise error
+def _raise_first(job: Job, failures: _program.Failure) -> None:
+    for run in range(failures.client.shape[0]):
+        found = first_failure(jax.tree.map(lambda leaf, run=run: leaf[run], failures))
+        if found is not None:
+            error = failure(job, found)
+            error.add_note(f"This happened in run {run} of the sweep, counted from 0.")
+            raise error
 
 
 def _split(layout, state, tables, rounds, every, runs, seconds) -> list[Outcome]:

@@ -14,7 +14,7 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
-from fedbilevel.problem import ClientData
+from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job
 from fedbilevel.schedules import CubeRootDecay
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
@@ -57,19 +57,42 @@ CASES = [
 NAMES = [case.name for case in CASES]
 
 
+# Without the noise functions: here a sample is a row, drawn from a client's few.
+ROWWISE = Problem(PROBLEM.upper, PROBLEM.lower)
+
+
 def quadratic_data(
     clients: int, *, noise: float = 0.3, alike: bool = False, seed: int = 0
 ) -> ClientData:
-    """Return clients with quadratics of curvature 0.5 to 2, equal or different."""
+    """Return clients with quadratics of curvature near 0.5 to 2, equal or different.
+
+    With noise client k holds 3 + k rows that scatter around its quadratic, without it
+    one row.
+    """
+    every = [_client(0 if alike else k, noise, seed, 3 + k) for k in range(clients)]
+    return ClientData.from_clients([up for up, _ in every], [low for _, low in every])
+
+
+def _client(client: int, noise: float, seed: int, count: int):
+    draw = np.random.default_rng((seed, client))
+    basis, _ = np.linalg.qr(draw.standard_normal((DY, DY)))
+    A = basis @ np.diag(np.linspace(0.5, 2, DY)) @ basis.T
+    C = 0.5 * draw.standard_normal((DX, DY))
+    a, b = draw.standard_normal(DY), draw.standard_normal(DY)
     rows = []
-    for client in range(clients):
-        draw = np.random.default_rng((seed, 0 if alike else client))
-        basis, _ = np.linalg.qr(draw.standard_normal((DY, DY)))
-        A = basis @ np.diag(np.linspace(0.5, 2, DY)) @ basis.T
-        C = 0.5 * draw.standard_normal((DX, DY))
-        a, b = draw.standard_normal(DY), draw.standard_normal(DY)
-        rows.append(client_rows(A, C, a, b, 0.5, noise))
-    return ClientData.from_clients([up for up, _ in rows], [low for _, low in rows])
+    for _ in range(count if noise else 1):
+        half = 0.1 * noise * draw.standard_normal((DY, DY))
+        near = (A + half + half.T, C + 0.1 * noise * draw.standard_normal((DX, DY)))
+        ends = (
+            a + noise * draw.standard_normal(DY),
+            b + noise * draw.standard_normal(DY),
+        )
+        rows.append(client_rows(*near, *ends, 0.5, noise=0.0))
+    uppers, lowers = zip(*rows, strict=True)
+    return tuple(
+        {name: np.concatenate([row[name] for row in level]) for name in level[0]}
+        for level in (uppers, lowers)
+    )
 
 
 def quadratic_job(
@@ -83,7 +106,7 @@ def quadratic_job(
     """Return a job on quadratics, started away from zero."""
     job = Job.of(
         algorithm,
-        PROBLEM,
+        ROWWISE,
         data,
         jnp.arange(1.0, DX + 1),
         -jnp.arange(1.0, DY + 1),

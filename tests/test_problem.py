@@ -14,7 +14,8 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Oracle, Problem
 
-UPPER_SIZES, LOWER_SIZES = (3, 1, 5), (2, 6, 4)
+# Client 2 has as many rows on both levels: one key for two samples would show there.
+UPPER_SIZES, LOWER_SIZES = (5, 1, 4), (2, 6, 4)
 CLIENTS = range(3)
 DRAWS = 20_000
 FEATURES = 3

@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from fedbilevel.problem import Problem
 from fedbilevel.runtime import (
     ReferenceRuntime,
     SimulatorRuntime,
@@ -17,7 +18,7 @@ from fedbilevel.runtime import (
     execute,
     sweep,
 )
-from tests.cases import CASES, DX, DY, NAMES, quadratic_data, quadratic_job
+from tests.cases import CASES, DX, DY, NAMES, ROWWISE, quadratic_data, quadratic_job
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=NAMES)
 
@@ -186,17 +187,13 @@ def test_weights_of_clients_weigh():
 
 def test_trees_of_any_shape_travel():
     """The same problem with x and y as dicts gives the same numbers."""
-    from fedbilevel.problem import Problem
-    from fedbilevel.tasks._quadratics import PROBLEM
 
     def join(x, y):
         return jnp.concatenate([x["a"], x["b"]]), jnp.concatenate([y["l"][0], y["m"]])
 
     nested = Problem(
-        lambda x, y, rows: PROBLEM.upper(*join(x, y), rows),
-        lambda x, y, rows: PROBLEM.lower(*join(x, y), rows),
-        PROBLEM.upper_noise,
-        PROBLEM.lower_noise,
+        lambda x, y, rows: ROWWISE.upper(*join(x, y), rows),
+        lambda x, y, rows: ROWWISE.lower(*join(x, y), rows),
     )
     flat = quadratic_job(CASES[1].algorithm, quadratic_data(2))
     tree = dataclasses.replace(

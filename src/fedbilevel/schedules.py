@@ -96,8 +96,10 @@ def describe(part: Any) -> dict[str, Any] | float | str:
     """Write a schedule or any other part of an algorithm as plain data."""
     if isinstance(part, Constant):
         return float(part.value)
+    if eqx.is_array(part):
+        return float(part)
     if not isinstance(part, eqx.Module):
-        return float(part) if eqx.is_array(part) else part
+        return getattr(part, "__qualname__", repr(part)) if callable(part) else part
     fields = {name: describe(value) for name, value in vars(part).items()}
     return {"kind": type(part).__name__, **fields}
 

@@ -161,7 +161,7 @@ class AbstractLocalBSG(AbstractAlgorithm):
 
     def step(self, t: Any) -> Pair:
         """Return rho1 eta_t and rho2 eta_t."""
-        eta = self.eta(t)
+        eta = self._eta(t)
         return Pair(self.rho1 * eta, self.rho2 * eta)
 
     def weight(self, t: Any) -> Pair:
@@ -172,8 +172,12 @@ class AbstractLocalBSG(AbstractAlgorithm):
             jnp.where(t == 0, first, momentum.x), jnp.where(t == 0, first, momentum.y)
         )
 
+    def _eta(self, t: Any) -> Array:
+        # A schedule of another library chooses its own precision.
+        return jnp.asarray(self.eta(t), self.rho1.dtype)
+
     def _momentum(self, t: Any) -> Pair:
-        scale = self.eta(jnp.maximum(jnp.asarray(t) - 1, 0)) ** self.weight_power
+        scale = self._eta(jnp.maximum(jnp.asarray(t) - 1, 0)) ** self.weight_power
         return Pair(self.alpha * scale, self.beta * scale)
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:

@@ -50,7 +50,7 @@ def count(job: Job, rounds: int) -> dict[str, Any]:
         "exchanges": exchanges,
         **{kind: total.pop(kind) * n for kind in kinds},
         "per_client_and_round": {kind: later[kind] for kind in kinds},
-        "samples": {name: total.pop(name) * n for name in _DRAWS.values()},
+        "samples": {name: total.pop(name, 0) * n for name in _DRAWS.values()},
         "calls": {name: value * n for name, value in sorted(total.items())},
     }
 

@@ -57,8 +57,9 @@ class Checkpoints(eqx.Module):
         for name in ("every_rounds", "every_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
+                option = name.replace("every", "checkpoint")
                 raise InvalidInputError(
-                    f"checkpoints: {name}={value} must be above 0, or None for never."
+                    f"{option}={value} must be above 0, or None for never."
                 )
 
     def due(self, rounds: int, seconds: float) -> bool:

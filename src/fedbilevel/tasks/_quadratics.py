@@ -92,16 +92,18 @@ class ClosedForm(eqx.Module):
 
     @staticmethod
     def of(data: ClientData) -> "ClosedForm":
-        """Average the clients' coefficients by their weights."""
+        """Average the coefficients over each client's rows, then over clients."""
         share = data.weights / jnp.sum(data.weights)
 
-        def mean(leaf: Array) -> Array:
-            return jnp.tensordot(share, leaf[:, 0], 1)
+        def mean(leaf: Array, sizes: Array) -> Array:
+            real = jnp.arange(leaf.shape[1], dtype=sizes.dtype) < sizes[:, None]
+            each = jnp.where(real, (share / sizes.astype(share.dtype))[:, None], 0)
+            return jnp.tensordot(each, leaf, 2)
 
         low, up = data.lower, data.upper
-        return ClosedForm(
-            mean(low["A"]), mean(low["C"]), mean(low["a"]), mean(up["b"]), mean(up["r"])
-        )
+        A, C, a = (mean(low[name], data.lower_sizes) for name in ("A", "C", "a"))
+        b, r = (mean(up[name], data.upper_sizes) for name in ("b", "r"))
+        return ClosedForm(A, C, a, b, r)
 
     def lower_solution(self, x: Array) -> Array:
         """Return y*(x)."""

@@ -14,8 +14,9 @@ from fedbilevel.runtime.job import Job, State, start_state
 
 __all__ = ["SimulatorRuntime"]
 
-# From this many floats in a message on, one client at a time is as fast on the CPU as
-# all at once, and compiles in half the time (measured in benchmarks/).
+# From about this many floats in a message on, one client at a time is faster on the CPU
+# than all at once (softmax regression, 16 clients: 97 us a client step against 101 at
+# 2,816 floats, 423 against 481 at 17,248; at 1,430 floats it is 206 against 123).
 _LARGE_MESSAGE = 2048
 
 

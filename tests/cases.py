@@ -6,6 +6,7 @@ The algorithms are small enough for the slow runtime and fit the problems below.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,11 +115,15 @@ def quadratic_job(
         seed=seed,
         participants=participants,
     )
+    return with_precision(job, precision)
+
+
+def with_precision(job: Job, precision: str) -> Job:
+    """Return a job with all its floating numbers in another precision."""
     kind = jnp.dtype(precision)
-    floating = jnp.floating
 
     def cast(leaf):
-        is_float = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, floating)
-        return leaf.astype(kind) if is_float else leaf
+        floating = eqx.is_inexact_array(leaf)
+        return leaf.astype(kind) if floating else leaf
 
     return jax.tree.map(cast, job)

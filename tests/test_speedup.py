@@ -7,6 +7,7 @@ from fedbilevel import tasks
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import Job, sweep
+from tests.cases import with_precision
 
 ROUNDS, P, SEEDS = 800, 10, range(16)  # T = 8000 local iterations
 
@@ -18,6 +19,6 @@ def test_error_times_clients_is_flat(clients):
     job = Job.of(
         algorithm, task.problem, task.data, task.x, task.y, metrics=task.metrics
     )
-    outcomes = sweep(job, ROUNDS, seeds=SEEDS)
+    outcomes = sweep(with_precision(job, "float32"), ROUNDS, seeds=SEEDS)
     tails = [one.columns["grad_norm_sq"][ROUNDS // 2 :].mean() for one in outcomes]
     assert 1.0 < clients * np.mean(tails) < 2.4

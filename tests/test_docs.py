@@ -1,0 +1,54 @@
+"""What the README shows works as it stands, and the demo keeps its promise."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from fedbilevel.result import Result
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def run_python(*arguments: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_example_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(code.strip().splitlines()) <= 26
+    printed = run_python("-c", code, folder=tmp_path).split()
+    # Ridge on noise of variance 1: the loss ends near it, from 2 at the start.
+    assert 0.8 < float(printed[0]) < 1.6
+    # 2 (dx + dy) floats of 4 bytes, 2 clients, 200 rounds.
+    assert int(printed[-1]) == 2 * (5 + 5) * 4 * 2 * 200
+
+
+def test_the_demo_tunes(tmp_path):
+    printed = run_python(
+        str(ROOT / "examples" / "tune_regularization.py"), folder=tmp_path
+    )
+    (folder,) = (tmp_path / "runs").iterdir()
+    tuned = Result.load(folder / "localbsgvrm")
+    untuned = Result.load(folder / "no-tuning")
+    assert folder.name in printed.replace("\n", "")
+    assert tuned.final["upper_loss"] < 0.6 * untuned.final["upper_loss"]
+    assert tuned.final["test_accuracy"] > untuned.final["test_accuracy"]
+
+
+def test_the_readme_shows_the_two_commands():
+    makefile = (ROOT / "Makefile").read_text()
+    for command in ("demo", "test", "bench"):
+        assert f"make {command}" in README
+        assert f"\n{command}: install" in makefile

@@ -18,6 +18,7 @@ from fedbilevel.errors import CheckpointError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.run import versions
 from fedbilevel.runtime import Job, checkpoint
+from fedbilevel.runtime.driver import Checkpoints
 from fedbilevel.runtime.job import start_state
 
 METHODS = pytest.mark.parametrize("method", [LocalBSGM, LocalBSGVRM])
@@ -265,3 +266,12 @@ def test_a_longer_run_continues_a_finished_one(tmp_path):
     run(folder=tmp_path)
     longer = run(folder=tmp_path, resume=True, rounds=6)
     assert_same_trajectory(longer, run(rounds=6))
+
+
+def test_checkpoints_are_due_by_rounds_or_by_seconds(tmp_path):
+    by_time = Checkpoints(tmp_path, every_seconds=5.0)
+    assert [by_time.due(99, seconds) for seconds in (4.9, 5.0)] == [False, True]
+    by_rounds = Checkpoints(tmp_path, every_rounds=3)
+    assert [by_rounds.due(rounds, 99.0) for rounds in (2, 3)] == [False, True]
+    both = Checkpoints(tmp_path, every_rounds=3, every_seconds=5.0)
+    assert both.due(3, 0.0) and both.due(0, 5.0) and not both.due(2, 4.9)

@@ -57,11 +57,6 @@ def all_finite(a: PyTree) -> Bool[Array, ""]:
     return reduce(jnp.logical_and, flags, jnp.asarray(True))
 
 
-def mean_of(trees: PyTree) -> PyTree:
-    """Average a stack of trees over its leading axis."""
-    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), trees)
-
-
 def leaf_names(a: PyTree) -> list[str]:
     """Name every leaf by its path, the same on every machine."""
     paths = jax.tree_util.tree_flatten_with_path(a)[0]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from fedbilevel.runtime.job import Job, State
+from fedbilevel.runtime.job import Job, State, strongly_typed
 
 AXIS = "clients"
 
@@ -84,7 +84,9 @@ class Layout(eqx.Module):
         if isinstance(specs, PartitionSpec):
             specs = _all(arrays, specs)
         put = jax.tree.map(
-            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)),
+            lambda leaf, spec: jax.device_put(
+                strongly_typed(leaf), NamedSharding(mesh, spec)
+            ),
             arrays,
             specs,
         )

@@ -123,6 +123,12 @@ def check_rounds(rounds: int, measure_every: int) -> None:
         )
 
 
+def measured_rounds(start: int, stop: int, total: int, every: int) -> np.ndarray:
+    """Return the rounds after which a run measures, counted from 1."""
+    rounds = range(start + 1, stop + 1)
+    return np.asarray([r for r in rounds if r % every == 0 or r == total], np.int64)
+
+
 def failure(job: Job, found: Found, last_good: str | None = None) -> NonFiniteError:
     """Name the place of a reply that was not finite; round -1 is the setup."""
     index, number, client = found
@@ -209,10 +215,10 @@ def _extend(
     total: int,
     every: int,
 ) -> dict[str, np.ndarray]:
-    measured = [r for r in range(start + 1, stop + 1) if r % every == 0 or r == total]
-    if not measured:
+    measured = measured_rounds(start, stop, total, every)
+    if not len(measured):
         return columns
-    fresh = {"round": np.asarray(measured, np.int64), **rows}
+    fresh = {"round": measured, **rows}
     if not columns:
         return fresh
     return {name: np.concatenate([columns[name], fresh[name]]) for name in fresh}

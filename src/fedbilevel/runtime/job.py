@@ -20,7 +20,7 @@ from fedbilevel.problem import (
     largest_curvature,
 )
 
-__all__ = ["OWN_COLUMNS", "Job", "State", "start_state"]
+__all__ = ["OWN_COLUMNS", "Job", "State", "start_state", "strongly_typed"]
 
 OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm")
 
@@ -57,7 +57,7 @@ class Job(eqx.Module):
         `batch` is the number of rows per sample on both levels; None takes all rows,
         so that oracles are deterministic.
         """
-        x, y = jax.tree.map(_strongly_typed, (x, y))
+        x, y = jax.tree.map(strongly_typed, (x, y))
         count = data.clients if participants is None else participants
         if not 1 <= count <= data.clients:
             raise InvalidInputError(
@@ -114,13 +114,15 @@ def start_state(job: Job) -> State:
     """Return the states before the first exchange."""
     server = job.algorithm.init_server(job.x, job.y)
     client = job.algorithm.init_client(job.x, job.y)
-    server, client = jax.tree.map(_strongly_typed, (server, client))
+    server, client = jax.tree.map(strongly_typed, (server, client))
     count = job.data.clients
     stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), client)
     return State(server, stacked)
 
 
-def _strongly_typed(leaf: Any) -> Array:
-    # `jnp.full(n, 0.5)` is weakly typed, a round's result is not: two programs for one.
+def strongly_typed(leaf: Any) -> Array:
+    """Strip the weak type of `jnp.asarray(0.5)`: it would make two programs of one."""
     value = jnp.asarray(leaf)
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
     return jnp.asarray(value, dtype=value.dtype)

@@ -15,7 +15,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import _program
 from fedbilevel.runtime._compile import compiled
 from fedbilevel.runtime._layout import Layout
-from fedbilevel.runtime.driver import Outcome, check_rounds, failure
+from fedbilevel.runtime.driver import Outcome, check_rounds, failure, measured_rounds
 from fedbilevel.runtime.job import Job, start_state
 from fedbilevel.runtime.simulator import default_at_once, first_failure
 
@@ -108,8 +108,7 @@ def _raise_first(job: Job, failures: _program.Failure) -> None:
 
 def _split(layout, state, tables, rounds, every, runs, seconds) -> list[Outcome]:
     state = jax.tree.map(np.asarray, layout.fetch_state(state))
-    measured = [r for r in range(1, rounds + 1) if r % every == 0 or r == rounds]
-    numbers = np.asarray(measured, np.int64)
+    numbers = measured_rounds(0, rounds, rounds, every)
 
     def one(run: int) -> Outcome:
         columns = {

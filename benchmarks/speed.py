@@ -21,7 +21,7 @@ import numpy as np
 from plain_program import plain_program
 
 from fedbilevel import configure
-from fedbilevel.algorithms import Turn
+from fedbilevel.algorithms import Turn, every_phase
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
@@ -58,7 +58,7 @@ def make_job(clients: int, q: int, batch: int) -> Job:
 
 def step_operations(job: Job) -> float:
     """Count the multiply-adds of one client step in the traced program, twice each."""
-    (phase,) = job.algorithm.phases()
+    (phase,) = every_phase(job.algorithm.phases())
     server = job.algorithm.init_server(job.x, job.y)
     client = job.algorithm.init_client(job.x, job.y)
 

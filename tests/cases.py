@@ -5,15 +5,29 @@ The algorithms are small enough for the slow runtime and fit the problems below.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms.fedavg import FedAvg
+from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.algorithms.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
+from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.fednest_sgd import FedNestSGD
+from fedbilevel.algorithms.lfednest import LFedNest
+from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.algorithms.pooled import Pooled
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job
@@ -26,18 +40,99 @@ THETA = 0.3
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, its module, and the floats it sends each way in a round."""
+    """An algorithm, its module, and what one client sends each way in a round.
+
+    `floats` is the formula of the literature, for clients that keep what they were
+    sent. The limits on the task two-client: `two_client` at p = 1, None if x stays.
+    """
 
     name: str
     algorithm: AbstractAlgorithm
     floats: Callable[[int, int], int]
+    exchanges: int = 1
+    two_client: float | None = None
 
+
+NEST: dict[str, Any] = {"alpha": 0.2, "beta": 0.3, "inner_rounds": 2, "local_steps": 2}
+STORM: dict[str, Any] = {
+    "a": CubeRootDecay(0.5, 8.0),
+    "eta": 0.2,
+    "gamma": 0.4,
+    "c_nu": 4.0,
+    "c_omega": 5.0,
+    "local_steps": 2,
+}
+SHARED, BIASED, OWN = 1.0, 8 / 7, 24 / 29
 
 CASES = [
+    Case(
+        "fedavg",
+        FedAvg(0.2, local_steps=2),
+        floats=lambda dx, dy: dy,
+    ),
+    Case(
+        "fedbio",
+        FedBiO(0.1, 0.2, 0.15, local_steps=2, radius=1.5, alternating=True),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+    ),
+    Case(
+        "fedbio-clientwise",
+        FedBiOClientwise(Neumann(1, THETA), 0.1, 0.2, local_steps=2),
+        floats=lambda dx, dy: dx,
+        two_client=OWN,
+    ),
+    Case(
+        "fedbioacc",
+        FedBiOAcc(**STORM, tau=0.3, c_q=6.0),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        two_client=SHARED,
+    ),
+    Case(
+        "fedbioacc-clientwise",
+        FedBiOAccClientwise(Neumann(1, THETA), **STORM),
+        floats=lambda dx, dy: 2 * dx,
+        two_client=OWN,
+    ),
+    Case(
+        "fedbioacc-local",
+        FedBiOAccLocal(Neumann(1, THETA), **STORM, alternating=True),
+        floats=lambda dx, dy: 2 * dx,
+        two_client=OWN,
+    ),
+    Case(
+        "fednest",
+        FedNest(**NEST, ell=3.0, terms=2, random_length=False),
+        floats=lambda dx, dy: (2 * 2 + 1 + 2) * dy + 2 * dx,
+        exchanges=2 * 2 + 2 + 3,
+        two_client=SHARED,
+    ),
+    Case(
+        "fednest-sgd",
+        FedNestSGD(**NEST, ell=3.0, terms=2, random_length=False),
+        floats=lambda dx, dy: (2 + 1 + 2) * dy + 2 * dx,
+        exchanges=2 + 2 + 3,
+        two_client=SHARED,
+    ),
+    Case(
+        "lfednest",
+        LFedNest(Neumann(1, THETA), **NEST),
+        floats=lambda dx, dy: 2 * dy + dx,
+        exchanges=2 + 1,
+        two_client=BIASED,
+    ),
+    Case(
+        "lfednest-svrg",
+        LFedNestSVRG(Neumann(1, THETA), **NEST),
+        floats=lambda dx, dy: 2 * 2 * dy + dx,
+        exchanges=2 * 2 + 1,
+        two_client=BIASED,
+    ),
     Case(
         "local-bsgm",
         LocalBSGM(Neumann(1, THETA), 0.1, 3.0, 4.0, 0.5, 0.8, local_steps=2),
         floats=lambda dx, dy: 2 * (dx + dy),
+        two_client=BIASED,
     ),
     Case(
         "local-bsgvrm",
@@ -53,9 +148,38 @@ CASES = [
             first_batch=2,
         ),
         floats=lambda dx, dy: 2 * (dx + dy),
+        two_client=BIASED,
+    ),
+    Case(
+        "momentum-local-sgd",
+        MomentumLocalSGD(0.1, 0.6, local_steps=2),
+        floats=lambda dx, dy: 2 * dy,
+    ),
+    Case(
+        "pooled",
+        Pooled(Neumann(1, THETA), 0.3, 5.0, 6.0, 0.5, 0.8, local_steps=2),
+        floats=lambda dx, dy: 0,
+        exchanges=0,
+        two_client=SHARED,
     ),
 ]
 NAMES = [case.name for case in CASES]
+
+
+def for_cases(chosen: Callable[[AbstractAlgorithm], bool] = lambda _: True):
+    """Run a test for every row, or those whose algorithm has a property.
+
+    One process tests all of one algorithm, and so compiles each of its programs once.
+    """
+    rows = [
+        pytest.param(case, id=case.name, marks=pytest.mark.xdist_group(case.name))
+        for case in CASES
+        if chosen(case.algorithm)
+    ]
+    return pytest.mark.parametrize("case", rows)
+
+
+EVERY = for_cases()
 
 
 # Without the noise functions: here a sample is a row, drawn from a client's few.

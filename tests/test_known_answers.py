@@ -1,4 +1,6 @@
-"""Problems whose answers are known: T2's biased limit and T4's invariant."""
+"""Problems whose answers are known: the limits of T2 and T3, T4's invariant."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,33 +9,104 @@ import pytest
 
 from fedbilevel import algorithms, tasks
 from fedbilevel.algorithms import Turn
-from fedbilevel.algorithms._local_steps import Iterate, local_steps
+from fedbilevel.algorithms._single_loop import Iterate
+from fedbilevel.algorithms.fedavg import FedAvg
+from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
+from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, SimulatorRuntime, execute
-from fedbilevel.tasks._quadratics import ClosedForm
-from tests.cases import NAMES, quadratic_data, quadratic_job
+from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
+from tests.cases import for_cases, quadratic_data, quadratic_job
 
 
 def two_client_job(algorithm) -> Job:
     task = tasks.find("two-client")()
     return Job.of(
-        algorithm, task.problem, task.data, task.x, task.y, metrics=task.metrics
+        algorithm,
+        task.problem,
+        task.data,
+        task.x,
+        task.y,
+        metrics=task.metrics,
+        batch=None,
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_clients_end_where_averaged_inverses_lead(name):
+@for_cases()
+def test_two_clients_end_where_their_question_leads(case):
+    """The shared y has x = 1, own y have 24/29, averaged inverses end at 8/7."""
     task = tasks.find("two-client")()
-    options = {**task.recommended, "warm_start": "0"}
-    algorithm = algorithms.find(name).from_options(options, 2, 1)
+    options = {
+        **task.recommended,
+        "warm_start": "0",
+        "length": "full",
+        "inner_rounds": "3",
+    }
+    algorithm = algorithms.find(case.name).from_options(options, 2, 1)
     outcome = execute(SimulatorRuntime(two_client_job(algorithm)), 1500)
-    point = outcome.state.server.point
-    np.testing.assert_allclose(point.x, 8 / 7, atol=1e-6)
-    np.testing.assert_allclose(point.y, 4 / 7, atol=1e-6)
-    # The true solution is x = 1: the exact gradient of Phi says so, and is not zero.
-    np.testing.assert_allclose(outcome.columns["grad_norm_sq"][-1], (1 / 14) ** 2, 1e-6)
+    point = algorithm.point(outcome.state.joined())
+    x = 0.0 if case.two_client is None else case.two_client
+    np.testing.assert_allclose(point.x, x, atol=1e-6)
+    own = case.two_client == 24 / 29
+    y = [[x], [x / 3]] if own else [x / 2]
+    np.testing.assert_allclose(point.y, y, atol=1e-6)
+    # The exact gradient of Phi for a shared y is (x - 1) / 2.
+    np.testing.assert_allclose(
+        outcome.columns["grad_norm_sq"][-1], (x - 1) ** 2 / 4, atol=1e-6
+    )
+
+
+def test_light_and_full_nests_drift_apart():
+    """T2 with tau = 5: LFedNest ends at 1.1164, FedNest does not drift."""
+    nest: dict[str, Any] = {
+        "alpha": 0.1,
+        "beta": 0.2,
+        "inner_rounds": 5,
+        "local_steps": 5,
+    }
+    # ell = 3 is the curvature itself, which the check of a new job refuses.
+    light = LFedNest(Neumann(60, 1 / 3.0001), **nest)
+    full = FedNest(**nest, ell=3.0001, terms=60, random_length=False)
+    for algorithm, expected, tolerance in ((light, 1.1164, 1e-3), (full, 1.0, 1e-6)):
+        state = execute(SimulatorRuntime(two_client_job(algorithm)), 1500).state
+        np.testing.assert_allclose(state.server.point.x, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_the_auxiliary_variable_drifts_little(accelerated):
+    """T2 with p = 10 and steps of 0.02: within 4e-3 of 1, and not exactly there."""
+    if accelerated:
+        steps: dict[str, Any] = {"eta": 0.02, "gamma": 0.02, "tau": 0.02}
+        weights = {"c_nu": 0.5, "c_omega": 0.5, "c_q": 0.5}
+        algorithm = FedBiOAcc(1.0, **steps, **weights, local_steps=10)
+    else:
+        algorithm = FedBiO(0.02, 0.02, 0.02, local_steps=10)
+    state = execute(SimulatorRuntime(two_client_job(algorithm)), 4000).state
+    error = abs(float(state.server.point.x[0]) - 1)
+    assert 1e-3 < error < 4e-3
+
+
+def test_fedavg_stops_where_the_formula_says():
+    """T3: p = 10 local steps of 0.05 on (h_k/2)(y - m_k)^2 end at 0.353557."""
+    h, m = np.asarray([1.0, 4.0, 10.0]), np.asarray([3.0, -1.0, 0.5])
+    rows = [
+        client_rows(
+            np.full((1, 1), hk), np.zeros((1, 1)), np.full(1, -hk * mk), m[:1], 0.5, 0.0
+        )
+        for hk, mk in zip(h, m, strict=True)
+    ]
+    data = ClientData.from_clients([up for up, _ in rows], [low for _, low in rows])
+    algorithm = FedAvg(0.05, local_steps=10)
+    job = Job.of(algorithm, PROBLEM, data, jnp.zeros(1), jnp.zeros(1))
+    point = execute(SimulatorRuntime(job), 100).state.server.point
+    a = 1 - (1 - 0.05 * h) ** 10
+    np.testing.assert_allclose(point.y, np.sum(a * m) / np.sum(a), atol=1e-12)
+    np.testing.assert_allclose(point.y, 0.353557, atol=5e-7)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +163,11 @@ def _invariant_errors(job: Job, keeps_own_previous: bool) -> list[float]:
     def one_step(iterate, before, t, client):
         oracle, turn = job.oracle(client), Turn(job.key, t)
 
-        def sample(key):
-            return algorithm._sampled_directions(oracle, key)
-
-        times = (turn.steps(1), turn.keys(1))
-        parts = (sample, algorithm.estimator(), algorithm.weight, algorithm.step)
-        iterate, at = local_steps(iterate, before, times, *parts)
-        return iterate, at, sample(job.key)(at)
+        carry = (iterate.point, iterate.direction, (before,))
+        time = (turn.steps(1)[0], turn.keys(1)[0])
+        point, direction, (at,) = algorithm.one_step(oracle, carry, time)
+        exact = algorithm.directions(oracle, job.key)["x"](at)
+        return Iterate(point, direction), at, exact
 
     errors = []
     for t in range(20):
@@ -104,7 +175,7 @@ def _invariant_errors(job: Job, keeps_own_previous: bool) -> list[float]:
         clients = [iterate for iterate, _, _ in steps]
         previous = [at for _, at, _ in steps]
         mean_direction = np.mean([one.direction.x for one in clients], axis=0)
-        mean_gradient = np.mean([exact.x for _, _, exact in steps], axis=0)
+        mean_gradient = np.mean([exact for _, _, exact in steps], axis=0)
         errors.append(float(np.abs(mean_direction - mean_gradient).max()))
         if (t + 1) % algorithm.local_steps == 0:
             clients = [_mean(clients)] * 3

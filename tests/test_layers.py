@@ -9,7 +9,7 @@ ROOT = Path(fedbilevel.__file__).parent
 # Each line may import itself and the lines above it.
 LAYERS = [
     {"_types", "errors"},
-    {"_tree", "_files", "_registry", "schedules"},
+    {"_tree", "_files", "_registry", "_blocks", "schedules"},
     {"problem"},
     {"hypergradient"},
     {"estimators"},

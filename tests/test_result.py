@@ -11,6 +11,7 @@ import pytest
 
 import fedbilevel
 from fedbilevel import ClientData, Problem, Result
+from fedbilevel._blocks import NOTHING
 from fedbilevel._files import write_atomically
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
@@ -181,7 +182,7 @@ def bare_job(kind: Any) -> Job:
     # Two leaves a level. `Job.of` would refuse float32 next to the float64 of tests.
     x, y = ({"u": jnp.ones(3, kind), "v": jnp.ones((2, 2), kind)} for _ in "xy")
     key = jr.key(0)
-    return Job(tiny(), PROBLEM, rows_of(3), x, y, None, key, 3, 1, 1)
+    return Job(tiny(), PROBLEM, rows_of(3), x, y, None, key, NOTHING, 3, 1, 1)
 
 
 def random_state(job: Job, kind: Any):

@@ -15,6 +15,7 @@ __all__ = [
     "Pair",
     "Rows",
     "Scalar",
+    "Triple",
     "Upper",
 ]
 
@@ -33,3 +34,9 @@ class Pair(eqx.Module):
 
     x: Any
     y: Any
+
+
+class Triple(Pair):
+    """A pair with a third block z, shaped like y: the linear-system variable."""
+
+    z: Any

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel._blocks import NOTHING
+from fedbilevel._types import Lower, Metrics, Pair, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, unknown_name
 from fedbilevel.problem import ClientData, Problem
@@ -38,6 +39,7 @@ def run(
     participants: int | None = None,
     seed: int = 0,
     metrics: Metrics | None = None,
+    private: Pair = NOTHING,
     measure_every: int = 1,
     runtime: str = "simulator",
     clients_at_once: int | None = None,
@@ -52,7 +54,9 @@ def run(
     `start` is (x, y). `batch` rows are drawn per sample; None takes all rows. With a
     `folder` the run keeps checkpoints there, every `checkpoint_rounds` rounds or
     `checkpoint_seconds` seconds, and saves its result; `resume=True` continues one that
-    was interrupted, with the same arguments. `metrics(x, y)` adds columns.
+    was interrupted, with the same arguments. `metrics(x, y)` adds columns. `private`
+    marks blocks of x and y that each client keeps, `Pair(False, True)` all of y; the
+    result holds them stacked over clients.
     `clients_at_once` bounds the simulator's memory. `watch(done, total, newest)` is
     called about twice a second.
     """
@@ -65,6 +69,7 @@ def run(
         seed=seed,
         participants=participants,
         batch=batch,
+        private=private,
     )
     keeper = None
     if folder is not None:
@@ -117,7 +122,7 @@ def run_job(
 
 def _result(job: Job, outcome: Outcome, task: str, settings: dict[str, Any]) -> Result:
     algorithm = job.algorithm
-    point = algorithm.point(outcome.state.server)
+    point = algorithm.point(outcome.state.joined())
     config = {
         "clients": job.data.clients,
         "participants": job.participants,

@@ -21,6 +21,7 @@ __all__ = [
     "Schedule",
     "TheoremThree",
     "as_number",
+    "as_optional_number",
     "as_schedule",
     "describe",
     "is_known",
@@ -34,6 +35,11 @@ Schedule: TypeAlias = Callable[[Any], Float[Array, ""]]
 def as_number(value: Any) -> Float[Array, "..."]:
     """Turn a number into an array leaf of the default floating type."""
     return jnp.asarray(value, dtype=float)
+
+
+def as_optional_number(value: Any) -> Float[Array, "..."] | None:
+    """Turn a number into an array leaf, and leave None."""
+    return None if value is None else as_number(value)
 
 
 class Constant(eqx.Module):

@@ -5,7 +5,10 @@ import sys
 from fedbilevel import _registry
 from fedbilevel.algorithms._base import AbstractAlgorithm as AbstractAlgorithm
 from fedbilevel.algorithms._base import Phase as Phase
+from fedbilevel.algorithms._base import Phases as Phases
+from fedbilevel.algorithms._base import Repeat as Repeat
 from fedbilevel.algorithms._base import Turn as Turn
+from fedbilevel.algorithms._base import every_phase as every_phase
 
 
 def names() -> list[str]:

@@ -1,7 +1,7 @@
 """What an algorithm is: states, and phases that are run one exchange each.
 
 An algorithm owns mathematics only. A runtime owns clients, cohorts, keys, averaging,
-devices, checkpoints and clocks, and changes none of the numbers.
+private blocks, devices, checkpoints and clocks, and changes none of the numbers.
 """
 
 import abc
@@ -14,20 +14,33 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Int, PyTree
 
+from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Key, Lower, Pair, Upper
 from fedbilevel.problem import Oracle
+from fedbilevel.schedules import describe
 
-__all__ = ["AbstractAlgorithm", "Phase", "Turn", "when"]
+__all__ = [
+    "AbstractAlgorithm",
+    "Phase",
+    "Phases",
+    "Repeat",
+    "Turn",
+    "every_phase",
+    "when",
+]
 
 
 class Turn(eqx.Module):
-    """Which round this is, and the randomness of one client in one phase."""
+    """How often this phase ran before, and the randomness of one client in it.
+
+    For a phase that runs once a round that is the number of the round, from 0.
+    """
 
     key: Key
     round: Int[Array, ""] | int
 
     def steps(self, count: int) -> Int[Array, " count"]:
-        """Return the `count` local iterations t of this round, from the run's start."""
+        """Return the `count` local iterations t of this turn, from the run's start."""
         return self.round * count + jnp.arange(count, dtype=jnp.int32)
 
     def keys(self, count: int) -> Key:
@@ -43,7 +56,7 @@ class Phase(eqx.Module):
     """One exchange: a message to every participant, work there, the mean reply back.
 
     down(server) -> message;  local(message, client, oracle, turn) -> client, reply;
-    up(server, mean reply) -> server.
+    up(server, mean reply) -> server. What belongs to one level travels in a `Pair`.
     """
 
     name: str = eqx.field(static=True)
@@ -52,11 +65,45 @@ class Phase(eqx.Module):
     up: Callable[[PyTree, PyTree], PyTree]
 
 
+class Repeat(eqx.Module):
+    """Phases that run `times` times in a round.
+
+    With `random`, a number uniform on {0..times}, drawn anew in every round and shared
+    by server and clients.
+    """
+
+    times: int = eqx.field(static=True)
+    phases: tuple["Phase | Repeat", ...]
+    random: bool = eqx.field(static=True, default=False)
+
+
+Phases = tuple[Phase | Repeat, ...]
+
+
+def every_phase(phases: Phases) -> list[Phase]:
+    """List the phases in the order in which they first run; that is their number."""
+    found = []
+    for entry in phases:
+        found += [entry] if isinstance(entry, Phase) else every_phase(entry.phases)
+    return found
+
+
 class AbstractAlgorithm(eqx.Module):
-    """An algorithm as a pytree: numbers are leaves, counts are static."""
+    """An algorithm as a pytree: numbers are leaves, counts are static.
+
+    `answers` says whose lower level it solves. `private` marks the levels that it keeps
+    on each client; `allows_private` is False where whole levels must be averaged.
+    `inverts_locally` is True where a client's own Hessian stands in for the mean one,
+    which is right only if clients are alike. `pools` puts all data on one machine.
+    """
 
     reference: ClassVar[str]
     provenance: ClassVar[str]
+    answers: ClassVar[str] = "shared y"
+    private: ClassVar[Pair] = NOTHING
+    allows_private: ClassVar[bool] = True
+    inverts_locally: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init_server(self, x: Upper, y: Lower) -> PyTree:
@@ -66,25 +113,25 @@ class AbstractAlgorithm(eqx.Module):
     def init_client(self, x: Upper, y: Lower) -> PyTree:
         """Return what stays on a client between rounds."""
 
-    @abc.abstractmethod
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> Phases:
         """Return the phases that run once, before the first round."""
+        return ()
 
     @abc.abstractmethod
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> Phases:
         """Return the phases of one round."""
 
     @abc.abstractmethod
     def point(self, server: PyTree) -> Pair:
         """Return the iterate (x, y) to report."""
 
-    @abc.abstractmethod
     def check(self, curvature: float, client: int) -> None:
         """Raise if a parameter cannot work where the lower level curves this much."""
+        del curvature, client
 
-    @abc.abstractmethod
     def parameters(self) -> dict[str, Any]:
         """Return every parameter as plain numbers and text."""
+        return {name: describe(value) for name, value in vars(self).items()}
 
     @classmethod
     @abc.abstractmethod

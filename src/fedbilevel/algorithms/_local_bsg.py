@@ -1,31 +1,38 @@
 """What LocalBSGM and LocalBSGVRM share: parameters, states, the exchange of a round."""
 
-import abc
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Pair, Upper
+from fedbilevel._blocks import join
+from fedbilevel._types import Key, Lower, Pair
 from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._base import AbstractAlgorithm, Phase, Turn, when
-from fedbilevel.algorithms._local_steps import Iterate, Memory, Sample, local_steps
+from fedbilevel.algorithms._base import Phase, Phases, Turn
+from fedbilevel.algorithms._parts import (
+    at_time,
+    coupled,
+    first_or_coupled,
+    hypergradient_and_slope,
+)
+from fedbilevel.algorithms._single_loop import (
+    AbstractSingleLoop,
+    Directions,
+    Iterate,
+    Order,
+)
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.estimators import AbstractEstimator
-from fedbilevel.hypergradient import AbstractHypergradient, Neumann
+from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Schedule, as_number, as_schedule, describe, is_known
 
 __all__ = ["AbstractLocalBSG"]
 
 
-class AbstractLocalBSG(AbstractAlgorithm):
+class AbstractLocalBSG(AbstractSingleLoop):
     """Fields in the paper's letters.
 
     `hypergradient` is the client's estimate of grad Phi, `eta` the common step or its
@@ -34,6 +41,7 @@ class AbstractLocalBSG(AbstractAlgorithm):
     steps before the first round (one extra exchange that averages y).
     """
 
+    inverts_locally: ClassVar[bool] = True
     weight_power: ClassVar[int]
 
     hypergradient: AbstractHypergradient
@@ -42,16 +50,7 @@ class AbstractLocalBSG(AbstractAlgorithm):
     beta: Float[Array, "..."] = eqx.field(converter=as_number)
     rho1: Float[Array, "..."] = eqx.field(converter=as_number)
     rho2: Float[Array, "..."] = eqx.field(converter=as_number)
-    local_steps: int = eqx.field(static=True)
     warm_start: int = eqx.field(static=True, default=0)
-
-    @abc.abstractmethod
-    def estimator(self) -> AbstractEstimator:
-        """Return the filter of both directions."""
-
-    @abc.abstractmethod
-    def first_bundles(self) -> int:
-        """Return B, the number of bundles averaged at t = 0."""
 
     @classmethod
     def effective(
@@ -86,12 +85,13 @@ class AbstractLocalBSG(AbstractAlgorithm):
 
     def effective_values(self, t: int = 0) -> dict[str, float]:
         """Return the effective steps and weights at iteration t."""
-        step, weight = self.step(t), self._momentum(t)
+        step, power = self.step(t), self.weight_power
+        alpha, beta = (coupled(c, self.eta, t, power) for c in (self.alpha, self.beta))
         return {
             "upper_step": float(step.x),
             "lower_step": float(step.y),
-            "upper_weight": float(weight.x),
-            "lower_weight": float(weight.y),
+            "upper_weight": float(alpha),
+            "lower_weight": float(beta),
         }
 
     def parameters(self) -> dict[str, Any]:
@@ -117,9 +117,7 @@ class AbstractLocalBSG(AbstractAlgorithm):
         cls, options: Mapping[str, str], clients: int, local_steps: int
     ) -> Self:
         """Build from letters or effective values, whichever are given."""
-        rule = Neumann(
-            _options.integer(options, "q"), _options.number(options, "theta")
-        )
+        rule = _options.series(options)
         counts = {
             name: _options.integer(options, name)
             for name in ("warm_start", "first_batch")
@@ -133,10 +131,9 @@ class AbstractLocalBSG(AbstractAlgorithm):
 
     def __check_init__(self) -> None:
         name = type(self).__name__
-        if self.local_steps < 1 or self.warm_start < 0:
+        if self.warm_start < 0:
             raise InvalidInputError(
-                f"`{name}` needs local_steps >= 1 and warm_start >= 0, got "
-                f"{self.local_steps} and {self.warm_start}."
+                f"`{name}(warm_start=...)` must not be negative, got {self.warm_start}."
             )
         numbers = (self.alpha, self.beta, self.rho1, self.rho2, self.eta(0))
         if not all(is_known(number) for number in numbers):
@@ -159,108 +156,44 @@ class AbstractLocalBSG(AbstractAlgorithm):
                     f"local steps without memory set {letter} = eta = 1."
                 )
 
+    def order(self) -> Order:
+        """Return the simultaneous order."""
+        return (("x", "y"),)
+
     def step(self, t: Any) -> Pair:
         """Return rho1 eta_t and rho2 eta_t."""
-        eta = self._eta(t)
+        eta = at_time(self.eta, t, self.rho1)
         return Pair(self.rho1 * eta, self.rho2 * eta)
 
     def weight(self, t: Any) -> Pair:
         """Return the momentum weights at t; the first bundles count 1/B each."""
-        momentum = self._momentum(t)
-        first = jnp.asarray(1 / self.first_bundles(), momentum.x.dtype)
+        shared = (self.eta, t, self.weight_power, self.first_bundles())
         return Pair(
-            jnp.where(t == 0, first, momentum.x), jnp.where(t == 0, first, momentum.y)
+            first_or_coupled(self.alpha, *shared), first_or_coupled(self.beta, *shared)
         )
 
-    def _eta(self, t: Any) -> Array:
-        # A schedule of another library chooses its own precision.
-        return jnp.asarray(self.eta(t), self.rho1.dtype)
-
-    def _momentum(self, t: Any) -> Pair:
-        scale = self._eta(jnp.maximum(jnp.asarray(t) - 1, 0)) ** self.weight_power
-        return Pair(self.alpha * scale, self.beta * scale)
-
-    def init_server(self, x: Upper, y: Lower) -> Iterate:
-        """Start at (x, y); directions are formed on the clients at t = 0."""
-        return Iterate(Pair(x, y), _tree.zeros_like(Pair(x, y)))
-
-    def init_client(self, x: Upper, y: Lower) -> Memory:
-        """Start without a usable previous point."""
-        return Memory(Pair(x, y), jnp.asarray(-2, jnp.int32))
-
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> Phases:
         """Return the optional warm start of the lower level."""
         if self.warm_start == 0:
             return ()
 
-        def replace(server: Iterate, y: Lower) -> Iterate:
-            return eqx.tree_at(lambda s: s.point.y, server, y)
+        def replace(server: Iterate, mean: Pair) -> Iterate:
+            return Iterate(join(mean, server.point), server.direction)
 
         return (Phase("warm_start", lambda s: s.point, self._warm_start, replace),)
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Return the one exchange of a round: p local steps, then averages."""
-        return (Phase("local", lambda s: s, self._local, lambda s, mean: mean),)
-
-    def point(self, server: Iterate) -> Pair:
-        """Return the averaged iterate."""
-        return server.point
 
     def check(self, curvature: float, client: int) -> None:
         """Ask the hypergradient rule."""
         self.hypergradient.check(curvature, client)
 
-    def _sampled_directions(self, oracle: Oracle, key: Key) -> Callable[[Pair], Pair]:
-        for_bundle, for_zeta = jr.split(key)
-        bundle = self.hypergradient.draw(oracle, for_bundle)
-        zeta = oracle.draw_lower(for_zeta)
+    def directions(self, oracle: Oracle, key: Key) -> Directions:
+        """Draw b_t and zeta_t; return h_k and grad_y g_k with them."""
+        return hypergradient_and_slope(self.hypergradient, oracle, key)
 
-        def directions(point: Pair) -> Pair:
-            return Pair(
-                self.hypergradient(oracle, point.x, point.y, bundle),
-                oracle.lower_gradient(point.x, point.y, zeta),
-            )
-
-        return directions
-
-    def _local(self, message: Iterate, client: Memory, oracle: Oracle, turn: Turn):
-        sample = partial(self._sampled_directions, oracle)
-        # A client that missed a round has no previous point on the averaged path; at
-        # the received one the correction vanishes and momentum remains.
-        current = client.round == turn.round - 1
-        previous = _tree.select(current, client.previous, message.point)
-        direction = when(
-            turn.round == 0,
-            lambda: self._other_first_bundles(message, sample, turn),
-            lambda: message.direction,
-        )
-        p = self.local_steps
-        iterate, previous = local_steps(
-            Iterate(message.point, direction),
-            previous,
-            (turn.steps(p), turn.keys(p)),
-            sample,
-            self.estimator(),
-            self.weight,
-            self.step,
-        )
-        return Memory(previous, jnp.asarray(turn.round, jnp.int32)), iterate
-
-    def _other_first_bundles(self, message: Iterate, sample: Sample, turn: Turn):
-        # The mean of B-1 bundles; the loop adds the B-th with weight 1/B at t = 0.
-        others = self.first_bundles() - 1
-        if others == 0:
-            return message.direction
-
-        def add(total: Pair, key: Key) -> tuple[Pair, None]:
-            return _tree.add(total, sample(key)(message.point)), None
-
-        total, _ = jax.lax.scan(add, message.direction, turn.spare_keys(others))
-        return _tree.scale(1 / others, total)
-
-    def _warm_start(self, point: Pair, client: Memory, oracle: Oracle, turn: Turn):
+    def _warm_start(self, point: Pair, client: Any, oracle: Oracle, turn: Turn):
         def descend(y: Lower, key: Key) -> tuple[Lower, None]:
             slope = oracle.lower_gradient(point.x, y, oracle.draw_lower(key))
             return _tree.add_scaled(y, -self.step(0).y, slope), None
 
-        return client, jax.lax.scan(descend, point.y, turn.keys(self.warm_start))[0]
+        y, _ = jax.lax.scan(descend, point.y, turn.keys(self.warm_start))
+        return client, Pair(None, y)

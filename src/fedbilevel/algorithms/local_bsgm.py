@@ -41,7 +41,3 @@ class LocalBSGM(AbstractLocalBSG):
     def estimator(self) -> AbstractEstimator:
         """Return the moving average."""
         return MovingAverage()
-
-    def first_bundles(self) -> int:
-        """Return 1: the first directions are plain."""
-        return 1

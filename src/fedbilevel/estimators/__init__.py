@@ -5,6 +5,7 @@ calling it at two points uses the same sample at both.
 """
 
 from fedbilevel.estimators._base import AbstractEstimator as AbstractEstimator
+from fedbilevel.estimators._base import at_both as at_both
 from fedbilevel.estimators.heavy_ball import HeavyBall as HeavyBall
 from fedbilevel.estimators.moving_average import MovingAverage as MovingAverage
 from fedbilevel.estimators.plain import Plain as Plain

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -17,7 +17,11 @@ class AbstractEstimator(eqx.Module):
 
     `weight` is one number or a prefix tree of the direction with a number per block. It
     is 1 at the first step: every recursion then returns G(w_0), whatever its memory.
+    What an estimator does not keep need not be given.
     """
+
+    keeps_direction: ClassVar[bool] = True
+    keeps_point: ClassVar[bool] = False
 
     @abc.abstractmethod
     def __call__(

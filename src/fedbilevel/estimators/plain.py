@@ -1,5 +1,7 @@
 r"""Plain: d_t = G(w_t; s_t)."""
 
+from typing import ClassVar
+
 from fedbilevel.estimators._base import AbstractEstimator
 
 __all__ = ["Plain"]
@@ -7,6 +9,8 @@ __all__ = ["Plain"]
 
 class Plain(AbstractEstimator):
     """No memory."""
+
+    keeps_direction: ClassVar[bool] = False
 
     def __call__(self, G, point, previous, direction, weight, large=None):
         """Return G(w_t); the weight is not used."""

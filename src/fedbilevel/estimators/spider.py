@@ -4,6 +4,8 @@ Fang et al., arXiv 1807.01695. The weight is 1 at a refresh, where d_t = large(w
 0 between; it must be one number, not batched over clients, so that one side runs.
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 
@@ -15,6 +17,8 @@ __all__ = ["Spider"]
 
 class Spider(AbstractEstimator):
     """Sum of differences, reset by a large batch."""
+
+    keeps_point: ClassVar[bool] = True
 
     def __call__(self, G, point, previous, direction, weight, large=None):
         """Return d_t; weight 1 refreshes with `large`, or with G without one."""

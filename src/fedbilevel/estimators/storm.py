@@ -4,6 +4,8 @@ Cutkosky and Orabona, arXiv 1905.10018. The same sample s_t at both points. Weig
 plain, weight 0 is SPIDER between two refreshes; without noise d_t = G(w_t) for any a.
 """
 
+from typing import ClassVar
+
 from fedbilevel import _tree
 from fedbilevel.estimators._base import AbstractEstimator, at_both, blockwise
 
@@ -12,6 +14,8 @@ __all__ = ["Storm"]
 
 class Storm(AbstractEstimator):
     """Momentum with a variance-reducing correction."""
+
+    keeps_point: ClassVar[bool] = True
 
     def __call__(self, G, point, previous, direction, weight, large=None):
         """Return d_t for weight a."""

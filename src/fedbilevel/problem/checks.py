@@ -87,7 +87,9 @@ def largest_curvature(
     """
 
     def of_client(client: Array) -> Array:
-        own = eqx.tree_at(lambda one: one.client, oracle, client)
+        own = oracle
+        if oracle.client is not None:
+            own = eqx.tree_at(lambda one: one.client, oracle, client)
         draw, begin = jr.split(jr.fold_in(key, client))
         batch = own.draw_lower(draw)
         leaves, structure = jax.tree.flatten(y)

@@ -29,6 +29,8 @@ __all__ = ["Oracle"]
 class Oracle(eqx.Module):
     """A problem bound to one client's samples.
 
+    `client` None stands for all clients as one: a row is drawn from client k with the
+    chance w_k / sum w, so that its mean loss is the mean over clients exactly.
     `upper_batch` and `lower_batch` are rows per draw; None means all rows, without
     noise, so that every oracle is deterministic. With a `radius` the two products are
     central differences of gradients, at the distance radius / ||v||.
@@ -36,7 +38,7 @@ class Oracle(eqx.Module):
 
     problem: Problem
     data: ClientData
-    client: Int[Array, ""] | int
+    client: Int[Array, ""] | int | None
     upper_batch: int | None = eqx.field(static=True, default=1)
     lower_batch: int | None = eqx.field(static=True, default=1)
     radius: Float[Array, ""] | None = None
@@ -45,33 +47,27 @@ class Oracle(eqx.Module):
         """Draw xi: rows uniform and independent over the client's real ones."""
         if self.upper_batch is None:
             return self.all_upper()
-        data = self.data
-        size = data.upper_sizes[self.client]
-        noise = self.problem.upper_noise
-        return Batch(
-            _draw_upper(data.upper, self.client, size, key, self.upper_batch, noise)
-        )
+        data, noise = self.data, self.problem.upper_noise
+        whose = (self.client, data.upper_sizes, data.weights)
+        return Batch(_draw_upper(data.upper, whose, key, self.upper_batch, noise))
 
     def draw_lower(self, key: Key) -> Batch:
         """Draw zeta, in the same way."""
         if self.lower_batch is None:
             return self.all_lower()
-        data = self.data
-        size = data.lower_sizes[self.client]
-        noise = self.problem.lower_noise
-        return Batch(
-            _draw_lower(data.lower, self.client, size, key, self.lower_batch, noise)
-        )
+        data, noise = self.data, self.problem.lower_noise
+        whose = (self.client, data.lower_sizes, data.weights)
+        return Batch(_draw_lower(data.lower, whose, key, self.lower_batch, noise))
 
     def all_upper(self) -> Batch:
         """Return all of the client's upper rows, weighted by 1/size."""
         data = self.data
-        return _all_rows(data.upper, self.client, data.upper_sizes, data.weights.dtype)
+        return _all_rows(data.upper, self.client, data.upper_sizes, data.weights)
 
     def all_lower(self) -> Batch:
         """Return all of the client's lower rows, weighted by 1/size."""
         data = self.data
-        return _all_rows(data.lower, self.client, data.lower_sizes, data.weights.dtype)
+        return _all_rows(data.lower, self.client, data.lower_sizes, data.weights)
 
     def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return f_k on a batch."""
@@ -116,34 +112,46 @@ class Oracle(eqx.Module):
         return _tree.scale(1 / (2 * distance), _tree.subtract(ahead, behind))
 
 
-def _draw(
-    rows: Rows, client: Any, size: Any, key: Key, batch: int, noise: Noise | None
-) -> Rows:
+def _draw(rows: Rows, whose: tuple, key: Key, batch: int, noise: Noise | None) -> Rows:
     choose, perturb = (key, key) if noise is None else jr.split(key)
+    client, sizes, weights = whose
+    if client is None:
+        choose, among = jr.split(choose)
+        client = jr.choice(among, sizes.size, (batch,), p=weights / jnp.sum(weights))
     # The remainder of 32 random bits is off uniform by at most size / 2^32, and costs a
     # third of `jr.randint`, which matters where the batch is small.
-    index = jr.bits(choose, (batch,), jnp.uint32) % size.astype(jnp.uint32)
+    bits = jr.bits(choose, (batch,), jnp.uint32)
+    index = bits % sizes[client].astype(jnp.uint32)
     drawn = jax.tree.map(lambda leaf: leaf[client, index], rows)
     return drawn if noise is None else noise(perturb, drawn)
 
 
-@partial(jax.jit, static_argnums=(4, 5))
-def _draw_upper(rows, client, size, key, batch, noise):
-    return _draw(rows, client, size, key, batch, noise)
+@partial(jax.jit, static_argnums=(3, 4))
+def _draw_upper(rows, whose, key, batch, noise):
+    return _draw(rows, whose, key, batch, noise)
 
 
-@partial(jax.jit, static_argnums=(4, 5))
-def _draw_lower(rows, client, size, key, batch, noise):
-    return _draw(rows, client, size, key, batch, noise)
+@partial(jax.jit, static_argnums=(3, 4))
+def _draw_lower(rows, whose, key, batch, noise):
+    return _draw(rows, whose, key, batch, noise)
 
 
-def _all_rows(rows: Rows, client: Any, sizes: Array, kind: Any) -> Batch:
-    size = sizes[client]
+def _all_rows(rows: Rows, client: Any, sizes: Array, weights: Array) -> Batch:
+    if client is None:
+        whose = jnp.arange(sizes.size, dtype=jnp.int32)[:, None]
+        share = (weights / jnp.sum(weights))[:, None]
+    else:
+        whose, share = client, jnp.ones((), weights.dtype)
+    size = sizes[whose]
     position = jnp.arange(jax.tree.leaves(rows)[0].shape[1], dtype=size.dtype)
     # Padding is not even read: past the end the last real row stands in, weighing 0.
     index = jnp.minimum(position, size - 1)
-    weights = jnp.where(position < size, 1 / size.astype(kind), jnp.zeros((), kind))
-    return Batch(jax.tree.map(lambda leaf: leaf[client, index], rows), weights)
+    each = jnp.where(position < size, share / size.astype(share.dtype), 0)
+
+    def flat(leaf: Array) -> Array:
+        return leaf[whose, index].reshape(-1, *leaf.shape[2:])
+
+    return Batch(jax.tree.map(flat, rows), each.reshape(-1))
 
 
 @jax.jit

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Scalar
-from fedbilevel.problem import Oracle
+from fedbilevel._blocks import is_any, join
+from fedbilevel._types import Pair, Scalar
+from fedbilevel.algorithms import Phase, Turn
 from fedbilevel.runtime.job import Job
 
 Reduce = Callable[[Any], Any]
@@ -32,17 +34,68 @@ def weighted_mean(
     return jax.tree.map(mean, replies)
 
 
-def client_measurements(oracle: Oracle, x: PyTree, y: PyTree) -> tuple[Scalar, PyTree]:
-    """Return f_k and grad_y g_k over all of a client's rows."""
-    upper = oracle.upper_loss(x, y, oracle.all_upper())
-    return upper, oracle.lower_gradient(x, y, oracle.all_lower())
+def answer(
+    job: Job,
+    phase: Phase,
+    server: PyTree,
+    kept: tuple[PyTree, PyTree],
+    turn: Turn,
+    client: Array | int,
+) -> tuple[tuple[PyTree, PyTree], PyTree, Array]:
+    """Do one client's part of an exchange.
+
+    `kept` are its memory and its private blocks. Return them anew, the reply that may
+    travel, and whether all of the reply was finite.
+    """
+    memory, own = kept
+    full = join(server, own)
+    memory, reply = phase.local(phase.down(full), memory, job.oracle(client), turn)
+    if is_any(job.private):
+        # Private blocks are updated as the server updates the others.
+        own = job.own(phase.up(full, reply))
+    return (memory, own), job.public(reply), _tree.all_finite(reply)
 
 
-def combine_measurements(
-    job: Job, x: PyTree, y: PyTree, mean: tuple[Scalar, PyTree]
-) -> dict[str, Scalar]:
-    """Return the columns of one round from the clients' mean measurements."""
-    upper, gradient = mean
-    columns = {"upper_loss": upper, "lower_gradient_norm": _tree.norm(gradient)}
-    extra = {} if job.metrics is None else job.metrics(x, y)
-    return {**columns, **extra}
+def absorb(job: Job, phase: Phase, server: PyTree, mean: PyTree) -> PyTree:
+    """Return the server's state after it has taken in the mean reply."""
+    return job.public(phase.up(server, mean))
+
+
+class Measurement(eqx.Module):
+    """What one client measures at its point; means over clients make the columns."""
+
+    upper: Scalar
+    slope: PyTree
+    own_slope: Scalar
+    metrics: dict[str, Scalar]
+
+
+def client_measurement(
+    job: Job, client: Array | int, server: PyTree, own: PyTree
+) -> Measurement:
+    """Measure over all of a client's rows, at the shared point with its own blocks."""
+    point, oracle = job.algorithm.point(join(server, own)), job.oracle(client)
+    upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
+    slope = Pair(None, oracle.lower_gradient(point.x, point.y, oracle.all_lower()))
+    mine = job.own(slope)
+    square = _tree.dot(mine, mine) if jax.tree.leaves(mine) else jnp.zeros_like(upper)
+    metrics = {}
+    if is_any(job.private) and job.metrics is not None:
+        metrics = job.metrics(point.x, point.y)
+    return Measurement(upper, job.public(slope), square, metrics)
+
+
+def combine_measurements(job: Job, server: PyTree, mean: Measurement) -> dict:
+    """Return the columns of one round from the clients' mean measurements.
+
+    The slope of a private block is its root mean square over clients. Where blocks are
+    private a metric is the mean of its values on the clients.
+    """
+    square = mean.own_slope
+    if jax.tree.leaves(mean.slope):
+        square = square + _tree.dot(mean.slope, mean.slope)
+    columns = {"upper_loss": mean.upper, "lower_gradient_norm": jnp.sqrt(square)}
+    if is_any(job.private) or job.metrics is None:
+        return {**columns, **mean.metrics}
+    point = job.algorithm.point(server)
+    return {**columns, **job.metrics(point.x, point.y)}

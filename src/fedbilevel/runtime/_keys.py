@@ -1,10 +1,12 @@
 """Where randomness comes from. Keys are folded from names, never split in sequence.
 
     root -> stage (rounds, setup) -> phase -> client -> t      samples of a client
-    root -> stage -> phase -> round                            cohort of an exchange
+    root -> stage -> phase -> turn                             cohort of an exchange
+    root -> stage -> first phase -> turn                       length of a repeat
 
-So a trajectory depends on neither the runtime nor the order of clients, and a client's
-samples at local iteration t do not depend on how often it communicates.
+A turn counts how often a phase ran before. So a trajectory depends on neither the
+runtime nor the order of clients, and a client's samples at local iteration t do not
+depend on how often it communicates.
 """
 
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from jaxtyping import Array, Int
 from fedbilevel._types import Key
 
 ROUNDS, SETUP = 0, 1
-_COHORTS = 16  # apart from all stages
+_COHORTS, _LENGTHS = 16, 32  # apart from all stages
 
 
 def client_key(root: Key, stage: int, phase: int, client: Array | int) -> Key:
@@ -26,11 +28,19 @@ def draw_cohort(
     root: Key,
     stage: int,
     phase: int,
-    round_index: Array | int,
+    turn: Array | int,
     clients: int,
     participants: int,
 ) -> Int[Array, " participants"]:
     """Draw the participants of one exchange, uniformly without replacement."""
     key = jr.fold_in(jr.fold_in(root, _COHORTS + stage), phase)
-    order = jr.permutation(jr.fold_in(key, round_index), clients)
+    order = jr.permutation(jr.fold_in(key, turn), clients)
     return order[:participants].astype(jnp.int32)
+
+
+def draw_length(
+    root: Key, stage: int, phase: int, turn: Array | int, most: int
+) -> Int[Array, ""]:
+    """Draw how often phases are repeated, uniformly on {0..most}."""
+    key = jr.fold_in(jr.fold_in(root, _LENGTHS + stage), phase)
+    return jr.randint(jr.fold_in(key, turn), (), 0, most + 1, jnp.int32)

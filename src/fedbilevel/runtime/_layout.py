@@ -59,15 +59,21 @@ class Layout(eqx.Module):
         spread = PartitionSpec()
         if self.everyone:
             spread = PartitionSpec(None, AXIS) if self.sweeps else PartitionSpec(AXIS)
-        return State(_all(state.server, PartitionSpec()), _all(state.clients, spread))
+        server = _all(state.server, PartitionSpec())
+        return State(server, _all(state.clients, spread), _all(state.own, spread))
 
     def data_spec(self) -> PartitionSpec:
         """Say how the data are spread."""
         return PartitionSpec(AXIS) if self.everyone else PartitionSpec()
 
+    @property
+    def missing(self) -> int:
+        """How many places stay without a client."""
+        return self.padded_clients - self.clients if self.everyone else 0
+
     def pad(self, tree: PyTree, axis: int = 0) -> PyTree:
         """Repeat the first client until the devices are filled."""
-        missing = self.padded_clients - self.clients if self.everyone else 0
+        missing = self.missing
         if missing == 0:
             return tree
 
@@ -95,7 +101,7 @@ class Layout(eqx.Module):
     def place_job(self, job: Job) -> Job:
         """Pad the clients with weightless copies and put everything on the devices."""
         data = self.pad(job.data)
-        if data.clients > self.clients:
+        if self.missing:
             weights = data.weights.at[self.clients :].set(0)
             data = eqx.tree_at(lambda one: one.weights, data, weights)
         placed = self.place(data, self.data_spec())
@@ -108,17 +114,19 @@ class Layout(eqx.Module):
         """Pad and put a state on the devices."""
         # A copy: the program takes over the memory of the state it is given.
         state = jax.tree.map(jnp.copy, state)
-        clients = self.pad(state.clients, axis=1 if self.sweeps else 0)
-        padded = State(state.server, clients)
+        axis = 1 if self.sweeps else 0
+        clients, own = self.pad((state.clients, state.own), axis=axis)
+        padded = State(state.server, clients, own)
         return self.place(padded, self.state_specs(padded))
 
     def fetch_state(self, state: State) -> State:
         """Return a state without padding."""
         cut = slice(None, self.clients)
         where = (slice(None), cut) if self.sweeps else cut
-        return State(
-            state.server, jax.tree.map(lambda leaf: leaf[where], state.clients)
+        clients, own = jax.tree.map(
+            lambda leaf: leaf[where], (state.clients, state.own)
         )
+        return State(state.server, clients, own)
 
     def device(self) -> Array | int:
         """Return the number of this device, inside the program."""

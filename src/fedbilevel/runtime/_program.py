@@ -14,14 +14,17 @@ from jaxtyping import Array, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key
-from fedbilevel.algorithms import AbstractAlgorithm, Phase, Turn
+from fedbilevel.algorithms import AbstractAlgorithm, Phase, Phases, Turn
 from fedbilevel.runtime import _keys
 from fedbilevel.runtime._exchange import (
-    client_measurements,
+    absorb,
+    answer,
+    client_measurement,
     combine_measurements,
     weighted_mean,
 )
 from fedbilevel.runtime._layout import Layout
+from fedbilevel.runtime._walk import compiled_loop, drawn_times, walk
 from fedbilevel.runtime.job import Job, State
 
 CAPACITY = 512  # rows of measurements one call can return
@@ -100,11 +103,28 @@ def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any
 
 
 def _setup(layout: Layout, job: Job, state: State, span: None):
-    failure = _no_failure()
-    for number, phase in enumerate(job.algorithm.setup()):
-        state, bad = _exchange(layout, job, state, phase, (_keys.SETUP, number), 0)
-        failure = _first(failure, -1, number, bad)
-    return state, failure
+    begin = (state, _no_failure())
+    return _all_phases(layout, job, job.algorithm.setup(), _keys.SETUP, 0, begin)
+
+
+def _all_phases(
+    layout: Layout,
+    job: Job,
+    phases: Phases,
+    stage: int,
+    index: Array | int,
+    begin: tuple[State, Failure],
+) -> tuple[State, Failure]:
+    """Run every exchange of one round, or of the setup."""
+    shown = index if stage == _keys.ROUNDS else -1
+
+    def visit(carry: Any, phase: Phase, number: int, turn: Array | int):
+        state, failure = carry
+        state, bad = _exchange(layout, job, state, phase, (stage, number), turn)
+        return state, _first(failure, shown, number, bad)
+
+    times = drawn_times(job.key, stage)
+    return walk(phases, begin, index, visit, compiled_loop, times)
 
 
 def _no_failure() -> Failure:
@@ -124,11 +144,14 @@ def _rounds(layout: Layout, job: Job, state: State, span: Span):
     zero = jnp.asarray(0, jnp.int32)
 
     def one_round(index: Array, progress: Progress) -> Progress:
-        state, failure = progress.state, progress.failure
-        for number, phase in enumerate(job.algorithm.phases()):
-            where = (_keys.ROUNDS, number)
-            state, bad = _exchange(layout, job, state, phase, where, index)
-            failure = _first(failure, index, number, bad)
+        state, failure = _all_phases(
+            layout,
+            job,
+            job.algorithm.phases(),
+            _keys.ROUNDS,
+            index,
+            (progress.state, progress.failure),
+        )
         due = ((index + 1) % span.every == 0) | (index + 1 == span.total)
 
         def write(rows: dict[str, Array]) -> dict[str, Array]:
@@ -156,23 +179,23 @@ def _exchange(
 ) -> tuple[State, Array]:
     """Run one exchange; also return the first client whose reply is not finite."""
     ids, position = _participants(layout, job, where, index)
-    message = phase.down(state.server)
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
 
-    def local(identity: Array, place: Array, client: PyTree):
+    def local(identity: Array, place: Array, kept: tuple[PyTree, PyTree]):
         turn = Turn(_keys.client_key(job.key, *where, identity), index)
-        client, reply = phase.local(message, client, job.oracle(place), turn)
-        return client, reply, _tree.all_finite(reply)
+        return answer(job, phase, state.server, kept, turn, place)
 
-    held = state.clients
+    before = (state.clients, state.own)
+    held = before
     if not layout.everyone:
-        held = jax.tree.map(lambda leaf: leaf[position], held)
+        held = jax.tree.map(lambda leaf: leaf[position], before)
     held, replies, finite = layout.over_places(local, ids, position, held)
-    server = phase.up(state.server, weighted_mean(replies, weights, layout.total))
+    mean = weighted_mean(replies, weights, layout.total)
+    server = absorb(job, phase, state.server, mean)
     if not layout.everyone:
-        held = _put_back(layout, state.clients, ids, held)
+        held = _put_back(layout, before, ids, held)
     bad = jnp.min(jnp.where(finite | (weights <= 0), NOBODY, ids))
-    return State(server, held), layout.least(bad)
+    return State(server, *held), layout.least(bad)
 
 
 def _participants(
@@ -200,16 +223,16 @@ def _put_back(layout: Layout, clients: PyTree, ids: Array, held: PyTree) -> PyTr
 
 
 def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
-    point = job.algorithm.point(state.server)
     places = jnp.arange(layout.client_places, dtype=jnp.int32)
     ids = places + layout.device() * layout.client_places
     position = places if layout.everyone else jnp.minimum(ids, layout.clients - 1)
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
 
     def of_client(place: Array):
-        return client_measurements(job.oracle(place), point.x, point.y)
+        own = jax.tree.map(lambda leaf: leaf[place], state.own)
+        return client_measurement(job, place, state.server, own)
 
     # One client at a time: a measurement reads all rows, and memory is what it costs.
     values = jax.lax.map(of_client, position)
     mean = weighted_mean(values, weights, layout.total)
-    return combine_measurements(job, point.x, point.y, mean)
+    return combine_measurements(job, state.server, mean)

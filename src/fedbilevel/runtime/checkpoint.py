@@ -57,6 +57,7 @@ def fingerprint(job: Job, every: int) -> str:
         [_code(leaf) for leaf in jax.tree.leaves(static)],
         [_code(part) for part in vars(job.problem).values()],
         (job.participants, job.upper_batch, job.lower_batch, every),
+        jax.tree.leaves(job.private),
     )
     digest.update(json.dumps(rest, sort_keys=True, default=str).encode())
     return digest.hexdigest()

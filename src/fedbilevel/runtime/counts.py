@@ -1,6 +1,8 @@
 """Counts what a run costs from shapes and the traced program, without running it.
 
-Floats and bytes come from the shapes of messages and replies. Oracle calls and
+Floats and bytes come from the shapes of messages and replies. Where everyone takes part
+in every exchange, a vector that is still as it was when last sent is not sent again;
+in a cohort drawn anew a client may have seen none of it. Oracle calls and
 samples come from the traced local program of one client: every oracle call is a named
 inner function there, loops are multiplied by their length, and a call on stacked points
 counts once per point. Totals are over all participants.
@@ -10,16 +12,17 @@ import math
 from collections import Counter
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.algorithms import Phase, Turn
+from fedbilevel.algorithms import Phase, Phases, Repeat, Turn, every_phase
 from fedbilevel.runtime import _keys
+from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
 from fedbilevel.runtime.job import Job
 
-__all__ = ["count"]
+__all__ = ["count", "count_each"]
 
 _GRADIENTS = {
     "_upper_gradients": "upper_gradients",
@@ -34,50 +37,157 @@ _DRAWS = {"_draw_upper": "upper_samples", "_draw_lower": "lower_samples"}
 
 def count(job: Job, rounds: int) -> dict[str, Any]:
     """Return rounds, exchanges, traffic, oracle calls and samples of a run."""
-    algorithm, n = job.algorithm, job.participants
-    before = _one_pass(job, algorithm.setup(), _keys.SETUP, 0)
-    first = _one_pass(job, algorithm.phases(), _keys.ROUNDS, 0)
-    later = _one_pass(job, algorithm.phases(), _keys.ROUNDS, 1)
-    total: Counter[str] = Counter()
-    for tally, times in ((before, 1), (first, min(rounds, 1)), (later, rounds - 1)):
-        for name, value in tally.items():
-            total[name] += value * max(times, 0)
-    exchanges = total.pop("exchanges")
+    before, each = count_each(job, rounds)
+    total = Counter(before)
+    for tally in each:
+        total.update(tally)
+    n, exchanges = job.participants, total.pop("exchanges", 0)
     kinds = ("floats_down", "floats_up", "bytes_down", "bytes_up")
+    # The first round may send what later ones find known; it stands alone if it must.
+    later = each[1:] or each
+    mean = {kind: sum(tally[kind] for tally in later) / len(later) for kind in kinds}
     return {
         "rounds": rounds,
         "participants": n,
         "exchanges": exchanges,
-        **{kind: total.pop(kind) * n for kind in kinds},
-        "per_client_and_round": {kind: later[kind] for kind in kinds},
+        **{kind: total.pop(kind, 0) * n for kind in kinds},
+        "per_client_and_round": {
+            kind: int(value) if value.is_integer() else value
+            for kind, value in mean.items()
+        },
         "samples": {name: total.pop(name, 0) * n for name in _DRAWS.values()},
         "calls": {name: value * n for name, value in sorted(total.items())},
     }
 
 
-def _one_pass(
-    job: Job, phases: tuple[Phase, ...], stage: int, round_index: int
-) -> Counter[str]:
-    tally: Counter[str] = Counter()
-    server = job.algorithm.init_server(job.x, job.y)
-    client = job.algorithm.init_client(job.x, job.y)
-    for index, phase in enumerate(phases):
-        message = phase.down(server)
-        turn = Turn(_keys.client_key(job.key, stage, index, 0), round_index)
+def count_each(job: Job, rounds: int) -> tuple[Counter[str], list[Counter[str]]]:
+    """Return what one participant does in the setup, and in each round."""
+    before, known = _Stage(job, _keys.SETUP, job.algorithm.setup(), 1).tally(
+        0, frozenset()
+    )
+    stage = _Stage(job, _keys.ROUNDS, job.algorithm.phases(), rounds)
+    each, seen = [], {}
+    for index in range(rounds):
+        # Rounds that start alike and are as long cost the same.
+        alike = (index == 0, known, stage.lengths(index))
+        if alike not in seen:
+            seen[alike] = stage.tally(index, known)
+        tally, known = seen[alike]
+        each.append(tally)
+    return before, each
 
-        def local(message: PyTree, client: PyTree, phase=phase, turn=turn):
-            return phase.local(message, client, job.oracle(0), turn)
 
-        traced, shapes = jax.make_jaxpr(local, return_shape=True)(message, client)
-        _walk(traced.jaxpr, 1, job, tally)
-        for name, tree in (("down", message), ("up", shapes[1])):
-            floats, size = _weigh(tree)
-            tally[f"floats_{name}"] += floats
-            tally[f"bytes_{name}"] += size
-        tally["exchanges"] += 1
-        server = eqx.filter_eval_shape(phase.up, server, shapes[1])
-        server = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), server)
-    return tally
+class _Stage:
+    """The phases of a round, or of the setup, each traced once."""
+
+    def __init__(self, job: Job, stage: int, phases: Phases, rounds: int) -> None:
+        self.job, self.stage, self.phases = job, stage, phases
+        self.server = job.algorithm.init_server(job.x, job.y)
+        self.memory = job.algorithm.init_client(job.x, job.y)
+        self.costs: dict[tuple[int, bool], Exchange] = {}
+        self.random: dict[int, np.ndarray] = {}
+        self._draw_lengths(phases, 0, rounds)
+
+    def _draw_lengths(self, phases: Phases, first: int, turns: int) -> None:
+        times = drawn_times(self.job.key, self.stage)
+        for entry in phases:
+            if isinstance(entry, Phase):
+                first += 1
+                continue
+            if entry.random:
+                every = jax.vmap(lambda turn, e=entry, f=first: times(e, f, turn))
+                self.random[first] = np.asarray(every(jnp.arange(turns)))
+            self._draw_lengths(entry.phases, first, turns * entry.times)
+            first += len(every_phase(entry.phases))
+
+    def lengths(self, index: int) -> tuple[int, ...]:
+        """Return what makes this round as long as it is, for `Repeat`s not nested."""
+        return tuple(int(drawn[index]) for drawn in self.random.values())
+
+    def tally(self, index: int, known: frozenset[int]):
+        """Add up one round from what clients know; return also what they know then."""
+        tally: Counter[str] = Counter()
+
+        def visit(known: frozenset[int], phase: Phase, number: int, turn: int):
+            cost = self._cost(phase, number, turn == 0)
+            tally.update(cost.calls)
+            if self.job.algorithm.pools:
+                return known
+            tally.update(cost.traffic(known))
+            # A cohort is drawn anew for every exchange: whoever comes may know nothing.
+            everyone = self.job.participants == self.job.sites
+            return cost.known_after(known) if everyone else frozenset()
+
+        def times(repeat: Repeat, first: int, turn: int) -> int:
+            return int(self.random[first][turn]) if repeat.random else repeat.times
+
+        known = walk(self.phases, known, index, visit, plain_loop, times)
+        return tally, known
+
+    def _cost(self, phase: Phase, number: int, first: bool) -> "Exchange":
+        if (number, first) not in self.costs:
+            key = _keys.client_key(self.job.key, self.stage, number, 0)
+            turn = Turn(key, 0 if first else 1)
+            self.costs[number, first] = trace(
+                self.job, phase, self.server, self.memory, turn
+            )
+        return self.costs[number, first]
+
+
+class Exchange:
+    """What one exchange costs a participant.
+
+    `down` lists the leaves of the message: which leaf of the server's state each is, if
+    any, its floats and bytes. `replaced` are the leaves of that state which change.
+    """
+
+    def __init__(self, calls, down, up, replaced) -> None:
+        self.calls, self.down, self.up, self.replaced = calls, down, up, replaced
+
+    def traffic(self, known: frozenset[int]) -> Counter[str]:
+        """Count what travels; what a client already holds is not sent again."""
+        sent = [(f, b) for source, f, b in self.down if source not in known]
+        return Counter(
+            exchanges=1,
+            floats_down=sum(floats for floats, _ in sent),
+            bytes_down=sum(size for _, size in sent),
+            floats_up=self.up[0],
+            bytes_up=self.up[1],
+        )
+
+    def known_after(self, known: frozenset[int]) -> frozenset[int]:
+        """Return which leaves of the server's state clients hold after the exchange."""
+        received = {source for source, _, _ in self.down if source is not None}
+        return frozenset((known | received) - self.replaced)
+
+
+def trace(
+    job: Job, phase: Phase, server: PyTree, memory: PyTree, turn: Turn
+) -> Exchange:
+    """Trace one exchange, without computing anything."""
+    calls: Counter[str] = Counter()
+
+    def local(message: PyTree, memory: PyTree):
+        return phase.local(message, memory, job.oracle(0), turn)
+
+    traced, (_, reply) = jax.make_jaxpr(local, return_shape=True)(
+        phase.down(server), memory
+    )
+    _walk_program(traced.jaxpr, 1, job, calls)
+    public = job.public(server)
+    message, shapes = jax.make_jaxpr(phase.down, return_shape=True)(public)
+    inputs = message.jaxpr.invars
+    down = [
+        (inputs.index(leaf) if leaf in inputs else None, *_weigh(shape))
+        for leaf, shape in zip(
+            message.jaxpr.outvars, jax.tree.leaves(shapes), strict=True
+        )
+    ]
+    reply = job.public(reply)
+    after = jax.make_jaxpr(lambda s, r: job.public(phase.up(s, r)))(public, reply).jaxpr
+    same = zip(after.invars, after.outvars, strict=False)
+    replaced = {i for i, (old, new) in enumerate(same) if old is not new}
+    return Exchange(calls, down, _weigh(reply), replaced)
 
 
 def _weigh(tree: PyTree) -> tuple[int, int]:
@@ -89,7 +199,7 @@ def _weigh(tree: PyTree) -> tuple[int, int]:
     )
 
 
-def _walk(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
+def _walk_program(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
     for equation in jaxpr.eqns:
         name = equation.params.get("name")
         sizes = [variable.aval.size for variable in equation.outvars]
@@ -102,7 +212,7 @@ def _walk(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
         else:
             inner = times * equation.params.get("length", 1)
             for body in _bodies(equation.params):
-                _walk(body, inner, job, tally)
+                _walk_program(body, inner, job, tally)
 
 
 def _points(name: str, sizes: list[int], job: Job) -> int:

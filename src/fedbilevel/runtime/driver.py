@@ -8,6 +8,7 @@ from typing import Protocol
 import equinox as eqx
 import numpy as np
 
+from fedbilevel.algorithms import every_phase
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.runtime import checkpoint
 from fedbilevel.runtime._program import CAPACITY
@@ -133,7 +134,8 @@ def failure(job: Job, found: Found, last_good: str | None = None) -> NonFiniteEr
     """Name the place of a reply that was not finite; round -1 is the setup."""
     index, number, client = found
     phases = job.algorithm.setup() if index < 0 else job.algorithm.phases()
-    return NonFiniteError(index + 1, phases[number].name, client, last_good)
+    name = every_phase(phases)[number].name
+    return NonFiniteError(index + 1, name, client, last_good)
 
 
 class _Keeper:

@@ -9,7 +9,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from fedbilevel._types import Key, Lower, Metrics, Upper
+from fedbilevel._blocks import NOTHING, either, is_any, join, split
+from fedbilevel._types import Key, Lower, Metrics, Pair, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import (
@@ -35,6 +36,7 @@ class Job(eqx.Module):
     y: Lower
     metrics: Metrics | None
     key: Key
+    private: Pair = eqx.field(static=True)
     participants: int = eqx.field(static=True)
     upper_batch: int | None = eqx.field(static=True)
     lower_batch: int | None = eqx.field(static=True)
@@ -51,11 +53,13 @@ class Job(eqx.Module):
         seed: int = 0,
         participants: int | None = None,
         batch: int | None = 1,
+        private: Pair = NOTHING,
     ) -> "Job":
         """Check everything that can be checked before running, and bind it.
 
         `batch` is the number of rows per sample on both levels; None takes all rows,
-        so that oracles are deterministic.
+        so that oracles are deterministic. `private` marks blocks of x or y (True, or a
+        tree of True and False) that each client keeps to itself.
         """
         x, y = jax.tree.map(strongly_typed, (x, y))
         count = data.clients if participants is None else participants
@@ -64,27 +68,46 @@ class Job(eqx.Module):
                 f"participants={count}: choose between 1 and the {data.clients} "
                 "clients there are."
             )
+        if algorithm.pools:
+            count = 1
         if batch is not None and batch < 1:
             raise InvalidInputError(f"batch={batch}: draw at least one row.")
         check_problem(problem, data, x, y)
+        marks = _private_blocks(algorithm, private, x, y)
         key = jr.key(seed)
-        job = Job(algorithm, problem, data, x, y, metrics, key, count, batch, batch)
+        job = Job(
+            algorithm, problem, data, x, y, metrics, key, marks, count, batch, batch
+        )
         job.check_curvature(algorithm)
         job._check_metrics()
         return job
 
+    @property
+    def sites(self) -> int:
+        """How many take part: the clients, or the one machine that holds all rows."""
+        return 1 if self.algorithm.pools else self.data.clients
+
     def oracle(self, client: Array | int) -> Oracle:
         """Return the oracle of one client."""
+        where = None if self.algorithm.pools else client
         return Oracle(
-            self.problem, self.data, client, self.upper_batch, self.lower_batch
+            self.problem, self.data, where, self.upper_batch, self.lower_batch
         )
+
+    def public(self, tree: PyTree) -> PyTree:
+        """Return what of a message, a reply or the server's state may travel."""
+        return split(tree, self.private)[0]
+
+    def own(self, tree: PyTree) -> PyTree:
+        """Return the rest, which stays on its client."""
+        return split(tree, self.private)[1]
 
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
         """Raise if the lower level curves too much at the start for one of them."""
         probe = jr.fold_in(self.key, 2)
         values = np.asarray(
             largest_curvature(
-                self.oracle(jnp.asarray(0)), self.data.clients, self.x, self.y, probe
+                self.oracle(jnp.asarray(0)), self.sites, self.x, self.y, probe
             )
         )
         worst = int(np.argmax(values))
@@ -104,10 +127,19 @@ class Job(eqx.Module):
 
 
 class State(eqx.Module):
-    """What the server carries and what every client keeps, stacked over clients."""
+    """What the server carries, and what every client keeps, stacked over clients.
+
+    `clients` is the algorithm's memory there, `own` the private blocks that are missing
+    in `server`.
+    """
 
     server: PyTree
     clients: PyTree
+    own: PyTree
+
+    def joined(self) -> PyTree:
+        """Return the server's state with the private blocks of all clients, stacked."""
+        return join(self.server, self.own)
 
 
 def start_state(job: Job) -> State:
@@ -115,9 +147,29 @@ def start_state(job: Job) -> State:
     server = job.algorithm.init_server(job.x, job.y)
     client = job.algorithm.init_client(job.x, job.y)
     server, client = jax.tree.map(strongly_typed, (server, client))
-    count = job.data.clients
-    stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), client)
-    return State(server, stacked)
+    count = job.sites
+    clients, own = jax.tree.map(
+        lambda a: jnp.broadcast_to(a, (count, *a.shape)), (client, job.own(server))
+    )
+    return State(job.public(server), clients, own)
+
+
+def _private_blocks(
+    algorithm: AbstractAlgorithm, private: Pair, x: Upper, y: Lower
+) -> Pair:
+    if is_any(private) and not algorithm.allows_private:
+        raise InvalidInputError(
+            f"`{type(algorithm).__name__}` needs whole levels in one place, but blocks "
+            "of this problem are private to each client. Use a method of one loop, "
+            "such as FedBiO or LocalBSGVRM."
+        )
+    try:
+        return either(private, algorithm.private, x, y)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"private={private}: give True, False, or a tree of them shaped like the "
+            f"start, for each of x and y. {error}"
+        ) from error
 
 
 def strongly_typed(leaf: Any) -> Array:

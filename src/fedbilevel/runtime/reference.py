@@ -8,15 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel import _tree
-from fedbilevel.algorithms import Phase, Turn
+from fedbilevel.algorithms import Phase, Phases, Turn, every_phase
 from fedbilevel.errors import StageError
 from fedbilevel.runtime import _keys
 from fedbilevel.runtime._exchange import (
-    client_measurements,
+    absorb,
+    answer,
+    client_measurement,
     combine_measurements,
     weighted_mean,
 )
+from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
 from fedbilevel.runtime.driver import Found
 from fedbilevel.runtime.job import Job, State, start_state
 
@@ -34,30 +36,24 @@ class ReferenceRuntime:
 
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        state, failure = start_state(self.job), None
+        phases = self.job.algorithm.setup()
         with jax.disable_jit():
-            for number, phase in enumerate(self.job.algorithm.setup()):
-                where = (_keys.SETUP, number)
-                state, bad = self._exchange(state, phase, where, 0)
-                if bad is not None and failure is None:
-                    failure = (-1, number, bad)
-        return state, failure
+            return self._all_phases(
+                phases, _keys.SETUP, 0, (start_state(self.job), None)
+            )
 
     def advance(self, state: State, start: int, stop: int, total: int, every: int):
         """Run rounds; return state, rows, and a failure (round, phase, client)."""
-        rows, failure = [], None
+        rows, carry = [], (state, None)
         with jax.disable_jit():
             for index in range(start, stop):
-                for number, phase in enumerate(self.job.algorithm.phases()):
-                    where = (_keys.ROUNDS, number)
-                    state, bad = self._exchange(state, phase, where, index)
-                    if bad is not None and failure is None:
-                        failure = (index, number, bad)
+                phases = self.job.algorithm.phases()
+                carry = self._all_phases(phases, _keys.ROUNDS, index, carry)
                 if (index + 1) % every == 0 or index + 1 == total:
-                    rows.append(self._measure(state, index))
+                    rows.append(self._measure(carry[0], index))
         names = sorted(rows[0]) if rows else ()
         table = {name: np.asarray([row[name] for row in rows]) for name in names}
-        return state, table, failure
+        return carry[0], table, carry[1]
 
     def fetch(self, state: State) -> State:
         """Return the state on the host."""
@@ -67,50 +63,67 @@ class ReferenceRuntime:
         """Take a fetched state."""
         return jax.tree.map(jnp.asarray, state)
 
+    def _all_phases(
+        self, phases: Phases, stage: int, index: int, begin: tuple[State, Found | None]
+    ) -> tuple[State, Found | None]:
+        shown = index if stage == _keys.ROUNDS else -1
+
+        def visit(carry, phase: Phase, number: int, turn: int):
+            state, failure = carry
+            state, bad = self._exchange(state, phase, (stage, number), turn, shown)
+            fresh = failure is None and bad is not None
+            return state, (shown, number, bad) if fresh else failure
+
+        times = drawn_times(self.job.key, stage)
+        return walk(phases, begin, index, visit, plain_loop, times)
+
     def _exchange(
-        self, state: State, phase: Phase, where: tuple[int, int], index: int
+        self, state: State, phase: Phase, where: tuple[int, int], turn: int, shown: int
     ) -> tuple[State, int | None]:
-        job, clients, replies, bad = self.job, state.clients, [], []
-        chosen = self._participants(where, index)
-        message = self._stage(phase, "down", index, None, phase.down, state.server)
+        job, kept, replies, bad = self.job, (state.clients, state.own), [], []
+        chosen = self._participants(where, turn)
         for client in chosen:
-            turn = Turn(_keys.client_key(job.key, *where, client), index)
-            own = jax.tree.map(lambda leaf, k=client: leaf[k], clients)
-            arguments = (message, own, job.oracle(client), turn)
-            own, reply = self._stage(
-                phase, "local", index, client, phase.local, *arguments
+            now = Turn(_keys.client_key(job.key, *where, client), turn)
+            one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
+            arguments = (job, phase, state.server, one, now, client)
+            one, reply, finite = self._stage(
+                phase, "local", shown, client, answer, *arguments
             )
-            clients = jax.tree.map(
-                lambda leaf, new, k=client: leaf.at[k].set(new), clients, own
+            kept = jax.tree.map(
+                lambda leaf, new, k=client: leaf.at[k].set(new), kept, one
             )
             replies.append(reply)
-            if not bool(_tree.all_finite(reply)):
+            if not bool(finite):
                 bad.append(client)
         weights = job.data.weights[jnp.asarray(chosen)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
         mean = weighted_mean(stacked, weights, lambda value: value)
-        server = self._stage(phase, "up", index, None, phase.up, state.server, mean)
-        return State(server, clients), min(bad, default=None)
+        arguments = (job, phase, state.server, mean)
+        server = self._stage(phase, "up", shown, None, absorb, *arguments)
+        return State(server, *kept), min(bad, default=None)
 
     def _participants(self, where: tuple[int, int], index: int) -> list[int]:
-        clients, count = self.job.data.clients, self.job.participants
+        clients, count = self.job.sites, self.job.participants
         if count == clients:
             return list(range(clients))
         drawn = _keys.draw_cohort(self.job.key, *where, index, clients, count)
         return [int(client) for client in drawn]
 
     def _measure(self, state: State, index: int) -> dict[str, np.ndarray]:
-        job, point = self.job, self.job.algorithm.point(state.server)
-        last, values = job.algorithm.phases()[-1], []
-        for client in range(job.data.clients):
-            arguments = (job.oracle(client), point.x, point.y)
-            measure = client_measurements
+        job, values = self.job, []
+        last = every_phase(job.algorithm.phases())[-1]
+        for client in range(job.sites):
+            own = jax.tree.map(lambda leaf, k=client: leaf[k], state.own)
+            arguments = (job, client, state.server, own)
             values.append(
-                self._stage(last, "measure", index, client, measure, *arguments)
+                self._stage(
+                    last, "measure", index, client, client_measurement, *arguments
+                )
             )
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
-        mean = weighted_mean(stacked, job.data.weights, lambda value: value)
-        columns = combine_measurements(job, point.x, point.y, mean)
+        weights = job.data.weights[: job.sites]
+        mean = weighted_mean(stacked, weights, lambda value: value)
+        columns = combine_measurements(job, state.server, mean)
         return {name: np.asarray(value) for name, value in columns.items()}
 
     def _stage(

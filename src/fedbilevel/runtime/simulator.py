@@ -33,7 +33,7 @@ class SimulatorRuntime:
         self.job = job
         devices = min(jax.device_count(), job.participants)
         at_once = clients_at_once or default_at_once(job)
-        self.layout = Layout(job.data.clients, job.participants, devices, at_once)
+        self.layout = Layout(job.sites, job.participants, devices, at_once)
         self.compile_seconds = 0.0
         self._fixed = (self.layout, self.layout.place_job(job))
         self._varying = (self._fixed[1].algorithm, self._fixed[1].key)

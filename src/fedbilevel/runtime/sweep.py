@@ -40,7 +40,7 @@ def sweep(
     varying, runs = _varying(job, algorithms, seeds)
     devices = min(jax.device_count(), job.participants)
     at_once = clients_at_once or default_at_once(job)
-    layout = Layout(job.data.clients, job.participants, devices, at_once, sweeps=True)
+    layout = Layout(job.sites, job.participants, devices, at_once, sweeps=True)
     fixed = (layout, layout.place_job(job))
     varying = layout.place(varying, PartitionSpec())
     state = start_state(job)

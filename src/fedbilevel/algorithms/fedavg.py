@@ -1,0 +1,75 @@
+r"""FedAvg on the lower level at the given x: what one does who does not tune.
+
+    min_y  1/K sum_k g_k(x, y),   x fixed
+
+Client k, every p iterations averaged:
+
+    y <- y - lr gy_k(x, y; zeta)
+    every p iterations:  y <- mean over clients
+
+With a constant step and p > 1 the limit is off where clients differ: for
+g_k = (h_k/2)(y - m_k)^2 it is sum_k a_k m_k / sum_k a_k with a_k = 1 - (1 - lr h_k)^p.
+
+Exchanges a round: 1, with dy floats each way; x is sent once.
+
+Reference: McMahan et al., arXiv 1602.05629; local SGD: arXiv 1805.09767.
+Deviations: clients are weighted as their data are (`ClientData.weights`), equally by
+default, not by their number of rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+from fedbilevel._types import Key, Pair
+from fedbilevel.algorithms import _options
+from fedbilevel.algorithms._parts import lower_slope
+from fedbilevel.algorithms._single_loop import AbstractSingleLoop, Directions, Order
+from fedbilevel.estimators import AbstractEstimator, Plain
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import as_number
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(AbstractSingleLoop):
+    """Local gradient steps on y at the given x, averaged every p steps."""
+
+    reference: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
+    provenance: ClassVar[str] = "standard method, from memory"
+    answers: ClassVar[str] = "shared y, x fixed"
+
+    lr: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def estimator(self) -> AbstractEstimator:
+        """Return the plain one."""
+        return Plain()
+
+    def order(self) -> Order:
+        """Return y alone."""
+        return (("y",),)
+
+    def directions(self, oracle: Oracle, key: Key) -> Directions:
+        """Draw zeta; return grad_y g_k with it."""
+        return lower_slope(oracle, key)
+
+    def step(self, t: Any) -> Pair:
+        """Return the step of y."""
+        del t
+        return Pair(None, self.lr)
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """Name the options that `from_options` takes."""
+        return ("lr", "lower_step")
+
+    @classmethod
+    def from_options(
+        cls, options: Mapping[str, str], clients: int, local_steps: int
+    ) -> Self:
+        """Build from `lr`, or the lower step of the other methods."""
+        del clients
+        rate = _options.first_number(options, "lr", "lower_step")
+        return cls(rate, local_steps=local_steps)

@@ -1,7 +1,7 @@
 """Tune one l2 strength per feature across 8 clients, against leaving them alone.
 
-Both runs start from the same strengths and train the same classifier with the same
-samples; in the second x does not move.
+Both runs start from the same strengths and train the same classifier on the same
+clients; the second is FedAvg, where x does not move.
 """
 
 import tempfile
@@ -25,10 +25,8 @@ def main() -> None:
         "per feature above, tuned on validation rows that never leave their client.\n"
     )
     plans = {
-        "LocalBSGVRM": Experiment("regularization", clients=8),
-        "no tuning": Experiment(
-            "regularization", clients=8, options={"upper_step": "0"}
-        ),
+        "FedBiOAcc": Experiment("regularization", "fedbioacc", clients=8),
+        "no tuning": Experiment("regularization", "fedavg", clients=8),
     }
     results = {}
     for name, plan in plans.items():

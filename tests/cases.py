@@ -157,7 +157,7 @@ CASES = [
     ),
     Case(
         "pooled",
-        Pooled(Neumann(1, THETA), 0.3, 5.0, 6.0, 0.5, 0.8, local_steps=2),
+        Pooled(**STORM, tau=0.3, c_q=6.0),
         floats=lambda dx, dy: 0,
         exchanges=0,
         two_client=SHARED,

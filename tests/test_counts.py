@@ -1,12 +1,14 @@
 """Costs of a run: the formulas of the paper, and calls counted one by one."""
 
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import (
@@ -17,8 +19,11 @@ from fedbilevel.hypergradient import (
     RandomNeumann,
 )
 from fedbilevel.problem import Oracle, Problem
-from fedbilevel.runtime import Job, ReferenceRuntime, count
+from fedbilevel.runtime import Job, Ledger, ReferenceRuntime, _keys, count
 from fedbilevel.tasks import find
+from tests.cases import DX as QX
+from tests.cases import DY as QY
+from tests.cases import EVERY, quadratic_data, quadratic_job
 
 CLIENTS, DX, DY, Q, P = 3, 5, 6, 4, 2
 TASK = find("quadratic")(CLIENTS)
@@ -105,7 +110,8 @@ def test_warm_start_is_one_exchange_more(algorithm):
     without = count(make_job(algorithm), 3)
     found = count(make_job(algorithm, warm_start=5), 3)
     assert found["exchanges"] == without["exchanges"] + 1
-    assert found["floats_down"] == without["floats_down"] + CLIENTS * (DX + DY)
+    # x and y go to the warm start; in the first round only y is new.
+    assert found["floats_down"] == without["floats_down"] + CLIENTS * DY
     assert found["floats_up"] == without["floats_up"] + CLIENTS * DY
     assert found["bytes_down"] == 8 * found["floats_down"]
     assert found["bytes_up"] == 8 * found["floats_up"]
@@ -211,3 +217,59 @@ def test_deterministic_oracles_draw_no_samples():
 )
 def test_a_series_without_factors_runs_in_the_reference_runtime(tally, rule):
     assert_counts_are_real(make_job(problem=QUIET, rule=rule, batch=2), tally)
+
+
+@EVERY
+def test_traffic_is_the_formula_of_the_literature(case):
+    job = quadratic_job(case.algorithm, quadratic_data(3))
+    found, floats = count(job, 5), case.floats(QX, QY)
+    for way in ("down", "up"):
+        assert found["per_client_and_round"][f"floats_{way}"] == floats
+        assert found["per_client_and_round"][f"bytes_{way}"] == 8 * floats
+    assert found["exchanges"] == 5 * case.exchanges + len(case.algorithm.setup())
+
+
+@EVERY
+def test_counts_of_every_algorithm_are_the_calls_of_a_real_run(tally, case):
+    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
+    assert_counts_are_real(job, tally)
+
+
+NEST: dict[str, Any] = {"alpha": 0.1, "beta": 0.1, "inner_rounds": 2, "local_steps": 2}
+
+
+def test_random_lengths_cost_what_is_drawn():
+    terms, rounds = 4, 30
+    job = quadratic_job(FedNest(**NEST, ell=3.0, terms=terms), quadratic_data(3))
+    # The series is the second entry of a round; the two phases of FedInn come before
+    # its start, and so its only phase has the number 3.
+    lengths = [
+        int(_keys.draw_length(job.key, _keys.ROUNDS, 3, index, terms - 1))
+        for index in range(rounds)
+    ]
+    assert set(lengths) == {0, 1, 2, 3}
+    found = count(job, rounds)
+    assert found["exchanges"] == sum(2 * 2 + length + 3 for length in lengths)
+    up = sum((2 * 2 + 1 + length) * QY + 2 * QX for length in lengths)
+    assert found["floats_up"] == 3 * up
+    # Down it is as much, and y once more at the start.
+    assert found["floats_down"] == 3 * (up + QY)
+    assert found["calls"]["hessian_product"] == 3 * sum(lengths)
+
+
+def test_a_fresh_cohort_is_sent_all_it_needs():
+    nest = FedNest(**NEST, ell=3.0, terms=2, random_length=False)
+    job = quadratic_job(nest, quadratic_data(3), participants=2)
+    # x and y with every exchange; q, the term, the sum, h where they are used.
+    exchanges = 2 * 2 + 2 + 3
+    down = exchanges * (QX + QY) + (2 + 2 + 1) * QY + QX
+    assert count(job, 3)["per_client_and_round"]["floats_down"] == down
+
+
+def test_costs_add_up_over_the_rounds():
+    job = quadratic_job(FedNest(**NEST, ell=3.0, terms=4), quadratic_data(3))
+    ledger = Ledger(job)
+    columns, total = ledger.cumulative(job.key, 6), ledger.summary(job.key, 6)
+    assert columns["bytes"][-1] == total["bytes_up"] + total["bytes_down"]
+    assert columns["samples"][-1] == sum(total["samples"].values())
+    assert (np.diff(columns["bytes"]) > 0).all()

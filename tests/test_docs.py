@@ -40,7 +40,7 @@ def test_the_demo_tunes(tmp_path):
         str(ROOT / "examples" / "tune_regularization.py"), folder=tmp_path
     )
     (folder,) = (tmp_path / "runs").iterdir()
-    tuned = Result.load(folder / "localbsgvrm")
+    tuned = Result.load(folder / "fedbioacc")
     untuned = Result.load(folder / "no-tuning")
     assert folder.name in printed.replace("\n", "")
     assert tuned.final["upper_loss"] < 0.6 * untuned.final["upper_loss"]

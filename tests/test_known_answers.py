@@ -82,8 +82,8 @@ def test_the_auxiliary_variable_drifts_little(accelerated):
     """T2 with p = 10 and steps of 0.02: within 4e-3 of 1, and not exactly there."""
     if accelerated:
         steps: dict[str, Any] = {"eta": 0.02, "gamma": 0.02, "tau": 0.02}
-        weights = {"c_nu": 0.5, "c_omega": 0.5, "c_q": 0.5}
-        algorithm = FedBiOAcc(1.0, **steps, **weights, local_steps=10)
+        steps |= {"c_nu": 0.5, "c_omega": 0.5, "c_q": 0.5}
+        algorithm = FedBiOAcc(1.0, **steps, local_steps=10)
     else:
         algorithm = FedBiO(0.02, 0.02, 0.02, local_steps=10)
     state = execute(SimulatorRuntime(two_client_job(algorithm)), 4000).state

@@ -19,6 +19,7 @@ LAYERS = [
     {"result"},
     {"run"},
     {"experiment"},
+    {"compare"},
     {"report"},
     {"cli"},
 ]
@@ -33,7 +34,11 @@ FORBIDDEN = {
     "algorithms": {"tasks"},
 }
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
-OPTIONAL = {"cli": {"typer", "rich"}, "report": {"rich"}, "tasks": {"sklearn"}}
+OPTIONAL = {
+    "cli": {"typer", "rich"},
+    "report": {"rich", "matplotlib"},
+    "tasks": {"sklearn"},
+}
 
 
 def imports_of(path: Path) -> set[str]:

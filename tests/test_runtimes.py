@@ -18,6 +18,7 @@ from fedbilevel.runtime import (
     execute,
     sweep,
 )
+from fedbilevel.runtime.driver import Checkpoints
 from fedbilevel.runtime.job import start_state
 from tests.cases import (
     CASES,
@@ -78,6 +79,16 @@ def test_devices_and_chunks_do_not_matter(case, participants, monkeypatch):
     here, there = execute(spread, 4), execute(alone, 4)
     assert_close(here.state, there.state, 1e-12)
     assert_close(here.columns, there.columns, 1e-12)
+
+
+@EVERY
+def test_resumed_is_the_run_never_stopped(case, tmp_path):
+    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
+    whole = execute(SimulatorRuntime(job), 4)
+    keep = Checkpoints(tmp_path, every_rounds=1)
+    execute(SimulatorRuntime(job), 2, checkpoints=keep)
+    resumed = execute(SimulatorRuntime(job), 4, checkpoints=keep)
+    assert_close((whole.state, whole.columns), (resumed.state, resumed.columns), 0)
 
 
 @for_cases(lambda algorithm: not algorithm.pools)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 __all__ = [
     "CheckpointError",
     "FedbilevelError",
+    "HeterogeneityWarning",
     "InvalidInputError",
     "NonFiniteError",
     "StageError",
@@ -19,6 +20,10 @@ class FedbilevelError(Exception):
 
 class InvalidInputError(FedbilevelError, ValueError):
     """An argument, a loss or a data set cannot be used as given."""
+
+
+class HeterogeneityWarning(UserWarning):
+    """A method that needs clients to be alike was given clients that differ."""
 
 
 class CheckpointError(FedbilevelError):

@@ -2,17 +2,21 @@
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.errors import CheckpointError, unknown_name
+from fedbilevel.errors import CheckpointError, HeterogeneityWarning, unknown_name
+from fedbilevel.hypergradient import local_inverse_bias
 from fedbilevel.result import Result
-from fedbilevel.run import open_folder, run_job
+from fedbilevel.run import open_folder, run_job, run_seeds
 from fedbilevel.runtime import Job
 from fedbilevel.runtime.driver import Checkpoints, Watch
 from fedbilevel.tasks._base import option_defaults
@@ -21,6 +25,7 @@ __all__ = ["Experiment"]
 
 _FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
+_TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,42 @@ class Experiment:
 
         `watch` is shown the task's headline metric only.
         """
+        task, job, config = self._job()
+        keeper = None
+        if folder is not None:
+            open_folder(folder, resume)
+            every = (self.checkpoint_rounds, self.checkpoint_seconds)
+            keeper = Checkpoints(folder, *every)
+            self._save(folder)
+        result = run_job(
+            job,
+            config.pop("rounds"),
+            measure_every=self.measure_every,
+            runtime=self.runtime,
+            keeper=keeper,
+            watch=_headline_only(watch, task.headline),
+            task=self.task,
+            config={**config, "seed": self.seed},
+        )
+        result = self._named(task, result)
+        if folder is not None:
+            result.save(folder)
+        return result
+
+    def run_seeds(self, count: int) -> list[Result]:
+        """Run from `count` random seeds, the experiment's own first, as one program."""
+        task, job, config = self._job()
+        results = run_seeds(
+            job,
+            config.pop("rounds"),
+            range(self.seed, self.seed + count),
+            measure_every=self.measure_every,
+            task=self.task,
+            config=config,
+        )
+        return [self._named(task, result) for result in results]
+
+    def _job(self) -> tuple[tasks.Task, Job, dict[str, Any]]:
         task, algorithm, sizes, values = self._build()
         job = Job.of(
             algorithm,
@@ -67,33 +108,17 @@ class Experiment:
             seed=self.seed,
             participants=self.participants,
             batch=sizes["batch"],
+            private=task.private,
         )
-        keeper = None
-        if folder is not None:
-            open_folder(folder, resume)
-            every = (self.checkpoint_rounds, self.checkpoint_seconds)
-            keeper = Checkpoints(folder, *every)
-            self._save(folder)
-        steps = sizes["local_steps"]
-        result = run_job(
-            job,
-            sizes["rounds"],
-            measure_every=self.measure_every,
-            runtime=self.runtime,
-            keeper=keeper,
-            watch=_headline_only(watch, task.headline),
-            task=self.task,
-            config={"local_steps": steps, "seed": self.seed, "task": values},
-        )
+        _warn_if_biased(self.algorithm, job)
+        chosen = {name: sizes[name] for name in ("rounds", "local_steps")}
+        return task, job, {**chosen, "task": values, "headline": task.headline}
+
+    def _named(self, task: tasks.Task, result: Result) -> Result:
         shown = result.point if task.shows_point else {}
-        final = {
-            **result.final,
-            **{name: leaf.tolist() for name, leaf in shown.items()},
-        }
-        result = dataclasses.replace(result, algorithm=self.algorithm, final=final)
-        if folder is not None:
-            result.save(folder)
-        return result
+        point = {name: leaf.tolist() for name, leaf in shown.items()}
+        final = {**result.final, **point}
+        return dataclasses.replace(result, algorithm=self.algorithm, final=final)
 
     def _build(
         self,
@@ -150,3 +175,27 @@ def _headline_only(watch: Watch | None, headline: str) -> Watch | None:
         watch(done, total, {n: v for n, v in newest.items() if n == headline})
 
     return show
+
+
+def _warn_if_biased(name: str, job: Job) -> None:
+    """Warn where averaging the clients' own inverse Hessians leads elsewhere."""
+    private = any(jax.tree.leaves(job.private.y))
+    if not job.algorithm.inverts_locally or private or job.data.clients == 1:
+        return
+    bias = float(local_inverse_bias(job.problem, job.data, job.x, job.y))
+    if not bias > _TOLERATED_BIAS:  # NaN, from a lower level without curvature, is not
+        return
+    kinds = {other: algorithms.find(other) for other in algorithms.names()}
+    shared = AbstractAlgorithm.answers
+    unbiased = [
+        other
+        for other, kind in kinds.items()
+        if kind.answers == shared and not kind.inverts_locally
+    ]
+    warnings.warn(
+        f"{name} inverts each client's own Hessian, but these clients' data differ: "
+        f"near the start the averaged hypergradient is {bias:.0%} off the true one, so "
+        f"the limit will be off, too. Unbiased: {', '.join(unbiased)}.",
+        HeterogeneityWarning,
+        stacklevel=2,
+    )

@@ -1,11 +1,14 @@
 """One call from problem to result."""
 
+import dataclasses
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.random as jr
 import numpy as np
 
 from fedbilevel import _tree
@@ -17,15 +20,16 @@ from fedbilevel.problem import ClientData, Problem
 from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import (
     Job,
+    Ledger,
     Outcome,
     ReferenceRuntime,
     SimulatorRuntime,
-    count,
     execute,
+    sweep,
 )
 from fedbilevel.runtime.driver import Checkpoints, Watch
 
-__all__ = ["open_folder", "run", "run_job"]
+__all__ = ["open_folder", "run", "run_job", "run_seeds"]
 
 
 def run(
@@ -117,11 +121,46 @@ def run_job(
         "measure_every": measure_every,
         **config,
     }
-    return _result(job, outcome, task, settings)
+    return _result(job, outcome, Ledger(job), task, settings)
 
 
-def _result(job: Job, outcome: Outcome, task: str, settings: dict[str, Any]) -> Result:
-    algorithm = job.algorithm
+def run_seeds(
+    job: Job,
+    rounds: int,
+    seeds: Sequence[int],
+    *,
+    measure_every: int,
+    task: str,
+    config: dict[str, Any],
+) -> list[Result]:
+    """Run a job once per random seed, all in one compiled program.
+
+    The seconds of a result are its share of what all of them took.
+    """
+    outcomes = sweep(job, rounds, seeds=seeds, measure_every=measure_every)
+    ledger, results = Ledger(job), []
+    for seed, outcome in zip(seeds, outcomes, strict=True):
+        settings = {
+            "rounds": rounds,
+            "batch": job.upper_batch,
+            "runtime": SimulatorRuntime.name,
+            "measure_every": measure_every,
+            **config,
+            "seed": seed,
+        }
+        share = {name: spent / len(seeds) for name, spent in outcome.seconds.items()}
+        one = dataclasses.replace(job, key=jr.key(seed))
+        outcome = dataclasses.replace(outcome, seconds=share)
+        results.append(_result(one, outcome, ledger, task, settings))
+    return results
+
+
+def _result(
+    job: Job, outcome: Outcome, ledger: Ledger, task: str, settings: dict[str, Any]
+) -> Result:
+    algorithm, rounds = job.algorithm, settings["rounds"]
+    costs = ledger.cumulative(job.key, rounds)
+    measured = outcome.columns["round"] - 1
     point = algorithm.point(outcome.state.joined())
     config = {
         "clients": job.data.clients,
@@ -135,10 +174,13 @@ def _result(job: Job, outcome: Outcome, task: str, settings: dict[str, Any]) -> 
         algorithm=type(algorithm).__name__,
         config=to_plain(config),
         versions=versions(),
-        columns=outcome.columns,
+        columns={
+            **outcome.columns,
+            **{name: column[measured] for name, column in costs.items()},
+        },
         point={**_named("x", point.x), **_named("y", point.y)},
         final={name: float(column[-1]) for name, column in outcome.columns.items()},
-        counts=count(job, settings["rounds"]),
+        counts=ledger.summary(job.key, rounds),
         seconds=outcome.seconds,
     )
 

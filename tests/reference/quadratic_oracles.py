@@ -15,6 +15,16 @@ def lower_gradient(x, y, zeta):
     return A @ y + C.T @ x + a
 
 
+def hessian_product(v, zeta):
+    """Return (d2 g / dy dy) v, the same at every point."""
+    return zeta["A"].mean(axis=0) @ v
+
+
+def cross_product(v, zeta):
+    """Return (d2 g / dx dy) v, the same at every point."""
+    return zeta["C"].mean(axis=0) @ v
+
+
 def hypergradient(x, y, bundle, theta):
     """Return the paper's stochastic hypergradient by its recursion, j = Q..1."""
     xi, zeta_0, factors = bundle

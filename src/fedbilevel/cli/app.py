@@ -1,7 +1,8 @@
-"""`fedbilevel list`, `fedbilevel run`, `fedbilevel resume`."""
+"""`fedbilevel list`, `fedbilevel run`, `fedbilevel resume`, `fedbilevel compare`."""
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbilevel import algorithms, tasks
+from fedbilevel.cli import _arguments as arguments
+from fedbilevel.cli._arguments import positive, read_settings
+from fedbilevel.cli._comparison import show_comparison
 from fedbilevel.cli._progress import watched
-from fedbilevel.errors import FedbilevelError, InvalidInputError, unknown_name
+from fedbilevel.errors import FedbilevelError, unknown_name
 from fedbilevel.experiment import Experiment
 from fedbilevel.report import cost_table, result_table
 from fedbilevel.result import Result
@@ -51,29 +55,20 @@ def list_entries(
     "--clients 8 --rounds 100 --set theta=0.2 --out runs/first"
 )
 def run(
-    task: Annotated[str, typer.Argument(help="see `fedbilevel list tasks`")],
+    task: arguments.Task,
     algorithm: Annotated[
         str, typer.Option(help="see `fedbilevel list algorithms`")
     ] = "local-bsgvrm",
-    clients: Annotated[int | None, typer.Option(help="number of clients, K")] = None,
-    participants: Annotated[
-        int | None, typer.Option(help="clients drawn per exchange; all if left out")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="communication rounds")] = None,
-    local_steps: Annotated[
-        int | None, typer.Option(help="local steps between two rounds, p")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="rows per sample")] = None,
+    clients: arguments.Clients = None,
+    participants: arguments.Participants = None,
+    rounds: arguments.Rounds = None,
+    local_steps: arguments.LocalSteps = None,
+    batch: arguments.Batch = None,
     seed: Annotated[int, typer.Option(help="random seed of samples and cohorts")] = 0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="an option; may be repeated"),
-    ] = None,
+    settings: arguments.Settings = None,
     runtime: Annotated[str, typer.Option(help="simulator or reference")] = "simulator",
-    precision: Annotated[str, typer.Option(help="float32 or float64")] = "float32",
-    measure_every: Annotated[
-        int, typer.Option(help="rounds between two measurements")
-    ] = 1,
+    precision: arguments.Precision = "float32",
+    measure_every: arguments.MeasureEvery = 1,
     checkpoint_rounds: Annotated[
         int | None, typer.Option(help="rounds between two checkpoints")
     ] = None,
@@ -83,9 +78,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="new folder for checkpoints and result")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object, nothing else")
-    ] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Run an algorithm on a task.
 
@@ -95,28 +88,77 @@ def run(
         experiment = Experiment(
             task=task,
             algorithm=algorithm,
-            clients=_positive("clients", clients),
+            clients=positive("clients", clients),
             participants=participants,
-            rounds=_positive("rounds", rounds),
-            local_steps=_positive("local-steps", local_steps),
-            batch=_positive("batch", batch),
+            rounds=positive("rounds", rounds),
+            local_steps=positive("local-steps", local_steps),
+            batch=positive("batch", batch),
             seed=seed,
             runtime=runtime,
             precision=precision,
             measure_every=measure_every,
             checkpoint_rounds=checkpoint_rounds,
             checkpoint_seconds=checkpoint_seconds,
-            options=_read_settings(settings or []),
+            options=read_settings(settings or []),
         )
         _execute(experiment, out, resume=False, as_json=as_json)
+
+
+@app.command(
+    "compare",
+    epilog="Example: fedbilevel compare two-client --algorithms "
+    "local-bsgvrm,fedbioacc,fednest,fedavg,pooled --seeds 16 --set length=full "
+    "--out runs/comparison",
+)
+def compare_algorithms(
+    task: arguments.Task,
+    names: Annotated[
+        str, typer.Option("--algorithms", help="names, separated by commas")
+    ],
+    seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 4,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="value whose cost is told; nine tenths of the way if left out"
+        ),
+    ] = None,
+    clients: arguments.Clients = None,
+    participants: arguments.Participants = None,
+    rounds: arguments.Rounds = None,
+    local_steps: arguments.LocalSteps = None,
+    batch: arguments.Batch = None,
+    settings: arguments.Settings = None,
+    precision: arguments.Precision = "float32",
+    measure_every: arguments.MeasureEvery = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="new folder for results and curves")
+    ] = None,
+    as_json: arguments.AsJson = False,
+) -> None:
+    """Compare algorithms on a task: same data, start and cohorts for all.
+
+    Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone.
+    """
+    with _plain_errors():
+        experiment = Experiment(
+            task=task,
+            clients=positive("clients", clients),
+            participants=participants,
+            rounds=positive("rounds", rounds),
+            local_steps=positive("local-steps", local_steps),
+            batch=positive("batch", batch),
+            precision=precision,
+            measure_every=measure_every,
+            options=read_settings(settings or []),
+        )
+        chosen = [name.strip() for name in names.split(",")]
+        show_comparison(experiment, chosen, seeds, target, out, as_json)
 
 
 @app.command(epilog="Example: fedbilevel resume runs/first")
 def resume(
     folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object, nothing else")
-    ] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
     with _plain_errors():
@@ -143,29 +185,11 @@ def _show(result: Result, folder: Path | None) -> None:
         console.print(f"Saved in {folder}")
 
 
-def _read_settings(settings: list[str]) -> dict[str, str]:
-    options = {}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise InvalidInputError(
-                f"--set {text}: write KEY=VALUE, for example theta=0.1."
-            )
-        options[name.replace("-", "_")] = value
-    return options
-
-
-def _positive(name: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise InvalidInputError(f"--{name} {value}: must be at least 1.")
-    return value
-
-
 class _plain_errors:  # noqa: N801 - reads as a statement
     """Ends with a message, or with a traceback if FEDBILEVEL_TRACEBACK is set."""
 
     def __enter__(self) -> None:
-        return None
+        warnings.showwarning = _show_warning
 
     def __exit__(self, kind, error, trace) -> None:
         if isinstance(error, FedbilevelError) and not os.environ.get(
@@ -176,6 +200,11 @@ class _plain_errors:  # noqa: N801 - reads as a statement
         if isinstance(error, KeyboardInterrupt):
             _errors.print(f"Stopped. {error}", markup=False, soft_wrap=True)
             raise typer.Exit(130) from error
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    del category, filename, lineno, file, line
+    _errors.print(f"Warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _first_line(text: str | None) -> str:
@@ -196,6 +225,7 @@ def _algorithm_table() -> Table:
     table = Table(
         "algorithm",
         "what it is",
+        "answers",
         "reference",
         "how known",
         "options",
@@ -206,6 +236,7 @@ def _algorithm_table() -> Table:
         table.add_row(
             name,
             _first_line(kind.__doc__),
+            kind.answers,
             kind.reference,
             kind.provenance,
             ", ".join(kind.option_names()),

@@ -14,6 +14,9 @@ from fedbilevel.hypergradient.exact import Exact as Exact
 from fedbilevel.hypergradient.finite_difference import (
     FiniteDifference as FiniteDifference,
 )
+from fedbilevel.hypergradient.local_inverse import (
+    local_inverse_bias as local_inverse_bias,
+)
 from fedbilevel.hypergradient.neumann import FrozenNeumann as FrozenNeumann
 from fedbilevel.hypergradient.neumann import Neumann as Neumann
 from fedbilevel.hypergradient.neumann import RandomNeumann as RandomNeumann

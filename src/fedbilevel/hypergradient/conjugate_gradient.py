@@ -6,6 +6,8 @@ r"""Conjugate gradient on the frozen system (H + damping I) z = fy.
 One batch for all products. The error falls linearly; run to the dimension it is zero.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,26 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import as_number
 
-__all__ = ["ConjugateGradient"]
+__all__ = ["ConjugateGradient", "solve"]
+
+
+def solve(product: Callable[[Lower], Lower], b: Lower, steps: int) -> Lower:
+    """Return z with product(z) = b, after so many steps from zero."""
+
+    def step(carry, _):
+        z, r, d, square = carry
+        along = product(d)
+        curvature = _tree.dot(d, along)
+        # After convergence r = d = 0: then 0/0 must read as "stay".
+        a = jnp.where(curvature > 0, square / jnp.where(curvature > 0, curvature, 1), 0)
+        z, r = _tree.add_scaled(z, a, d), _tree.add_scaled(r, -a, along)
+        fresh = _tree.dot(r, r)
+        turn = jnp.where(square > 0, fresh / jnp.where(square > 0, square, 1), 0)
+        return (z, r, _tree.add_scaled(r, turn, d), fresh), None
+
+    start = (_tree.zeros_like(b), b, b, _tree.dot(b, b))
+    (z, *_), _ = jax.lax.scan(step, start, None, length=steps)
+    return z
 
 
 class ConjugateGradient(AbstractHypergradient):
@@ -46,22 +67,11 @@ class ConjugateGradient(AbstractHypergradient):
         """Estimate the hypergradient at (x, y)."""
         fx, fy = oracle.upper_gradients(x, y, bundle.upper)
 
-        def step(carry, _):
-            z, r, d, square = carry
-            product = oracle.hessian_product(x, y, d, bundle.factors)
-            product = _tree.add_scaled(product, self.damping, d)
-            curvature = _tree.dot(d, product)
-            # After convergence r = d = 0: then 0/0 must read as "stay".
-            a = jnp.where(
-                curvature > 0, square / jnp.where(curvature > 0, curvature, 1), 0
-            )
-            z, r = _tree.add_scaled(z, a, d), _tree.add_scaled(r, -a, product)
-            fresh = _tree.dot(r, r)
-            turn = jnp.where(square > 0, fresh / jnp.where(square > 0, square, 1), 0)
-            return (z, r, _tree.add_scaled(r, turn, d), fresh), None
+        def product(d: Lower) -> Lower:
+            along = oracle.hessian_product(x, y, d, bundle.factors)
+            return _tree.add_scaled(along, self.damping, d)
 
-        start = (_tree.zeros_like(fy), fy, fy, _tree.dot(fy, fy))
-        (z, *_), _ = jax.lax.scan(step, start, None, length=self.steps)
+        z = solve(product, fy, self.steps)
         return assemble(oracle, x, y, fx, z, bundle)
 
     def check(self, curvature: float, client: int) -> None:

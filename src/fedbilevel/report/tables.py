@@ -7,7 +7,7 @@ from rich.table import Table
 
 from fedbilevel.result import Result
 
-__all__ = ["cost_table", "result_table"]
+__all__ = ["cost_table", "result_table", "show"]
 
 
 def result_table(results: Mapping[str, Result]) -> Table:
@@ -18,7 +18,7 @@ def result_table(results: Mapping[str, Result]) -> Table:
         table.add_column(name, justify="right")
     names = list(dict.fromkeys(n for r in results.values() for n in r.final))
     for name in names:
-        table.add_row(name, *(_show(r.final.get(name)) for r in results.values()))
+        table.add_row(name, *(show(r.final.get(name)) for r in results.values()))
     return table
 
 
@@ -41,7 +41,7 @@ def cost_table(results: Mapping[str, Result]) -> Table:
         ("seconds to run", lambda r: r.seconds["run"]),
     )
     for label, value in rows:
-        table.add_row(label, *(_show(value(result)) for result in results.values()))
+        table.add_row(label, *(show(value(result)) for result in results.values()))
     return table
 
 
@@ -53,11 +53,12 @@ def _calls(kind: str):
     return lambda result: result.counts["calls"].get(kind, 0)
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """Write a number the short way."""
     if value is None:
         return "-"
     if isinstance(value, list):
-        return "[" + ", ".join(_show(item) for item in value) + "]"
+        return "[" + ", ".join(show(item) for item in value) + "]"
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:.6g}"

@@ -1,5 +1,6 @@
 """Runs an algorithm on a problem: the same numbers on every runtime."""
 
+from fedbilevel.runtime.counts import Ledger as Ledger
 from fedbilevel.runtime.counts import count as count
 from fedbilevel.runtime.driver import Outcome as Outcome
 from fedbilevel.runtime.driver import execute as execute

@@ -23,7 +23,7 @@ from fedbilevel.problem import (
 
 __all__ = ["OWN_COLUMNS", "Job", "State", "start_state", "strongly_typed"]
 
-OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm")
+OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "bytes", "samples")
 
 
 class Job(eqx.Module):

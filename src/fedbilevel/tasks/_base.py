@@ -6,7 +6,8 @@ from typing import Any
 
 import equinox as eqx
 
-from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel._blocks import NOTHING
+from fedbilevel._types import Lower, Metrics, Pair, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 
@@ -19,7 +20,8 @@ class Task(eqx.Module):
     `metrics(x, y)` returns named numbers and may hold arrays (test data, closed forms).
     `headline` names the one to watch. `recommended` are settings for `fedbilevel run`:
     rounds, local_steps, batch, and the algorithm's options. `shows_point` asks for x
-    and y in reports, where they are small.
+    and y in reports, where they are small. `private` marks blocks of x and y that
+    belong to one client each. A lower headline is better.
     """
 
     problem: Problem
@@ -30,6 +32,7 @@ class Task(eqx.Module):
     headline: str = eqx.field(static=True)
     recommended: Mapping[str, str] = eqx.field(static=True)
     shows_point: bool = eqx.field(static=True, default=False)
+    private: Pair = eqx.field(static=True, default=NOTHING)
 
 
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:

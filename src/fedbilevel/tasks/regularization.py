@@ -61,7 +61,7 @@ class _TestMetrics(eqx.Module):
 
     def __call__(self, x: Array, y: Array) -> dict[str, Array]:
         rows = {"features": self.features, "label": self.label}
-        guess = jnp.argmax(self.features @ y.T, axis=1)
+        guess = jnp.argmax(self.features @ y.T, axis=1).astype(self.label.dtype)
         return {
             "test_loss": _cross_entropy(y, rows),
             "test_accuracy": jnp.mean((guess == self.label).astype(y.dtype)),

@@ -1,0 +1,63 @@
+"""Arguments that several commands take, and how they are read."""
+
+from typing import Annotated
+
+import typer
+
+from fedbilevel.errors import InvalidInputError
+
+__all__ = [
+    "AsJson",
+    "Batch",
+    "Clients",
+    "LocalSteps",
+    "MeasureEvery",
+    "Participants",
+    "Precision",
+    "Rounds",
+    "Settings",
+    "Task",
+    "positive",
+    "read_settings",
+]
+
+Task = Annotated[str, typer.Argument(help="see `fedbilevel list tasks`")]
+Clients = Annotated[int | None, typer.Option(help="number of clients, K")]
+Participants = Annotated[
+    int | None, typer.Option(help="clients drawn per exchange; all if left out")
+]
+Rounds = Annotated[int | None, typer.Option(help="communication rounds")]
+LocalSteps = Annotated[
+    int | None, typer.Option(help="local steps between two rounds, p")
+]
+Batch = Annotated[int | None, typer.Option(help="rows per sample")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="an option; may be repeated"),
+]
+Precision = Annotated[str, typer.Option(help="float32 or float64")]
+MeasureEvery = Annotated[int, typer.Option(help="rounds between two measurements")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="print one JSON object, nothing else")
+]
+
+
+def read_settings(settings: list[str]) -> dict[str, str]:
+    """Read KEY=VALUE, dashes in an option's name being underscores."""
+    options = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InvalidInputError(
+                f"--set {text}: write KEY=VALUE, for example theta=0.1."
+            )
+        owner, dot, rest = name.rpartition(".")
+        options[f"{owner}{dot}{rest.replace('-', '_')}"] = value
+    return options
+
+
+def positive(name: str, value: int | None) -> int | None:
+    """Return the value unless it is below 1."""
+    if value is not None and value < 1:
+        raise InvalidInputError(f"--{name} {value}: must be at least 1.")
+    return value

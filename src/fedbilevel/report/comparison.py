@@ -1,0 +1,97 @@
+"""Ranks algorithms by a metric over several seeds, and by what it cost to get there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedbilevel.report.tables import show
+from fedbilevel.result import Result
+
+__all__ = ["Standing", "default_target", "ranking", "ranking_table"]
+
+Results = Mapping[str, Sequence[Result]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One algorithm in a ranking: lower is better.
+
+    `spread` is the standard deviation over seeds. Rounds, bytes, samples and seconds
+    are those until the mean over seeds first reaches the target; None if it never does.
+    """
+
+    algorithm: str
+    mean: float
+    spread: float
+    seeds: int
+    rounds: int | None
+    bytes: int | None
+    samples: int | None
+    seconds: float | None
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+def default_target(results: Results, metric: str) -> float:
+    """Return what a tenth of the way from the best end to the worst beginning is."""
+    means = [_mean(many, metric) for many in results.values()]
+    best, worst = min(m[-1] for m in means), max(m[0] for m in means)
+    return float(best + 0.1 * (worst - best))
+
+
+def ranking(results: Results, metric: str, target: float) -> list[Standing]:
+    """Rank algorithms by the final mean of a metric over seeds."""
+    standings = [_standing(n, many, metric, target) for n, many in results.items()]
+    # What diverged is last, not first.
+    return sorted(standings, key=lambda s: (not np.isfinite(s.mean), s.mean))
+
+
+def _standing(
+    name: str, many: Sequence[Result], metric: str, target: float
+) -> Standing:
+    ends = np.asarray([result.columns[metric][-1] for result in many])
+    reached = np.flatnonzero(_mean(many, metric) <= target)
+    spread = float(np.std(ends, ddof=1)) if len(ends) > 1 else 0.0
+    costs: dict[str, Any] = dict.fromkeys(("rounds", "bytes", "samples", "seconds"))
+    if len(reached):
+        first = many[0].columns["round"][reached[0]]
+        costs["rounds"] = int(first)
+        for kind in ("bytes", "samples"):
+            at = [result.columns[kind][reached[0]] for result in many]
+            costs[kind] = round(float(np.mean(at)))
+        costs["seconds"] = float(np.mean([seconds(r)[reached[0]] for r in many]))
+    return Standing(name, float(np.mean(ends)), spread, len(ends), **costs)
+
+
+def _mean(many: Sequence[Result], metric: str) -> np.ndarray:
+    return np.mean([result.columns[metric] for result in many], axis=0)
+
+
+def seconds(result: Result) -> np.ndarray:
+    """Return the seconds until each measurement, spread evenly over the rounds."""
+    rounds = result.columns["round"]
+    return result.seconds["run"] * rounds / rounds[-1]
+
+
+def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> Table:
+    """Return a ranking for a terminal."""
+    table = Table(
+        title=f"{metric} after the last round, and the cost of reaching {target:.4g}",
+        title_justify="left",
+    )
+    for heading in ("", "algorithm"):
+        table.add_column(heading)
+    spread = f"mean +- deviation over {standings[0].seeds} seeds"
+    for heading in (spread, "rounds", "megabytes", "samples", "seconds"):
+        table.add_column(heading, justify="right")
+    for place, one in enumerate(standings, 1):
+        megabytes = None if one.bytes is None else one.bytes / 1e6
+        costs = (one.rounds, megabytes, one.samples, one.seconds)
+        value = f"{one.mean:.4g} +- {one.spread:.2g}"
+        table.add_row(str(place), one.algorithm, value, *(show(cost) for cost in costs))
+    return table

@@ -1,0 +1,79 @@
+"""Draws what a method of the FedNest family will draw, as its listings take it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fedbilevel.runtime import Job, _keys
+from tests.reference.replay_phases import bundle_of, draw_phase, phase_number, xi, zeta
+
+
+def draw_rounds(job: Job, rounds: int) -> list[tuple[Any, Any]]:
+    """Return, for each round, the samples of T_in inner calls and of the outer one."""
+    algorithm: Any = job.algorithm
+    T_in = algorithm.inner_rounds
+    below = _anchored_inner if algorithm.anchors_inner else _light_inner
+    inner = below(job, rounds * T_in)
+    outer = _fed_out if hasattr(algorithm, "terms") else _light_out
+    return [
+        (inner[r * T_in : (r + 1) * T_in], samples)
+        for r, samples in enumerate(outer(job, rounds))
+    ]
+
+
+def lengths(job: Job, rounds: int) -> list[int]:
+    """Return the number of factors N' of the series in each round."""
+    algorithm: Any = job.algorithm
+    if not algorithm.random_length:
+        return [algorithm.terms] * rounds
+    where = (job.key, _keys.ROUNDS, phase_number(job, "series_factor"))
+    most = algorithm.terms - 1
+    return [int(_keys.draw_length(*where, r, most)) for r in range(rounds)]
+
+
+def _anchored_inner(job: Job, calls: int):
+    anchors = draw_phase(job, "inner_anchor", calls, zeta)
+    steps = _local_steps(job, "inner_correct", calls, zeta)
+    return [
+        [
+            (client[call], zetas)
+            for client, zetas in zip(anchors, steps[call], strict=True)
+        ]
+        for call in range(calls)
+    ]
+
+
+def _light_inner(job: Job, calls: int):
+    return _local_steps(job, "inner_local", calls, zeta)
+
+
+def _light_out(job: Job, rounds: int):
+    return _local_steps(job, "outer_local", rounds, bundle_of(job))
+
+
+def _fed_out(job: Job, rounds: int):
+    algorithm: Any = job.algorithm
+    most = algorithm.terms - 1 if algorithm.random_length else algorithm.terms
+    first = draw_phase(job, "series_start", rounds, xi)
+    factors = draw_phase(job, "series_factor", rounds * most, zeta)
+    # The anchor takes two keys a round: one for xi, one for zeta.
+    uppers = draw_phase(job, "outer_anchor", 2 * rounds, xi)
+    lowers = draw_phase(job, "outer_anchor", 2 * rounds, zeta)
+    steps = _local_steps(job, "outer_correct", rounds, xi)
+    return [
+        (
+            [client[r] for client in first],
+            [[client[r * most + m] for client in factors] for m in range(length)],
+            [(u[2 * r], v[2 * r + 1]) for u, v in zip(uppers, lowers, strict=True)],
+            steps[r],
+        )
+        for r, length in enumerate(lengths(job, rounds))
+    ]
+
+
+def _local_steps(job: Job, phase: str, calls: int, draw: Callable):
+    tau: int = job.algorithm.local_steps  # pyright: ignore[reportAttributeAccessIssue]
+    drawn = draw_phase(job, phase, calls * tau, draw)
+    return [
+        [client[call * tau : (call + 1) * tau] for client in drawn]
+        for call in range(calls)
+    ]

@@ -1,0 +1,185 @@
+"""Comparisons: a fair start for all, a ranking that is right, files that stay."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel.compare import compare
+from fedbilevel.errors import HeterogeneityWarning, InvalidInputError, NonFiniteError
+from fedbilevel.experiment import Experiment
+from fedbilevel.hypergradient import local_inverse_bias
+from fedbilevel.report import default_target, ranking
+from fedbilevel.result import Result
+from fedbilevel.runtime import SimulatorRuntime, _compile, execute
+from tests.cases import ROWWISE, quadratic_data
+
+PROGRAM = str(Path(sys.executable).parent / "fedbilevel")
+SMALL = Experiment(
+    "regularization",
+    "fedbio",
+    clients=3,
+    participants=2,
+    rounds=4,
+    local_steps=2,
+    options={"dataset": "breast_cancer", "fedbio.lr_x": "0.5"},
+)
+
+
+def test_seeds_are_one_program_and_equal_single_runs():
+    before = len(_compile._programs)
+    results, diverged = compare(SMALL, ["fedbio", "fedavg"], 3)
+    assert len(_compile._programs) - before == 2
+    assert not diverged
+    assert [r.config["seed"] for r in results["fedbio"]] == [0, 1, 2]
+    assert results["fedbio"][0].config["parameters"]["lr_x"] == 0.5
+    options = {"dataset": "breast_cancer", "lr_x": "0.5"}
+    third = replace(SMALL, seed=2, options=options).run()
+    for name, column in third.columns.items():
+        np.testing.assert_allclose(
+            results["fedbio"][2].columns[name], column, rtol=1e-10
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "told"),
+    [
+        (["fedbio", "fedbio"], {}, "name each algorithm once"),
+        (["fedbio"], {"nothing": "1"}, "unknown option 'nothing'"),
+        (["fedbio"], {"fednest.q": "1"}, "unknown algorithm of the option 'fednest'"),
+        (["fedbio", "fednest"], {"fedbio.ell": "1"}, "unknown option 'ell'"),
+    ],
+)
+def test_comparisons_that_cannot_be(names, options, told):
+    with pytest.raises(InvalidInputError, match=told):
+        compare(Experiment("quadratic", rounds=1, options=options), names, 1)
+
+
+def test_what_diverges_does_not_stop_the_others():
+    options = {"dataset": "breast_cancer", "fedbio.lr_y": "1e300"}
+    plan = replace(SMALL, options=options)
+    results, diverged = compare(plan, ["fedbio", "fedavg"], 3)
+    assert list(results) == ["fedavg"]
+    assert isinstance(diverged["fedbio"], NonFiniteError)
+    with pytest.raises(NonFiniteError):
+        compare(plan, ["fedbio"], 3)
+
+
+def made_up(name: str, curves: list[list[float]], bytes_per_round: int) -> list[Result]:
+    rounds = np.arange(1, 5)
+    return [
+        Result(
+            task="made up",
+            algorithm=name,
+            config={"seed": seed},
+            versions={},
+            columns={
+                "round": rounds,
+                "loss": np.asarray(curve),
+                "bytes": bytes_per_round * rounds,
+                "samples": 10 * rounds,
+            },
+            point={},
+            final={},
+            counts={},
+            seconds={"compile": 0.0, "run": 8.0},
+        )
+        for seed, curve in enumerate(curves)
+    ]
+
+
+def test_the_ranking_is_by_the_mean_and_tells_the_cost_of_the_target():
+    results = {
+        "slow": made_up("slow", [[8, 6, 4, 2], [8, 6, 4, 3]], 5),
+        "fast": made_up("fast", [[5, 1, 1, 1], [7, 2, 1, 2]], 100),
+        "lost": made_up("lost", [[9, 9, 9, np.nan]] * 2, 1),
+    }
+    first, second, third = ranking(results, "loss", 4.0)
+    assert [first.algorithm, second.algorithm, third.algorithm] == [
+        "fast",
+        "slow",
+        "lost",
+    ]
+    assert (first.mean, first.seeds) == (1.5, 2)
+    np.testing.assert_allclose(first.spread, np.std([1, 2], ddof=1))
+    assert (first.rounds, first.bytes, first.samples, first.seconds) == (2, 200, 20, 4)
+    assert (second.rounds, second.bytes, second.seconds) == (3, 15, 6)
+    assert third.rounds is None and third.seconds is None
+    del results["lost"]
+    # The best end is 1.5, the worst beginning 8.
+    np.testing.assert_allclose(default_target(results, "loss"), 1.5 + 0.65)
+
+
+def test_compare_saves_results_curves_and_a_ranking(tmp_path):
+    folder = tmp_path / "comparison"
+    command = "compare two-client --algorithms local-bsgm,fedbio "
+    command += "--set local-bsgm.q=5 --seeds 2 --rounds 40 --set noise=0.1 --json --out"
+    done = subprocess.run(
+        [PROGRAM, *command.split(), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary == json.loads((folder / "comparison.json").read_text())
+    names = [one["algorithm"] for one in summary["ranking"]]
+    assert sorted(names) == ["fedbio", "local-bsgm"]
+    loaded = Result.load(folder / "fedbio" / "seed-1")
+    assert loaded.config["seed"] == 1 and len(loaded.columns["bytes"]) == 40
+    picture = (folder / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
+    # One method inverts each client's Hessian, and these clients differ.
+    assert "local-bsgm inverts each client's own Hessian" in done.stderr
+    assert "33% off" in done.stderr
+    assert "Unbiased: fedbio, fedbioacc, fednest, fednest-sgd." in done.stderr
+    assert "fedbio inverts" not in done.stderr
+
+
+def numpy_bias(data) -> float:
+    A, C, a = (np.asarray(data.lower[n]).mean(axis=1) for n in ("A", "C", "a"))
+    b, r = (np.asarray(data.upper[n]).mean(axis=1) for n in ("b", "r"))
+    x = np.asarray([1.0, 2.0])
+    y = -np.linalg.solve(A.mean(0), C.mean(0).T @ x + a.mean(0))
+    each = [r[k] * x - C[k] @ np.linalg.solve(A[k], y - b[k]) for k in range(len(A))]
+    inverse = np.linalg.solve(A.mean(0), y - b.mean(0))
+    true = r.mean() * x - C.mean(0) @ inverse
+    return float(np.linalg.norm(np.mean(each, axis=0) - true) / np.linalg.norm(true))
+
+
+def test_the_bias_of_local_inverses_is_its_formula():
+    data = quadratic_data(3, noise=0.0)
+    start = (jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([-1.0, -2.0, -3.0]))
+    found = float(local_inverse_bias(ROWWISE, data, *start))
+    np.testing.assert_allclose(found, numpy_bias(data), rtol=1e-8)
+    assert found > 0.1
+    alike = quadratic_data(3, noise=0.0, alike=True)
+    assert float(local_inverse_bias(ROWWISE, alike, *start)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task", "warned"),
+    [
+        ("local-bsgvrm", "two-client", True),
+        ("lfednest", "two-client", True),
+        ("fedbioacc", "two-client", False),
+        ("fedbioacc-local", "two-client", False),
+        ("local-bsgm", "quadratic", False),
+    ],
+)
+def test_a_warning_where_clients_differ(algorithm, task, warned):
+    plan = Experiment(task, algorithm, rounds=1, options={"q": "2"} if warned else {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, job, _ = plan._job()
+    kinds = [one.category for one in caught]
+    assert (HeterogeneityWarning in kinds) == warned
+    assert execute(SimulatorRuntime(job), 1).columns["round"].tolist() == [1]

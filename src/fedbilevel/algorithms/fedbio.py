@@ -10,7 +10,7 @@ Client k at every local iteration, independent samples for each line:
 
 Because z is averaged, it tracks Hbar^-1 fybar of the mean Hessian, so the limit is
 unbiased where clients differ (p = 1), up to a drift of order lr p (p > 1). With K = 1
-this is SOBA (arXiv 2201.13409), whose code stores -z.
+this is SOBA (arXiv 2201.13409), whose code stores -z and shares one sample a level.
 
 Exchanges a round: 1, with dx + 2 dy floats each way. A step: one Hessian and one cross
 product, two upper gradients.

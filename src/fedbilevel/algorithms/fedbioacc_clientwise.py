@@ -3,7 +3,7 @@ r"""FedBiOAcc for a client-local lower level, averaging before the move (2022).
     min_x  1/K sum_k f_k(x, y_k*(x))   with   y_k*(x) = argmin_y g_k(x, y)
 
 Client k at local iteration t, with one zeta and one bundle b at both points, and
-a_t = delta/(w + t)^(1/3) (any schedule):
+a_t = delta/(t_0 + t)^(1/3) (any schedule):
 
     omega_t = gy_k(x_t, y_t; zeta)
               + (1 - c_omega a_{t-1}^2) (omega_{t-1} - gy_k(x_{t-1}, y_{t-1}; zeta))

@@ -1,7 +1,7 @@
 r"""Pooled: all clients' data on one machine, the ceiling of every comparison.
 
 With all rows in one place K = 1, and FedBiOAcc is SOBA with STORM directions. With
-samples drawn from all rows, w = (x, y, z) and a_t = delta/(w + t)^(1/3):
+samples drawn from all rows, w = (x, y, z) and a_t = delta/(t_0 + t)^(1/3):
 
     omega = gy(x, y; .),   q = hvp(x, y; .)[z] - fy(x, y; .),
     nu    = fx(x, y; .) - jvp(x, y; .)[z],     each filtered as in FedBiOAcc

@@ -1,7 +1,7 @@
 r"""FedBiOAcc: STORM on x, y and the linear-system variable z, for a shared y.
 
-With omega, q, nu of FedBiO, sampled afresh for each line, and a_t = delta/(t_0 + t)^(1/3)
-(any schedule), client k at local iteration t:
+With omega, q, nu of FedBiO, sampled afresh for each line, and any schedule a_t, such as
+delta/(t_0 + t)^(1/3), client k at local iteration t:
 
     omega_t = omega(w_t) + (1 - c_omega a_{t-1}^2) (omega_{t-1} - omega(w_{t-1}))
     q_t     = q(w_t)     + (1 - c_q     a_{t-1}^2) (q_{t-1}     - q(w_{t-1}))

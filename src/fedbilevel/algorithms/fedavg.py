@@ -18,47 +18,24 @@ default, not by their number of rows.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-import equinox as eqx
-from jaxtyping import Array, Float
-
-from fedbilevel._types import Key, Pair
 from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._parts import lower_slope
-from fedbilevel.algorithms._single_loop import AbstractSingleLoop, Directions, Order
+from fedbilevel.algorithms._lower_only import AbstractLowerOnly
 from fedbilevel.estimators import AbstractEstimator, Plain
-from fedbilevel.problem import Oracle
-from fedbilevel.schedules import as_number
 
 __all__ = ["FedAvg"]
 
 
-class FedAvg(AbstractSingleLoop):
+class FedAvg(AbstractLowerOnly):
     """Local gradient steps on y at the given x, averaged every p steps."""
 
     reference: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
     provenance: ClassVar[str] = "standard method, from memory"
-    answers: ClassVar[str] = "shared y, x fixed"
-
-    lr: Float[Array, "..."] = eqx.field(converter=as_number)
 
     def estimator(self) -> AbstractEstimator:
         """Return the plain one."""
         return Plain()
-
-    def order(self) -> Order:
-        """Return y alone."""
-        return (("y",),)
-
-    def directions(self, oracle: Oracle, key: Key) -> Directions:
-        """Draw zeta; return grad_y g_k with it."""
-        return lower_slope(oracle, key)
-
-    def step(self, t: Any) -> Pair:
-        """Return the step of y."""
-        del t
-        return Pair(None, self.lr)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

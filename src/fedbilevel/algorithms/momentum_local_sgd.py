@@ -20,26 +20,22 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedbilevel._types import Key, Pair
+from fedbilevel._types import Pair
 from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._parts import lower_slope
-from fedbilevel.algorithms._single_loop import AbstractSingleLoop, Directions, Order
+from fedbilevel.algorithms._lower_only import AbstractLowerOnly
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.estimators import AbstractEstimator, HeavyBall
-from fedbilevel.problem import Oracle
 from fedbilevel.schedules import as_number, is_known
 
 __all__ = ["MomentumLocalSGD"]
 
 
-class MomentumLocalSGD(AbstractSingleLoop):
+class MomentumLocalSGD(AbstractLowerOnly):
     """Heavy-ball steps on y at the given x, averaged with their momentum."""
 
     reference: ClassVar[str] = "Yu, Jin, Yang 2019, arXiv 1905.03817"
     provenance: ClassVar[str] = "standard method, from memory"
-    answers: ClassVar[str] = "shared y, x fixed"
 
-    lr: Float[Array, "..."] = eqx.field(converter=as_number)
     beta: Float[Array, "..."] = eqx.field(converter=as_number)
 
     def __check_init__(self) -> None:
@@ -51,19 +47,6 @@ class MomentumLocalSGD(AbstractSingleLoop):
     def estimator(self) -> AbstractEstimator:
         """Return the heavy ball."""
         return HeavyBall()
-
-    def order(self) -> Order:
-        """Return y alone."""
-        return (("y",),)
-
-    def directions(self, oracle: Oracle, key: Key) -> Directions:
-        """Draw zeta; return grad_y g_k with it."""
-        return lower_slope(oracle, key)
-
-    def step(self, t: Any) -> Pair:
-        """Return the step of y."""
-        del t
-        return Pair(None, self.lr)
 
     def weight(self, t: Any) -> Pair:
         """Return 1 - beta, and 1 at t = 0 where there is no momentum yet."""

@@ -66,11 +66,27 @@ def test_simulator_is_reference(case, participants, precision, tolerance):
     assert case.algorithm.point(fast.state.server).x.dtype == precision
 
 
+def keeps_something(algorithm):
+    """Say whether clients carry a state from round to round."""
+    state = start_state(quadratic_job(algorithm, quadratic_data(2)))
+    return not algorithm.pools and bool(jax.tree.leaves((state.clients, state.own)))
+
+
 @EVERY
-@pytest.mark.parametrize("participants", [5, 3])
-def test_devices_and_chunks_do_not_matter(case, participants, monkeypatch):
+def test_devices_and_chunks_do_not_matter(case, monkeypatch):
     # Five clients do not fill two devices evenly: padding must weigh nothing.
-    job = quadratic_job(case.algorithm, quadratic_data(5), participants=participants)
+    job = quadratic_job(case.algorithm, quadratic_data(5))
+    assert_devices_do_not_matter(job, monkeypatch)
+
+
+@for_cases(keeps_something)
+def test_devices_do_not_matter_to_cohorts(case, monkeypatch):
+    # What three of five clients keep is gathered from both devices.
+    job = quadratic_job(case.algorithm, quadratic_data(5), participants=3)
+    assert_devices_do_not_matter(job, monkeypatch)
+
+
+def assert_devices_do_not_matter(job, monkeypatch):
     spread = SimulatorRuntime(job, clients_at_once=2)
     assert spread.layout.devices == min(2, job.participants)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
@@ -91,7 +107,7 @@ def test_resumed_is_the_run_never_stopped(case, tmp_path):
     assert_close((whole.state, whole.columns), (resumed.state, resumed.columns), 0)
 
 
-@for_cases(lambda algorithm: not algorithm.pools)
+@for_cases(keeps_something)
 def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     order = [2, 0, 1]
     data = quadratic_data(3)
@@ -161,12 +177,6 @@ def test_measuring_less_often_measures_the_same(case):
     assert third.columns["round"].tolist() == [3, 6, 7]
     for name, column in third.columns.items():
         np.testing.assert_array_equal(column, every.columns[name][[2, 5, 6]])
-
-
-def keeps_something(algorithm):
-    """Say whether clients carry a state from round to round."""
-    state = start_state(quadratic_job(algorithm, quadratic_data(2)))
-    return not algorithm.pools and bool(jax.tree.leaves((state.clients, state.own)))
 
 
 @for_cases(keeps_something)

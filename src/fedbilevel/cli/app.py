@@ -222,15 +222,10 @@ def _task_table() -> Table:
 
 
 def _algorithm_table() -> Table:
-    table = Table(
-        "algorithm",
-        "what it is",
-        "answers",
-        "reference",
-        "how known",
-        "options",
-        title="Algorithms",
-    )
+    table = Table(title="Algorithms")
+    table.add_column("algorithm", no_wrap=True)
+    for heading in ("what it is", "answers", "reference", "how known", "options"):
+        table.add_column(heading)
     for name in algorithms.names():
         kind = algorithms.find(name)
         table.add_row(

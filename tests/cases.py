@@ -179,7 +179,28 @@ def for_cases(chosen: Callable[[AbstractAlgorithm], bool] = lambda _: True):
     return pytest.mark.parametrize("case", rows)
 
 
+def _structure(algorithm: AbstractAlgorithm) -> tuple:
+    """Return what a runtime sees of an algorithm: the shapes of its states."""
+    x, y = jnp.zeros(1), jnp.zeros(1)
+    kinds = (algorithm.init_server(x, y), algorithm.init_client(x, y))
+    return (
+        *(type(kind) for kind in kinds),
+        tuple(jax.tree.leaves(algorithm.private)),
+        algorithm.pools,
+    )
+
+
+_STRUCTURES = {_structure(case.algorithm): case.algorithm for case in CASES}
 EVERY = for_cases()
+# One algorithm of each structure, where a test is about runtimes and costs a program.
+STRUCTURES = for_cases(
+    lambda algorithm: any(algorithm is one for one in _STRUCTURES.values())
+)
+FEDERATED = for_cases(
+    lambda algorithm: any(
+        algorithm is one and not one.pools for one in _STRUCTURES.values()
+    )
+)
 
 
 # Without the noise functions: here a sample is a row, drawn from a client's few.

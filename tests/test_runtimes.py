@@ -25,7 +25,9 @@ from tests.cases import (
     DX,
     DY,
     EVERY,
+    FEDERATED,
     ROWWISE,
+    STRUCTURES,
     for_cases,
     quadratic_data,
     quadratic_job,
@@ -47,11 +49,22 @@ def shorter(algorithm):
 
 
 @EVERY
-@pytest.mark.parametrize(
-    ("participants", "precision", "tolerance"),
-    [(3, "float32", 1e-6), (2, "float64", 1e-12)],
-)
-def test_simulator_is_reference(case, participants, precision, tolerance):
+def test_simulator_is_reference_for_cohorts(case):
+    assert_simulator_is_reference(case, 2, "float64", 1e-12)
+
+
+@EVERY
+def test_simulator_is_reference_for_all_clients(case):
+    assert_simulator_is_reference(case, 3, "float64", 1e-12)
+
+
+@STRUCTURES
+@pytest.mark.parametrize("participants", [3, 2])
+def test_simulator_is_reference_in_single_precision(case, participants):
+    assert_simulator_is_reference(case, participants, "float32", 1e-6)
+
+
+def assert_simulator_is_reference(case, participants, precision, tolerance):
     job = quadratic_job(
         case.algorithm,
         quadratic_data(3),
@@ -72,14 +85,14 @@ def keeps_something(algorithm):
     return not algorithm.pools and bool(jax.tree.leaves((state.clients, state.own)))
 
 
-@EVERY
+@STRUCTURES
 def test_devices_and_chunks_do_not_matter(case, monkeypatch):
     # Five clients do not fill two devices evenly: padding must weigh nothing.
     job = quadratic_job(case.algorithm, quadratic_data(5))
     assert_devices_do_not_matter(job, monkeypatch)
 
 
-@for_cases(keeps_something)
+@STRUCTURES
 def test_devices_do_not_matter_to_cohorts(case, monkeypatch):
     # What three of five clients keep is gathered from both devices.
     job = quadratic_job(case.algorithm, quadratic_data(5), participants=3)
@@ -107,7 +120,7 @@ def test_resumed_is_the_run_never_stopped(case, tmp_path):
     assert_close((whole.state, whole.columns), (resumed.state, resumed.columns), 0)
 
 
-@for_cases(keeps_something)
+@FEDERATED
 def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     order = [2, 0, 1]
     data = quadratic_data(3)
@@ -128,7 +141,7 @@ def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     assert_close(here, there, 1e-12)
 
 
-@EVERY
+@STRUCTURES
 def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
     job = quadratic_job(case.algorithm, quadratic_data(3))
     other = shorter(case.algorithm)

@@ -9,10 +9,10 @@ from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import Job, sweep
 from tests.cases import with_precision
 
-ROUNDS, P, SEEDS = 800, 10, range(16)  # T = 8000 local iterations
+ROUNDS, P, SEEDS = 200, 10, range(16)  # T = 2000 local iterations
 
 
-@pytest.mark.parametrize("clients", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("clients", [1, 4, 16])
 def test_error_times_clients_is_flat(clients):
     task = tasks.find("quadratic")(clients)
     algorithm = LocalBSGM(Neumann(20, 0.4), 0.1, 1.0, 1.0, 0.5, 0.5, local_steps=P)

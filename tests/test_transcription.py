@@ -14,7 +14,11 @@ from tests.cases import quadratic_data, quadratic_job
 from tests.reference import listings
 from tests.reference.replay import draw_samples
 
-ROUNDS, P, THETA = 50, 2, 0.3
+P, THETA = 2, 0.3
+# Uncompiled, every operation of a round costs: there fewer rounds must do.
+BOTH = pytest.mark.parametrize(
+    ("runtime", "rounds"), [(SimulatorRuntime, 50), (ReferenceRuntime, 8)]
+)
 LETTERS: dict[str, Any] = {"alpha": 3.0, "beta": 4.0, "rho1": 0.5, "rho2": 0.8}
 
 
@@ -27,11 +31,11 @@ def assert_same(state, expected):
     np.testing.assert_allclose(server.direction.y, v, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
-def test_local_bsgm_is_algorithm_1(runtime):
+@BOTH
+def test_local_bsgm_is_algorithm_1(runtime, rounds):
     algorithm = LocalBSGM(Neumann(1, THETA), 0.1, local_steps=P, **LETTERS)
     job = quadratic_job(algorithm, quadratic_data(2), seed=3)
-    samples, _ = draw_samples(job, ROUNDS * P)
+    samples, _ = draw_samples(job, rounds * P)
     expected = listings.local_bsgm(
         np.asarray(job.x),
         np.asarray(job.y),
@@ -41,12 +45,12 @@ def test_local_bsgm_is_algorithm_1(runtime):
         theta=THETA,
         **LETTERS,
     )
-    outcome = execute(runtime(job), ROUNDS, measure_every=ROUNDS)
+    outcome = execute(runtime(job), rounds, measure_every=rounds)
     assert_same(outcome.state, expected)
 
 
-@pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
-def test_local_bsgvrm_is_algorithm_2(runtime):
+@BOTH
+def test_local_bsgvrm_is_algorithm_2(runtime, rounds):
     algorithm = LocalBSGVRM(
         Neumann(1, THETA),
         CubeRootDecay(0.3, 8),
@@ -55,7 +59,7 @@ def test_local_bsgvrm_is_algorithm_2(runtime):
         **LETTERS,
     )
     job = quadratic_job(algorithm, quadratic_data(2), seed=4)
-    samples, firsts = draw_samples(job, ROUNDS * P, first_batch=4)
+    samples, firsts = draw_samples(job, rounds * P, first_batch=4)
     expected = listings.local_bsgvrm(
         np.asarray(job.x),
         np.asarray(job.y),
@@ -66,7 +70,7 @@ def test_local_bsgvrm_is_algorithm_2(runtime):
         theta=THETA,
         **LETTERS,
     )
-    outcome = execute(runtime(job), ROUNDS, measure_every=ROUNDS)
+    outcome = execute(runtime(job), rounds, measure_every=rounds)
     assert_same(outcome.state, expected)
 
 

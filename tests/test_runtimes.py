@@ -15,6 +15,7 @@ from fedbilevel.runtime import (
     SimulatorRuntime,
     _compile,
     _keys,
+    count,
     execute,
     sweep,
 )
@@ -224,6 +225,22 @@ def test_cohorts_are_uniform_without_replacement():
     seen = pairs[np.triu_indices(clients, 1)]
     # 15 pairs, each binomial with mean 266.7: five standard deviations are 79.
     assert np.abs(seen - rounds / 15).max() < 79
+
+
+@EVERY
+def test_every_exchange_draws_a_cohort_of_its_own(case, monkeypatch):
+    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
+    asked, original = [], _keys.draw_cohort
+
+    def recorded(root, stage, phase, turn, clients, participants):
+        asked.append((stage, phase, turn))
+        return original(root, stage, phase, turn, clients, participants)
+
+    monkeypatch.setattr(_keys, "draw_cohort", recorded)
+    execute(ReferenceRuntime(job), 2, measure_every=2)
+    assert len(set(asked)) == len(asked)
+    # With all data on one machine there is nobody to draw.
+    assert len(asked) == (0 if case.algorithm.pools else count(job, 2)["exchanges"])
 
 
 def test_weights_of_clients_weigh():

@@ -1,6 +1,6 @@
 """Several algorithms on one task: same data, start, samples and cohorts for all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fedbilevel.experiment import Experiment
 from fedbilevel.result import Result
 from fedbilevel.tasks._base import option_defaults
 
-__all__ = ["compare", "save"]
+__all__ = ["compare"]
 
 
 def compare(
@@ -18,12 +18,14 @@ def compare(
     names: Sequence[str],
     seeds: int,
     watch: Callable[[str], None] = lambda name: None,
+    folder: Path | None = None,
 ) -> tuple[dict[str, list[Result]], dict[str, NonFiniteError]]:
     """Run every named algorithm from the same seeds; return a result per seed.
 
     Options of the experiment go to each algorithm that knows them; `name.option` goes
-    to one alone. The seeds of an algorithm are one compiled program. Algorithms that
-    diverged are returned apart, with where they did.
+    to one alone. The seeds of an algorithm are one compiled program; with a folder its
+    results are saved there before the next one starts. Algorithms that diverged are
+    returned apart, with where they did.
     """
     if not names or len(set(names)) < len(names) or seeds < 1:
         raise InvalidInputError(
@@ -38,6 +40,10 @@ def compare(
             results[name] = one.run_seeds(seeds)
         except NonFiniteError as error:
             diverged[name] = error
+            continue
+        if folder is not None:
+            for result in results[name]:
+                result.save(folder / name / f"seed-{result.config['seed']}")
     if not results:
         raise next(iter(diverged.values()))
     return results, diverged
@@ -58,11 +64,3 @@ def _for_one(experiment: Experiment, name: str, names: Sequence[str]) -> Experim
         if mine:
             chosen[rest] = value
     return replace(experiment, algorithm=name, options=chosen)
-
-
-def save(results: Mapping[str, Sequence[Result]], folder: Path) -> Path:
-    """Save every result in a folder of its algorithm and seed."""
-    for name, many in results.items():
-        for result in many:
-            result.save(folder / name / f"seed-{result.config['seed']}")
-    return folder

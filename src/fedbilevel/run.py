@@ -116,7 +116,6 @@ def run_job(
     )
     settings = {
         "rounds": rounds,
-        "batch": job.upper_batch,
         "runtime": runtime,
         "measure_every": measure_every,
         **config,
@@ -139,19 +138,17 @@ def run_seeds(
     """
     outcomes = sweep(job, rounds, seeds=seeds, measure_every=measure_every)
     ledger, results = Ledger(job), []
+    shared = {
+        "rounds": rounds,
+        "runtime": SimulatorRuntime.name,
+        "measure_every": measure_every,
+        **config,
+    }
     for seed, outcome in zip(seeds, outcomes, strict=True):
-        settings = {
-            "rounds": rounds,
-            "batch": job.upper_batch,
-            "runtime": SimulatorRuntime.name,
-            "measure_every": measure_every,
-            **config,
-            "seed": seed,
-        }
         share = {name: spent / len(seeds) for name, spent in outcome.seconds.items()}
         one = dataclasses.replace(job, key=jr.key(seed))
         outcome = dataclasses.replace(outcome, seconds=share)
-        results.append(_result(one, outcome, ledger, task, settings))
+        results.append(_result(one, outcome, ledger, task, {**shared, "seed": seed}))
     return results
 
 
@@ -165,6 +162,7 @@ def _result(
     config = {
         "clients": job.data.clients,
         "participants": job.participants,
+        "batch": job.upper_batch,
         "precision": str(jax.tree.leaves(job.x)[0].dtype),
         **settings,
         "parameters": algorithm.parameters(),

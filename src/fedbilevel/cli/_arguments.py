@@ -1,6 +1,6 @@
 """Arguments that several commands take, and how they are read."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,8 +17,8 @@ __all__ = [
     "Rounds",
     "Settings",
     "Task",
-    "positive",
     "read_settings",
+    "read_sizes",
 ]
 
 Task = Annotated[str, typer.Argument(help="see `fedbilevel list tasks`")]
@@ -56,8 +56,10 @@ def read_settings(settings: list[str]) -> dict[str, str]:
     return options
 
 
-def positive(name: str, value: int | None) -> int | None:
-    """Return the value unless it is below 1."""
-    if value is not None and value < 1:
-        raise InvalidInputError(f"--{name} {value}: must be at least 1.")
-    return value
+def read_sizes(**sizes: int | None) -> dict[str, Any]:
+    """Return the sizes unless one of them is below 1."""
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            option = name.replace("_", "-")
+            raise InvalidInputError(f"--{option} {value}: must be at least 1.")
+    return sizes

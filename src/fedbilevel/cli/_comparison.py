@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedbilevel._files import write_atomically
-from fedbilevel.compare import compare, save
+from fedbilevel.compare import compare
 from fedbilevel.experiment import Experiment
 from fedbilevel.report import default_target, draw_curves, ranking, ranking_table
 from fedbilevel.result import to_plain
@@ -35,6 +35,7 @@ def show_comparison(
             names,
             seeds,
             watch=lambda name: status.update(f"{name}: {seeds} seeds"),
+            folder=folder,
         )
     metric = next(iter(results.values()))[0].config["headline"]
     value = default_target(results, metric) if target is None else target
@@ -48,10 +49,12 @@ def show_comparison(
     }
     text = json.dumps(to_plain(summary), indent=2, allow_nan=False)
     if folder is not None:
-        save(results, folder)
-        draw_curves(results, metric, value, folder / "curves.png")
-        place = folder / "comparison.json"
-        write_atomically(place, lambda file: file.write(f"{text}\n".encode()))
+        files = {
+            "comparison.json": f"{text}\n".encode(),
+            "curves.png": draw_curves(results, metric, value),
+        }
+        for name, content in files.items():
+            write_atomically(folder / name, lambda file, c=content: file.write(c))
     if as_json:
         print(json.dumps(to_plain(summary), allow_nan=False))
         return

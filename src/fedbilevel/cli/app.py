@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedbilevel import algorithms, tasks
 from fedbilevel.cli import _arguments as arguments
-from fedbilevel.cli._arguments import positive, read_settings
+from fedbilevel.cli._arguments import read_settings, read_sizes
 from fedbilevel.cli._comparison import show_comparison
 from fedbilevel.cli._progress import watched
 from fedbilevel.errors import FedbilevelError, unknown_name
@@ -88,11 +88,10 @@ def run(
         experiment = Experiment(
             task=task,
             algorithm=algorithm,
-            clients=positive("clients", clients),
             participants=participants,
-            rounds=positive("rounds", rounds),
-            local_steps=positive("local-steps", local_steps),
-            batch=positive("batch", batch),
+            **read_sizes(
+                clients=clients, rounds=rounds, local_steps=local_steps, batch=batch
+            ),
             seed=seed,
             runtime=runtime,
             precision=precision,
@@ -142,11 +141,10 @@ def compare_algorithms(
     with _plain_errors():
         experiment = Experiment(
             task=task,
-            clients=positive("clients", clients),
             participants=participants,
-            rounds=positive("rounds", rounds),
-            local_steps=positive("local-steps", local_steps),
-            batch=positive("batch", batch),
+            **read_sizes(
+                clients=clients, rounds=rounds, local_steps=local_steps, batch=batch
+            ),
             precision=precision,
             measure_every=measure_every,
             options=read_settings(settings or []),
@@ -189,9 +187,11 @@ class _plain_errors:  # noqa: N801 - reads as a statement
     """Ends with a message, or with a traceback if FEDBILEVEL_TRACEBACK is set."""
 
     def __enter__(self) -> None:
+        self.shown_before = warnings.showwarning
         warnings.showwarning = _show_warning
 
     def __exit__(self, kind, error, trace) -> None:
+        warnings.showwarning = self.shown_before
         if isinstance(error, FedbilevelError) and not os.environ.get(
             "FEDBILEVEL_TRACEBACK"
         ):

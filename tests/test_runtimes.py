@@ -227,7 +227,7 @@ def test_cohorts_are_uniform_without_replacement():
     assert np.abs(seen - rounds / 15).max() < 79
 
 
-@EVERY
+@STRUCTURES
 def test_every_exchange_draws_a_cohort_of_its_own(case, monkeypatch):
     job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
     asked, original = [], _keys.draw_cohort

@@ -11,6 +11,7 @@ LAYERS = [
     {"_types", "errors"},
     {"_tree", "_files", "_registry", "_blocks", "schedules"},
     {"problem"},
+    {"theory"},
     {"hypergradient"},
     {"estimators"},
     {"algorithms"},
@@ -19,7 +20,8 @@ LAYERS = [
     {"result"},
     {"run"},
     {"experiment"},
-    {"compare"},
+    {"compare", "calibration"},
+    {"planning", "scaling"},
     {"report"},
     {"cli"},
 ]

@@ -25,7 +25,7 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import as_number
 
-__all__ = ["ConjugateGradient", "solve"]
+__all__ = ["ConjugateGradient", "newton_step", "solve"]
 
 
 def solve(product: Callable[[Lower], Lower], b: Lower, steps: int) -> Lower:
@@ -45,6 +45,14 @@ def solve(product: Callable[[Lower], Lower], b: Lower, steps: int) -> Lower:
     start = (_tree.zeros_like(b), b, b, _tree.dot(b, b))
     (z, *_), _ = jax.lax.scan(step, start, None, length=steps)
     return z
+
+
+def newton_step(oracle: Oracle, x: Upper, y: Lower, steps: int) -> Lower:
+    """Return y after one Newton step on g over all rows, solved by so many steps."""
+    rows = oracle.all_lower()
+    slope = oracle.lower_gradient(x, y, rows)
+    descent = solve(lambda d: oracle.hessian_product(x, y, d, rows), slope, steps)
+    return _tree.subtract(y, descent)
 
 
 class ConjugateGradient(AbstractHypergradient):

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Scalar, Upper
-from fedbilevel.hypergradient.conjugate_gradient import ConjugateGradient, solve
+from fedbilevel.hypergradient.conjugate_gradient import ConjugateGradient, newton_step
 from fedbilevel.problem import ClientData, Oracle, Problem
 
 __all__ = ["local_inverse_bias"]
@@ -30,12 +30,7 @@ def local_inverse_bias(
     cross term may vanish. Systems are solved by `steps` conjugate-gradient steps.
     """
     together = Oracle(problem, data, None, None, None)
-    rows, rule = together.all_lower(), ConjugateGradient(steps)
-    slope = together.lower_gradient(x, y, rows)
-    descent = solve(
-        lambda d: together.hessian_product(x, y, d, rows), slope, steps=steps
-    )
-    near = _tree.subtract(y, descent)
+    rule, near = ConjugateGradient(steps), newton_step(together, x, y, steps)
 
     def hypergradient(oracle: Oracle) -> Upper:
         return rule(oracle, x, near, rule.draw(oracle, jr.key(0)))

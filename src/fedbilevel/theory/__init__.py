@@ -1,0 +1,1 @@
+"""The founding paper's theory: constants, conditions, bounds, plans."""

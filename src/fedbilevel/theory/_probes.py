@@ -1,0 +1,224 @@
+"""The compiled measurements behind `estimation`, on flat vectors w = (x, y)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
+
+from fedbilevel._types import Key, Pair, Scalar
+from fedbilevel.problem import Batch, ClientData, Oracle, Problem
+from fedbilevel.theory._lanczos import STEPS, Extremes, extremes, unit
+
+__all__ = ["at_point", "between", "draw_directions"]
+
+# Norms of differences need only the largest eigenvalue, and it only roughly.
+_FEW_STEPS = 12
+_CLIMBS, _SWEEPS = 4, 16
+
+
+def draw_directions(point: Pair, key: Key) -> Float[Array, "m n"]:
+    """Draw what all spectra and climbs start from, in the space of (x, y)."""
+    w = ravel_pytree((point.x, point.y))[0]
+    return jr.normal(key, (min(STEPS, w.size) + 2 * _CLIMBS, w.size), w.dtype)
+
+
+class _Place(eqx.Module):
+    """A point as one vector, with the way back, and random directions there."""
+
+    w: Float[Array, " n"]
+    restore: Callable[[Array], tuple[Any, Any]]
+    dx: int
+    directions: Float[Array, "m n"]
+    starts: Float[Array, "climbs 2 n"]
+
+    @staticmethod
+    def of(point: Pair, directions: Array) -> "_Place":
+        w, restore = ravel_pytree((point.x, point.y))
+        starts = directions[-2 * _CLIMBS :].reshape(_CLIMBS, 2, w.size)
+        dx = ravel_pytree(point.x)[0].size
+        return _Place(w, restore, dx, directions[: -2 * _CLIMBS], starts)
+
+    @property
+    def in_x(self) -> Bool[Array, " n"]:
+        return jnp.arange(self.w.size) < self.dx
+
+    def upper(self, oracle: Oracle, batch: Batch) -> Callable[[Array], Scalar]:
+        return lambda w: oracle.upper_loss(*self.restore(w), batch)
+
+    def lower(self, oracle: Oracle, batch: Batch) -> Callable[[Array], Scalar]:
+        return lambda w: oracle.lower_loss(*self.restore(w), batch)
+
+    def block_norm(
+        self, product: Callable[[Array], Array], rows: Array, columns: Array
+    ) -> Scalar:
+        """Return the norm of a block B of a symmetric map, from B'B; masks choose."""
+
+        def square(v: Array) -> Array:
+            there = jnp.where(rows, product(jnp.where(columns, v, 0)), 0)
+            return jnp.where(columns, product(there), 0)
+
+        largest = extremes(square, self.directions[:_FEW_STEPS]).high
+        # Rounding may put the zero block just below zero.
+        return jnp.sqrt(jnp.maximum(largest, 0))
+
+
+def _hessian(loss: Callable[[Array], Scalar], w: Array) -> Callable[[Array], Array]:
+    # Linearized once: the many products of one Hessian share what depends on w.
+    return jax.linearize(jax.grad(loss), w)[1]
+
+
+def _steepness(loss: Callable[[Array], Scalar], place: _Place) -> Array:
+    """Return the largest third derivatives of (cross, yy) Hessians that are found.
+
+    D3 [d, v, u] is linear in each unit vector: the best of one for the others is known,
+    so they take turns. Every turn goes up, to a local maximum; hence several starts.
+    """
+    in_y = ~place.in_x
+
+    def third(a: Array, b: Array) -> Array:
+        def along(w: Array) -> Array:
+            return jax.jvp(jax.grad(loss), (w,), (a,))[1]
+
+        return jax.jvp(along, (place.w,), (b,))[1]
+
+    def climb(mask: Array, start: Array) -> Scalar:
+        def turn(carry: tuple[Array, Array], _: None):
+            u, v = carry
+            d = unit(third(u, v))
+            u = unit(jnp.where(mask, third(d, v), 0))
+            slope = jnp.where(in_y, third(d, u), 0)
+            return (u, unit(slope)), jnp.linalg.norm(slope)
+
+        first = (unit(jnp.where(mask, start[0], 0)), unit(jnp.where(in_y, start[1], 0)))
+        return jax.lax.scan(turn, first, None, length=_SWEEPS)[1][-1]
+
+    masks = jnp.stack([place.in_x, in_y])
+    every = jax.vmap(jax.vmap(climb, (None, 0)), (0, None))(masks, place.starts)
+    return jnp.max(every, axis=1)
+
+
+def _curvatures(oracle: Oracle, place: _Place, upper: Batch, lower: Batch):
+    w, in_y = place.w, ~place.in_x
+    of_f, of_g = place.upper(oracle, upper), place.lower(oracle, lower)
+    hessian = _hessian(of_g, w)
+    start = unit(jnp.where(in_y, place.directions[0], 0))
+    inside = jnp.vdot(start, hessian(start))
+
+    def lower_block(v: Array) -> Array:
+        # On x the block is a number between the ends of its spectrum, which stay.
+        return jnp.where(in_y, hessian(jnp.where(in_y, v, 0)), inside * v)
+
+    products = (_hessian(of_f, w), hessian, lower_block)
+
+    def spectrum(case: Array) -> Extremes:
+        # One program for all three: it takes longer to compile than to run.
+        return extremes(lambda v: jax.lax.switch(case, products, v), place.directions)
+
+    found = jax.lax.map(spectrum, jnp.arange(len(products)))
+    norms, residuals = found.norm()
+    l21, l22 = _steepness(of_g, place)
+    return {
+        "mu": found.low[2],
+        # With the block, whose norm is no larger: rounding must not put L1 below mu.
+        "L1": jnp.max(norms),
+        "L0": jnp.linalg.norm(jax.grad(of_f)(w)),
+        "L21": l21,
+        "L22": l22,
+        "mu residual": found.low_residual[2],
+        "L1 residual": jnp.max(residuals),
+    }
+
+
+@eqx.filter_jit
+def at_point(
+    problem: Problem,
+    data: ClientData,
+    point: Pair,
+    directions: Float[Array, "m n"],
+    key: Key,
+    upper_batch: int | None,
+    lower_batch: int | None,
+    samples: int,
+) -> dict[str, Any]:
+    """Measure at one point: per client over `all` rows, and per drawn batch."""
+    place = _Place.of(point, directions)
+
+    def of_client(client: Array):
+        own = Oracle(problem, data, client, upper_batch, lower_batch)
+
+        def gradient(batch: Batch) -> Array:
+            return ravel_pytree(own.lower_gradient(point.x, point.y, batch))[0]
+
+        slope = gradient(own.all_lower())
+
+        def of_sample(drawn: Key):
+            for_upper, for_lower = jr.split(drawn)
+            upper, lower = own.draw_upper(for_upper), own.draw_lower(for_lower)
+            off = gradient(lower) - slope
+            return _curvatures(own, place, upper, lower), jnp.vdot(off, off)
+
+        whole = _curvatures(own, place, own.all_upper(), own.all_lower())
+        if upper_batch is None and lower_batch is None:
+            # Every draw is the whole again.
+            drawn, squares = jax.tree.map(lambda leaf: leaf[None], whole), jnp.zeros(1)
+        else:
+            keys = jr.split(jr.fold_in(key, client), samples)
+            drawn, squares = jax.lax.map(of_sample, keys)
+        return whole, drawn, jnp.sqrt(jnp.mean(squares)), slope
+
+    whole, drawn, sigma, slopes = jax.lax.map(of_client, jnp.arange(data.clients))
+    share = (data.weights / jnp.sum(data.weights)).astype(slopes.dtype)
+    off = slopes - share @ slopes
+    return {
+        "all": whole,
+        "drawn": drawn,
+        "sigma": sigma,
+        "heterogeneity_gradient": jnp.sqrt(share @ jnp.sum(off**2, axis=1)),
+        "heterogeneity_hessian": _disagreement(problem, data, place),
+    }
+
+
+def _disagreement(problem: Problem, data: ClientData, place: _Place) -> Array:
+    in_y = ~place.in_x
+
+    def product_of(client: Array | None) -> Callable[[Array], Array]:
+        oracle = Oracle(problem, data, client)
+        return _hessian(place.lower(oracle, oracle.all_lower()), place.w)
+
+    mean = product_of(None)
+
+    def of_client(client: Array) -> Scalar:
+        own = product_of(client)
+        return place.block_norm(lambda v: own(v) - mean(v), in_y, in_y)
+
+    return jax.lax.map(of_client, jnp.arange(data.clients))
+
+
+@eqx.filter_jit
+def between(
+    problem: Problem, data: ClientData, start: Pair, end: Pair, directions: Array
+) -> dict[str, Float[Array, " clients"]]:
+    """Return what the cross and yy-Hessians change between two points, per distance."""
+    place, other = _Place.of(start, directions), ravel_pytree((end.x, end.y))[0]
+    distance = jnp.linalg.norm(other - place.w)
+    masks = jnp.stack([place.in_x, ~place.in_x])
+
+    def of_client(client: Array) -> Array:
+        oracle = Oracle(problem, data, client)
+        loss = place.lower(oracle, oracle.all_lower())
+        here, there = _hessian(loss, place.w), _hessian(loss, other)
+
+        def change(mask: Array) -> Scalar:
+            return place.block_norm(lambda v: there(v) - here(v), mask, masks[1])
+
+        return jax.lax.map(change, masks)
+
+    changes = jax.lax.map(of_client, jnp.arange(data.clients))
+    # A run that stands still changes nothing, over no distance.
+    rates = changes / jnp.where(distance == 0, 1, distance)
+    return {"L21": rates[:, 0], "L22": rates[:, 1]}

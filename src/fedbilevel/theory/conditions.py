@@ -1,0 +1,206 @@
+"""Every inequality of Theorems 1, 2 and 3, with both sides.
+
+The largest steps a theorem allows follow from the same right-hand sides: rho2 first,
+then rho1 (whose bound contains rho2), then eta.
+
+Readings: where the paper prints `rho <= {..}` it is the minimum. Theorem 2 asks for
+alpha, beta <= Lhat^2/K, Theorem 3 sets them above that: two regimes, not to be mixed.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.theory.constants import Constants
+
+__all__ = ["THEOREMS", "Condition", "Letters", "conditions", "largest_steps"]
+
+
+@dataclass(frozen=True)
+class Letters:
+    """The parameters of a run in the paper's letters; eta is the first step."""
+
+    clients: int
+    local_steps: int
+    eta: float
+    alpha: float
+    beta: float
+    rho1: float
+    rho2: float
+    first_batch: int = 1
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`name`: left <= right, or < if strict; `letter` is what to lower."""
+
+    theorem: int
+    name: str
+    letter: str
+    left: float
+    right: float
+    strict: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Say whether it holds; a single-precision number may round past its limit."""
+        room = 1.0 if self.strict else 1 + 1e-6
+        return self.left < self.right * room
+
+    @property
+    def slack(self) -> float:
+        """Return how many times the left side fits into the right one."""
+        return math.inf if self.left == 0 else self.right / self.left
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data, with slack and advice."""
+        told = {"holds": self.holds, "slack": self.slack, "advice": self.advice()}
+        return {**asdict(self), **told}
+
+    def advice(self) -> str:
+        """Say what would make it hold."""
+        if self.holds:
+            return ""
+        sign = "below" if self.strict else "at most"
+        if self.letter == "alpha = beta":
+            return f"set alpha and beta to {self.right:.4g}"
+        return f"{self.letter} {sign} {self.right:.4g}, {1 / self.slack:.3g} times less"
+
+
+def _theorem_one(c: Constants, s: Letters) -> list[Condition]:
+    l1, mu = c.inputs.l1, c.inputs.mu
+    hat, tilde = (2 * c.l_hat / s.alpha) ** 2, (l1 * c.l_tilde / (s.beta * mu)) ** 2
+    drift = (s.alpha**2 + s.beta**2) ** 0.25 * (s.rho1**2 + s.rho2**2) ** 0.25
+    drift *= 3 * s.local_steps * math.sqrt(c.l_hat)
+
+    def one(name: str, letter: str, right: float, strict: bool = False) -> Condition:
+        return Condition(1, name, letter, getattr(s, letter), right, strict)
+
+    return [
+        Condition(1, "theta < 1/L1", "theta", c.theta, 1 / l1, True),
+        one(
+            "rho2 and the noise of v",
+            "rho2",
+            6 * c.l_tilde**2 / mu / (hat + 400 / 3 * tilde),
+        ),
+        one("rho2 <= 1/(6 L1)", "rho2", 1 / (6 * l1)),
+        one("rho1 and rho2", "rho1", 3 * s.rho2 * mu**2 / (50 * l1 * c.l_tilde)),
+        one(
+            "rho1 and the noise of u",
+            "rho1",
+            0.25 / math.sqrt(hat + 500 / 3 * tilde),
+        ),
+        one("eta < 1/alpha", "eta", 1 / s.alpha, True),
+        one("eta < 1/beta", "eta", 1 / s.beta, True),
+        one("eta < 1/(2 rho1 L_Phi)", "eta", _over(2 * s.rho1 * c.l_phi), True),
+        one("eta and the drift of clients", "eta", _over(drift), True),
+        one("eta < 1", "eta", 1.0, True),
+    ]
+
+
+def _variance_weights(c: Constants, s: Letters) -> tuple[float, float]:
+    """Return W and V of Theorem 2."""
+    l1, mu, tilde = c.inputs.l1, c.inputs.mu, c.l_tilde
+    noise = 16 * c.l_hat**2 / (s.alpha * s.clients)
+    noise += 2000 * l1**2 * tilde**2 / (3 * s.beta * mu**2 * s.clients)
+    w = 4 + 1000 * tilde**2 / (3 * mu**2) + noise
+    return w, noise + 12 / 25 * w
+
+
+def _theorem_two(c: Constants, s: Letters) -> list[Condition]:
+    l1, mu = c.inputs.l1, c.inputs.mu
+    _, v = _variance_weights(c, s)
+
+    def one(name: str, letter: str, right: float) -> Condition:
+        return Condition(2, name, letter, getattr(s, letter), right)
+
+    return [
+        Condition(2, "theta < 1/L1", "theta", c.theta, 1 / l1, True),
+        one("alpha <= Lhat^2/K", "alpha", c.l_hat**2 / s.clients),
+        one("beta <= Lhat^2/K", "beta", c.l_hat**2 / s.clients),
+        one("rho2 <= 1/(6 L1)", "rho2", 1 / (6 * l1)),
+        one("rho2 and the noise", "rho2", 15 * c.l_tilde**2 / mu / v),
+        one("rho2 <= 10", "rho2", 10.0),
+        one("rho1 and rho2", "rho1", s.rho2 * mu**2 / (20 * c.l_tilde * l1)),
+        one("rho1 and the noise", "rho1", 0.5 / math.sqrt(v)),
+        one("rho1 <= 10", "rho1", 10.0),
+        one("eta <= 1/sqrt(alpha)", "eta", 1 / math.sqrt(s.alpha)),
+        one("eta <= 1/sqrt(beta)", "eta", 1 / math.sqrt(s.beta)),
+        one("eta <= 1/(200 p Lhat)", "eta", 1 / (200 * s.local_steps * c.l_hat)),
+    ]
+
+
+def theorem_three_weight(c: Constants, clients: int, local_steps: int) -> float:
+    """Return the alpha = beta that Theorem 3 sets."""
+    return c.l_hat**2 / (3 * local_steps * clients**2) + c.l_hat**2 / clients
+
+
+def theorem_three_step(c: Constants, s: Letters) -> float:
+    """Return eta_0 of Theorem 3."""
+    decay = s.clients ** (2 / 3) / (c.l_hat * 2 ** (1 / 3))
+    drift = 1 / (200 * s.local_steps * c.l_hat)
+    return min(decay, drift, _over(2 * s.rho1 * c.l_phi))
+
+
+def _theorem_three(c: Constants, s: Letters) -> list[Condition]:
+    l1, mu = c.inputs.l1, c.inputs.mu
+    weight = theorem_three_weight(c, s.clients, s.local_steps)
+
+    def one(name: str, letter: str, right: float) -> Condition:
+        return Condition(3, name, letter, getattr(s, letter), right)
+
+    off = max(abs(s.alpha - weight), abs(s.beta - weight))
+    equal = weight if off <= 1e-6 * weight else math.inf
+    return [
+        Condition(3, "theta < 1/L1", "theta", c.theta, 1 / l1, True),
+        Condition(3, "alpha and beta as set", "alpha = beta", equal, weight),
+        one("rho2 <= 15 mu/1174", "rho2", 15 * mu / 1174),
+        one("rho2 <= 1/(6 L1)", "rho2", 1 / (6 * l1)),
+        one("rho2 <= 10", "rho2", 10.0),
+        one("rho1 and rho2", "rho1", s.rho2 * mu**2 / (60 * l1**2)),
+        one("rho1 <= mu/(100 Ltil)", "rho1", mu / (100 * c.l_tilde)),
+        one("rho1 <= 10", "rho1", 10.0),
+        one("eta_0 of the schedule", "eta", theorem_three_step(c, s)),
+    ]
+
+
+THEOREMS: Mapping[int, Callable[[Constants, Letters], list[Condition]]] = {
+    1: _theorem_one,
+    2: _theorem_two,
+    3: _theorem_three,
+}
+
+
+def conditions(theorem: int, c: Constants, s: Letters) -> list[Condition]:
+    """Return the inequalities of a theorem for a run."""
+    if theorem not in THEOREMS:
+        raise InvalidInputError(f"theorem={theorem}: there are 1, 2 and 3.")
+    return THEOREMS[theorem](c, s)
+
+
+def largest_steps(
+    theorem: int,
+    c: Constants,
+    clients: int,
+    local_steps: int,
+    alpha: float | None = None,
+    beta: float | None = None,
+) -> Letters:
+    """Return the largest rho2, rho1, eta that a theorem allows, in this order.
+
+    alpha and beta are 1 for Theorem 1, Lhat^2/K for 2, and what 3 sets, if not given.
+    """
+    usual = {1: 1.0, 2: c.l_hat**2 / clients}
+    weight = usual.get(theorem, theorem_three_weight(c, clients, local_steps))
+    s = Letters(clients, local_steps, 0, alpha or weight, beta or weight, 0, 0)
+    for letter in ("rho2", "rho1", "eta"):
+        found = conditions(theorem, c, s)
+        limit = min(one.right for one in found if one.letter == letter)
+        s = replace(s, **{letter: limit})
+    return s
+
+
+def _over(value: float) -> float:
+    return math.inf if value == 0 else 1 / value

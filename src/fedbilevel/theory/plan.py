@@ -1,0 +1,241 @@
+r"""Plans: all parameters of a run from K and T, or from K and a target.
+
+`theory`: the theorem's own constants. For given T, the step eta that balances the start
+(falling in eta T) against the noise (growing in eta), p as large as the drift terms
+allow, Q as large as the truncation needs. For a target, the least T whose bound is
+below it.
+
+`practical`: measured once at small K_0 and T_0, then scaled by the corollaries:
+
+    LocalBSGM     eta ~ (K/T)^(1/2),        p ~ T^(1/4)/K^(3/4),  M ~ (K T)^(-1/2)
+    LocalBSGVRM   eta ~ K^(2/3)/T^(1/3),    p, B ~ T^(1/3)/K^(2/3),
+                  alpha, beta ~ 1/K,        M ~ (K T)^(-2/3)
+    both          Q ~ log(K T)
+
+Both claims need T >= K^3 (LocalBSGM) or T >= K^2 (LocalBSGVRM): else the corollary's p
+is below 1.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.theory.balance import balanced
+from fedbilevel.theory.conditions import Letters
+from fedbilevel.theory.constants import Constants, Inputs
+from fedbilevel.theory.rates import dominating
+
+__all__ = ["Calibration", "Plan", "practical_plan", "theory_plan"]
+
+_ALGORITHMS = {1: "local-bsgm", 2: "local-bsgvrm", 3: "local-bsgvrm"}
+_MOST_ITERATIONS = 1e30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything needed to run, what it will cost, and what it promises."""
+
+    preset: str
+    theorem: int
+    clients: int
+    iterations: int
+    local_steps: int
+    eta: str
+    alpha: float
+    beta: float
+    rho1: float
+    rho2: float
+    theta: float
+    q: int
+    first_batch: int
+    rounds: int
+    floats_up: int
+    bytes_up: int
+    samples_per_client: int
+    promise: float
+    terms: dict[str, float] = field(default_factory=dict)
+    dominating: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def algorithm(self) -> str:
+        """Return the algorithm the theorem is about."""
+        return _ALGORITHMS[self.theorem]
+
+    def options(self) -> dict[str, str]:
+        """Return the algorithm's options, as the command line writes them."""
+        names = ("eta", "alpha", "beta", "rho1", "rho2", "theta", "q")
+        options = {name: str(getattr(self, name)) for name in names}
+        if self.theorem > 1:
+            options["first_batch"] = str(self.first_batch)
+        return options
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"algorithm": self.algorithm, **asdict(self)}
+
+    @staticmethod
+    def from_plain(data: dict[str, Any]) -> "Plan":
+        """Read what `plain` wrote."""
+        values = {name: value for name, value in data.items() if name != "algorithm"}
+        plan = Plan(**values)
+        if plan.theorem not in _ALGORITHMS:
+            raise ValueError(f"theorem {plan.theorem}")
+        return plan
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured once: `letters` for `iterations` iterations gave `value`.
+
+    `sizes` are dx and dy.
+    """
+
+    theorem: int
+    iterations: int
+    letters: Letters
+    theta: float
+    q: int
+    sizes: tuple[int, int]
+    value: float
+
+
+def theory_plan(
+    theorem: int,
+    inputs: Inputs,
+    clients: int,
+    *,
+    sizes: tuple[int, int],
+    iterations: int | None = None,
+    target: float | None = None,
+    start: tuple[float, float] = (1.0, 1.0),
+    theta: float | None = None,
+) -> Plan:
+    """Plan by the theorem's own constants.
+
+    `sizes` are dx and dy, `start` is (Phi(x_0) - min Phi, ||y_0 - y*(x_0)||^2).
+    """
+    rate = theta or 0.5 / inputs.l1
+
+    def at(T: float) -> tuple[Constants, Letters, dict[str, float]]:
+        return balanced(theorem, inputs, clients, T, start, rate)
+
+    T = _given_or_least(iterations, target, lambda T: sum(at(T)[2].values()))
+    c, s, terms = at(T)
+    eta = f"theorem3:{c.l_hat!r}:{c.l_phi!r}" if theorem == 3 else repr(s.eta)
+    plan = _costed(theorem, "theory", (c.theta, c.q), s, T, sizes, eta)
+    return replace(
+        plan, promise=sum(terms.values()), terms=terms, dominating=dominating(terms)
+    )
+
+
+def practical_plan(
+    calibration: Calibration,
+    clients: int,
+    *,
+    iterations: int | None = None,
+    target: float | None = None,
+) -> Plan:
+    """Scale what was measured by the corollary's exponents."""
+    base, first = calibration, calibration.letters
+    work = first.clients * base.iterations
+    power = 1 / 2 if base.theorem == 1 else 2 / 3
+
+    def promise(T: float) -> float:
+        return base.value * (clients * T / work) ** -power
+
+    T = _given_or_least(iterations, target, promise)
+    more, longer = clients / first.clients, T / base.iterations
+    if base.theorem == 1:
+        step, period, weight = (more / longer) ** 0.5, longer**0.25 / more**0.75, 1.0
+    else:
+        step, period = more ** (2 / 3) / longer ** (1 / 3), longer ** (1 / 3)
+        period, weight = period / more ** (2 / 3), 1 / more
+    s = replace(
+        first,
+        clients=clients,
+        eta=first.eta * step,
+        alpha=first.alpha * weight,
+        beta=first.beta * weight,
+        local_steps=max(1, round(first.local_steps * period)),
+        first_batch=max(1, round(first.first_batch * period)),
+    )
+    q = max(1, round(base.q * math.log(clients * T + 1) / math.log(work + 1)))
+    eta = _decaying(s.eta, T) if base.theorem == 3 else repr(s.eta)
+    plan = _costed(base.theorem, "practical", (base.theta, q), s, T, base.sizes, eta)
+    return replace(plan, promise=promise(T))
+
+
+def _decaying(eta: float, T: int) -> str:
+    """Return the practical decay c0/(w0 + t)^(1/3) that has come to eta at t = T.
+
+    Theorem 3 keeps the step constant until t is some K^2 p^3, which under the
+    corollary is a share of T: here an eighth, so that the first step is twice eta.
+    """
+    w0 = T / 8
+    return f"decay:{eta * (w0 + T) ** (1 / 3)!r}:{w0!r}"
+
+
+def _given_or_least(iterations, target, value) -> int:
+    """Return T as given, or the least one whose value is below the target."""
+    if (iterations is None) == (target is None):
+        raise InvalidInputError("give the iterations, or a target, and not both.")
+    if iterations is not None:
+        if iterations < 1:
+            raise InvalidInputError(f"iterations={iterations}: at least 1.")
+        return iterations
+    if not target > 0:
+        raise InvalidInputError(f"target={target}: must be above 0.")
+    high = 1
+    while value(high) > target:
+        high *= 16
+        if high > _MOST_ITERATIONS:
+            raise InvalidInputError(
+                f"no number of iterations reaches {target:g} by this bound."
+            )
+    low = high // 16
+    while high - low > max(1, low // 1000):
+        middle = (low + high) // 2
+        low, high = (low, middle) if value(middle) <= target else (middle, high)
+    return high
+
+
+def _costed(
+    theorem: int,
+    preset: str,
+    series: tuple[float, int],
+    s: Letters,
+    T: int,
+    sizes: tuple[int, int],
+    eta: str,
+) -> Plan:
+    rounds = -(-T // s.local_steps)
+    floats = rounds * 2 * sum(sizes)
+    theta, q = series
+    least = s.clients ** (3 if theorem == 1 else 2)
+    note = (
+        f"T = {T} is below K^{3 if theorem == 1 else 2} = {least}: the corollary's p "
+        "would be below 1, and a linear speed-up is not claimed here."
+    )
+    return Plan(
+        preset=preset,
+        theorem=theorem,
+        clients=s.clients,
+        iterations=T,
+        local_steps=s.local_steps,
+        eta=eta,
+        alpha=s.alpha,
+        beta=s.beta,
+        rho1=s.rho1,
+        rho2=s.rho2,
+        theta=theta,
+        q=q,
+        first_batch=s.first_batch,
+        rounds=rounds,
+        floats_up=floats,
+        bytes_up=4 * floats,
+        samples_per_client=(T + s.first_batch - 1) * (q + 3),
+        promise=math.nan,
+        notes=(note,) if least > T else (),
+    )

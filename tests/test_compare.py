@@ -179,7 +179,7 @@ def test_a_warning_where_clients_differ(algorithm, task, warned):
     plan = Experiment(task, algorithm, rounds=1, options={"q": "2"} if warned else {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _, job, _ = plan._job()
+        _, job, _ = plan.job()
     kinds = [one.category for one in caught]
     assert (HeterogeneityWarning in kinds) == warned
     assert execute(SimulatorRuntime(job), 1).columns["round"].tolist() == [1]

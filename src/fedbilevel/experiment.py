@@ -61,7 +61,7 @@ class Experiment:
 
         `watch` is shown the task's headline metric only.
         """
-        task, job, config = self._job()
+        task, job, config = self.job()
         keeper = None
         if folder is not None:
             open_folder(folder, resume)
@@ -85,7 +85,7 @@ class Experiment:
 
     def run_seeds(self, count: int) -> list[Result]:
         """Run from `count` random seeds, the experiment's own first, as one program."""
-        task, job, config = self._job()
+        task, job, config = self.job()
         results = run_seeds(
             job,
             config.pop("rounds"),
@@ -96,7 +96,8 @@ class Experiment:
         )
         return [self._named(task, result) for result in results]
 
-    def _job(self) -> tuple[tasks.Task, Job, dict[str, Any]]:
+    def job(self) -> tuple[tasks.Task, Job, dict[str, Any]]:
+        """Build task and algorithm; return them with the settings to record."""
         task, algorithm, sizes, values = self._build()
         job = Job.of(
             algorithm,

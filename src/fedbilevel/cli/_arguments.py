@@ -1,5 +1,6 @@
 """Arguments that several commands take, and how they are read."""
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,8 @@ __all__ = [
     "Rounds",
     "Settings",
     "Task",
+    "read_counts",
+    "read_numbers",
     "read_settings",
     "read_sizes",
 ]
@@ -54,6 +57,27 @@ def read_settings(settings: list[str]) -> dict[str, str]:
         owner, dot, rest = name.rpartition(".")
         options[f"{owner}{dot}{rest.replace('-', '_')}"] = value
     return options
+
+
+def read_numbers(option: str, text: str) -> list[float]:
+    """Read numbers separated by commas, each above 0."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise InvalidInputError(
+            f"--{option} {text}: write numbers above 0, separated by commas."
+        )
+    return numbers
+
+
+def read_counts(option: str, text: str) -> list[int]:
+    """Read whole numbers separated by commas, each at least 1."""
+    numbers = read_numbers(option, text)
+    if not all(number.is_integer() for number in numbers):
+        raise InvalidInputError(f"--{option} {text}: write whole numbers.")
+    return [int(number) for number in numbers]
 
 
 def read_sizes(**sizes: int | None) -> dict[str, Any]:

@@ -1,8 +1,6 @@
-"""`fedbilevel list`, `fedbilevel run`, `fedbilevel resume`, `fedbilevel compare`."""
+"""The commands of `fedbilevel`."""
 
 import json
-import os
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +10,12 @@ from rich.table import Table
 
 from fedbilevel import algorithms, tasks
 from fedbilevel.cli import _arguments as arguments
+from fedbilevel.cli import _scaling, _theory
 from fedbilevel.cli._arguments import read_settings, read_sizes
 from fedbilevel.cli._comparison import show_comparison
+from fedbilevel.cli._errors import plain_errors
 from fedbilevel.cli._progress import watched
-from fedbilevel.errors import FedbilevelError, unknown_name
+from fedbilevel.errors import unknown_name
 from fedbilevel.experiment import Experiment
 from fedbilevel.report import cost_table, result_table
 from fedbilevel.result import Result
@@ -32,7 +32,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-_errors = Console(stderr=True)
 
 
 @app.command("list", epilog="Example: fedbilevel list algorithms")
@@ -42,7 +41,7 @@ def list_entries(
     ] = None,
 ) -> None:
     """Show the tasks and algorithms there are, and their options."""
-    with _plain_errors():
+    with plain_errors():
         tables = {"tasks": _task_table, "algorithms": _algorithm_table}
         if kind is not None and kind not in tables:
             raise unknown_name("list", kind, tables)
@@ -66,6 +65,9 @@ def run(
     batch: arguments.Batch = None,
     seed: Annotated[int, typer.Option(help="random seed of samples and cohorts")] = 0,
     settings: arguments.Settings = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="file made by `fedbilevel plan --out`")
+    ] = None,
     runtime: Annotated[str, typer.Option(help="simulator or reference")] = "simulator",
     precision: arguments.Precision = "float32",
     measure_every: arguments.MeasureEvery = 1,
@@ -84,7 +86,7 @@ def run(
 
     Sizes that are left out are those the task recommends.
     """
-    with _plain_errors():
+    with plain_errors():
         experiment = Experiment(
             task=task,
             algorithm=algorithm,
@@ -100,6 +102,8 @@ def run(
             checkpoint_seconds=checkpoint_seconds,
             options=read_settings(settings or []),
         )
+        if plan is not None:
+            experiment = _theory.follow(plan, experiment)
         _execute(experiment, out, resume=False, as_json=as_json)
 
 
@@ -138,7 +142,7 @@ def compare_algorithms(
 
     Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone.
     """
-    with _plain_errors():
+    with plain_errors():
         experiment = Experiment(
             task=task,
             participants=participants,
@@ -159,8 +163,12 @@ def resume(
     as_json: arguments.AsJson = False,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
-    with _plain_errors():
+    with plain_errors():
         _execute(Experiment.load(folder), folder, resume=True, as_json=as_json)
+
+
+for _name, _command in (_theory.COMMANDS | _scaling.COMMANDS).items():
+    app.command(_name, epilog=_command.epilog)(_command.function)
 
 
 def _execute(
@@ -181,30 +189,6 @@ def _show(result: Result, folder: Path | None) -> None:
     console.print(cost_table(named))
     if folder is not None:
         console.print(f"Saved in {folder}")
-
-
-class _plain_errors:  # noqa: N801 - reads as a statement
-    """Ends with a message, or with a traceback if FEDBILEVEL_TRACEBACK is set."""
-
-    def __enter__(self) -> None:
-        self.shown_before = warnings.showwarning
-        warnings.showwarning = _show_warning
-
-    def __exit__(self, kind, error, trace) -> None:
-        warnings.showwarning = self.shown_before
-        if isinstance(error, FedbilevelError) and not os.environ.get(
-            "FEDBILEVEL_TRACEBACK"
-        ):
-            _errors.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
-            raise typer.Exit(2) from error
-        if isinstance(error, KeyboardInterrupt):
-            _errors.print(f"Stopped. {error}", markup=False, soft_wrap=True)
-            raise typer.Exit(130) from error
-
-
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    del category, filename, lineno, file, line
-    _errors.print(f"Warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _first_line(text: str | None) -> str:

@@ -7,3 +7,9 @@ from fedbilevel.report.comparison import ranking_table as ranking_table
 from fedbilevel.report.curves import draw_curves as draw_curves
 from fedbilevel.report.tables import cost_table as cost_table
 from fedbilevel.report.tables import result_table as result_table
+from fedbilevel.report.theory import conditions_table as conditions_table
+from fedbilevel.report.theory import draw_scaling as draw_scaling
+from fedbilevel.report.theory import estimates_table as estimates_table
+from fedbilevel.report.theory import plan_table as plan_table
+from fedbilevel.report.theory import scaling_table as scaling_table
+from fedbilevel.report.theory import terms_table as terms_table

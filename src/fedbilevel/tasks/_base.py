@@ -21,7 +21,9 @@ class Task(eqx.Module):
     `headline` names the one to watch. `recommended` are settings for `fedbilevel run`:
     rounds, local_steps, batch, and the algorithm's options. `shows_point` asks for x
     and y in reports, where they are small. `private` marks blocks of x and y that
-    belong to one client each. A lower headline is better.
+    belong to one client each. A lower headline is better. `calibration` has, for some
+    algorithms, the letters from which plans are scaled, with the `clients` and
+    `iterations` they were chosen for.
     """
 
     problem: Problem
@@ -33,6 +35,9 @@ class Task(eqx.Module):
     recommended: Mapping[str, str] = eqx.field(static=True)
     shows_point: bool = eqx.field(static=True, default=False)
     private: Pair = eqx.field(static=True, default=NOTHING)
+    calibration: Mapping[str, Mapping[str, str]] = eqx.field(
+        static=True, default_factory=dict
+    )
 
 
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""What the theory commands do: plans that run, exponents that were measured."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedbilevel import tasks
+from fedbilevel.calibration import calibrate
+from fedbilevel.cli.app import app
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiment import Experiment
+from fedbilevel.runtime import configure
+from fedbilevel.scaling import (
+    Measured,
+    default_targets,
+    fit_exponent,
+    measure_complexity,
+    measure_speedup,
+)
+from fedbilevel.theory.conditions import Letters
+from fedbilevel.theory.plan import Calibration, practical_plan
+
+# T1's own letters, with the values once measured with them.
+_SERIES: dict[str, Any] = {"theta": 0.4, "q": 10, "sizes": (5, 6)}
+BASE = {
+    1: Calibration(
+        1, 4000, Letters(1, 7, 0.014, 8.0, 8.0, 1.0, 2.0, 7), **_SERIES, value=0.2446
+    ),
+    2: Calibration(
+        2, 4000, Letters(1, 7, 0.02, 2.0, 2.0, 1.0, 2.0, 64), **_SERIES, value=0.12
+    ),
+}
+UNIT = "l0=1 l1=1 l21=1 l22=1 mu=0.5 sigma=0.1 phi0=1 y0=1".split()
+GIVEN = [part for one in UNIT for part in ("--constant", one)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _single_precision():
+    configure("float32")
+
+
+def call(*arguments: str) -> dict:
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def refused(*arguments: str) -> str:
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == 2
+    return " ".join(done.output.split())
+
+
+def test_an_exact_power_is_found_exactly():
+    at = [1.0, 2.0, 8.0]
+    curves = [np.full((4, 3), 5 * x**-0.7) for x in at]
+    fit = fit_exponent(at, [Measured.of(c, lambda many: many[:, -1]) for c in curves])
+    np.testing.assert_allclose([fit.exponent, fit.low, fit.high], -0.7)
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    draw = np.random.default_rng(0)
+    at, covered = [1.0, 4.0, 16.0], 0
+    for _ in range(100):
+        noise = draw.lognormal(0, 0.3, (3, 64, 1)) / np.exp(0.3**2 / 2)
+        curves = np.asarray(at)[:, None, None] ** -0.5 * noise
+        fit = fit_exponent(
+            at, [Measured.of(c, lambda many: many[:, -1]) for c in curves]
+        )
+        covered += fit.low <= -0.5 <= fit.high
+    assert 88 <= covered <= 100
+
+
+@pytest.mark.parametrize(("theorem", "power"), [(1, 0.5), (2, 2 / 3), (3, 2 / 3)])
+def test_practical_plans_scale_by_the_corollaries(theorem, power):
+    letters = Letters(1, 16, 0.01, 4.0, 4.0, 1.0, 1.0, 64)
+    base = Calibration(theorem, 4096, letters, 0.4, 10, (5, 6), 0.3)
+    same = practical_plan(base, 1, iterations=4096)
+    assert (same.local_steps, same.q, same.first_batch) == (16, 10, 64)
+    for K, T in ((16, 4096), (1, 16 * 4096)):
+        plan = practical_plan(base, K, iterations=T)
+        np.testing.assert_allclose(plan.promise, 0.3 * 16**-power)
+        aimed = practical_plan(base, K, target=plan.promise * 1.0001)
+        assert abs(aimed.iterations - T) <= 2e-3 * T
+    more = practical_plan(base, 8, iterations=4096)
+    longer = practical_plan(base, 1, iterations=8 * 4096)
+    if theorem == 1:
+        expected = [16 * 8**-0.75, 16 * 8**0.25, 4.0]
+    else:
+        expected = [16 * 8 ** (-2 / 3), 16 * 8 ** (1 / 3), 0.5]
+    found = [more.local_steps, longer.local_steps, more.alpha]
+    np.testing.assert_allclose(found, expected, atol=0.5)
+
+
+@pytest.mark.parametrize("theorem", [1, 2])
+def test_targets_give_whole_local_steps(theorem):
+    base = replace(BASE[theorem], value=0.12)
+    periods = (2, 3, 4)
+    for period, target in zip(periods, default_targets(base, 4, periods), strict=True):
+        assert practical_plan(base, 4, target=target).local_steps == period
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5])
+def test_the_spread_leaves_the_averaged_problem_alone(clients):
+    make = tasks.find("quadratic")
+    alike, apart = make(clients), make(clients, spread=0.8)
+    x = np.arange(5.0)
+    np.testing.assert_allclose(
+        alike.metrics.gradient(x), apart.metrics.gradient(x), rtol=2e-5
+    )
+    spectra = np.linalg.eigvalsh(np.asarray(apart.data.lower["A"])[:, 0])
+    assert spectra.min() > 0.1
+    differ = not np.allclose(apart.data.lower["a"], alike.data.lower["a"])
+    assert differ == (clients > 1)
+    with pytest.raises(InvalidInputError, match="strongly convex"):
+        make(clients, spread=1.1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "theorem", "exponent"),
+    [("local-bsgm", 1, -1 / 2), ("local-bsgvrm", 2, -2 / 3)],
+)
+def test_the_error_falls_with_clients_as_claimed(algorithm, theorem, exponent):
+    """The reproduction of docs/theory.md in small: a quarter of the iterations."""
+    experiment = Experiment("quadratic", algorithm)
+    found = measure_speedup(experiment, BASE[theorem], [1, 8], [1000], seeds=16)
+    assert abs(found["exponent"] - exponent) < 0.12
+    assert found["low"] < found["exponent"] < found["high"]
+
+
+def test_iterations_to_a_target_fall_with_clients():
+    experiment = Experiment("quadratic", "local-bsgm")
+    (target,) = default_targets(BASE[1], 4, (1,))
+    found = measure_complexity(experiment, BASE[1], [1, 4], [target], seeds=16)
+    assert abs(found["exponent"] + 1) < 0.2
+    one, four = (point["rounds"] for point in found["points"])
+    assert 0.75 < four / one < 1.33  # claimed: rounds do not depend on K
+
+
+def test_a_target_out_of_reach_is_told():
+    experiment = Experiment("quadratic", "local-bsgm", options={"noise": "0"})
+    with pytest.raises(InvalidInputError, match="came to .* Ask for a larger target"):
+        measure_speedup(experiment, BASE[1], [1, 2], [8], seeds=2, target=1e-9)
+
+
+def test_a_plan_is_what_runs(tmp_path):
+    file = tmp_path / "plan.json"
+    plan = call("plan", "--preset", "theory", "--iterations", "60", "--clients", "3",
+                "--algorithm", "local-bsgm", *GIVEN, "--out", str(file))  # fmt: skip
+    assert plan["dominating"] in plan["terms"]
+    assert not plan["notes"] and plan["rounds"] * plan["local_steps"] >= 60
+    result = call("run", "quadratic", "--plan", str(file), "--set", "noise=0")
+    config = result["config"]
+    assert config["clients"] == 3 and config["rounds"] == plan["rounds"]
+    used = config["parameters"]
+    for letter in ("alpha", "beta", "rho1", "rho2"):
+        np.testing.assert_allclose(used[letter], plan[letter], rtol=1e-6)
+    np.testing.assert_allclose(used["eta"], float(plan["eta"]), rtol=1e-6)
+    assert result["counts"]["floats_up"] == 3 * plan["floats_up"]
+
+
+def test_what_a_plan_refuses(tmp_path):
+    base = ["plan", "--preset", "theory", *GIVEN]
+    assert "not both" in refused(*base, "--iterations", "9", "--target", "1")
+    assert "not both" in refused(*base)
+    assert "sigma" in refused(*base, "--constant", "sigm=1", "--target", "1")
+    assert "theorem 3 is not about local-bsgm" in refused(
+        *base, "--target", "1", "--algorithm", "local-bsgm", "--theorem", "3"
+    )
+    broken = tmp_path / "plan.json"
+    broken.write_text("{}")
+    assert "not a plan" in refused("run", "quadratic", "--plan", str(broken))
+    assert "no number" in refused(*base, "--target", "1e-30")
+
+
+def test_check_theory_tells_both_sides_and_what_to_do():
+    options = "--algorithm local-bsgvrm --clients 8 --local-steps 4 --set theta=0.3"
+    command = ["check-theory", "quadratic", *options.split(), "--rounds", "4"]
+    found = call(*command)
+    np.testing.assert_allclose(found["estimates"]["mu"]["value"], 0.5, rtol=1e-5)
+    assert found["theorem"] == 2 and not found["holds"]
+    broken = [one for one in found["conditions"] if not one["holds"]]
+    assert broken and all(one["advice"] for one in broken)
+    letters = [f"{name}={value!r}" for name, value in found["largest"].items()]
+    obeyed = [part for one in letters for part in ("--set", one)]
+    assert call(*command, *obeyed)["holds"]
+    decaying = call(*command, *obeyed[:-6], "--set", "eta=decay:0.1:10")
+    assert decaying["theorem"] == 3
+
+
+def test_a_calibration_keeps_to_what_it_is_told():
+    own = calibrate(Experiment("quadratic", "local-bsgm", options={"q": "1"}), 1, 2)
+    assert own.letters == BASE[1].letters and own.q == 1
+    short = Experiment("regularization", "local-bsgm", rounds=4, options={"q": "1"})
+    told = calibrate(replace(short, options={"q": "1", "eta": "0.3"}), 1, 2)
+    assert told.letters.eta == 0.3 and told.iterations == 40
+    # So early on longer steps are better, and they are tried.
+    found = calibrate(short, 1, 2)
+    assert found.letters.eta > 1 and found.value < told.value
+
+
+def test_measuring_the_axes_by_the_command(tmp_path):
+    small = ["speedup", "quadratic", "--set", "q=2", "--seeds", "2", "--clients", "2"]
+    found = call(*small, "--iterations", "20,40", "--out", str(tmp_path))
+    assert {"exponent", "low", "high", "points"} <= set(found)
+    assert [point["iterations"] for point in found["points"]] == [20, 40]
+    saved = json.loads((tmp_path / "summary.json").read_text())
+    assert saved == found
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "which is the axis" in refused(*small, "--iterations", "20")

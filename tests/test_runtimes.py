@@ -1,6 +1,9 @@
 """The runtimes compute the same numbers, whatever the devices, chunks and cohorts."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import equinox as eqx
 import jax
@@ -278,3 +281,31 @@ def test_trees_of_any_shape_travel():
     x, y = join(there.x, there.y)
     assert x.shape == (DX,) and y.shape == (DY,)
     assert_close((x, y), (here.x, here.y), 1e-12)
+
+
+# Many dense solves at once, on as many devices as there are cores.
+SOLVES = """
+import jax.numpy as jnp, numpy as np
+from fedbilevel import ClientData, Problem, configure, run
+from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.hypergradient import Exact
+configure()
+def loss(x, y, rows):
+    return jnp.mean((rows["a"] @ y - 1) ** 2) + jnp.exp(x) * jnp.sum(y**2)
+rows = [{"a": np.random.default_rng(k).normal(size=(3, 41))} for k in range(32)]
+data, start = ClientData.from_clients(rows, rows), (jnp.zeros(()), jnp.zeros(41))
+algorithm = FedBiOClientwise(Exact(), 0.01, 0.01, local_steps=2)
+run(Problem(loss, loss), data, start, algorithm, rounds=3, batch=1)
+print("done")
+"""
+
+
+def test_dense_solves_do_not_wait_for_each_other(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SOLVES],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "done\n", done.stderr

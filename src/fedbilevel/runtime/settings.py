@@ -25,7 +25,11 @@ def configure(precision: str = "float32", cores: int | None = None) -> None:
     if precision not in ("float32", "float64"):
         raise InvalidInputError(f"precision '{precision}': choose float32 or float64.")
     jax.config.update("jax_enable_x64", precision == "float64")
-    jax.config.update("jax_num_cpu_devices", cores or os.cpu_count() or 1)
+    devices = cores or os.cpu_count() or 1
+    jax.config.update("jax_num_cpu_devices", devices)
+    # XLA's thread pool has NPROC threads. Each device holds one while it waits, and a
+    # batch of dense solves waits for others: without spare ones it would wait forever.
+    os.environ.setdefault("NPROC", str(2 * devices))
     jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
     # Every program counts: the default skips those that compile in under a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel import tasks
-from fedbilevel.calibration import calibrate
+from fedbilevel.calibration import calibrate, metric_curves
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiment import Experiment
@@ -20,6 +20,7 @@ from fedbilevel.scaling import (
     fit_exponent,
     measure_complexity,
     measure_speedup,
+    until,
 )
 from fedbilevel.theory.conditions import Letters
 from fedbilevel.theory.plan import Calibration, practical_plan
@@ -96,6 +97,24 @@ def test_practical_plans_scale_by_the_corollaries(theorem, power):
     np.testing.assert_allclose(found, expected, atol=0.5)
 
 
+def test_the_mean_of_a_run_does_not_depend_on_how_often_it_was_averaged():
+    """One client is never averaged: p only says when the metric is looked at."""
+    options = {"noise": "0", "eta": "0.05", "alpha": "8", "beta": "8", "q": "3"}
+    means = []
+    for period in (1, 50):
+        run = Experiment(
+            "quadratic",
+            "local-bsgm",
+            clients=1,
+            rounds=400 // period,
+            local_steps=period,
+            options={**options, "rho1": "1", "rho2": "2"},
+        )
+        means.append(metric_curves(run, run.run_seeds(1))[0, -1])
+    # Trapezoids would be off by half.
+    np.testing.assert_allclose(means[1], means[0], rtol=0.1)
+
+
 @pytest.mark.parametrize("theorem", [1, 2])
 def test_targets_give_whole_local_steps(theorem):
     base = replace(BASE[theorem], value=0.12)
@@ -134,7 +153,7 @@ def test_the_error_falls_with_clients_as_claimed(algorithm, theorem, exponent):
 
 def test_iterations_to_a_target_fall_with_clients():
     experiment = Experiment("quadratic", "local-bsgm")
-    (target,) = default_targets(BASE[1], 4, (1,))
+    (target,) = default_targets(BASE[1], 4, (2,))
     found = measure_complexity(experiment, BASE[1], [1, 4], [target], seeds=16)
     assert abs(found["exponent"] + 1) < 0.2
     one, four = (point["rounds"] for point in found["points"])
@@ -142,9 +161,10 @@ def test_iterations_to_a_target_fall_with_clients():
 
 
 def test_a_target_out_of_reach_is_told():
-    experiment = Experiment("quadratic", "local-bsgm", options={"noise": "0"})
-    with pytest.raises(InvalidInputError, match="came to .* Ask for a larger target"):
-        measure_speedup(experiment, BASE[1], [1, 2], [8], seeds=2, target=1e-9)
+    plan, curves = practical_plan(BASE[1], 2, iterations=8), np.full((2, 4), 0.5)
+    assert until(curves, 0.5, plan).value == plan.local_steps
+    with pytest.raises(InvalidInputError, match="came to 0.5 .* a larger target"):
+        until(curves, 0.4, plan)
 
 
 def test_a_plan_is_what_runs(tmp_path):

@@ -121,12 +121,26 @@ def metric_curves(
 ) -> Float[np.ndarray, "seeds rounds"]:
     """Return the running mean of the headline metric after every round.
 
-    Trapezoids: a round counts half its beginning and half its end. The beginning of the
-    first counts where the task measures it; it is most of the error of a short run.
+    It is known between two rounds only. From one to the next the mean over seeds is
+    taken as exponential, so that long rounds count the fast fall at the beginning
+    rightly; where it is flat, beginning and end count half each. The beginning of the
+    first round counts where the task measures it.
     """
     task, *_ = experiment.job()
     columns = np.asarray([result.columns[task.headline] for result in results], float)
     start = task.metrics(task.x, task.y).get(task.headline, columns[:, :1])
     before = np.hstack([np.broadcast_to(start, (len(results), 1)), columns[:, :-1]])
-    rounds = np.arange(1, columns.shape[1] + 1)
-    return np.cumsum((before + columns) / 2, axis=1) / rounds
+    share = _share_of_beginning(before.mean(axis=0), columns.mean(axis=0))
+    each = share * before + (1 - share) * columns
+    return np.cumsum(each, axis=1) / np.arange(1, columns.shape[1] + 1)
+
+
+def _share_of_beginning(
+    begin: Float[np.ndarray, " rounds"], end: Float[np.ndarray, " rounds"]
+) -> Float[np.ndarray, " rounds"]:
+    """Return w with w a + (1 - w) b the mean of an exponential from a to b."""
+    share = np.full(begin.shape, 0.5)
+    falls = (begin > 0) & (end > 0) & (np.abs(begin - end) > 1e-3 * np.abs(end))
+    ratio = begin[falls] / end[falls]
+    share[falls] = 1 / np.log(ratio) - 1 / (ratio - 1)
+    return share

@@ -31,6 +31,7 @@ __all__ = [
     "fit_exponent",
     "measure_complexity",
     "measure_speedup",
+    "until",
 ]
 
 Watch = Callable[[str], None]
@@ -135,7 +136,7 @@ def measure_speedup(
         else:
             metric = results[0].config["headline"]
             curves = np.asarray([one.columns[metric] for one in results], float)
-            found.append(_until(curves, target, plan))
+            found.append(until(curves, target, plan))
         points.append(_point(plan, results, found[-1]))
     claims = _CLAIMS[experiment.algorithm]
     key = {"clients": "K", "iterations": "T"}[axis]
@@ -165,7 +166,7 @@ def measure_complexity(
         run = with_plan(experiment, plan)
         run = replace(run, rounds=int(_LONGER * plan.rounds) + 1)
         results = run.run_seeds(seeds)
-        found.append(_until(metric_curves(run, results), target, plan))
+        found.append(until(metric_curves(run, results), target, plan))
         rounds.append(found[-1].divided_by(plan.local_steps))
         point = _point(plan, results, found[-1])
         points.append({**point, "target": target, "rounds": rounds[-1].value})
@@ -201,7 +202,7 @@ def axis_of(**lists: Sequence[float]) -> str:
     return longer[0]
 
 
-def _until(
+def until(
     curves: Float[np.ndarray, "seeds rounds"], target: float, plan: Plan
 ) -> Measured:
     """Return the iterations until the mean curve is below the target."""

@@ -167,6 +167,7 @@ def draw_scaling(summary: Mapping[str, Any]) -> bytes:
     panel.set(xscale="log", yscale="log", xlabel=_AXES[summary["axis"]])
     panel.set(ylabel=summary["value"], title=_title(summary))
     panel.set_xticks(at, [show(x) if x >= 1 else f"{x:.3g}" for x in at], minor=False)
+    panel.set_yticks(value, [f"{v:.3g}" for v in value], minor=False)
     panel.minorticks_off()
     panel.grid(alpha=0.3)
     panel.legend(frameon=False)

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test bench clean
+.PHONY: install demo test bench theory clean
 
 install: .venv/installed
 
@@ -23,6 +23,9 @@ test: install
 
 bench: install
 	$(BIN)/python benchmarks/speed.py
+
+theory: install
+	$(BIN)/python benchmarks/theory.py runs/theory
 
 clean:
 	rm -rf .venv

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -39,9 +40,22 @@ UNIT = "l0=1 l1=1 l21=1 l22=1 mu=0.5 sigma=0.1 phi0=1 y0=1".split()
 GIVEN = [part for one in UNIT for part in ("--constant", one)]
 
 
+_CHANGED = (
+    "jax_enable_x64",
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _single_precision():
+    """Commands set the precision of the whole process: other tests need theirs back."""
+    before = {name: getattr(jax.config, name) for name in _CHANGED}
     configure("float32")
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def call(*arguments: str) -> dict:

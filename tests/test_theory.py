@@ -15,7 +15,11 @@ from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, SimulatorRuntime, execute
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
-from fedbilevel.theory.conditions import conditions, largest_steps
+from fedbilevel.theory.conditions import (
+    _variance_weights,
+    conditions,
+    largest_steps,
+)
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.plan import theory_plan
 from fedbilevel.theory.rates import bound, dominating
@@ -53,6 +57,11 @@ def test_the_largest_steps_of_the_regression(theorem, alpha, rho2, rho1, eta):
     digits(found.rho2, rho2)
     digits(found.rho1, rho1)
     digits(found.eta, eta)
+
+
+def test_the_weight_of_the_regression():
+    _, v = _variance_weights(UNIT, largest_steps(2, UNIT, clients=8, local_steps=4))
+    digits(v, "52035.869")
 
 
 @pytest.mark.parametrize("theorem", [1, 2, 3])

@@ -1,11 +1,10 @@
 """Curves of a metric against rounds, bytes, samples and seconds, as a picture."""
 
-import io
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.report._picture import as_png, new_figure
 from fedbilevel.report.comparison import seconds
 from fedbilevel.result import Result
 
@@ -21,13 +20,7 @@ def draw_curves(
 
     What costs nothing (pooled data send no bytes) is missing where that is the axis.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise FedbilevelError(
-            "curves are drawn by matplotlib: install fedbilevel[report]."
-        ) from None
-    figure = Figure(figsize=(13, 7.5), layout="constrained", dpi=110)
+    figure = new_figure(13, 7.5)
     panels = list(figure.subplots(2, 2, sharey=True).flat)
     smallest = min(np.min(r.columns[metric]) for many in results.values() for r in many)
     for panel, axis in zip(panels, _AXES, strict=True):
@@ -48,9 +41,7 @@ def draw_curves(
         panel.grid(alpha=0.3)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return as_png(figure)
 
 
 def _along(result: Result, axis: str) -> np.ndarray:

@@ -3,14 +3,13 @@
 Reads the summaries of `check-theory`, `plan`, `speedup` and `complexity` as plain data.
 """
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.report._picture import as_png, new_figure
 from fedbilevel.report.tables import show
 
 __all__ = [
@@ -140,13 +139,7 @@ def _told(summary: Mapping[str, Any]) -> str:
 
 def draw_scaling(summary: Mapping[str, Any]) -> bytes:
     """Return a PNG of the points, their fit, and the slope that is claimed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise FedbilevelError(
-            "pictures are drawn by matplotlib: install fedbilevel[report]."
-        ) from None
-    figure = Figure(figsize=(6.4, 4.8), layout="constrained", dpi=110)
+    figure = new_figure(6.4, 4.8)
     panel = figure.subplots()
     points = summary["points"]
     at = np.asarray([point[summary["axis"]] for point in points], float)
@@ -171,6 +164,4 @@ def draw_scaling(summary: Mapping[str, Any]) -> bytes:
     panel.minorticks_off()
     panel.grid(alpha=0.3)
     panel.legend(frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return as_png(figure)

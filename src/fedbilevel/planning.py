@@ -40,8 +40,14 @@ THEOREMS_OF: Mapping[str, tuple[int, ...]] = {
     "fedbioacc": (2, 3),
     "fednest": (1,),
 }
-_NAMES = {"l0": "L0", "l1": "L1", "l21": "L21", "l22": "L22", "mu": "mu"}
-_NAMES = {**_NAMES, "sigma": "sigma"}
+_NAMES = {
+    "l0": "L0",
+    "l1": "L1",
+    "l21": "L21",
+    "l22": "L22",
+    "mu": "mu",
+    "sigma": "sigma",
+}
 _START = ("phi0", "y0")
 _NEWTON_STEPS, _SOLVER_STEPS = 8, 50
 
@@ -153,7 +159,11 @@ def check_theory(
     _, job, _ = experiment.job()
     algorithm = job.algorithm
     if not isinstance(algorithm, AbstractLocalBSG):
-        theorists = [n for n, kind in _kinds().items() if issubclass(*kind)]
+        theorists = [
+            name
+            for name in algorithms.names()
+            if issubclass(algorithms.find(name), AbstractLocalBSG)
+        ]
         raise unknown_name("algorithm with a theorem", experiment.algorithm, theorists)
     rule = algorithm.hypergradient
     if not isinstance(rule, Neumann):
@@ -184,11 +194,6 @@ def check_theory(
         "largest": {name: getattr(most, name) for name in names},
         "holds": all(one.holds for one in found),
     }
-
-
-def _kinds() -> dict[str, tuple[type, type]]:
-    names = algorithms.names()
-    return {name: (algorithms.find(name), AbstractLocalBSG) for name in names}
 
 
 def planned(

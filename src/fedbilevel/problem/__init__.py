@@ -6,3 +6,5 @@ from fedbilevel.problem.data import ClientData as ClientData
 from fedbilevel.problem.losses import Batch as Batch
 from fedbilevel.problem.losses import Problem as Problem
 from fedbilevel.problem.oracle import Oracle as Oracle
+from fedbilevel.problem.stored import StoredRows as StoredRows
+from fedbilevel.problem.stored import stored as stored

@@ -13,6 +13,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem.data import ClientData
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
+from fedbilevel.problem.stored import fetched
 
 __all__ = ["check_problem", "largest_curvature"]
 
@@ -26,7 +27,8 @@ def check_problem(problem: Problem, data: ClientData, x: Upper, y: Lower) -> Non
         ("lower", problem.lower, data.lower),
     )
     for name, loss, rows in levels:
-        _check_scalar(name, loss, x, y, jax.tree.map(lambda leaf: leaf[0, :1], rows))
+        first = fetched(jax.tree.map(lambda leaf: leaf[0, :1], rows))
+        _check_scalar(name, loss, x, y, first)
     for name, probe in _probe(problem, data, x, y).items():
         _check_mean(name, probe)
         _check_depends_on_y(name, probe)
@@ -57,7 +59,9 @@ def _probe(problem: Problem, data: ClientData, x: Upper, y: Lower) -> dict[str, 
 
     def of_level(loss: Loss, rows: Rows, sizes: Array, clients: Array) -> _Probe:
         last = jnp.minimum(1, sizes[0] - 1)
-        one, two = (jax.tree.map(lambda a, i=i: a[0, i][None], rows) for i in (0, last))
+        one, two = (
+            fetched(jax.tree.map(lambda a, i=i: a[0, i][None], rows)) for i in (0, last)
+        )
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
         singles = jnp.stack([loss(x, y, one), loss(x, y, two)])
         elsewhere = jnp.stack([loss(x, other, one) for other in others])

@@ -22,6 +22,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Noise, Rows, Scalar, Upper
 from fedbilevel.problem.data import ClientData
 from fedbilevel.problem.losses import Batch, Problem, lower_loss, upper_loss
+from fedbilevel.problem.stored import fetched
 
 __all__ = ["Oracle"]
 
@@ -122,7 +123,7 @@ def _draw(rows: Rows, whose: tuple, key: Key, batch: int, noise: Noise | None) -
     # third of `jr.randint`, which matters where the batch is small.
     bits = jr.bits(choose, (batch,), jnp.uint32)
     index = bits % sizes[client].astype(jnp.uint32)
-    drawn = jax.tree.map(lambda leaf: leaf[client, index], rows)
+    drawn = fetched(jax.tree.map(lambda leaf: leaf[client, index], rows))
     return drawn if noise is None else noise(perturb, drawn)
 
 
@@ -151,7 +152,7 @@ def _all_rows(rows: Rows, client: Any, sizes: Array, weights: Array) -> Batch:
     def flat(leaf: Array) -> Array:
         return leaf[whose, index].reshape(-1, *leaf.shape[2:])
 
-    return Batch(jax.tree.map(flat, rows), each.reshape(-1))
+    return Batch(fetched(jax.tree.map(flat, rows)), each.reshape(-1))
 
 
 @jax.jit

@@ -1,6 +1,5 @@
 """What one exchange costs, read from its traced program."""
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from fedbilevel.algorithms import Phase, Turn
+from fedbilevel.problem.stored import fetched
 from fedbilevel.runtime.job import Job
 
 _GRADIENTS = {
@@ -96,12 +96,16 @@ def _walk_program(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None
             tally[_GRADIENTS[name]] += times * _points(name, sizes, job)
         elif name in _DRAWS:
             rows = job.data.upper if name == "_draw_upper" else job.data.lower
-            one_row = math.prod(jax.tree.leaves(rows)[0].shape[2:])
+            one_row = jax.tree.leaves(jax.eval_shape(_first_row, rows))[0].size
             tally[_DRAWS[name]] += times * (sizes[0] // one_row)
         else:
             inner = times * equation.params.get("length", 1)
             for body in _bodies(equation.params):
                 _walk_program(body, inner, job, tally)
+
+
+def _first_row(rows: PyTree) -> PyTree:
+    return fetched(jax.tree.map(lambda leaf: leaf[0, 0], rows))
 
 
 def _points(name: str, sizes: list[int], job: Job) -> int:

@@ -2,8 +2,11 @@
 
 import re
 import shutil
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -268,6 +271,44 @@ def test_a_checkpoint_of_another_configuration(finished, change):
     arguments = {"data": data_with(9, 9), "folder": finished, "resume": True}
     with pytest.raises(CheckpointError, match=r"belongs to another configuration"):
         run(**{**arguments, **change})
+
+
+@dataclass(frozen=True)
+class Penalized:
+    loss: Any
+    strength: float
+
+    def __call__(self, x, y, rows):
+        return self.loss(x, y, rows) + self.strength * y**2
+
+    def method(self, x, y, rows):
+        return self(x, y, rows)
+
+
+def closure(strength):
+    return lambda x, y, rows: lower(x, y, rows) + strength * y**2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda strength: Penalized(lower, strength),
+        lambda strength: Penalized(lower, strength).method,
+        lambda strength: Penalized(Penalized(lower, strength), 0.0),
+        lambda strength: closure(strength),
+        lambda strength: closure(np.asarray(strength)),
+        lambda strength: jax.jit(closure(strength)),
+        lambda strength: partial(Penalized.__call__, Penalized(lower, strength)),
+    ],
+    ids=["field", "method", "deep", "closure", "array", "compiled", "partial"],
+)
+def test_a_loss_with_another_number_is_another_configuration(make):
+    def mark(strength: float) -> str:
+        problem = Problem(upper, make(strength))
+        job = Job.of(halving(theta=0.1), problem, data_with(9), *START)
+        return checkpoint.fingerprint(job, every=1)
+
+    assert mark(0.5) == mark(0.5) != mark(0.25)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])

@@ -12,6 +12,8 @@ LAYERS = [
     {"_tree", "_files", "_registry", "_blocks", "schedules"},
     {"problem"},
     {"theory"},
+    {"datasets"},
+    {"partition"},
     {"hypergradient"},
     {"estimators"},
     {"algorithms"},
@@ -27,9 +29,11 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIBLINGS = {"hypergradient": {"estimators"}, "estimators": {"hypergradient", "problem"}}
-# Report reads results only; tasks know nothing of algorithms.
+# Report reads results only; tasks know nothing of algorithms; data are files and NumPy.
 FORBIDDEN = {
     **SIBLINGS,
+    "datasets": set(RANK) - {"datasets", "_files", "errors"},
+    "partition": set(RANK) - {"partition", "datasets", "errors"},
     "tasks": {"algorithms", "hypergradient", "estimators"},
     "report": set(RANK) - {"result", "report", "errors"},
     "result": set(RANK) - {"result", "_files", "errors"},
@@ -38,6 +42,7 @@ FORBIDDEN = {
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
 OPTIONAL = {
     "cli": {"typer", "rich"},
+    "datasets": {"sklearn", "PIL", "datasets"},
     "report": {"rich", "matplotlib"},
     "tasks": {"sklearn"},
 }
@@ -90,6 +95,13 @@ def test_third_parties_are_imported_where_their_extra_is_used():
         allowed = CORE | OPTIONAL.get(layer_of(path), set()) | standard | {"fedbilevel"}
         used = {name.partition(".")[0] for name in imports_of(path)}
         assert used <= allowed, f"{path.relative_to(ROOT)}: {used - allowed}"
+
+
+def test_data_are_read_without_jax():
+    for path in sources():
+        if layer_of(path) in {"datasets", "partition"}:
+            used = {name.partition(".")[0] for name in imports_of(path)}
+            assert not used & {"jax", "equinox", "jaxtyping"}, path
 
 
 def test_every_module_has_a_layer():

@@ -57,6 +57,8 @@ def show(value: Any) -> str:
     """Write a number the short way."""
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value
     if isinstance(value, list):
         return "[" + ", ".join(show(item) for item in value) + "]"
     if isinstance(value, int) or float(value).is_integer():

@@ -1,0 +1,9 @@
+"""Data sets as NumPy arrays, from files, by name or from other libraries."""
+
+from fedbilevel.datasets._base import Dataset as Dataset
+from fedbilevel.datasets._load import LAYOUTS as LAYOUTS
+from fedbilevel.datasets._load import load as load
+from fedbilevel.datasets._load import names as names
+from fedbilevel.datasets.arrays import from_arrays as from_arrays
+from fedbilevel.datasets.arrays import from_torch as from_torch
+from fedbilevel.datasets.images import shrink as shrink

@@ -1,0 +1,168 @@
+"""What a data set is, and how labels of any kind become numbers from zero."""
+
+import contextlib
+import csv
+import dataclasses
+import gzip
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from fedbilevel.errors import InvalidInputError
+
+__all__ = ["Dataset", "Part", "assemble", "open_text", "reading", "rename_classes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labeled samples; the first axis of every array counts them.
+
+    `features` are as stored: images stay uint8, and a file may be mapped rather than
+    read. `label` is int32 and points into `classes`. `columns` holds what else is known
+    of a sample, such as its site. `test` is the official test part, if there is one.
+    """
+
+    name: str
+    features: np.ndarray
+    label: np.ndarray
+    classes: tuple[str, ...]
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    test: "Dataset | None" = None
+
+    def __post_init__(self) -> None:
+        features, rows = self.features, len(self.label)
+        empty = features.ndim < 2 or 0 in features.shape[1:]
+        if empty or features.dtype.kind not in "buif":
+            raise InvalidInputError(
+                f"{self.name}: features are {features.dtype} of shape "
+                f"{features.shape}. Give numbers with one row per sample, and at least "
+                "one column."
+            )
+        if rows == 0:
+            raise InvalidInputError(f"{self.name} has no samples.")
+        for name, array in {"features": features, **self.columns}.items():
+            if array.shape[:1] != (rows,):
+                raise InvalidInputError(
+                    f"{self.name}: '{name}' has shape {array.shape}, but there are "
+                    f"{rows} labels. Every array needs one row per sample."
+                )
+        if self.test and self.test.features.shape[1:] != features.shape[1:]:
+            raise InvalidInputError(
+                f"{self.name}: a sample has shape {features.shape[1:]}, but in the "
+                f"test part {self.test.features.shape[1:]}. Both must agree."
+            )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples as a loader finds them, with labels of any kind."""
+
+    features: np.ndarray
+    label: np.ndarray
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def assemble(name: str, part: Part, test: Part | None = None) -> Dataset:
+    """Code the labels of both parts with the same classes."""
+    parts = [part] if test is None else [part, test]
+    codes, classes = _code([_plain(name, one.label) for one in parts], name)
+    coded = [
+        Dataset(name, one.features, code, classes, dict(one.columns))
+        for one, code in zip(parts, codes, strict=True)
+    ]
+    if test is None:
+        return coded[0]
+    return dataclasses.replace(coded[0], test=coded[1])
+
+
+def rename_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
+    """Name the classes of a data set whose labels were numbers from zero."""
+    known = {str(number): name for number, name in enumerate(names)}
+    for label in dataset.classes:
+        if label not in known:
+            raise InvalidInputError(
+                f"{dataset.name}: label {label} is none of the {len(names)} classes "
+                f"{', '.join(names)}."
+            )
+    classes = tuple(known[label] for label in dataset.classes)
+    test = dataset.test and dataclasses.replace(dataset.test, classes=classes)
+    return dataclasses.replace(dataset, classes=classes, test=test)
+
+
+def _plain(name: str, label: np.ndarray) -> np.ndarray:
+    """Return labels as integers, truth values or text that is no number."""
+    if label.ndim != 1:
+        raise InvalidInputError(
+            f"{name}: labels have shape {label.shape}. Give one class per sample."
+        )
+    if label.dtype.kind == "O":
+        for row, value in enumerate(label):
+            if not isinstance(value, str | int | np.integer):
+                raise InvalidInputError(
+                    f"{name}: the label of row {row} is {value!r}. Give text or a "
+                    "whole number, or drop the row."
+                )
+    if label.dtype.kind in "OSU":
+        label = label.astype(str)
+        try:
+            label = label.astype(float)
+        except ValueError:
+            return label
+    if label.dtype.kind == "f":
+        wrong = np.flatnonzero(~np.isfinite(label) | (label != np.floor(label)))
+        if len(wrong):
+            raise InvalidInputError(
+                f"{name}: the label of row {wrong[0]} is {label[wrong[0]]}. Labels "
+                "are classes: text or whole numbers."
+            )
+        return label.astype(np.int64)
+    if label.dtype.kind not in "biu":
+        raise InvalidInputError(f"{name}: labels cannot be of type {label.dtype}.")
+    return label
+
+
+def _code(
+    labels: Sequence[np.ndarray], name: str
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    if sum(len(label) for label in labels) == 0:
+        raise InvalidInputError(f"{name} has no samples.")
+    values, codes = np.unique(np.concatenate(labels), return_inverse=True)
+    classes = tuple(str(value) for value in values)
+    if classes == ("-1", "1"):
+        classes = ("-1", "+1")
+    ends = np.cumsum([len(label) for label in labels])[:-1]
+    return np.split(codes.astype(np.int32), ends), classes
+
+
+@contextlib.contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn what a damaged file makes libraries raise into an error that names it."""
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        SyntaxError,  # Pillow's word for a broken PNG
+        csv.Error,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
+        raise InvalidInputError(
+            f"{path} cannot be read as {kind}: {error}. Is the file complete, and of "
+            "that kind?"
+        ) from error
+
+
+def open_text(path: Path) -> TextIO:
+    """Open text that may be compressed by gzip."""
+    stream = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")

@@ -1,0 +1,73 @@
+"""IDX files in the layout of MNIST: images and labels as unsigned bytes."""
+
+import gzip
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from fedbilevel.datasets._base import Dataset, Part, assemble, reading
+from fedbilevel.errors import InvalidInputError
+
+__all__ = ["holds_idx", "load_idx", "read_idx"]
+
+
+def load_idx(path: Path) -> Dataset:
+    """Load a folder of train-images-idx3-ubyte[.gz] and its companions.
+
+    Uncompressed files are mapped. The t10k files, if any, are the test part.
+    """
+    test = _part(path, "t10k") if _find(path, "t10k-images-idx3-ubyte") else None
+    return assemble(path.resolve().name, _part(path, "train"), test)
+
+
+def holds_idx(path: Path) -> bool:
+    """Say whether a folder has training images in this layout."""
+    return _find(path, "train-images-idx3-ubyte") is not None
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """Read or map one file of unsigned bytes with so many axes."""
+    with reading(path, "IDX"):
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                content = np.frombuffer(file.read(), np.uint8)
+        else:
+            content = np.memmap(path, np.uint8, "r")
+    head = 4 + 4 * axes
+    start = bytes(content[:head])
+    # Two zero bytes, 8 for unsigned bytes, and the number of axes.
+    magic = bytes((0, 0, 8, axes))
+    if start[:4] != magic:
+        raise InvalidInputError(
+            f"{path} begins with the bytes {start[:4].hex()}, but IDX data of {axes} "
+            f"axes begin with {magic.hex()}. Is it the right file, and unpacked?"
+        )
+    shape = struct.unpack(f">{axes}I", start[4:].ljust(4 * axes, b"\0"))
+    if len(content) != head + math.prod(shape):
+        raise InvalidInputError(
+            f"{path} has {len(content)} bytes, but its header announces "
+            f"{head + math.prod(shape)}. Get the file again."
+        )
+    return content[head:].reshape(shape)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _part(folder: Path, kind: str) -> Part:
+    arrays = []
+    for name, axes in (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)):
+        path = _find(folder, f"{kind}-{name}")
+        if path is None:
+            raise InvalidInputError(
+                f"{folder} has no {kind}-{name}, nor with .gz. Put it beside the "
+                "others."
+            )
+        arrays.append(read_idx(path, axes))
+    return Part(*arrays)

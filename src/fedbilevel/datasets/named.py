@@ -1,0 +1,101 @@
+"""Data sets known by name."""
+
+import http.client
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fedbilevel import _files
+from fedbilevel.datasets._base import Dataset, Part, assemble, rename_classes
+from fedbilevel.datasets.idx import holds_idx, load_idx
+from fedbilevel.datasets.libsvm import load_libsvm, read_sparse
+from fedbilevel.errors import FedbilevelError
+
+__all__ = ["NAMED"]
+
+_DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_A9A_PAGE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+_A9A_WIDTH = 123  # one row alone has the last feature, and some copies lack that row
+_PATIENCE = 60.0  # seconds without a byte
+
+
+def _bundled(name: str) -> Callable[[Path], Dataset]:
+    def load(cache: Path) -> Dataset:
+        del cache  # scikit-learn brings the files along
+        try:
+            from sklearn import datasets
+        except ImportError:
+            raise FedbilevelError(
+                f"{name} comes with scikit-learn: install fedbilevel[data]."
+            ) from None
+        bunch = getattr(datasets, f"load_{name}")()
+        dataset = assemble(name, Part(bunch.data, bunch.target))
+        return rename_classes(dataset, [str(one) for one in bunch.target_names])
+
+    return load
+
+
+def _fashion_mnist(cache: Path) -> Dataset:
+    own = cache / "fashion-mnist"
+    for folder in (own, _DEBIAN_FASHION):
+        if holds_idx(folder):
+            return rename_classes(load_idx(folder), _FASHION)
+    raise FedbilevelError(
+        f"Fashion-MNIST is neither in {own} nor in {_DEBIAN_FASHION}. Debian's package "
+        "dataset-fashion-mnist ships it (apt-get install dataset-fashion-mnist). Or "
+        "pass the folder that has train-images-idx3-ubyte.gz with --data FOLDER."
+    )
+
+
+def _mnist(cache: Path) -> Dataset:
+    folder = cache / "mnist"
+    if holds_idx(folder):
+        return load_idx(folder)
+    raise FedbilevelError(
+        f"MNIST is not in {folder}. Put its four IDX files there, or pass the folder "
+        "that has train-images-idx3-ubyte.gz with --data FOLDER."
+    )
+
+
+def _a9a(cache: Path) -> Dataset:
+    train, _ = (_cached_or_fetched(cache, name) for name in ("a9a", "a9a.t"))
+    return load_libsvm(train, _A9A_WIDTH)
+
+
+def _cached_or_fetched(cache: Path, name: str) -> Path:
+    for path in (cache / name, cache / f"{name}.gz"):
+        if path.is_file():
+            return path
+    target, address = cache / name, _A9A_PAGE + name
+    try:
+        with urllib.request.urlopen(address, timeout=_PATIENCE) as reply:
+            content = reply.read()
+        # A portal's login page is not kept as if it were data.
+        read_sparse(content.decode().splitlines(), target)
+        _files.write_atomically(target, lambda file: file.write(content))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise FedbilevelError(
+            f"{name} is not in {cache} and could not be fetched from {address}: "
+            f"{error}. Put {name} or {name}.gz into that folder by hand."
+        ) from error
+    return target
+
+
+NAMED: Mapping[str, Callable[[Path], Dataset]] = {
+    "a9a": _a9a,
+    "fashion-mnist": _fashion_mnist,
+    "mnist": _mnist,
+    **{name: _bundled(name) for name in ("breast_cancer", "digits", "iris", "wine")},
+}

@@ -6,6 +6,9 @@ The two agree for clients that are alike. Where they differ, methods that averag
 clients' own hypergradients converge to another point, however small their steps.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,10 +17,25 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Scalar, Upper
-from fedbilevel.hypergradient.conjugate_gradient import ConjugateGradient, newton_step
+from fedbilevel.hypergradient.conjugate_gradient import ConjugateGradient, solve
 from fedbilevel.problem import ClientData, Oracle, Problem
 
 __all__ = ["local_inverse_bias"]
+
+
+def _mean(problem: Problem, data: ClientData, of_client: Callable[[Oracle], Any]):
+    """Return the mean over clients, one after the other to save memory."""
+    share = data.weights / jnp.sum(data.weights)
+
+    def value(client: Array) -> Any:
+        return of_client(Oracle(problem, data, client, None, None))
+
+    def add(total: Any, client: Array) -> tuple[Any, None]:
+        return _tree.add_scaled(total, share[client], value(client)), None
+
+    every = jnp.arange(data.clients, dtype=jnp.int32)
+    nothing = _tree.zeros_like(jax.eval_shape(value, every[0]))
+    return jax.lax.scan(add, nothing, every)[0]
 
 
 @eqx.filter_jit
@@ -29,19 +47,23 @@ def local_inverse_bias(
     Over all rows, one Newton step below the start y, because at a start of zeros the
     cross term may vanish. Systems are solved by `steps` conjugate-gradient steps.
     """
-    together = Oracle(problem, data, None, None, None)
-    rule, near = ConjugateGradient(steps), newton_step(together, x, y, steps)
 
-    def hypergradient(oracle: Oracle) -> Upper:
-        return rule(oracle, x, near, rule.draw(oracle, jr.key(0)))
+    def mean(of_client: Callable[[Oracle], Any]) -> Any:
+        return _mean(problem, data, of_client)
 
-    def of_client(client: Array) -> Upper:
-        return hypergradient(Oracle(problem, data, client, None, None))
+    def inverse(at: Lower, b: Lower) -> Lower:
+        def product(v: Lower) -> Lower:
+            return mean(lambda one: one.hessian_product(x, at, v, one.all_lower()))
 
-    each = jax.lax.map(of_client, jnp.arange(data.clients, dtype=jnp.int32))
-    share = data.weights / jnp.sum(data.weights)
-    mean = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, 1), each)
-    true = hypergradient(together)
-    size = _tree.norm(true)
-    error = _tree.norm(_tree.subtract(mean, true))
+        return solve(product, b, steps)
+
+    slope = mean(lambda one: one.lower_gradient(x, y, one.all_lower()))
+    near = _tree.subtract(y, inverse(y, slope))
+    direct, fy = mean(lambda one: one.upper_gradients(x, near, one.all_upper()))
+    z = inverse(near, fy)
+    crossed = mean(lambda one: one.cross_product(x, near, z, one.all_lower()))
+    true = _tree.subtract(direct, crossed)
+    rule = ConjugateGradient(steps)
+    own = mean(lambda one: rule(one, x, near, rule.draw(one, jr.key(0))))
+    size, error = _tree.norm(true), _tree.norm(_tree.subtract(own, true))
     return error / jnp.where(size > 0, size, 1)

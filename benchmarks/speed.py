@@ -26,7 +26,7 @@ from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, SimulatorRuntime
-from fedbilevel.tasks.regularization import PROBLEM
+from fedbilevel.tasks import regularization
 
 FEATURES, CLASSES, ROWS, LOCAL_STEPS = 784, 10, 500, 10
 CPU = [(16, 5, 32), (4, 5, 32), (64, 5, 32), (16, 0, 32), (16, 20, 32), (16, 5, 128)]
@@ -53,7 +53,7 @@ def make_job(clients: int, q: int, batch: int) -> Job:
         local_steps=LOCAL_STEPS,
     )
     start = (jnp.full(FEATURES, -5.0), jnp.zeros((CLASSES, FEATURES)))
-    return Job.of(algorithm, PROBLEM, data, *start, batch=batch)
+    return Job.of(algorithm, regularization.make().problem, data, *start, batch=batch)
 
 
 def step_operations(job: Job) -> float:

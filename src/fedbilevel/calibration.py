@@ -24,12 +24,14 @@ def with_plan(experiment: Experiment, plan: Plan) -> Experiment:
 
     Its algorithm is kept: FedBiOAcc and FedNest read the letters in their own way.
     """
+    name = experiment.algorithm or plan.algorithm
     return replace(
         experiment,
+        algorithm=name,
         clients=plan.clients,
         rounds=plan.rounds,
         local_steps=plan.local_steps,
-        options={**experiment.options, **_options_for(plan, experiment.algorithm)},
+        options={**experiment.options, **_options_for(plan, name)},
     )
 
 
@@ -65,7 +67,7 @@ def calibrate(experiment: Experiment, theorem: int, seeds: int) -> Calibration:
     Options of the experiment take precedence; an eta among them is kept.
     """
     task, job, config = replace(experiment, clients=1).job()
-    own = task.calibration.get(experiment.algorithm, {})
+    own = task.calibration.get(experiment.algorithm_for(task), {})
     settings = {**task.recommended, **own, **experiment.options}
     recommended = config["rounds"] * config["local_steps"]
     first = _first_guess(theorem, {"iterations": str(recommended), **settings}, job)
@@ -80,8 +82,8 @@ def calibrate(experiment: Experiment, theorem: int, seeds: int) -> Calibration:
             break
     if not tried:
         raise InvalidInputError(
-            f"{experiment.algorithm} diverges on {experiment.task} even with a quarter "
-            "of the recommended step: set a smaller eta, or other letters."
+            f"{experiment.algorithm_for(task)} diverges on {experiment.task} even with "
+            "a quarter of the recommended step: set a smaller eta, or other letters."
         )
     return min(tried, key=lambda one: one.value)
 

@@ -15,6 +15,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, HeterogeneityWarning, unknown_name
 from fedbilevel.hypergradient import local_inverse_bias
+from fedbilevel.problem.stored import sources
 from fedbilevel.result import Result
 from fedbilevel.run import open_folder, run_job, run_seeds
 from fedbilevel.runtime import Job
@@ -36,7 +37,7 @@ class Experiment:
     """
 
     task: str
-    algorithm: str = "local-bsgvrm"
+    algorithm: str | None = None
     clients: int | None = None
     participants: int | None = None
     rounds: int | None = None
@@ -111,35 +112,60 @@ class Experiment:
             batch=sizes["batch"],
             private=task.private,
         )
-        _warn_if_biased(self.algorithm, job)
+        if task.convex:
+            _warn_if_biased(self.algorithm_for(task), job)
         chosen = {name: sizes[name] for name in ("rounds", "local_steps")}
         return task, job, {**chosen, "task": values, "headline": task.headline}
 
     def _named(self, task: tasks.Task, result: Result) -> Result:
         shown = result.point if task.shows_point else {}
         point = {name: leaf.tolist() for name, leaf in shown.items()}
-        final = {**result.final, **point}
-        return dataclasses.replace(result, algorithm=self.algorithm, final=final)
+        more = {} if task.conclusion is None else task.conclusion(task, result.point)
+        final = {**result.final, **point, **more}
+        return dataclasses.replace(
+            result, algorithm=self.algorithm_for(task), final=final
+        )
+
+    def algorithm_for(self, task: tasks.Task) -> str:
+        """Return the algorithm that was chosen, or the task's own."""
+        return self.algorithm or task.algorithm
+
+    def build_task(self) -> tuple[tasks.Task, dict[str, Any], dict[str, str]]:
+        """Build the task; return it with its options, and those that are not its."""
+        make = tasks.find(self.task)
+        for_task, rest = self._split_options(option_defaults(make))
+        values = tasks.read_options(make, for_task)
+        task = make(**values) if self.clients is None else make(self.clients, **values)
+        return task, values, rest
 
     def _build(
         self,
     ) -> tuple[tasks.Task, AbstractAlgorithm, dict[str, int], dict[str, Any]]:
-        make, kind = tasks.find(self.task), algorithms.find(self.algorithm)
-        for_task, for_algorithm = self._split_options(
-            option_defaults(make), kind.option_names()
-        )
-        values = tasks.read_options(make, for_task)
-        task = make(**values) if self.clients is None else make(self.clients, **values)
-        recommended = dict(task.recommended)
-        sizes = {name: int(recommended.pop(name)) for name in _SIZES}
+        tasks.find(self.task)
+        if self.algorithm is not None:
+            algorithms.find(self.algorithm)  # before any data are loaded
+        task, values, _ = self.build_task()
         chosen = {name: getattr(self, name) for name in _SIZES}
-        sizes |= {name: value for name, value in chosen.items() if value is not None}
-        algorithm = kind.from_options(
-            {"warm_start": "0", **recommended, **for_algorithm},
-            task.data.clients,
-            sizes["local_steps"],
-        )
-        return task, algorithm, sizes, values
+        sizes = {
+            name: int(task.recommended[name]) if value is None else value
+            for name, value in chosen.items()
+        }
+        return task, self.build_algorithm(task), sizes, values
+
+    def build_algorithm(self, task: tasks.Task) -> AbstractAlgorithm:
+        """Build the algorithm for a task that was built already."""
+        kind = algorithms.find(self.algorithm_for(task))
+        known = option_defaults(tasks.find(self.task))
+        _, options = self._split_options(known)
+        for name in options:
+            if name not in kind.option_names():
+                raise unknown_name("option", name, [*known, *kind.option_names()])
+        chosen = self.local_steps
+        steps = int(task.recommended["local_steps"]) if chosen is None else chosen
+        settings = {"warm_start": "0", **task.recommended, **options}
+        for name in _SIZES:
+            settings.pop(name, None)
+        return kind.from_options(settings, task.data.clients, steps)
 
     @staticmethod
     def load(folder: Path) -> "Experiment":
@@ -158,11 +184,7 @@ class Experiment:
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_atomically(folder / _FILE, lambda file: file.write(text.encode()))
 
-    def _split_options(self, task_options, algorithm_options):
-        known = [*task_options, *algorithm_options]
-        for name in self.options:
-            if name not in known:
-                raise unknown_name("option", name, known)
+    def _split_options(self, task_options):
         for_task = {n: v for n, v in self.options.items() if n in task_options}
         rest = {n: v for n, v in self.options.items() if n not in task_options}
         return for_task, rest
@@ -180,8 +202,11 @@ def _headline_only(watch: Watch | None, headline: str) -> Watch | None:
 
 def _warn_if_biased(name: str, job: Job) -> None:
     """Warn where averaging the clients' own inverse Hessians leads elsewhere."""
-    private = any(jax.tree.leaves(job.private.y))
-    if not job.algorithm.inverts_locally or private or job.data.clients == 1:
+    data = job.data
+    private = any(jax.tree.leaves(job.private))
+    # Every row is read many times: too slow where rows are left in a file.
+    unseen = private or sources((data.upper, data.lower))
+    if not job.algorithm.inverts_locally or unseen or data.clients == 1:
         return
     bias = float(local_inverse_bias(job.problem, job.data, job.x, job.y))
     if not bias > _TOLERATED_BIAS:  # NaN, from a lower level without curvature, is not

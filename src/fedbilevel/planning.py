@@ -156,15 +156,15 @@ def check_theory(
 ) -> tuple[Ground, dict[str, Any]]:
     """Say which inequalities of its theorem a configuration satisfies."""
     ground = measure_ground(experiment, given)
-    _, job, _ = experiment.job()
-    algorithm = job.algorithm
+    task, job, _ = experiment.job()
+    name, algorithm = experiment.algorithm_for(task), job.algorithm
     if not isinstance(algorithm, AbstractLocalBSG):
         theorists = [
-            name
-            for name in algorithms.names()
-            if issubclass(algorithms.find(name), AbstractLocalBSG)
+            known
+            for known in algorithms.names()
+            if issubclass(algorithms.find(known), AbstractLocalBSG)
         ]
-        raise unknown_name("algorithm with a theorem", experiment.algorithm, theorists)
+        raise unknown_name("algorithm with a theorem", name, theorists)
     rule = algorithm.hypergradient
     if not isinstance(rule, Neumann):
         raise InvalidInputError("the theorems are about the stochastic Neumann series.")
@@ -185,7 +185,7 @@ def check_theory(
     )
     names = ("rho2", "rho1", "eta", "alpha", "beta")
     return ground, {
-        "algorithm": experiment.algorithm,
+        "algorithm": name,
         "theorem": theorem,
         "letters": asdict(letters),
         "series": {"theta": constants.theta, "q": constants.q},

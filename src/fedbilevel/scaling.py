@@ -138,7 +138,7 @@ def measure_speedup(
             curves = np.asarray([one.columns[metric] for one in results], float)
             found.append(until(curves, target, plan))
         points.append(_point(plan, results, found[-1]))
-    claims = _CLAIMS[experiment.algorithm]
+    claims = _CLAIMS[points[0]["algorithm"]]
     key = {"clients": "K", "iterations": "T"}[axis]
     claimed = claims[key] if target is None else claims.get(f"T{key}")
     fit = fit_exponent([point[axis] for point in points], found, claimed)
@@ -170,7 +170,7 @@ def measure_complexity(
         rounds.append(found[-1].divided_by(plan.local_steps))
         point = _point(plan, results, found[-1])
         points.append({**point, "target": target, "rounds": rounds[-1].value})
-    claims = _CLAIMS[experiment.algorithm]
+    claims = _CLAIMS[points[0]["algorithm"]]
     key = {"clients": "K", "target": "e"}[axis]
     at = [point[axis] for point in points]
     fit = fit_exponent(at, found, claims[f"T{key}"])
@@ -229,6 +229,7 @@ def _point(plan: Plan, results: Sequence[Result], found: Measured) -> dict[str, 
     return {
         **{name: getattr(plan, name) for name in names},
         **found.plain(),
+        "algorithm": results[0].algorithm,
         "seconds": sum(sum(result.seconds.values()) for result in results),
     }
 
@@ -242,7 +243,7 @@ def _summary(
 ) -> dict[str, Any]:
     return {
         "task": experiment.task,
-        "algorithm": experiment.algorithm,
+        "algorithm": points[0]["algorithm"],
         "theorem": calibration.theorem,
         **asdict(fit),
         **about,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
+import numpy as np
 
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Lower, Metrics, Pair, Upper
@@ -21,9 +22,13 @@ class Task(eqx.Module):
     `headline` names the one to watch. `recommended` are settings for `fedbilevel run`:
     rounds, local_steps, batch, and the algorithm's options. `shows_point` asks for x
     and y in reports, where they are small. `private` marks blocks of x and y that
-    belong to one client each. A lower headline is better. `calibration` has, for some
-    algorithms, the letters from which plans are scaled, with the `clients` and
-    `iterations` they were chosen for.
+    belong to one client each. `convex` is False where the lower level is not convex in
+    y, so that an inverse Hessian says little. `algorithm` is the one to use when none
+    is named. `calibration` has, for some algorithms, the letters from which plans are
+    scaled, with the `clients` and `iterations` they were chosen for. `conclusion(task,
+    point)` tells more of a finished run from the named leaves of x and y, private ones
+    stacked over clients. `classes` names those of `label` in the rows, if there are
+    any. A lower headline is better.
     """
 
     problem: Problem
@@ -38,6 +43,12 @@ class Task(eqx.Module):
     calibration: Mapping[str, Mapping[str, str]] = eqx.field(
         static=True, default_factory=dict
     )
+    conclusion: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Any]] | None = (
+        eqx.field(static=True, default=None)
+    )
+    convex: bool = eqx.field(static=True, default=True)
+    algorithm: str = eqx.field(static=True, default="local-bsgvrm")
+    classes: tuple[str, ...] = eqx.field(static=True, default=())
 
 
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:

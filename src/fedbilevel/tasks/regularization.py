@@ -3,25 +3,28 @@ r"""Per-feature l2 strengths exp(x_j) of softmax regression, tuned on validation
     g_k(x, W) = mean of CE(W a_i, l_i) over training + 0.5 sum_j exp(x_j) ||W_:j||^2
     f_k(x, W) = mean of CE(W a_i, l_i) over validation
 
-W has one row per class and one column per feature, a constant feature included. x is
-kept in [-9, 0] where it is used, so the lower level is exp(-9)-strongly convex wherever
-x goes; a strength at the border feels no more pull outwards.
+W has one row per class and one column per feature; rows a_i are scaled to a length of
+about 1 and end with a constant feature. x is kept in [-9, 0] where it is used, so the
+lower level is exp(-9)-strongly convex wherever x goes; a strength at the border feels
+no more pull outwards.
 """
 
-import equinox as eqx
-import jax
+from dataclasses import dataclass, replace
+
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from fedbilevel._types import Rows
-from fedbilevel.errors import FedbilevelError, unknown_name
+from fedbilevel.datasets import Dataset
 from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks import _labelled
 from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._labelled import CrossEntropy, HeldOut, Scaling
 
-__all__ = ["PROBLEM", "make"]
+__all__ = ["make"]
 
-_LOWEST, _HIGHEST, _START = -9.0, 0.0, -5.0
+_LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = {
     "rounds": "200",
     "local_steps": "10",
@@ -33,90 +36,74 @@ _RECOMMENDED = {
     "upper_weight": "0.1",
     "lower_weight": "0.1",
 }
+# With many rows small strengths are right, and the slopes along x are small, too.
+_MANY = 500
+_RECOMMENDED_FOR_MANY = {"rounds": "600", "upper_step": "200", "lower_step": "1"}
 
 
-def _cross_entropy(W: Array, rows: Rows) -> Array:
-    # W @ a with features contiguous in both: XLA's fastest product on the CPU.
-    logits = rows["features"] @ W.T
-    chosen = jnp.take_along_axis(logits, rows["label"][:, None], axis=1)[:, 0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=1) - chosen)
+@dataclass(frozen=True)
+class _Scores:
+    scaling: Scaling
+
+    def __call__(self, x: Array, W: Array, features: Array) -> Array:
+        del x
+        if features.dtype == jnp.uint8:
+            flat = self.scaling(features).reshape(len(features), -1)
+            flat = flat / flat.shape[1] ** 0.5
+            features = jnp.hstack([flat, jnp.ones_like(flat[:, :1])])
+        # W @ a with features contiguous in both: XLA's fastest product on the CPU.
+        return features @ W.T
 
 
-def _upper(x: Array, y: Array, rows: Rows) -> Array:
-    del x
-    return _cross_entropy(y, rows)
+@dataclass(frozen=True)
+class _Lower(CrossEntropy):
+    def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
+        strength = jnp.exp(jnp.clip(x, _LOWEST, _HIGHEST))
+        return super().__call__(x, y, rows) + 0.5 * jnp.sum(strength * y**2)
 
 
-def _lower(x: Array, y: Array, rows: Rows) -> Array:
-    strength = jnp.exp(jnp.clip(x, _LOWEST, _HIGHEST))
-    return _cross_entropy(y, rows) + 0.5 * jnp.sum(strength * y**2)
-
-
-PROBLEM = Problem(_upper, _lower)
-
-
-class _TestMetrics(eqx.Module):
-    features: Float[Array, "rows features"]
-    label: Int[Array, " rows"]
-
-    def __call__(self, x: Array, y: Array) -> dict[str, Array]:
-        rows = {"features": self.features, "label": self.label}
-        guess = jnp.argmax(self.features @ y.T, axis=1).astype(self.label.dtype)
-        return {
-            "test_loss": _cross_entropy(y, rows),
-            "test_accuracy": jnp.mean((guess == self.label).astype(y.dtype)),
-        }
-
-
-def _table(dataset: str) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise FedbilevelError(
-            "the task regularization takes its data from scikit-learn: install "
-            "fedbilevel[data]."
-        ) from None
-    loaders = {
-        "digits": datasets.load_digits,
-        "breast_cancer": datasets.load_breast_cancer,
-    }
-    if dataset not in loaders:
-        raise unknown_name("dataset", dataset, loaders)
-    features, label = loaders[dataset](return_X_y=True)
-    # Constant pixels have no spread to divide by; they stay zero.
-    spread = features.std(axis=0)
-    features = (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1)
-    features = features / np.sqrt(features.shape[1])
-    return np.hstack([features, np.ones((len(features), 1))]), label.astype(np.int32)
+def _completed(table: Dataset) -> Dataset:
+    """Scale rows and append the constant; images have this done where they are used."""
+    if table.features.dtype == np.uint8:
+        return table
+    flat = table.features.reshape(len(table.features), -1)
+    flat = flat / np.sqrt(flat.shape[1])
+    features = np.hstack([flat, np.ones((len(flat), 1), flat.dtype)])
+    return replace(table, features=features)
 
 
 def make(
-    clients: int = 8, *, dataset: str = "digits", train: float = 0.2, split: int = 0
+    clients: int = 8,
+    *,
+    data: str = "digits",
+    partition: str = "iid",
+    train: float = 0.2,
+    split: int = 0,
+    rows: int = 0,
+    start: float = -5.0,
 ) -> Task:
-    """Build the task; a fifth is for testing, `train` of all rows for training.
+    """Build the task; `train` of all rows are for training, the others validate.
 
-    The other rows validate. `split` seeds who gets which rows.
+    All strengths start at exp(`start`); an algorithm that leaves x alone stays there.
+    Tested is an official test part, or else a fifth. `split` seeds who gets which rows;
+    with `rows` only so many are taken.
     """
-    features, label = _table(dataset)
-    order = np.random.default_rng(split).permutation(len(label))
-    tested, trained = int(0.2 * len(label)), int(train * len(label))
-    test, rest = order[:tested], order[tested:]
-
-    def shares(rows: np.ndarray) -> list[Rows]:
-        parts = np.array_split(rows, clients)
-        return [{"features": features[part], "label": label[part]} for part in parts]
-
-    data = ClientData.from_clients(shares(rest[trained:]), shares(rest[:trained]))
-    metrics = _TestMetrics(
-        jnp.asarray(features[test], dtype=float), jnp.asarray(label[test])
+    pool = _labelled.load(data, split=split, rows=rows)
+    width = int(np.prod(pool.held.features.shape[1:])) + 1
+    pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
+    upper, lower = _labelled.deal(
+        pool, clients, scheme=partition, train=train, split=split
     )
-    width = features.shape[1]
+    scores = _Scores(pool.scaling)
+    held = ClientData.from_clients(upper, lower)
+    many = int(held.lower_sizes.max()) > _MANY
     return Task(
-        PROBLEM,
-        data,
-        jnp.full(width, _START),
-        jnp.zeros((int(label.max()) + 1, width)),
-        metrics,
+        Problem(CrossEntropy(scores), _Lower(scores)),
+        held,
+        jnp.full(width, start),
+        jnp.zeros((pool.classes, width)),
+        HeldOut.of(pool, scores),
         headline="upper_loss",
-        recommended=_RECOMMENDED,
+        classes=pool.held.classes,
+        recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
     )

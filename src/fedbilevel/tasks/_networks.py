@@ -1,0 +1,185 @@
+"""Small classifiers as pytrees: hidden layers below, one linear head on top."""
+
+import abc
+import math
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Upper
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.tasks._labelled import Scaling, check_choice
+
+__all__ = ["Hidden", "Network", "NetworkScores", "apply", "build"]
+
+_CHANNELS = (8, 16)
+_WINDOW = 3
+
+
+class Hidden(eqx.Module):
+    """Layers that turn a batch of inputs into features."""
+
+    @abc.abstractmethod
+    def __call__(self, inputs: Array) -> Array:
+        """Return the features of a batch."""
+
+
+class Network(eqx.Module):
+    """`hidden` turns a batch into features, `head` those into one score per class."""
+
+    hidden: Hidden
+    head: eqx.nn.Linear
+
+    def __call__(self, inputs: Array) -> Array:
+        """Return the scores of a batch."""
+        return apply(self.head, self.hidden(inputs))
+
+
+@dataclass(frozen=True)
+class NetworkScores:
+    """The scores of a network y, whatever x is, for rows as they are stored."""
+
+    scaling: Scaling
+
+    def __call__(self, x: Upper, y: Network, features: Array) -> Array:
+        """Return the scores of a batch."""
+        del x
+        return y(self.scaling(features))
+
+
+def apply(layer: eqx.nn.Linear, inputs: Array) -> Array:
+    """Return W a + b for every row a."""
+    product = inputs @ layer.weight.T
+    return product if layer.bias is None else product + layer.bias
+
+
+class Nothing(Hidden):
+    """No hidden layer."""
+
+    def __call__(self, inputs: Array) -> Array:
+        """Return the rows, flat and scaled."""
+        return _flat(inputs)
+
+
+class Dense(Hidden):
+    """One hidden layer."""
+
+    layer: eqx.nn.Linear
+
+    def __call__(self, inputs: Array) -> Array:
+        """Return relu(W a + b)."""
+        return jax.nn.relu(apply(self.layer, inputs.reshape(len(inputs), -1)))
+
+
+class Convolutions(Hidden):
+    """3x3 windows, relu, halving; so for each layer."""
+
+    layers: tuple[eqx.nn.Linear, ...]
+    shape: tuple[int, int, int] = eqx.field(static=True)
+
+    def __call__(self, inputs: Array) -> Array:
+        """Return what is left of the images, flat and scaled."""
+        images = inputs.reshape(len(inputs), *self.shape)
+        for layer in self.layers:
+            images = _halve(jax.nn.relu(apply(layer, _windows(images))))
+        return _flat(images)
+
+
+def _flat(inputs: Array) -> Array:
+    """Return flat rows of length about 1, so that steps suit any number of entries."""
+    flat = inputs.reshape(len(inputs), -1)
+    return flat * flat.shape[1] ** -0.5
+
+
+def _windows(images: Array) -> Array:
+    """Return (rows, height, width, window * channels), with zeros around an image."""
+    # As a product of matrices: where every client has its own weights, XLA's
+    # convolutions on the CPU are several times slower.
+    height, width = images.shape[1:3]
+    around = _WINDOW // 2
+    padded = jnp.pad(images, ((0, 0), (around, around), (around, around), (0, 0)))
+    shifted = [
+        padded[:, i : i + height, j : j + width]
+        for i in range(_WINDOW)
+        for j in range(_WINDOW)
+    ]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+def _halve(images: Array) -> Array:
+    rows, height, width, channels = images.shape
+    even = images[:, : height // 2 * 2, : width // 2 * 2]
+    blocks = even.reshape(rows, height // 2, 2, width // 2, 2, channels)
+    return jnp.mean(blocks, axis=(2, 4))
+
+
+def _nothing(
+    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
+) -> tuple[Nothing, int]:
+    del width, channels, key
+    return Nothing(), math.prod(shape)
+
+
+def _dense(
+    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
+) -> tuple[Dense, int]:
+    del channels
+    return Dense(eqx.nn.Linear(math.prod(shape), width, key=key)), width
+
+
+def _convolutions(
+    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
+) -> tuple[Convolutions, int]:
+    del width
+    height, wide, before = image = _image_shape(shape, len(channels))
+    layers = []
+    for after, one in zip(channels, jr.split(key, len(channels)), strict=True):
+        layers.append(_amplified(eqx.nn.Linear(_WINDOW**2 * before, after, key=one)))
+        height, wide, before = height // 2, wide // 2, after
+    return Convolutions(tuple(layers), image), height * wide * before
+
+
+def _amplified(layer: eqx.nn.Linear) -> eqx.nn.Linear:
+    # Drawn from U(-1, 1)/sqrt(inputs), of variance 1/(3 inputs); a relu after each of
+    # several layers needs 2/inputs, or the signal fades.
+    return eqx.tree_at(lambda one: one.weight, layer, 6**0.5 * layer.weight)
+
+
+def _image_shape(shape: tuple[int, ...], halvings: int) -> tuple[int, int, int]:
+    side = math.isqrt(shape[0])
+    if len(shape) == 1 and side**2 == shape[0]:
+        shape = (side, side)
+    if len(shape) not in (2, 3) or min(shape[:2]) < 2**halvings:
+        raise InvalidInputError(
+            f"model=convolutional: a sample of shape {shape} is no image. It needs "
+            "(height, width) or (height, width, channels). Choose another model."
+        )
+    return (*shape, 1) if len(shape) == 2 else shape  # pyright: ignore[reportReturnType]
+
+
+_MODELS = {"linear": _nothing, "mlp": _dense, "convolutional": _convolutions}
+
+
+def build(
+    model: str,
+    shape: tuple[int, ...],
+    classes: int,
+    width: int,
+    key: Key,
+    channels: tuple[int, ...] = _CHANNELS,
+) -> Network:
+    """Draw hidden layers for samples of a shape; the head starts at zero.
+
+    `width` is for a dense layer, `channels` has an entry for each convolution.
+    """
+    check_choice("model", model, tuple(_MODELS))
+    if width < 1:
+        raise InvalidInputError(f"width={width}: a hidden layer needs a unit.")
+    hidden, features = _MODELS[model](shape, width, channels, key)
+    head = eqx.nn.Linear(features, classes, key=key)
+    return Network(hidden, _tree.zeros_like(head))

@@ -1,0 +1,197 @@
+r"""A small DARTS: which operation belongs on each edge of a network for digits.
+
+    h_0 = relu(conv3(image)),    h_{e+1} = sum_o softmax(x_e)_o o(h_e),    e = 0, 1
+    f_k(x, y) = mean of CE(linear(h_2), label) over client k's validation images
+    g_k(x, y) = the same over client k's training images + (0.001/2) ||y||^2
+
+x has a logit for every operation o on both edges e; y are the weights of all operations
+and of the layers before and after. h has 4x4 pixels of 8 channels. The operations are
+relu(conv3), relu(conv5), the average of a 3x3 window, and the identity; DARTS has a
+zero, too, and never chooses it. The lower level is not convex, so that no theorem
+holds, and the series for its inverse is best kept short.
+
+`retrained_accuracy` trains a network of one operation per edge from scratch.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fedbilevel import _tree, datasets
+from fedbilevel._types import Key, Rows, Scalar
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._search_space import (
+    EDGES,
+    OPERATIONS,
+    Network,
+    mixed_scores,
+    single_scores,
+)
+
+__all__ = ["OPERATIONS", "PROBLEM", "make", "operation_names", "retrained_accuracy"]
+
+_PENALTY = 0.001
+_RETRAINING_STEP, _RETRAINING_MEMORY, _RETRAINING_BATCH = 0.02, 0.9, 32
+_RECOMMENDED = {
+    "rounds": "100",
+    "local_steps": "5",
+    "batch": "16",
+    "q": "1",
+    "theta": "0.05",
+    "upper_step": "1",
+    "lower_step": "0.05",
+    "upper_weight": "0.1",
+    "lower_weight": "0.1",
+}
+
+
+def _cross_entropy(scores: Array, label: Array) -> Scalar:
+    chosen = jnp.take_along_axis(scores, label[:, None], axis=1)[:, 0]
+    return jnp.mean(jax.nn.logsumexp(scores, axis=1) - chosen)
+
+
+def _accuracy(scores: Array, label: Array) -> Scalar:
+    guess = jnp.argmax(scores, axis=1).astype(label.dtype)
+    return jnp.mean((guess == label).astype(scores.dtype))
+
+
+def _penalty(y: Network) -> Scalar:
+    return 0.5 * _PENALTY * _tree.dot(y, y)
+
+
+def _upper(x: Array, y: Network, rows: Rows) -> Scalar:
+    return _cross_entropy(mixed_scores(x, y, rows["image"]), rows["label"])
+
+
+def _lower(x: Array, y: Network, rows: Rows) -> Scalar:
+    return _upper(x, y, rows) + _penalty(y)
+
+
+PROBLEM = Problem(_upper, _lower)
+
+
+class _HeldOutImages(eqx.Module):
+    """The mixed network on images that no client has, and the operations it prefers."""
+
+    image: Float[Array, "rows pixels"]
+    label: Int[Array, " rows"]
+
+    def __call__(self, x: Array, y: Network) -> dict[str, Array]:
+        """Return loss and accuracy, and the index of an operation for each edge."""
+        scores = mixed_scores(x, y, self.image)
+        best = jnp.argmax(x, axis=1).astype(x.dtype)
+        return {
+            "test_loss": _cross_entropy(scores, self.label),
+            "test_accuracy": _accuracy(scores, self.label),
+            **{f"operation_{place}": best[place] for place in range(EDGES)},
+        }
+
+
+def operation_names(x: Array | np.ndarray) -> tuple[str, ...]:
+    """Name the operation with the largest logit on each edge."""
+    return tuple(OPERATIONS[index] for index in np.argmax(np.asarray(x), axis=1))
+
+
+def retrained_accuracy(
+    task: Task, choice: Sequence[str], steps: int = 300, seed: int = 0
+) -> float:
+    """Train one operation per edge from scratch; return the accuracy on test images.
+
+    By gradient steps with momentum on the training and validation images of all
+    clients together. `seed` draws the first weights and the batches.
+    """
+    unknown = [name for name in choice if name not in OPERATIONS]
+    if unknown or len(choice) != EDGES:
+        raise InvalidInputError(
+            f"choice={tuple(choice)}: name one of {', '.join(OPERATIONS)} for each of "
+            f"the {EDGES} edges."
+        )
+    test: _HeldOutImages = task.metrics  # pyright: ignore[reportAssignmentType]
+    names = tuple(choice)
+    trained = _train(names, steps, _pooled(task.data), jr.key(seed))
+    return float(_accuracy(single_scores(names, trained, test.image), test.label))
+
+
+def _pooled(data: ClientData) -> Rows:
+    """Return the rows of all clients and both levels, without the padding."""
+    levels = ((data.upper, data.upper_sizes), (data.lower, data.lower_sizes))
+    every = [
+        jax.tree.map(lambda leaf, k=k, size=size: leaf[k, :size], rows)
+        for rows, sizes in levels
+        for k, size in enumerate(np.asarray(sizes))
+    ]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *every)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _train(choice: tuple[str, ...], steps: int, rows: Rows, key: Key) -> Network:
+    begin, draw = jr.split(key)
+
+    def loss(y: Network, batch: Rows) -> Scalar:
+        scores = single_scores(choice, y, batch["image"])
+        return _cross_entropy(scores, batch["label"]) + _penalty(y)
+
+    def step(carry: tuple[Network, Network], key: Key):
+        y, direction = carry
+        index = jr.randint(key, (_RETRAINING_BATCH,), 0, len(rows["label"]))
+        slope = jax.grad(loss)(y, jax.tree.map(lambda leaf: leaf[index], rows))
+        direction = _tree.add_scaled(slope, _RETRAINING_MEMORY, direction)
+        return (_tree.add_scaled(y, -_RETRAINING_STEP, direction), direction), None
+
+    first = Network(begin)
+    (last, _), _ = jax.lax.scan(
+        step, (first, _tree.zeros_like(first)), jr.split(draw, steps)
+    )
+    return last
+
+
+def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    chosen = operation_names(point["x"])
+    return {
+        "operations": list(chosen),
+        "retrained_accuracy": retrained_accuracy(task, chosen),
+    }
+
+
+def make(clients: int = 4, *, train: float = 0.4, split: int = 0) -> Task:
+    """Build the task; a fifth is for testing, `train` of all images for training.
+
+    The other images validate. `split` seeds who gets which images and the first
+    weights.
+    """
+    if not 0 < train < 0.8:
+        raise InvalidInputError(
+            f"train={train}: training and validation share four fifths of the images, "
+            "so choose a number between 0 and 0.8."
+        )
+    digits = datasets.load("digits")
+    image, label = digits.features, digits.label
+    image = (image - image.mean()) / image.std()
+    order = np.random.default_rng(split).permutation(len(label))
+    tested, trained = int(0.2 * len(label)), int(train * len(label))
+    test, rest = order[:tested], order[tested:]
+
+    def shares(rows: np.ndarray) -> list[Rows]:
+        parts = np.array_split(rows, clients)
+        return [{"image": image[part], "label": label[part]} for part in parts]
+
+    return Task(
+        PROBLEM,
+        ClientData.from_clients(shares(rest[trained:]), shares(rest[:trained])),
+        jnp.zeros((EDGES, len(OPERATIONS))),
+        Network(jr.key(split)),
+        _HeldOutImages(jnp.asarray(image[test], dtype=float), jnp.asarray(label[test])),
+        headline="test_loss",
+        recommended=_RECOMMENDED,
+        convex=False,
+        conclusion=_conclude,
+    )

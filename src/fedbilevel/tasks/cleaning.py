@@ -1,0 +1,211 @@
+r"""Weights sigmoid(x_i) of training rows, some of whose labels are wrong.
+
+    g_k(x, y) = mean over client k's training rows of sigmoid(x_i) CE(y; a_i, l_i)
+                + penalty ||y||^2
+    f_k(y)    = mean of CE(y; a_i, l_i) over client k's clean validation rows
+
+x_i belongs to the client that has row i and never leaves it; y, the classifier, is
+shared. Before anything else a share `corrupted` of each client's training labels is
+replaced, once, by (label + U{1..c-1}) mod c with c classes, so that each of them is
+wrong; `data.lower["corrupted"]` marks the rows. `weight_auc` and `mean_weights` compare
+the learned weights with these marks, which no loss reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from fedbilevel import _tree
+from fedbilevel._types import Pair, Rows, Scalar
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks import _labelled
+from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._labelled import CrossEntropy, HeldOut, cross_entropies
+from fedbilevel.tasks._networks import Network, NetworkScores, build
+
+__all__ = ["make", "mean_weights", "rank_statistic", "weight_auc"]
+
+_SIZES = {
+    "rounds": "200",
+    "local_steps": "10",
+    "batch": "64",
+    "q": "10",
+    "upper_weight": "0.1",
+    "lower_weight": "0.1",
+}
+_RECOMMENDED = {
+    "linear": {"upper_step": "100", "lower_step": "16", "theta": "0.5"},
+    # z must move slower than y: the Hessian of a network has negative directions.
+    "mlp": {
+        "upper_step": "30",
+        "lower_step": "0.2",
+        "theta": "0.02",
+        "auxiliary_step": "0.02",
+    },
+}
+# With less, z of a network grows along the directions in which its loss is flat.
+_PENALTY = {"linear": 0.00001, "mlp": 0.0003}
+
+
+@dataclass(frozen=True)
+class _Lower:
+    scores: NetworkScores
+    penalty: float
+
+    def __call__(self, x: Array, y: Network, rows: Rows) -> Scalar:
+        scores = self.scores(x, y, rows["features"])
+        weight = jax.nn.sigmoid(x[rows["index"]])
+        losses = weight * cross_entropies(scores, rows["label"])
+        return jnp.mean(losses) + self.penalty * _tree.dot(y, y)
+
+
+def _corrupt(rows: Rows, share: float, classes: int, draw: np.random.Generator) -> Rows:
+    """Replace a share of the labels by wrong ones; mark and number the rows."""
+    size = len(rows["label"])
+    marks = np.zeros(size, bool)
+    marks[draw.permutation(size)[: round(share * size)]] = True
+    wrong = (rows["label"] + draw.integers(1, classes, size)) % classes
+    return {
+        "features": rows["features"],
+        "label": np.where(marks, wrong, rows["label"]).astype(np.int32),
+        "index": np.arange(size, dtype=np.int32),
+        "corrupted": marks,
+    }
+
+
+def _clean(rows: Rows) -> Rows:
+    kept = {name: leaf[~rows["corrupted"]] for name, leaf in rows.items()}
+    return {**kept, "index": np.arange(len(kept["label"]), dtype=np.int32)}
+
+
+def rank_statistic(
+    score: Float[Array, " rows"],
+    positive: Bool[Array, " rows"],
+    counted: Bool[Array, " rows"],
+) -> Scalar:
+    """Return the chance that a positive row has a higher score than a negative one.
+
+    Ties count half; rows that are not `counted` do not matter. NaN where there is no
+    pair to compare.
+    """
+    score = jnp.where(counted, score, jnp.inf)
+    order = jnp.sort(score)
+    below = jnp.searchsorted(order, score, side="left")
+    rank = (below + jnp.searchsorted(order, score, side="right") + 1) / 2
+    rank = rank.astype(score.dtype)
+    ours = (positive & counted).astype(score.dtype)
+    count = jnp.sum(ours)
+    others = jnp.sum(counted.astype(score.dtype)) - count
+    # As means: sums of ranks outgrow single precision.
+    mean_rank = jnp.sum(ours * (rank / count))
+    return jnp.where(
+        count * others > 0, (mean_rank - (count + 1) / 2) / others, jnp.nan
+    )
+
+
+def _compared(
+    task: Task, point: Mapping[str, np.ndarray]
+) -> tuple[Array, Array, Array]:
+    """Return weights, marks of corrupted rows, and marks of rows that are there."""
+    marks = task.data.lower["corrupted"]
+    x = jnp.asarray(point["x"])
+    if x.shape != marks.shape:
+        raise InvalidInputError(
+            f"x has shape {x.shape}, but the task has {marks.shape[0]} clients with up "
+            f"to {marks.shape[1]} training rows. Build the task with the run's options."
+        )
+    position = jnp.arange(marks.shape[1], dtype=jnp.int32)
+    real = position < task.data.lower_sizes[:, None]
+    return jax.nn.sigmoid(x), marks, real
+
+
+def weight_auc(task: Task, point: Mapping[str, np.ndarray]) -> float:
+    """Return the chance that a clean row weighs more than a corrupted one.
+
+    `point` is that of a result; all clients' rows are compared with each other.
+    """
+    weights, marks, real = (one.ravel() for one in _compared(task, point))
+    return float(rank_statistic(weights, ~marks, real))
+
+
+def mean_weights(task: Task, point: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """Return the mean weight of clean rows, and of corrupted ones."""
+    weights, marks, real = _compared(task, point)
+    clean, corrupted = (
+        float(jnp.mean(weights, where=real & chosen)) for chosen in (~marks, marks)
+    )
+    return clean, corrupted
+
+
+def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
+    if not bool(jnp.any(task.data.lower["corrupted"])):
+        return {}  # nothing to tell apart
+    clean, corrupted = mean_weights(task, point)
+    return {
+        "weight_auc": weight_auc(task, point),
+        "weight_clean": clean,
+        "weight_corrupted": corrupted,
+    }
+
+
+def make(
+    clients: int = 8,
+    *,
+    corrupted: float = 0.5,
+    model: str = "linear",
+    width: int = 200,
+    penalty: float = 0.0,
+    data: str = "digits",
+    partition: str = "iid",
+    train: float = 0.4,
+    split: int = 0,
+    rows: int = 0,
+    kept: str = "all",
+) -> Task:
+    """Build the task; `train` of all rows are for training, the others validate.
+
+    With `kept` clean, corrupted rows are left out: what cleaning can at best achieve.
+    The `model` is linear, or an mlp with one hidden layer of `width` units. A penalty
+    of 0 stands for 0.00001, or 0.0003 for the mlp. Tested is an official test part, or
+    else a fifth. `split` seeds who gets which rows, and the
+    corruption; with `rows` only so many are taken.
+    """
+    _labelled.check_choice("model", model, tuple(_RECOMMENDED))
+    if not penalty >= 0:
+        raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
+    if not 0 <= corrupted < 1:
+        raise InvalidInputError(
+            f"corrupted={corrupted}: give the share of wrong labels, from 0 to below 1."
+        )
+    pool = _labelled.load(data, split=split, rows=rows)
+    upper, lower = _labelled.deal(
+        pool, clients, scheme=partition, train=train, split=split
+    )
+    _labelled.check_choice("kept", kept, ("all", "clean"))
+    draw = np.random.default_rng((split, 1))
+    lower = [_corrupt(one, corrupted, pool.classes, draw) for one in lower]
+    if kept == "clean":
+        lower = [_clean(one) for one in lower]
+    held = ClientData.from_clients(upper, lower)
+    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
+    return Task(
+        Problem(CrossEntropy(scores), _Lower(scores, penalty or _PENALTY[model])),
+        held,
+        jnp.zeros(held.lower["label"].shape[1]),
+        build(model, shape, pool.classes, width, jr.key(split)),
+        HeldOut.of(pool, scores),
+        headline="test_error",
+        classes=pool.held.classes,
+        recommended=_SIZES | _RECOMMENDED[model],
+        private=Pair(True, False),
+        convex=model == "linear",
+        conclusion=_conclude,
+        # z is shared and says which way y should go for the validation rows of all.
+        algorithm="fedbio",
+    )

@@ -1,0 +1,223 @@
+r"""Weights of two groups in training, so that the model serves both equally well.
+
+    w(x)     = 2 softmax(x), one weight for each group
+    g_k(x,y) = mean over client k's training rows of w_group(x) CE(y'a_i, l_i)
+               + (0.01/2) ||y||^2
+    f_k(x,y) = (L_0 + L_1)/2 + strength (L_0 - L_1)^2
+
+CE is the logistic loss and L_j its mean over group j of client k's validation panel,
+which has as many rows of one group as of the other. A panel is one row of data: a gap
+between groups is no mean over people. In training group 1 is a minority: its share on
+client k is minority (1 + spread s_k), with s_k evenly spaced from -1 to 1.
+
+`data=synthetic`: 8 standard normal features; group j has the label 1 if a'u_j plus
+0.3 N(0, 1) is positive, u_0 and u_1 being unit vectors 75 degrees apart, so that no
+linear model serves both. `data=breast_cancer`: group 1 are the tumors whose mean
+texture is above the median.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fedbilevel import datasets
+from fedbilevel._types import Rows
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks._base import Task
+
+__all__ = ["PROBLEM", "make"]
+
+_PENALTY = 0.01
+_TEXTURE = 1  # a column of breast_cancer
+_PEOPLE = 250  # of each group, for every client
+_HELD = 0.2  # of each group for the test, and again for the panels
+_ANGLE = np.deg2rad(75)
+_RECOMMENDED = {
+    "rounds": "100",
+    "local_steps": "10",
+    "batch": "16",
+    "q": "20",
+    "theta": "0.5",
+    "upper_step": "1",
+    "lower_step": "0.5",
+    "upper_weight": "0.1",
+    "lower_weight": "0.1",
+}
+_Group = tuple[np.ndarray, np.ndarray]  # features and labels of its people
+
+
+def _losses(y: Array, features: Array, label: Array) -> Array:
+    score = features @ y
+    return jax.nn.softplus(score) - label.astype(score.dtype) * score
+
+
+def _lower(x: Array, y: Array, rows: Rows) -> Array:
+    weight = 2 * jax.nn.softmax(x)[rows["group"]]
+    penalty = 0.5 * _PENALTY * jnp.sum(y**2)
+    return jnp.mean(weight * _losses(y, rows["features"], rows["label"])) + penalty
+
+
+def _upper(x: Array, y: Array, rows: Rows) -> Array:
+    del x
+    groups = jnp.mean(_losses(y, rows["features"], rows["label"]), axis=-1)
+    gap = (groups[:, 0] - groups[:, 1]) ** 2
+    return jnp.mean(jnp.mean(groups, axis=-1) + rows["strength"] * gap)
+
+
+PROBLEM = Problem(_upper, _lower)
+
+
+class _TestMetrics(eqx.Module):
+    """Losses and accuracies of both groups on rows that no client has."""
+
+    features: Float[Array, "2 rows features"]
+    label: Int[Array, "2 rows"]
+
+    def __call__(self, x: Array, y: Array) -> dict[str, Array]:
+        losses = jnp.mean(_losses(y, self.features, self.label), axis=1)
+        right = (self.features @ y > 0) == (self.label > 0)
+        accuracy = jnp.mean(right.astype(y.dtype), axis=1)
+        return {
+            "worst_group_loss": jnp.max(losses),
+            "loss_gap": jnp.max(losses) - jnp.min(losses),
+            "accuracy_group_0": accuracy[0],
+            "accuracy_group_1": accuracy[1],
+            "accuracy_gap": jnp.max(accuracy) - jnp.min(accuracy),
+            "weight_group_1": 2 * jax.nn.softmax(x)[1],
+        }
+
+
+def _standardized(features: np.ndarray) -> np.ndarray:
+    """Center and scale columns, then rows to length about 1; append a constant."""
+    features = (features - features.mean(axis=0)) / features.std(axis=0)
+    features = features / np.sqrt(features.shape[1])
+    return np.hstack([features, np.ones((len(features), 1))])
+
+
+def _synthetic(clients: int, draw: np.random.Generator) -> list[_Group]:
+    size = _PEOPLE * clients
+    groups = []
+    for angle in (0.0, _ANGLE):
+        a = draw.standard_normal((size, 8))
+        along = np.cos(angle) * a[:, 0] + np.sin(angle) * a[:, 1]
+        label = along + 0.3 * draw.standard_normal(size) > 0
+        groups.append((_standardized(a), label.astype(np.int32)))
+    return groups
+
+
+def _breast_cancer(clients: int, draw: np.random.Generator) -> list[_Group]:
+    del clients
+    table = datasets.load("breast_cancer")
+    order = draw.permutation(len(table.label))
+    raw, label = table.features[order], table.label[order]
+    above = raw[:, _TEXTURE] > np.median(raw[:, _TEXTURE])
+    features = _standardized(raw)
+    return [(features[chosen], label[chosen]) for chosen in (~above, above)]
+
+
+_DATASETS = {"synthetic": _synthetic, "breast_cancer": _breast_cancer}
+
+
+def _panels(groups: list[_Group], clients: int, strength: float) -> list[Rows]:
+    """Share rows out evenly, as one panel for each client."""
+    size = len(groups[0][1]) // clients
+    parts = [slice(k * size, (k + 1) * size) for k in range(clients)]
+    return [
+        {
+            "features": np.stack([features[part] for features, _ in groups])[None],
+            "label": np.stack([label[part] for _, label in groups])[None],
+            "strength": np.full(1, strength),
+        }
+        for part in parts
+    ]
+
+
+def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
+    """Give every client its share of group 1, and as many rows as the groups allow."""
+    shares = (1 - minority, minority)
+    sizes = [
+        len(label) / share.sum()
+        for (_, label), share in zip(groups, shares, strict=True)
+    ]
+    parts = []
+    for index, ((features, label), share) in enumerate(
+        zip(groups, shares, strict=True)
+    ):
+        counts = np.floor(min(sizes) * share).astype(int)
+        group = np.full(len(label), index, np.int32)
+        columns = {"features": features, "label": label, "group": group}
+        ends = np.cumsum(counts)
+        parts.append(
+            [
+                {name: column[end - count : end] for name, column in columns.items()}
+                for count, end in zip(counts, ends, strict=True)
+            ]
+        )
+    return [
+        {name: np.concatenate([one[name], other[name]]) for name in one}
+        for one, other in zip(*parts, strict=True)
+    ]
+
+
+def _check(data: str, strength: float, minority: float, spread: float) -> None:
+    if data not in _DATASETS:
+        raise unknown_name("data", data, _DATASETS)
+    if not strength >= 0:
+        raise InvalidInputError(f"strength={strength}: it must not be negative.")
+    if not 0 < minority <= 0.5:
+        raise InvalidInputError(
+            f"minority={minority}: the share of group 1 in training is above 0 and at "
+            "most 0.5."
+        )
+    if not 0 <= spread <= 1:
+        raise InvalidInputError(
+            f"spread={spread}: choose between 0, clients alike, and 1, where the "
+            "minority's share goes from none to twice the mean."
+        )
+
+
+def make(
+    clients: int = 8,
+    *,
+    data: str = "synthetic",
+    strength: float = 1.0,
+    minority: float = 0.2,
+    spread: float = 0.0,
+    split: int = 0,
+) -> Task:
+    """Build the task; a fifth of each group is for testing, a fifth for the panels.
+
+    `strength` weighs the gap between groups, `minority` is the share of group 1 in
+    training and `spread` how much it differs between clients. `split` seeds the
+    synthetic table, and who gets which rows.
+    """
+    _check(data, strength, minority, spread)
+    groups = _DATASETS[data](clients, np.random.default_rng(split))
+    held = int(_HELD * min(len(label) for _, label in groups))
+    test, panels, training = (
+        [(features[part], label[part]) for features, label in groups]
+        for part in (slice(held), slice(held, 2 * held), slice(2 * held, None))
+    )
+    if held < clients:
+        raise InvalidInputError(
+            f"clients={clients}: the validation rows of {data} are enough for "
+            f"panels of {held} clients."
+        )
+    positions = np.linspace(-1, 1, clients) if clients > 1 else np.zeros(1)
+    shares = minority * (1 + spread * positions)
+    held = ClientData.from_clients(
+        _panels(panels, clients, strength), _training_rows(training, shares)
+    )
+    features, label = (np.stack(columns) for columns in zip(*test, strict=True))
+    return Task(
+        PROBLEM,
+        held,
+        jnp.zeros(2),
+        jnp.zeros(features.shape[-1]),
+        _TestMetrics(jnp.asarray(features, dtype=float), jnp.asarray(label)),
+        headline="worst_group_loss",
+        recommended=_RECOMMENDED,
+    )

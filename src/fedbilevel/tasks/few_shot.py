@@ -1,0 +1,287 @@
+r"""Few-shot learning: client = learning task, and x is what makes a new task easy.
+
+    f_k(x, y_k) = error of a network on client k's query set
+
+`lower=head`: x are the hidden layers, y_k is the last one on top of them,
+
+    g_k(x, y_k) = error on client k's support set + (strength/2) ||y_k||^2
+
+`lower=proximal` (iMAML): y_k are all layers, x is what they are pulled to,
+
+    g_k(x, y_k) = error on client k's support set + (strength/2) ||y_k - x||^2
+
+`lower=unrolled` (MAML): y_k is where a few gradient steps U_k on the support set lead
+all layers from x. The Hessian is the identity, the hypergradient that through U_k:
+
+    g_k(x, y_k) = 1/2 ||y_k - U_k(x)||^2
+
+`data=sinusoid` are waves, with half the mean square as error. Anything else is a name
+or path of images in alphabets, as Omniglot's: a task is to tell some characters apart,
+its error the cross entropy. Whole alphabets are kept for new tasks.
+
+y_k never leaves its client. A row is a whole set, so oracles are exact with a batch of
+one. Measured are the query sets of tasks that no client has, after adapting to their
+support sets; the mean square of waves, the share of images that are told wrong and
+right. `random_features_...` is the same for a head on the layers of the start.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedbilevel._types import Lower, Pair, Rows, Scalar, Upper
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
+from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._domains import Domain, characters_of, waves
+from fedbilevel.tasks._episodes import Episodes, Sizes
+from fedbilevel.tasks._labelled import check_choice
+from fedbilevel.tasks._networks import Network
+
+__all__ = ["make"]
+
+_WAVES = "sinusoid"
+_NEW_TASKS = 50
+_KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}
+_PLAIN = {"batch": "1", "upper_weight": "1", "lower_weight": "1"}
+_FOR_WAVES = {**_PLAIN, "local_steps": "5"}
+_FOR_IMAGES = {**_PLAIN, "local_steps": "3", "rounds": "40"}
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """What is used for a kind of lower problem where nothing is chosen."""
+
+    strength: float = 0.0
+    inner_step: float = 0.0
+    inner_steps: int = 0
+    recommended: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What is used for data where nothing is chosen."""
+
+    clients: int
+    sizes: Sizes
+    algorithm: str
+    kinds: Mapping[str, _Usual]
+
+
+_SETTINGS = {
+    "sinusoid": _Setting(
+        clients=32,
+        sizes=Sizes(0, 10, 40),
+        algorithm="local-bsgvrm",
+        kinds={
+            "head": _Usual(
+                strength=0.001,
+                recommended=_FOR_WAVES
+                | {"rounds": "600", "q": "10", "theta": "0.4"}
+                | {"upper_step": "0.06", "lower_step": "0.4"},
+            ),
+            "proximal": _Usual(
+                strength=0.5,
+                inner_step=0.05,
+                inner_steps=100,
+                recommended=_FOR_WAVES
+                | {"rounds": "400", "q": "10", "theta": "0.03"}
+                | {"upper_step": "0.2", "lower_step": "0.03"},
+            ),
+            "unrolled": _Usual(
+                inner_step=0.05,
+                inner_steps=5,
+                recommended=_FOR_WAVES
+                | {"rounds": "400", "q": "3", "theta": "0.9"}
+                | {"upper_step": "0.02", "lower_step": "0.9"},
+            ),
+        },
+    ),
+    "images": _Setting(
+        clients=40,
+        sizes=Sizes(5, 1, 15),
+        # One evaluation a step, at a y that has moved before: half the cost.
+        algorithm="fedbio-clientwise",
+        kinds={
+            "head": _Usual(
+                strength=0.1,
+                recommended=_FOR_IMAGES
+                | {"q": "5", "theta": "0.15", "upper_step": "0.8", "lower_step": "0.3"},
+            ),
+            "proximal": _Usual(
+                strength=1.0,
+                inner_step=0.05,
+                inner_steps=20,
+                recommended=_FOR_IMAGES
+                | {"q": "10", "theta": "0.05", "upper_step": "0.2"}
+                | {"lower_step": "0.05"},
+            ),
+            "unrolled": _Usual(
+                inner_step=0.2,
+                inner_steps=5,
+                recommended=_FOR_IMAGES
+                | {"q": "2", "theta": "0.9", "upper_step": "0.5", "lower_step": "1"},
+            ),
+        },
+    ),
+}
+
+
+class _NewTasks(eqx.Module):
+    """How well tasks that no client has are learned with x."""
+
+    episodes: Episodes
+    kind: AbstractKind = eqx.field(static=True)
+    head: Head = eqx.field(static=True)
+    measure: Callable[[Array, Array], dict[str, Scalar]] = eqx.field(static=True)
+
+    def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
+        """Return the means over tasks."""
+        return self.means("new_task", self.kind, x, y)
+
+    def means(
+        self, name: str, kind: AbstractKind, x: Upper, y: Lower
+    ) -> dict[str, Array]:
+        """Adapt to every task from x, for a y of the same shape."""
+
+        def of_task(episode: Episodes) -> dict[str, Scalar]:
+            adapted = kind.adapt(x, y, episode.support)
+            scores = kind.scores(x, adapted, episode.query["inputs"])
+            return self.measure(scores, episode.query["targets"])
+
+        # One by one: XLA spreads a batch of dense solves over the threads that the
+        # simulator's devices wait on, and neither would ever end.
+        found = jax.lax.map(of_task, self.episodes)
+        return {f"{name}_{what}": jnp.mean(one) for what, one in found.items()}
+
+
+def _with_random_features(
+    task: Task, point: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """Measure a head on the layers of the start."""
+    del point
+    found: Any = task.metrics
+    x, y = task.x, task.y
+    if isinstance(x, Network):
+        x, y = x.hidden, x.head
+    means = found.means("random_features", found.head, x, y)
+    return {name: float(value) for name, value in means.items()}
+
+
+def _check_numbers(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value < np.inf:
+            raise InvalidInputError(
+                f"{name}={value}: it must be positive, or 0 for the usual value."
+            )
+
+
+def _check_read(data: str, lower: str, **numbers: float) -> None:
+    """Raise for a number that nothing would read."""
+    unread = {
+        "ways": "data=sinusoid has no classes" * (data == _WAVES),
+        "strength": "with lower=unrolled nothing is held" * (lower == "unrolled"),
+        "inner_step": "lower=head takes no such steps" * (lower == "head"),
+        "inner_steps": "lower=head takes no such steps" * (lower == "head"),
+    }
+    for name, reason in unread.items():
+        if reason and numbers[name]:
+            raise InvalidInputError(f"{name}={numbers[name]}: {reason}. Leave it out.")
+
+
+def make(
+    clients: int = 0,
+    *,
+    data: str = "sinusoid",
+    lower: str = "head",
+    ways: int = 0,
+    shots: int = 0,
+    queries: int = 0,
+    strength: float = 0.0,
+    inner_step: float = 0.0,
+    inner_steps: int = 0,
+    instance: int = 0,
+) -> Task:
+    """Build the task; a 0 leaves a number to the data and the lower problem.
+
+    `shots` and `queries` are the sizes of the support and the query set: 10 and 40 for
+    waves, 1 and 15 of each of `ways` characters, 5 of them, for images. `strength` is
+    for lower=head and lower=proximal. `inner_steps` gradient steps of size `inner_step`
+    are those of lower=unrolled, and those with which lower=proximal adapts to a new
+    task. `instance` draws the learning tasks, the alphabets kept for new ones, and the
+    first network.
+    """
+    check_choice("lower", lower, tuple(_KINDS))
+    counts = {"ways": ways, "shots": shots, "queries": queries}
+    held = {"strength": strength}
+    moves = {"inner_step": inner_step, "inner_steps": inner_steps}
+    _check_numbers(clients=clients, **counts, **held, **moves)
+    _check_read(data, lower, ways=ways, **held, **moves)
+    setting = _SETTINGS["sinusoid" if data == _WAVES else "images"]
+    usual = setting.kinds[lower]
+    chosen = {name: number for name, number in counts.items() if number}
+    sizes = replace(setting.sizes, **chosen)
+    tasks = (clients or setting.clients, _NEW_TASKS)
+    if data == _WAVES:
+        domain = waves(tasks, sizes, instance)
+    else:
+        domain = characters_of(data, tasks, sizes, instance)
+    kind = _KINDS[lower](
+        domain.loss,
+        strength or usual.strength,
+        inner_step or usual.inner_step,
+        inner_steps or usual.inner_steps,
+    )
+    head = Head(domain.loss, setting.kinds["head"].strength, 0, 0)
+    metrics = _NewTasks(
+        _on_device(domain.new),
+        kind,
+        kind if isinstance(kind, Head) else head,
+        domain.measure,
+    )
+    return _task(domain, kind, metrics, usual.recommended, setting.algorithm)
+
+
+def _task(
+    domain: Domain,
+    kind: AbstractKind,
+    metrics: _NewTasks,
+    recommended: Mapping[str, str],
+    algorithm: str,
+) -> Task:
+    x, y = kind.start(domain.network)
+    upper, lower = (
+        _one_row_each(sets) for sets in (domain.own.query, domain.own.support)
+    )
+    return Task(
+        Problem(kind.upper, kind.lower),
+        ClientData.from_clients(upper, lower),
+        x,
+        y,
+        metrics,
+        headline="new_task_error",
+        recommended=recommended,
+        private=Pair(False, True),
+        conclusion=_with_random_features,
+        algorithm=algorithm,
+    )
+
+
+def _on_device(episodes: Episodes) -> Episodes:
+    def put(leaf: np.ndarray) -> Array:
+        floating = np.issubdtype(leaf.dtype, np.floating)
+        return jnp.asarray(leaf, dtype=float if floating else None)
+
+    return jax.tree.map(put, episodes)
+
+
+def _one_row_each(sets: Rows) -> list[Rows]:
+    count = len(jax.tree.leaves(sets)[0])
+    return [jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], sets) for k in range(count)]

@@ -1,0 +1,132 @@
+"""The task architecture: its operations, what they are named, search and retraining."""
+
+from itertools import product
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiment import Experiment
+from fedbilevel.tasks import architecture
+from fedbilevel.tasks._search_space import OPERATIONS, mixed_scores, single_scores
+
+IMAGES: Any = np.random.default_rng(0).normal(size=(2, 64))
+
+
+def convolve(layer, images, stride):
+    """Return relu of the convolution with zeros around, by loops."""
+    kernel, bias = np.asarray(layer.kernel), np.asarray(layer.bias)
+    size, side = int(len(kernel) ** 0.5), images.shape[1]
+    pad = size // 2
+    padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    out = np.zeros((len(images), side // stride, side // stride, len(bias)))
+    for i, j in product(range(side // stride), repeat=2):
+        window = padded[:, i * stride :, j * stride :][:, :size, :size]
+        flat = window.reshape(len(images), size**2, -1)
+        out[:, i, j] = np.einsum("nsc,scd->nd", flat, kernel) + bias
+    return np.maximum(out, 0)
+
+
+def average(images) -> Any:
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    steps = product(range(3), repeat=2)
+    return sum(padded[:, i : i + 4, j : j + 4] for i, j in steps) / 9
+
+
+def mixed(x, y, images) -> Any:
+    """Return the scores of the mixed network, in NumPy."""
+    hidden: Any = convolve(y.first, images.reshape(-1, 8, 8, 1), 2)
+    for logits, edge in zip(x, y.edges, strict=True):
+        outputs = (
+            convolve(edge.convolution_3, hidden, 1),
+            convolve(edge.convolution_5, hidden, 1),
+            average(hidden),
+            hidden,
+        )
+        share = np.exp(logits) / np.exp(logits).sum()
+        hidden = sum(s * output for s, output in zip(share, outputs, strict=True))
+    flat = hidden.reshape(len(hidden), -1)
+    return flat @ np.asarray(y.last.weight).T + np.asarray(y.last.bias)
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    return architecture.make(2)
+
+
+def test_the_losses_are_those_of_the_formula(task):
+    x = np.asarray([[0.3, -1.0, 0.5, 0.0], [1.0, 0.2, -0.4, 0.1]])
+    scores = mixed(x, task.y, IMAGES)
+    np.testing.assert_allclose(mixed_scores(jnp.asarray(x), task.y, IMAGES), scores)
+    rows = {"image": jnp.asarray(IMAGES), "label": jnp.asarray([3, 7], jnp.int32)}
+    chosen = scores[[0, 1], [3, 7]]
+    entropy = np.mean(np.log(np.exp(scores).sum(axis=1)) - chosen)
+    square = sum(np.sum(np.asarray(leaf) ** 2) for leaf in jax.tree.leaves(task.y))
+    found = task.problem.upper(jnp.asarray(x), task.y, rows)
+    np.testing.assert_allclose(found, entropy)
+    found = task.problem.lower(jnp.asarray(x), task.y, rows)
+    np.testing.assert_allclose(found, entropy + 0.0005 * square)
+
+
+def test_a_decided_mixture_is_a_single_operation(task):
+    for choice in (("convolution_5", "average"), ("identity", "convolution_3")):
+        x = np.full((2, len(OPERATIONS)), -1e3)
+        for edge, name in enumerate(choice):
+            x[edge, OPERATIONS.index(name)] = 0
+        x = jnp.asarray(x)
+        np.testing.assert_allclose(
+            mixed_scores(x, task.y, IMAGES),
+            single_scores(choice, task.y, IMAGES),
+            atol=1e-12,
+        )
+        assert architecture.operation_names(x) == choice
+        found = task.metrics(x, task.y)
+        names = [OPERATIONS[int(found[f"operation_{edge}"])] for edge in (0, 1)]
+        assert tuple(names) == choice
+
+
+def test_all_images_are_shared_out_once(task):
+    pooled = architecture._pooled(task.data)
+    assert len(pooled["label"]) + len(task.metrics.label) == 1797
+    assert pooled["image"].shape[1:] == (64,)
+
+
+def test_the_search_learns(task):
+    sizes: Any = {"clients": 2, "rounds": 12, "measure_every": 11}
+    result = Experiment("architecture", "fedbio", **sizes).run()
+    start = float(task.metrics(task.x, task.y)["test_loss"])
+    assert result.final["test_loss"] < start - 0.1
+    names = architecture.operation_names(result.point["x"])
+    assert set(names) <= set(OPERATIONS)
+
+
+def test_retraining_depends_on_choice_and_seed_only(task):
+    choice = ("identity", "identity")
+    first = architecture.retrained_accuracy(task, choice, steps=60)
+    assert first > 0.8
+    assert first == architecture.retrained_accuracy(task, choice, steps=60)
+    other = architecture.retrained_accuracy(task, choice, steps=60, seed=1)
+    assert abs(other - first) < 0.1
+    # From scratch: what the search has learned does not matter.
+    y = jax.tree.map(lambda leaf: leaf + jr.normal(jr.key(0), leaf.shape), task.y)
+    moved = eqx.tree_at(lambda one: one.y, task, y)
+    assert first == architecture.retrained_accuracy(moved, choice, steps=60)
+
+
+@pytest.mark.parametrize(
+    "choice", [("identity",), ("identity", "zero"), ("identity",) * 3]
+)
+def test_choices_that_cannot_be(task, choice):
+    with pytest.raises(InvalidInputError, match="for each of the 2 edges"):
+        architecture.retrained_accuracy(task, choice)
+
+
+@pytest.mark.parametrize("train", [0.0, 0.8, 2.0])
+def test_shares_that_cannot_be(train):
+    with pytest.raises(InvalidInputError, match=f"train={train}.*between 0 and 0.8"):
+        architecture.make(train=train)

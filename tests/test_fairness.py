@@ -1,0 +1,115 @@
+"""The task fairness: losses, shares of the groups, and what tuning does to the gap."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiment import Experiment
+from fedbilevel.problem import Oracle
+from fedbilevel.tasks import fairness
+
+
+def make(*sizes: Any, **options: Any) -> Any:
+    """Return the task; its metrics are known to be more than a function."""
+    return fairness.make(*sizes, **options)
+
+
+def losses(y, features, label):
+    score = features @ y
+    return np.log1p(np.exp(-np.where(label == 1, score, -score)))
+
+
+def test_the_losses_are_those_of_the_formula():
+    task = make(3, strength=4.0)
+    x, y = np.asarray([0.3, -1.1]), np.linspace(-2.0, 3.0, 9)
+    oracle = Oracle(task.problem, task.data, 1, None, None)
+    panel = {name: np.asarray(rows)[1, 0] for name, rows in task.data.upper.items()}
+    zero, one = losses(y, panel["features"], panel["label"]).mean(axis=1)
+    f = (zero + one) / 2 + 4 * (zero - one) ** 2
+    found = oracle.upper_loss(jnp.asarray(x), jnp.asarray(y), oracle.all_upper())
+    np.testing.assert_allclose(found, f)
+    size = int(task.data.lower_sizes[1])
+    rows = {name: np.asarray(all)[1, :size] for name, all in task.data.lower.items()}
+    weight = 2 * np.exp(x) / np.exp(x).sum()
+    each = weight[rows["group"]] * losses(y, rows["features"], rows["label"])
+    g = each.mean() + 0.005 * y @ y
+    found = oracle.lower_loss(jnp.asarray(x), jnp.asarray(y), oracle.all_lower())
+    np.testing.assert_allclose(found, g)
+
+
+def shares(task):
+    sizes = np.asarray(task.data.lower_sizes)
+    group = np.asarray(task.data.lower["group"])
+    return [group[k, :size].mean() for k, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("data", ["synthetic", "breast_cancer"])
+def test_the_minority_is_spread_as_told(data):
+    alike = make(3, data=data, minority=0.25)
+    np.testing.assert_allclose(shares(alike), 0.25, atol=0.02)
+    apart = make(3, data=data, minority=0.25, spread=0.8)
+    np.testing.assert_allclose(shares(apart), [0.05, 0.25, 0.45], atol=0.02)
+    alone = make(1, data=data, minority=0.25, spread=0.8)
+    np.testing.assert_allclose(shares(alone), 0.25, atol=0.02)
+    # No row is in two places.
+    rows = np.concatenate(
+        [
+            np.asarray(apart.data.lower["features"])[k, :size]
+            for k, size in enumerate(apart.data.lower_sizes)
+        ]
+        + [
+            np.asarray(features).reshape(-1, features.shape[-1])
+            for features in (apart.data.upper["features"], apart.metrics.features)
+        ]
+    )
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_groups_have_the_rules_that_are_documented():
+    task = make(8)
+    features, label = np.asarray(task.metrics.features), np.asarray(task.metrics.label)
+    for group, angle in enumerate(np.deg2rad([0, 75])):
+        score = features[group, :, :2] @ [np.cos(angle), np.sin(angle)]
+        assert np.mean((score > 0) == label[group]) > 0.87
+
+
+def test_the_metrics_are_those_of_the_groups():
+    task = make(2)
+    y = np.linspace(-1.0, 1.0, 9)
+    found = task.metrics(jnp.zeros(2), jnp.asarray(y))
+    features, label = np.asarray(task.metrics.features), np.asarray(task.metrics.label)
+    mean = losses(y, features, label).mean(axis=1)
+    right = ((features @ y > 0) == (label == 1)).mean(axis=1)
+    np.testing.assert_allclose(found["worst_group_loss"], mean.max())
+    np.testing.assert_allclose(found["loss_gap"], abs(mean[0] - mean[1]))
+    np.testing.assert_allclose(found["accuracy_group_1"], right[1])
+    np.testing.assert_allclose(found["accuracy_gap"], abs(right[0] - right[1]))
+    # A model that says nothing treats everybody the same.
+    assert task.metrics(jnp.zeros(2), jnp.zeros(9))["loss_gap"] == 0
+
+
+def test_tuned_weights_close_most_of_the_gap():
+    tuned = Experiment("fairness", rounds=60).run().final
+    plain = Experiment("fairness", "fedavg", rounds=60).run().final
+    assert tuned["worst_group_loss"] < plain["worst_group_loss"] - 0.05
+    assert tuned["accuracy_gap"] < 0.5 * plain["accuracy_gap"]
+    assert plain["accuracy_gap"] > 0.2
+    assert tuned["weight_group_1"] > 1.3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"data": "breast-cancer"}, "Did you mean 'breast_cancer'"),
+        ({"strength": -1.0}, "strength=-1.0: it must not be negative"),
+        ({"minority": 0.0}, "minority=0.0: the share of group 1"),
+        ({"spread": 1.5}, "spread=1.5: choose between 0"),
+        ({"clients": 60, "data": "breast_cancer"}, "enough for panels of 56"),
+    ],
+)
+def test_options_that_cannot_be(options, told):
+    with pytest.raises(InvalidInputError, match=told):
+        make(**options)

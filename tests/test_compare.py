@@ -29,18 +29,19 @@ SMALL = Experiment(
     participants=2,
     rounds=4,
     local_steps=2,
-    options={"dataset": "breast_cancer", "fedbio.lr_x": "0.5"},
+    options={"data": "breast_cancer", "fedbio.lr_x": "0.5"},
 )
 
 
 def test_seeds_are_one_program_and_equal_single_runs():
     before = len(_compile._programs)
-    results, diverged = compare(SMALL, ["fedbio", "fedavg"], 3)
+    found = compare(SMALL, ["fedbio", "fedavg"], 3)
     assert len(_compile._programs) - before == 2
-    assert not diverged
+    assert not found.diverged and not found.trials
+    results = found.results
     assert [r.config["seed"] for r in results["fedbio"]] == [0, 1, 2]
     assert results["fedbio"][0].config["parameters"]["lr_x"] == 0.5
-    options = {"dataset": "breast_cancer", "lr_x": "0.5"}
+    options = {"data": "breast_cancer", "lr_x": "0.5"}
     third = replace(SMALL, seed=2, options=options).run()
     for name, column in third.columns.items():
         np.testing.assert_allclose(
@@ -63,13 +64,28 @@ def test_comparisons_that_cannot_be(names, options, told):
 
 
 def test_what_diverges_does_not_stop_the_others():
-    options = {"dataset": "breast_cancer", "fedbio.lr_y": "1e300"}
+    options = {"data": "breast_cancer", "fedbio.lr_y": "1e300"}
     plan = replace(SMALL, options=options)
-    results, diverged = compare(plan, ["fedbio", "fedavg"], 3)
-    assert list(results) == ["fedavg"]
-    assert isinstance(diverged["fedbio"], NonFiniteError)
+    found = compare(plan, ["fedbio", "fedavg"], 3)
+    assert list(found.results) == ["fedavg"]
+    assert isinstance(found.diverged["fedbio"], NonFiniteError)
     with pytest.raises(NonFiniteError):
         compare(plan, ["fedbio"], 3)
+
+
+def test_every_algorithm_is_tuned_over_its_grid_with_other_seeds():
+    grid = {"lower_step": ["0.01", "1e300", "0.5"], "fedbio.lr_x": ["0.1", "0.5"]}
+    plan = replace(SMALL, options={"data": "breast_cancer"})
+    found = compare(plan, ["fedbio", "fedavg"], 2, grid=grid)
+    trials = {name: [t.value for t in many] for name, many in found.trials.items()}
+    assert [len(values) for values in trials.values()] == [6, 3]
+    assert trials["fedavg"][1] == np.inf  # it diverged, and the others went on
+    best = min(found.trials["fedbio"], key=lambda trial: trial.value)
+    chosen = found.results["fedbio"][0].config["parameters"]
+    assert chosen["lr_x"] == float(best.options["lr_x"])
+    unused = replace(plan, seed=2, options={**plan.options, **best.options})
+    ends = [result.final["upper_loss"] for result in unused.run_seeds(2)]
+    assert best.value == pytest.approx(np.mean(ends), rel=1e-10)
 
 
 def made_up(name: str, curves: list[list[float]], bytes_per_round: int) -> list[Result]:
@@ -83,6 +99,7 @@ def made_up(name: str, curves: list[list[float]], bytes_per_round: int) -> list[
             columns={
                 "round": rounds,
                 "loss": np.asarray(curve),
+                "exchanges": 2 * rounds,
                 "bytes": bytes_per_round * rounds,
                 "samples": 10 * rounds,
             },

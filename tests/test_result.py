@@ -150,7 +150,7 @@ def test_run_saves_what_it_returns(tmp_path):
     loaded = Result.load(tmp_path)
     assert bits(loaded.columns) == bits(returned.columns)
     assert bits(loaded.point) == bits(returned.point)
-    costs = ("bytes", "samples")
+    costs = ("exchanges", "bytes", "samples")
     ends = {n: c[-1] for n, c in returned.columns.items() if n not in costs}
     assert loaded.final == ends
     assert loaded.config == returned.config

@@ -20,8 +20,8 @@ _ABOUT, _COLUMNS, _POINT = "result.json", "columns.npz", "point.npz"
 class Result:
     """Columns per measured round, the final point, costs, and where it all came from.
 
-    `columns` has one entry per measured round, `round` among them, and the `bytes` sent
-    and `samples` drawn in all until then; `point` the leaves
+    `columns` has one entry per measured round, `round` among them, and the `exchanges`
+    with clients, `bytes` sent and `samples` drawn in all until then; `point` the leaves
     of x and y by name; `final` the last value of every column; `counts` the exact
     costs; `seconds` compiling apart from running; `config` and `versions` what to
     repeat it with.

@@ -10,17 +10,19 @@ from rich.table import Table
 from fedbilevel.report.tables import show
 from fedbilevel.result import Result
 
-__all__ = ["Standing", "default_target", "ranking", "ranking_table"]
+__all__ = ["Standing", "default_target", "ranking", "ranking_table", "trials_table"]
 
 Results = Mapping[str, Sequence[Result]]
+_COUNTED = ("exchanges", "bytes", "samples")
 
 
 @dataclass(frozen=True)
 class Standing:
     """One algorithm in a ranking: lower is better.
 
-    `spread` is the standard deviation over seeds. Rounds, bytes, samples and seconds
-    are those until the mean over seeds first reaches the target; None if it never does.
+    `spread` is the standard deviation over seeds. Rounds, exchanges, bytes, samples and
+    seconds are those until the mean over seeds first reaches the target; None if it
+    never does.
     """
 
     algorithm: str
@@ -28,6 +30,7 @@ class Standing:
     spread: float
     seeds: int
     rounds: int | None
+    exchanges: int | None
     bytes: int | None
     samples: int | None
     seconds: float | None
@@ -57,11 +60,11 @@ def _standing(
     ends = np.asarray([result.columns[metric][-1] for result in many])
     reached = np.flatnonzero(_mean(many, metric) <= target)
     spread = float(np.std(ends, ddof=1)) if len(ends) > 1 else 0.0
-    costs: dict[str, Any] = dict.fromkeys(("rounds", "bytes", "samples", "seconds"))
+    costs: dict[str, Any] = dict.fromkeys(("rounds", "seconds", *_COUNTED))
     if len(reached):
         first = many[0].columns["round"][reached[0]]
         costs["rounds"] = int(first)
-        for kind in ("bytes", "samples"):
+        for kind in _COUNTED:
             at = [result.columns[kind][reached[0]] for result in many]
             costs[kind] = round(float(np.mean(at)))
         costs["seconds"] = float(np.mean([seconds(r)[reached[0]] for r in many]))
@@ -87,11 +90,27 @@ def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> 
     for heading in ("", "algorithm"):
         table.add_column(heading)
     spread = f"mean +- deviation over {standings[0].seeds} seeds"
-    for heading in (spread, "rounds", "megabytes", "samples", "seconds"):
+    for heading in (spread, "rounds", "exchanges", "megabytes", "samples", "seconds"):
         table.add_column(heading, justify="right")
     for place, one in enumerate(standings, 1):
         megabytes = None if one.bytes is None else one.bytes / 1e6
-        costs = (one.rounds, megabytes, one.samples, one.seconds)
+        costs = (one.rounds, one.exchanges, megabytes, one.samples, one.seconds)
         value = f"{one.mean:.4g} +- {one.spread:.2g}"
         table.add_row(str(place), one.algorithm, value, *(show(cost) for cost in costs))
+    return table
+
+
+def trials_table(
+    trials: Mapping[str, Sequence[tuple[Mapping[str, str], float]]], metric: str
+) -> Table:
+    """Return the options tried for each algorithm and what came of them; best first."""
+    table = Table(title=f"{metric} of what was tried", title_justify="left")
+    table.add_column("algorithm")
+    table.add_column("options")
+    table.add_column(metric, justify="right")
+    for name, many in trials.items():
+        for place, (options, end) in enumerate(sorted(many, key=lambda one: one[1])):
+            told = " ".join(f"{key}={value}" for key, value in options.items())
+            table.add_row("" if place else name, told, f"{end:.4g}")
+        table.add_section()
     return table

@@ -1,4 +1,4 @@
-"""Curves of a metric against rounds, bytes, samples and seconds, as a picture."""
+"""Curves of a metric against exchanges, bytes, samples and seconds, as a picture."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from fedbilevel.result import Result
 
 __all__ = ["draw_curves"]
 
-_AXES = ("rounds", "megabytes sent", "samples drawn", "seconds")
+_AXES = ("exchanges", "megabytes sent", "samples drawn", "seconds")
 
 
 def draw_curves(
@@ -47,7 +47,7 @@ def draw_curves(
 def _along(result: Result, axis: str) -> np.ndarray:
     columns = result.columns
     return {
-        "rounds": columns["round"],
+        "exchanges": columns["exchanges"],
         "megabytes sent": columns["bytes"] / 1e6,
         "samples drawn": columns["samples"],
         "seconds": seconds(result),

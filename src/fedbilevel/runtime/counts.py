@@ -59,16 +59,17 @@ class Ledger:
         return before, each
 
     def cumulative(self, key: Key, rounds: int) -> dict[str, np.ndarray]:
-        """Return the bytes sent and samples drawn, in all, after each round."""
+        """Return exchanges, bytes sent and samples drawn, in all, after each round."""
         before, each = self.each(key, rounds)
 
         def total(names: tuple[str, ...]) -> np.ndarray:
             values = [sum(tally[name] for name in names) for tally in (before, *each)]
-            return np.cumsum(np.asarray(values, np.int64))[1:] * self.job.participants
+            return np.cumsum(np.asarray(values, np.int64))[1:]
 
         return {
-            "bytes": total(("bytes_down", "bytes_up")),
-            "samples": total(SAMPLES),
+            "exchanges": total(("exchanges",)),
+            "bytes": total(("bytes_down", "bytes_up")) * self.job.participants,
+            "samples": total(SAMPLES) * self.job.participants,
         }
 
     def summary(self, key: Key, rounds: int) -> dict[str, Any]:

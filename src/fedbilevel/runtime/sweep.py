@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.runtime import _program
 from fedbilevel.runtime._compile import compiled
 from fedbilevel.runtime._layout import Layout
@@ -19,7 +19,7 @@ from fedbilevel.runtime.driver import Outcome, check_rounds, failure, measured_r
 from fedbilevel.runtime.job import Job, start_state
 from fedbilevel.runtime.simulator import default_at_once, first_failure
 
-__all__ = ["sweep"]
+__all__ = ["attempt", "sweep"]
 
 
 def sweep(
@@ -34,8 +34,34 @@ def sweep(
     """Run every (algorithm, seed) of two lists of one length as one compiled program.
 
     The algorithms may differ in their numbers only. An empty list repeats the job's
-    own algorithm, or the seed 0.
+    own algorithm, or the seed 0. The first that diverges ends all of them.
     """
+    outcomes = attempt(
+        job,
+        rounds,
+        algorithms=algorithms,
+        seeds=seeds,
+        measure_every=measure_every,
+        clients_at_once=clients_at_once,
+        to_the_end=False,
+    )
+    for outcome in outcomes:
+        if isinstance(outcome, NonFiniteError):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+
+
+def attempt(
+    job: Job,
+    rounds: int,
+    *,
+    algorithms: Sequence[AbstractAlgorithm] = (),
+    seeds: Sequence[int] = (),
+    measure_every: int = 1,
+    clients_at_once: int | None = None,
+    to_the_end: bool = True,
+) -> list[Outcome | NonFiniteError]:
+    """Sweep, and let runs that diverge not stop the others: they leave their error."""
     check_rounds(rounds, measure_every)
     varying, runs = _varying(job, algorithms, seeds)
     devices = min(jax.device_count(), job.participants)
@@ -48,25 +74,29 @@ def sweep(
         lambda leaf: jnp.broadcast_to(leaf, (runs, *leaf.shape)), state
     )
     state, compiling, began = layout.place_state(state), 0.0, time.perf_counter()
+    failed: dict[int, NonFiniteError] = {}
     if job.algorithm.setup():
         program, seconds = compiled(_program.setup, fixed, (varying, state), ())
         compiling += seconds
         state, failures = program(fixed, varying, state)
-        _raise_first(job, failures)
+        failed |= _failed(job, failures)
     tables, step = [], (_program.CAPACITY - 1) * measure_every
     for start in range(0, rounds, step):
+        if len(failed) == runs or (failed and not to_the_end):
+            break
         bounds = (start, min(start + step, rounds), rounds, measure_every)
         span = _program.Span(*(jnp.asarray(bound, jnp.int32) for bound in bounds))
         arguments = (varying, state, layout.place(span, PartitionSpec()))
         program, seconds = compiled(_program.advance, fixed, arguments, (1,))
         compiling += seconds
         state, (rows, used, failures) = program(fixed, *arguments)
-        _raise_first(job, failures)
-        count = int(used[0])
+        failed = _failed(job, failures) | failed
+        count = int(np.max(used))
         tables.append({name: np.asarray(rows[name])[:, :count] for name in rows})
     running = time.perf_counter() - began - compiling
     spent = {"compile": compiling, "run": running}
-    return _split(layout, state, tables, rounds, measure_every, runs, spent)
+    split = _split(layout, state, tables, rounds, measure_every)
+    return [failed[run] if run in failed else split(run, spent) for run in range(runs)]
 
 
 def _varying(job: Job, algorithms: Sequence[AbstractAlgorithm], seeds: Sequence[int]):
@@ -97,20 +127,22 @@ def _stack_algorithms(many: Sequence[AbstractAlgorithm]) -> AbstractAlgorithm:
     return eqx.combine(stacked, static[0])
 
 
-def _raise_first(job: Job, failures: _program.Failure) -> None:
+def _failed(job: Job, failures: _program.Failure) -> dict[int, NonFiniteError]:
+    """Return the errors of the runs that diverged."""
+    errors = {}
     for run in range(failures.client.shape[0]):
         found = first_failure(jax.tree.map(lambda leaf, run=run: leaf[run], failures))
         if found is not None:
-            error = failure(job, found)
+            errors[run] = error = failure(job, found)
             error.add_note(f"This happened in run {run} of the sweep, counted from 0.")
-            raise error
+    return errors
 
 
-def _split(layout, state, tables, rounds, every, runs, seconds) -> list[Outcome]:
+def _split(layout, state, tables, rounds, every):
     state = jax.tree.map(np.asarray, layout.fetch_state(state))
     numbers = measured_rounds(0, rounds, rounds, every)
 
-    def one(run: int) -> Outcome:
+    def one(run: int, seconds: dict[str, float]) -> Outcome:
         columns = {
             name: np.concatenate([table[name][run] for table in tables])
             for name in tables[0]
@@ -118,4 +150,4 @@ def _split(layout, state, tables, rounds, every, runs, seconds) -> list[Outcome]
         own = jax.tree.map(lambda leaf: leaf[run], state)
         return Outcome(own, {"round": numbers, **columns}, seconds)
 
-    return [one(run) for run in range(runs)]
+    return one

@@ -208,6 +208,8 @@ def invoke(*arguments: str):
         (("run", "quadratic", "--set", "=1"), "--set =1: write KEY=VALUE"),
         (("run", "quadratic", "--rounds", "0"), "--rounds 0: must be at least 1"),
         (("resume", "no-such-folder"), "no-such-folder holds no experiment.json"),
+        (("holdings", "quadratic"), "task 'quadratic' have no classes to count"),
+        (("holdings", "cleaning", "--set", "theta=1"), "unknown option 'theta'"),
         (("list", "task"), "unknown list 'task'. Did you mean 'tasks'?"),
     ],
 )
@@ -215,6 +217,20 @@ def test_malformed_arguments(arguments, told):
     done = invoke(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert told in done.stderr
+
+
+def test_holdings_are_told_and_drawn(tmp_path):
+    out = tmp_path / "holdings.png"
+    chosen = ("regularization", "--clients", "4", "--set", "partition=shards:2")
+    done = invoke("holdings", *chosen, "--json", "--out", str(out))
+    counts = json.loads(done.stdout)
+    both = np.asarray(counts["training"]) + counts["validation"]
+    assert both.shape == (4, len(counts["classes"]))
+    assert both.sum() == 1797 - int(0.2 * 1797)
+    assert ((both > 0).sum(axis=1) <= 4).all()  # ten classes, cut into eight shards
+    assert out.read_bytes().startswith(b"\x89PNG")
+    told = invoke("holdings", *chosen).stdout
+    assert "Rows for training" in told and "Rows for validation" in told
 
 
 @pytest.mark.parametrize("command", sorted(get_group(app).commands))

@@ -11,6 +11,7 @@ __all__ = [
     "AsJson",
     "Batch",
     "Clients",
+    "Data",
     "LocalSteps",
     "MeasureEvery",
     "Participants",
@@ -19,6 +20,7 @@ __all__ = [
     "Settings",
     "Task",
     "read_counts",
+    "read_grid",
     "read_numbers",
     "read_settings",
     "read_sizes",
@@ -34,6 +36,10 @@ LocalSteps = Annotated[
     int | None, typer.Option(help="local steps between two rounds, p")
 ]
 Batch = Annotated[int | None, typer.Option(help="rows per sample")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="name, file or folder of the data; see `fedbilevel list data`"),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="an option; may be repeated"),
@@ -45,9 +51,12 @@ AsJson = Annotated[
 ]
 
 
-def read_settings(settings: list[str]) -> dict[str, str]:
-    """Read KEY=VALUE, dashes in an option's name being underscores."""
-    options = {}
+def read_settings(settings: list[str], data: str | None = None) -> dict[str, str]:
+    """Read KEY=VALUE, dashes in an option's name being underscores.
+
+    `data` is one of them that has an argument of its own.
+    """
+    options = {} if data is None else {"data": data}
     for text in settings:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
@@ -57,6 +66,11 @@ def read_settings(settings: list[str]) -> dict[str, str]:
         owner, dot, rest = name.rpartition(".")
         options[f"{owner}{dot}{rest.replace('-', '_')}"] = value
     return options
+
+
+def read_grid(settings: list[str]) -> dict[str, list[str]]:
+    """Read KEY=VALUE,VALUE,... with the values to try."""
+    return {name: values.split(",") for name, values in read_settings(settings).items()}
 
 
 def read_numbers(option: str, text: str) -> list[float]:

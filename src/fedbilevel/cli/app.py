@@ -8,12 +8,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedbilevel import algorithms, tasks
+from fedbilevel import algorithms, datasets, tasks
 from fedbilevel.cli import _arguments as arguments
 from fedbilevel.cli import _scaling, _theory
-from fedbilevel.cli._arguments import read_settings, read_sizes
+from fedbilevel.cli._arguments import read_grid, read_settings, read_sizes
 from fedbilevel.cli._comparison import show_comparison
 from fedbilevel.cli._errors import plain_errors
+from fedbilevel.cli._holdings import holdings
 from fedbilevel.cli._progress import watched
 from fedbilevel.errors import unknown_name
 from fedbilevel.experiment import Experiment
@@ -37,12 +38,16 @@ app = typer.Typer(
 @app.command("list", epilog="Example: fedbilevel list algorithms")
 def list_entries(
     kind: Annotated[
-        str | None, typer.Argument(help="tasks or algorithms; both if left out")
+        str | None, typer.Argument(help="tasks, algorithms or data; all if left out")
     ] = None,
 ) -> None:
-    """Show the tasks and algorithms there are, and their options."""
+    """Show the tasks, algorithms and data there are, and their options."""
     with plain_errors():
-        tables = {"tasks": _task_table, "algorithms": _algorithm_table}
+        tables = {
+            "tasks": _task_table,
+            "algorithms": _algorithm_table,
+            "data": _data_table,
+        }
         if kind is not None and kind not in tables:
             raise unknown_name("list", kind, tables)
         for name in [kind] if kind else tables:
@@ -56,14 +61,18 @@ def list_entries(
 def run(
     task: arguments.Task,
     algorithm: Annotated[
-        str, typer.Option(help="see `fedbilevel list algorithms`")
-    ] = "local-bsgvrm",
+        str | None,
+        typer.Option(
+            help="see `fedbilevel list algorithms`; the task's own if left out"
+        ),
+    ] = None,
     clients: arguments.Clients = None,
     participants: arguments.Participants = None,
     rounds: arguments.Rounds = None,
     local_steps: arguments.LocalSteps = None,
     batch: arguments.Batch = None,
     seed: Annotated[int, typer.Option(help="random seed of samples and cohorts")] = 0,
+    data: arguments.Data = None,
     settings: arguments.Settings = None,
     plan: Annotated[
         Path | None, typer.Option(help="file made by `fedbilevel plan --out`")
@@ -100,7 +109,7 @@ def run(
             measure_every=measure_every,
             checkpoint_rounds=checkpoint_rounds,
             checkpoint_seconds=checkpoint_seconds,
-            options=read_settings(settings or []),
+            options=read_settings(settings or [], data),
         )
         if plan is not None:
             experiment = _theory.follow(plan, experiment)
@@ -130,7 +139,16 @@ def compare_algorithms(
     rounds: arguments.Rounds = None,
     local_steps: arguments.LocalSteps = None,
     batch: arguments.Batch = None,
+    data: arguments.Data = None,
     settings: arguments.Settings = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="values of an option to try first, with other random seeds; of all "
+            "combinations each algorithm takes its best; may be repeated",
+        ),
+    ] = None,
     precision: arguments.Precision = "float32",
     measure_every: arguments.MeasureEvery = 1,
     out: Annotated[
@@ -140,7 +158,8 @@ def compare_algorithms(
 ) -> None:
     """Compare algorithms on a task: same data, start and cohorts for all.
 
-    Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone.
+    Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone;
+    so do those of --tune.
     """
     with plain_errors():
         experiment = Experiment(
@@ -151,10 +170,11 @@ def compare_algorithms(
             ),
             precision=precision,
             measure_every=measure_every,
-            options=read_settings(settings or []),
+            options=read_settings(settings or [], data),
         )
         chosen = [name.strip() for name in names.split(",")]
-        show_comparison(experiment, chosen, seeds, target, out, as_json)
+        grid = read_grid(tune or [])
+        show_comparison(experiment, chosen, seeds, grid, target, out, as_json)
 
 
 @app.command(epilog="Example: fedbilevel resume runs/first")
@@ -167,6 +187,10 @@ def resume(
         _execute(Experiment.load(folder), folder, resume=True, as_json=as_json)
 
 
+app.command(
+    epilog="Example: fedbilevel holdings representation --clients 20 "
+    "--set partition=dirichlet:0.3 --out holdings.png"
+)(holdings)
 for _name, _command in (_theory.COMMANDS | _scaling.COMMANDS).items():
     app.command(_name, epilog=_command.epilog)(_command.function)
 
@@ -220,4 +244,11 @@ def _algorithm_table() -> Table:
             kind.provenance,
             ", ".join(kind.option_names()),
         )
+    return table
+
+
+def _data_table() -> Table:
+    table = Table("--data", title="Data")
+    for name in (*datasets.names(), *datasets.LAYOUTS):
+        table.add_row(name)
     return table

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test bench theory clean
+.PHONY: install demo test bench theory results clean
 
 install: .venv/installed
 
@@ -26,6 +26,10 @@ bench: install
 
 theory: install
 	$(BIN)/python benchmarks/theory.py runs/theory
+
+results: install
+	$(BIN)/python benchmarks/results.py
+	$(BIN)/python benchmarks/architecture.py
 
 clean:
 	rm -rf .venv

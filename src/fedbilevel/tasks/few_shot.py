@@ -63,6 +63,8 @@ class _Usual:
     inner_step: float = 0.0
     inner_steps: int = 0
     recommended: Mapping[str, str] = field(default_factory=dict)
+    # One evaluation a step, at a y that has moved before: half the cost.
+    algorithm: str = "fedbio-clientwise"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,6 @@ class _Setting:
 
     clients: int
     sizes: Sizes
-    algorithm: str
     kinds: Mapping[str, _Usual]
 
 
@@ -79,13 +80,13 @@ _SETTINGS = {
     "sinusoid": _Setting(
         clients=32,
         sizes=Sizes(0, 10, 40),
-        algorithm="local-bsgvrm",
         kinds={
             "head": _Usual(
                 strength=0.001,
                 recommended=_FOR_WAVES
                 | {"rounds": "600", "q": "10", "theta": "0.4"}
                 | {"upper_step": "0.06", "lower_step": "0.4"},
+                algorithm="local-bsgvrm",
             ),
             "proximal": _Usual(
                 strength=0.5,
@@ -94,21 +95,20 @@ _SETTINGS = {
                 recommended=_FOR_WAVES
                 | {"rounds": "400", "q": "10", "theta": "0.03"}
                 | {"upper_step": "0.2", "lower_step": "0.03"},
+                algorithm="local-bsgvrm",
             ),
             "unrolled": _Usual(
-                inner_step=0.05,
+                inner_step=0.02,
                 inner_steps=5,
                 recommended=_FOR_WAVES
-                | {"rounds": "400", "q": "3", "theta": "0.9"}
-                | {"upper_step": "0.02", "lower_step": "0.9"},
+                | {"rounds": "600", "q": "2", "theta": "0.9"}
+                | {"upper_step": "0.2", "lower_step": "1"},
             ),
         },
     ),
     "images": _Setting(
         clients=40,
         sizes=Sizes(5, 1, 15),
-        # One evaluation a step, at a y that has moved before: half the cost.
-        algorithm="fedbio-clientwise",
         kinds={
             "head": _Usual(
                 strength=0.1,
@@ -246,15 +246,14 @@ def make(
         kind if isinstance(kind, Head) else head,
         domain.measure,
     )
-    return _task(domain, kind, metrics, usual.recommended, setting.algorithm)
+    return _task(domain, kind, metrics, usual)
 
 
 def _task(
     domain: Domain,
     kind: AbstractKind,
     metrics: _NewTasks,
-    recommended: Mapping[str, str],
-    algorithm: str,
+    usual: _Usual,
 ) -> Task:
     x, y = kind.start(domain.network)
     upper, lower = (
@@ -267,10 +266,10 @@ def _task(
         y,
         metrics,
         headline="new_task_error",
-        recommended=recommended,
+        recommended=usual.recommended,
         private=Pair(False, True),
         conclusion=_with_random_features,
-        algorithm=algorithm,
+        algorithm=usual.algorithm,
     )
 
 

@@ -1,8 +1,15 @@
 """Settings that must be made before JAX computes anything."""
 
+import os
 from pathlib import Path
 
-import jax
+# Compiling is most of what these tests cost; without LLVM's optimizations it is a fifth
+# less. XLA's own passes, which decide what is computed, stay.
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
+
+import jax  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 2)

@@ -61,7 +61,7 @@ def test_simulator_is_reference_for_all_clients(case):
     assert_simulator_is_reference(case, 3, "float64", 1e-12)
 
 
-@STRUCTURES
+@for_cases(lambda algorithm: algorithm is BSGVRM)
 def test_simulator_is_reference_in_single_precision(case):
     assert_simulator_is_reference(case, 2, "float32", 1e-6)
 
@@ -89,7 +89,7 @@ def keeps_something(algorithm):
 
 def test_devices_and_chunks_do_not_matter(monkeypatch):
     # Five clients do not fill two devices evenly: padding must weigh nothing.
-    job = quadratic_job(BSGVRM, quadratic_data(5))
+    job = quadratic_job(BSGM, quadratic_data(5))
     assert_devices_do_not_matter(job, monkeypatch)
 
 

@@ -221,8 +221,6 @@ def test_check_theory_tells_both_sides_and_what_to_do():
 
 
 def test_a_calibration_keeps_to_what_it_is_told():
-    own = calibrate(Experiment("quadratic", "local-bsgm", options={"q": "1"}), 1, 2)
-    assert own.letters == BASE[1].letters and own.q == 1
     short = Experiment("regularization", "local-bsgm", rounds=4, options={"q": "1"})
     told = calibrate(replace(short, options={"q": "1", "eta": "0.3"}), 1, 2)
     assert told.letters.eta == 0.3 and told.iterations == 40
@@ -233,7 +231,6 @@ def test_a_calibration_keeps_to_what_it_is_told():
 
 def test_measuring_the_axes_by_the_command(tmp_path):
     small = ["speedup", "quadratic", "--set", "q=1", "--seeds", "2", "--clients", "2"]
-    small += ["--algorithm", "local-bsgm"]
     found = call(*small, "--iterations", "20,40", "--out", str(tmp_path))
     assert {"exponent", "low", "high", "points"} <= set(found)
     assert [point["iterations"] for point in found["points"]] == [20, 40]

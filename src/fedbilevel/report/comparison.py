@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from fedbilevel.report.tables import show
@@ -82,22 +83,37 @@ def seconds(result: Result) -> np.ndarray:
 
 
 def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> Table:
-    """Return a ranking for a terminal."""
+    """Return a ranking for a terminal, best first."""
+    seeds = standings[0].seeds
     table = Table(
-        title=f"{metric} after the last round, and the cost of reaching {target:.4g}",
+        title=f"{metric} after the last round, mean +- deviation of {seeds} seeds; "
+        f"and the cost of reaching {target:.4g}",
         title_justify="left",
+        # Bars between the columns would not leave room for them in 80 characters.
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
     )
-    for heading in ("", "algorithm"):
-        table.add_column(heading)
-    spread = f"mean +- deviation over {standings[0].seeds} seeds"
-    for heading in (spread, "rounds", "exchanges", "megabytes", "samples", "seconds"):
-        table.add_column(heading, justify="right")
-    for place, one in enumerate(standings, 1):
+    table.add_column("algorithm", no_wrap=True)
+    for heading in (metric, "exchanges", "MB", "samples", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in standings:
         megabytes = None if one.bytes is None else one.bytes / 1e6
-        costs = (one.rounds, one.exchanges, megabytes, one.samples, one.seconds)
-        value = f"{one.mean:.4g} +- {one.spread:.2g}"
-        table.add_row(str(place), one.algorithm, value, *(show(cost) for cost in costs))
+        table.add_row(
+            one.algorithm,
+            f"{one.mean:.4g} +- {one.spread:.1g}",
+            show(one.exchanges),
+            _short(megabytes),
+            show(one.samples),
+            _short(one.seconds),
+        )
     return table
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return show(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def trials_table(

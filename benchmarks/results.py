@@ -8,11 +8,10 @@ FOLDER/NAME: results of all seeds, comparison.json, curves.png. A table ends it.
 
 import argparse
 import json
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from typed_command import type_command
 
 CLEANING = (
     "compare cleaning --clients 10 --data fashion-mnist --set rows=25000 "
@@ -81,19 +80,19 @@ COMMANDS |= {
 
 
 def measure(name: str, text: str, folder: Path) -> list[tuple[str, ...]]:
-    started, place = time.perf_counter(), folder / name
-    command = [sys.executable, "-m", "fedbilevel.cli", *text.split()]
-    done = subprocess.run(
-        [*command, "--out", str(place), "--json"], capture_output=True, text=True
-    )
-    seconds = f"{time.perf_counter() - started:.0f}"
-    if done.returncode:
-        return [(name, "failed", done.stderr.strip()[-500:], "", seconds)]
-    found, rows = json.loads(done.stdout), []
+    printed, wrong, seconds = type_command(text, folder / name)
+    if wrong:
+        return [(name, "failed", wrong, "", seconds)]
+    found = json.loads(printed)
+    rows = [
+        (f"{name}: {algorithm}", "diverged", told, "", seconds)
+        for algorithm, told in found["diverged"].items()
+    ]
     for one in found["ranking"]:
         algorithm = one["algorithm"]
         tried = found["trials"].get(algorithm, [])
-        chosen = min(tried, key=lambda trial: trial[1] or 1e9)[0] if tried else {}
+        finite = [trial for trial in tried if trial[1] is not None]
+        chosen = min(finite, key=lambda trial: trial[1])[0] if finite else {}
         told = " ".join(f"{key}={value}" for key, value in chosen.items())
         value = f"{one['mean']:.4f} +- {one['spread']:.4f}"
         rows.append((f"{name}: {algorithm}", found["metric"], value, told, seconds))

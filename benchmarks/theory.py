@@ -8,11 +8,12 @@ figure.png in FOLDER/NAME. A table of all exponents ends it.
 
 import json
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from typed_command import type_command
 
 METHODS = {
     "local-bsgm": "--algorithm local-bsgm",
@@ -50,15 +51,10 @@ COMMANDS = {
 
 def measure(item: tuple[str, str], folder: Path) -> list[tuple[str, ...]]:
     name, text = item
-    started, place = time.perf_counter(), folder / name
-    command = [sys.executable, "-m", "fedbilevel.cli", *text.split()]
-    done = subprocess.run(
-        [*command, "--out", str(place), "--json"], capture_output=True, text=True
-    )
-    seconds = f"{time.perf_counter() - started:.0f}"
-    if done.returncode:
-        return [(name, "failed", done.stderr.strip(), "", seconds)]
-    found = json.loads((place / "summary.json").read_text())
+    printed, wrong, seconds = type_command(text, folder / name)
+    if wrong:
+        return [(name, "failed", wrong, "", seconds)]
+    found = json.loads(printed)
     fits = {found["value"]: found}
     if "rounds" in found:
         fits["rounds"] = found["rounds"]

@@ -1,12 +1,12 @@
 """Every format is written, read back and damaged; nothing here needs a network."""
 
-import builtins
 import contextlib
 import gzip
 import io
 import os
 import re
 import struct
+import sys
 import urllib.error
 import urllib.request
 import zipfile
@@ -695,16 +695,9 @@ def test_hugging_face_errors(monkeypatch, splits, message):
     ],
 )
 def test_a_missing_library_is_named(tmp_path, monkeypatch, library, source, message):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name == library:
-            raise ImportError(name)
-        return real(name, *rest)
-
     write_drawings(tmp_path / "drawings.zip")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, library, None)  # so that any import of it fails
     with fails(message, FedbilevelError):
         load(source)
 
@@ -716,6 +709,8 @@ def test_real_fashion_mnist():
     try:
         dataset = load("fashion-mnist")
     except FedbilevelError as error:
+        if "is neither in" not in str(error):  # it is there, and was not understood
+            raise
         pytest.skip(str(error))
     assert dataset.features.shape == (60000, 28, 28)
     assert official(dataset).features.shape == (10000, 28, 28)

@@ -236,7 +236,7 @@ def test_a_fitted_softmax_has_no_slope_left_and_never_overflows():
         rows = jnp.asarray(length * features)
 
         def loss(y, rows=rows, strength=strength):
-            error = _domains._cross_entropy(jax.vmap(y)(rows), targets)
+            error = _domains.cross_entropy(jax.vmap(y)(rows), targets)
             return error + strength / 2 * (jnp.sum(y.weight**2) + jnp.sum(y.bias**2))
 
         fitted = _domains._softmax_regression(rows, targets, zero, strength)

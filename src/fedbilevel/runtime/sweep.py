@@ -45,9 +45,6 @@ def sweep(
         clients_at_once=clients_at_once,
         to_the_end=False,
     )
-    for outcome in outcomes:
-        if isinstance(outcome, NonFiniteError):
-            raise outcome
     return [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
 
 
@@ -79,10 +76,11 @@ def attempt(
         program, seconds = compiled(_program.setup, fixed, (varying, state), ())
         compiling += seconds
         state, failures = program(fixed, varying, state)
-        failed |= _failed(job, failures)
+        failed = _failed(job, failures)
+        _raise_first(failed, to_the_end)
     tables, step = [], (_program.CAPACITY - 1) * measure_every
     for start in range(0, rounds, step):
-        if len(failed) == runs or (failed and not to_the_end):
+        if len(failed) == runs:
             break
         bounds = (start, min(start + step, rounds), rounds, measure_every)
         span = _program.Span(*(jnp.asarray(bound, jnp.int32) for bound in bounds))
@@ -91,6 +89,7 @@ def attempt(
         compiling += seconds
         state, (rows, used, failures) = program(fixed, *arguments)
         failed = _failed(job, failures) | failed
+        _raise_first(failed, to_the_end)
         count = int(np.max(used))
         tables.append({name: np.asarray(rows[name])[:, :count] for name in rows})
     running = time.perf_counter() - began - compiling
@@ -136,6 +135,11 @@ def _failed(job: Job, failures: _program.Failure) -> dict[int, NonFiniteError]:
             errors[run] = error = failure(job, found)
             error.add_note(f"This happened in run {run} of the sweep, counted from 0.")
     return errors
+
+
+def _raise_first(failed: dict[int, NonFiniteError], to_the_end: bool) -> None:
+    if failed and not to_the_end:
+        raise failed[min(failed)]
 
 
 def _split(layout, state, tables, rounds, every):

@@ -22,7 +22,7 @@ from fedbilevel.tasks._episodes import (
     characters,
     sinusoids,
 )
-from fedbilevel.tasks._labelled import accuracy, cross_entropies, pixel_scaling
+from fedbilevel.tasks._labelled import accuracy, cross_entropy, pixel_scaling
 from fedbilevel.tasks._networks import Hidden, Network, apply, build
 
 __all__ = ["Domain", "characters_of", "waves"]
@@ -103,10 +103,6 @@ class _OneLength(Hidden):
         return features * jnp.sqrt(_SQUARED_LENGTH / (square + _TINY))
 
 
-def _cross_entropy(scores: Array, targets: Array) -> Scalar:
-    return jnp.mean(cross_entropies(scores, targets))
-
-
 def _rates(scores: Array, targets: Array) -> dict[str, Scalar]:
     right = accuracy(scores, targets)
     return {"error": 1 - right, "accuracy": right}
@@ -116,7 +112,7 @@ def _softmax_regression(
     features: Array, targets: Array, start: eqx.nn.Linear, strength: float
 ) -> eqx.nn.Linear:
     def loss(y: eqx.nn.Linear) -> Scalar:
-        error = _cross_entropy(apply(y, features), targets)
+        error = cross_entropy(apply(y, features), targets)
         return error + 0.5 * strength * _tree.dot(y, y)
 
     # Softmax has curvature 1/2 at most, so these steps never grow, however long the
@@ -161,7 +157,7 @@ def characters_of(
         "convolutional", images.shape[1:], sizes.ways, 1, jr.key(instance), _CHANNELS
     )
     network = Network(_OneLength(network.hidden), network.head)
-    loss = Loss(pixel_scaling(images), _cross_entropy, _softmax_regression)
+    loss = Loss(pixel_scaling(images), cross_entropy, _softmax_regression)
     return Domain(own, new, network, loss, _rates)
 
 

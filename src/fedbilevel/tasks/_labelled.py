@@ -27,6 +27,7 @@ __all__ = [
     "check_choice",
     "check_positive",
     "cross_entropies",
+    "cross_entropy",
     "deal",
     "load",
     "pixel_scaling",
@@ -198,6 +199,11 @@ def cross_entropies(
     return jax.nn.logsumexp(scores, axis=1) - chosen
 
 
+def cross_entropy(scores: Array, label: Array) -> Scalar:
+    """Return the mean loss of rows."""
+    return jnp.mean(cross_entropies(scores, label))
+
+
 @dataclass(frozen=True)
 class CrossEntropy:
     """The mean loss over rows, of `scores(x, y, features)`."""
@@ -206,8 +212,7 @@ class CrossEntropy:
 
     def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
         """Return it."""
-        scores = self.scores(x, y, rows["features"])
-        return jnp.mean(cross_entropies(scores, rows["label"]))
+        return cross_entropy(self.scores(x, y, rows["features"]), rows["label"])
 
 
 def _right(scores: Array, label: Array) -> Array:
@@ -258,7 +263,7 @@ class HeldOut(eqx.Module):
         scores = self.all_scores(x, y)
         right = accuracy(scores, self.label)
         return {
-            "test_loss": jnp.mean(cross_entropies(scores, self.label)),
+            "test_loss": cross_entropy(scores, self.label),
             "test_accuracy": right,
             "test_error": 1 - right,
         }

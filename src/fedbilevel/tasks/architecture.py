@@ -29,6 +29,7 @@ from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._labelled import accuracy, cross_entropy
 from fedbilevel.tasks._search_space import (
     EDGES,
     OPERATIONS,
@@ -54,22 +55,12 @@ _RECOMMENDED = {
 }
 
 
-def _cross_entropy(scores: Array, label: Array) -> Scalar:
-    chosen = jnp.take_along_axis(scores, label[:, None], axis=1)[:, 0]
-    return jnp.mean(jax.nn.logsumexp(scores, axis=1) - chosen)
-
-
-def _accuracy(scores: Array, label: Array) -> Scalar:
-    guess = jnp.argmax(scores, axis=1).astype(label.dtype)
-    return jnp.mean((guess == label).astype(scores.dtype))
-
-
 def _penalty(y: Network) -> Scalar:
     return 0.5 * _PENALTY * _tree.dot(y, y)
 
 
 def _upper(x: Array, y: Network, rows: Rows) -> Scalar:
-    return _cross_entropy(mixed_scores(x, y, rows["image"]), rows["label"])
+    return cross_entropy(mixed_scores(x, y, rows["image"]), rows["label"])
 
 
 def _lower(x: Array, y: Network, rows: Rows) -> Scalar:
@@ -90,8 +81,8 @@ class _HeldOutImages(eqx.Module):
         scores = mixed_scores(x, y, self.image)
         best = jnp.argmax(x, axis=1).astype(x.dtype)
         return {
-            "test_loss": _cross_entropy(scores, self.label),
-            "test_accuracy": _accuracy(scores, self.label),
+            "test_loss": cross_entropy(scores, self.label),
+            "test_accuracy": accuracy(scores, self.label),
             **{f"operation_{place}": best[place] for place in range(EDGES)},
         }
 
@@ -118,7 +109,7 @@ def retrained_accuracy(
     test: _HeldOutImages = task.metrics  # pyright: ignore[reportAssignmentType]
     names = tuple(choice)
     trained = _train(names, steps, _pooled(task.data), jr.key(seed))
-    return float(_accuracy(single_scores(names, trained, test.image), test.label))
+    return float(accuracy(single_scores(names, trained, test.image), test.label))
 
 
 def _pooled(data: ClientData) -> Rows:
@@ -138,7 +129,7 @@ def _train(choice: tuple[str, ...], steps: int, rows: Rows, key: Key) -> Network
 
     def loss(y: Network, batch: Rows) -> Scalar:
         scores = single_scores(choice, y, batch["image"])
-        return _cross_entropy(scores, batch["label"]) + _penalty(y)
+        return cross_entropy(scores, batch["label"]) + _penalty(y)
 
     def step(carry: tuple[Network, Network], key: Key):
         y, direction = carry

@@ -29,7 +29,7 @@ from fedbilevel.tasks._labelled import (
     MNIST_SCALING,
     HeldOut,
     Scaling,
-    cross_entropies,
+    cross_entropy,
 )
 from fedbilevel.tasks._networks import Hidden, apply, build
 
@@ -116,7 +116,7 @@ class _Upper:
 
     def __call__(self, x: Hidden, y: eqx.nn.Linear, rows: Rows) -> Scalar:
         scores = self.scores(x, y, rows["features"], rows.get("kept"))
-        return jnp.mean(cross_entropies(scores, rows["label"]))
+        return cross_entropy(scores, rows["label"])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Problem
 from fedbilevel.runtime import (
     ReferenceRuntime,
@@ -22,7 +24,7 @@ from fedbilevel.runtime import (
     sweep,
 )
 from fedbilevel.runtime.driver import Checkpoints
-from fedbilevel.runtime.job import start_state
+from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, start_state
 from tests.cases import (
     CASES,
     DX,
@@ -84,7 +86,7 @@ def assert_simulator_is_reference(case, participants, precision, tolerance):
 def keeps_something(algorithm):
     """Say whether clients carry a state from round to round."""
     state = start_state(quadratic_job(algorithm, quadratic_data(2)))
-    return not algorithm.pools and bool(jax.tree.leaves((state.clients, state.own)))
+    return not algorithm.pools and bool(jax.tree.leaves(state.clients))
 
 
 def test_devices_and_chunks_do_not_matter(monkeypatch):
@@ -204,8 +206,8 @@ def test_absent_clients_keep_their_state(case):
         changed = any(
             not np.array_equal(left[client], right[client])
             for left, right in zip(
-                jax.tree.leaves((before.clients, before.own)),
-                jax.tree.leaves((after.clients, after.own)),
+                jax.tree.leaves(before.clients),
+                jax.tree.leaves(after.clients),
                 strict=True,
             )
         )
@@ -306,3 +308,37 @@ def test_dense_solves_do_not_wait_for_each_other(tmp_path):
         timeout=300,
     )
     assert done.stdout == "done\n", done.stderr
+
+
+@for_cases(lambda algorithm: algorithm is BSGVRM)
+def test_a_recorded_cohort_is_replayed(case, monkeypatch):
+    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
+    drawn, original = [], _keys.draw_cohort
+
+    def recorded(*arguments):
+        drawn.append(np.asarray(original(*arguments)))
+        return original(*arguments)
+
+    monkeypatch.setattr(_keys, "draw_cohort", recorded)
+    ran = execute(ReferenceRuntime(job), 3)
+    record = np.zeros((len(drawn), 3), np.uint8)
+    np.put_along_axis(record, np.asarray(drawn), PRESENT, axis=1)
+    again = execute(SimulatorRuntime(job.replaying(record)), 3)
+    assert_close(ran.state.server, again.state.server, 1e-12)
+    assert_close(ran.state.clients, again.state.clients, 1e-12)
+    # The first client is back without its memory, which then counts for nothing.
+    record[-2:] = [[PRESENT, PRESENT, ABSENT], [RENEWED, PRESENT, ABSENT]]
+    renewed = job.replaying(record)
+    fast, slow = SimulatorRuntime(renewed), ReferenceRuntime(renewed)
+    fast, slow = execute(fast, 3), execute(slow, 3)
+    assert_close(fast.state, slow.state, 1e-12)
+    record[-1, 0] = PRESENT
+    present = execute(SimulatorRuntime(job.replaying(record)), 3).state.server
+    assert not np.allclose(present.point.x, fast.state.server.point.x, atol=1e-6)
+
+
+def test_an_attendance_that_does_not_fit_is_refused():
+    job = quadratic_job(BSGM, quadratic_data(3))
+    for record in (np.ones((4, 2)), np.ones(3), np.zeros((1, 3))):
+        with pytest.raises(InvalidInputError, match="a row per exchange"):
+            job.replaying(record)

@@ -57,6 +57,8 @@ class Phase(eqx.Module):
 
     down(server) -> message;  local(message, client, oracle, turn) -> client, reply;
     up(server, mean reply) -> server. What belongs to one level travels in a `Pair`.
+    Where levels may be private, down is the identity: clients update their own blocks
+    as the server updates the others.
     """
 
     name: str = eqx.field(static=True)

@@ -12,7 +12,7 @@ from fedbilevel import _tree
 from fedbilevel._blocks import is_any, join
 from fedbilevel._types import Pair, Scalar
 from fedbilevel.algorithms import Phase, Turn
-from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.job import Job, Kept
 
 Reduce = Callable[[Any], Any]
 
@@ -37,23 +37,25 @@ def weighted_mean(
 def answer(
     job: Job,
     phase: Phase,
-    server: PyTree,
-    kept: tuple[PyTree, PyTree],
+    message: PyTree,
+    kept: Kept,
     turn: Turn,
     client: Array | int,
-) -> tuple[tuple[PyTree, PyTree], PyTree, Array]:
+) -> tuple[Kept, PyTree, Array]:
     """Do one client's part of an exchange.
 
-    `kept` are its memory and its private blocks. Return them anew, the reply that may
-    travel, and whether all of the reply was finite.
+    `message` is what the server sent. Return anew what the client keeps, the reply that
+    may travel, and whether all of the reply was finite.
     """
-    memory, own = kept
-    full = join(server, own)
-    memory, reply = phase.local(phase.down(full), memory, job.oracle(client), turn)
+    memory, own, full = kept.memory, kept.own, message
     if is_any(job.private):
-        # Private blocks are updated as the server updates the others.
+        full = join(message, own)
+    memory, reply = phase.local(full, memory, job.oracle(client), turn)
+    if is_any(job.private):
+        # Private blocks are updated as the server updates the others; with some there,
+        # a message is all of the server's state.
         own = job.own(phase.up(full, reply))
-    return (memory, own), job.public(reply), _tree.all_finite(reply)
+    return Kept(memory, own), job.public(reply), _tree.all_finite(reply)
 
 
 def absorb(job: Job, phase: Phase, server: PyTree, mean: PyTree) -> PyTree:

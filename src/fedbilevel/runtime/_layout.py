@@ -6,6 +6,7 @@ that devices stay equally busy whoever is drawn. Places beyond the last client w
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -59,8 +60,8 @@ class Layout(eqx.Module):
         spread = PartitionSpec()
         if self.everyone:
             spread = PartitionSpec(None, AXIS) if self.sweeps else PartitionSpec(AXIS)
-        server = _all(state.server, PartitionSpec())
-        return State(server, _all(state.clients, spread), _all(state.own, spread))
+        whole = _all(state, PartitionSpec())
+        return replace(whole, clients=_all(state.clients, spread))
 
     def data_spec(self) -> PartitionSpec:
         """Say how the data are spread."""
@@ -115,18 +116,15 @@ class Layout(eqx.Module):
         # A copy: the program takes over the memory of the state it is given.
         state = jax.tree.map(jnp.copy, state)
         axis = 1 if self.sweeps else 0
-        clients, own = self.pad((state.clients, state.own), axis=axis)
-        padded = State(state.server, clients, own)
+        padded = replace(state, clients=self.pad(state.clients, axis=axis))
         return self.place(padded, self.state_specs(padded))
 
     def fetch_state(self, state: State) -> State:
         """Return a state without padding."""
         cut = slice(None, self.clients)
         where = (slice(None), cut) if self.sweeps else cut
-        clients, own = jax.tree.map(
-            lambda leaf: leaf[where], (state.clients, state.own)
-        )
-        return State(state.server, clients, own)
+        clients = jax.tree.map(lambda leaf: leaf[where], state.clients)
+        return replace(state, clients=clients)
 
     def device(self) -> Array | int:
         """Return the number of this device, inside the program."""

@@ -25,7 +25,7 @@ from fedbilevel.runtime._exchange import (
 )
 from fedbilevel.runtime._layout import Layout
 from fedbilevel.runtime._walk import compiled_loop, drawn_times, walk
-from fedbilevel.runtime.job import Job, State
+from fedbilevel.runtime.job import ABSENT, RENEWED, Job, Kept, State, start_kept
 
 CAPACITY = 512  # rows of measurements one call can return
 NOBODY = jnp.iinfo(jnp.int32).max
@@ -180,22 +180,47 @@ def _exchange(
     """Run one exchange; also return the first client whose reply is not finite."""
     ids, position = _participants(layout, job, where, index)
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
+    message = phase.down(state.server)
 
-    def local(identity: Array, place: Array, kept: tuple[PyTree, PyTree]):
+    def local(identity: Array, place: Array, kept: Kept):
         turn = Turn(_keys.client_key(job.key, *where, identity), index)
-        return answer(job, phase, state.server, kept, turn, place)
+        return answer(job, phase, message, kept, turn, place)
 
-    before = (state.clients, state.own)
-    held = before
+    before = held = state.clients
+    came = _attendance(layout, job, state, ids)
+    if came is not None:
+        weights = jnp.where(came > ABSENT, weights, 0)
+        fresh = start_kept(job)
+        held = _where(came == RENEWED, fresh, held)
     if not layout.everyone:
         held = jax.tree.map(lambda leaf: leaf[position], before)
     held, replies, finite = layout.over_places(local, ids, position, held)
     mean = weighted_mean(replies, weights, layout.total)
     server = absorb(job, phase, state.server, mean)
+    if came is not None:
+        held = _where(came > ABSENT, held, before)
     if not layout.everyone:
         held = _put_back(layout, before, ids, held)
     bad = jnp.min(jnp.where(finite | (weights <= 0), NOBODY, ids))
-    return State(server, *held), layout.least(bad)
+    done = None if state.exchanges is None else state.exchanges + 1
+    return State(server, held, done), layout.least(bad)
+
+
+def _attendance(layout: Layout, job: Job, state: State, ids: Array) -> Array | None:
+    """Return how the clients of this device attended, if that was recorded."""
+    if job.attendance is None:
+        return None
+    return job.attendance[state.exchanges, jnp.minimum(ids, layout.clients - 1)]
+
+
+def _where(chosen: Array, these: PyTree, others: PyTree) -> PyTree:
+    """Choose by the leading axis; leaves without one are the same for all."""
+
+    def pick(this: Array, other: Array) -> Array:
+        flags = chosen.reshape((-1,) + (1,) * (other.ndim - 1))
+        return jnp.where(flags, this, other)
+
+    return jax.tree.map(pick, these, others)
 
 
 def _participants(
@@ -229,7 +254,7 @@ def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
 
     def of_client(place: Array):
-        own = jax.tree.map(lambda leaf: leaf[place], state.own)
+        own = jax.tree.map(lambda leaf: leaf[place], state.clients.own)
         return client_measurement(job, place, state.server, own)
 
     # One client at a time: a measurement reads all rows, and memory is what it costs.

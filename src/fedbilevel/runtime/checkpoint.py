@@ -29,7 +29,7 @@ from fedbilevel.runtime.job import Job, State, start_state
 __all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
 
 FILE_NAME = "checkpoint.npz"
-_FORMAT = 1
+_FORMAT = 2
 _DAMAGED = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile)
 
 

@@ -1,5 +1,6 @@
 """What is to be run, and what is carried while it runs."""
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree, UInt8
 
 from fedbilevel._blocks import NOTHING, either, is_any, join, split
 from fedbilevel._types import Key, Lower, Metrics, Pair, Upper
@@ -21,8 +22,21 @@ from fedbilevel.problem import (
     largest_curvature,
 )
 
-__all__ = ["OWN_COLUMNS", "Job", "State", "start_state", "strongly_typed"]
+__all__ = [
+    "ABSENT",
+    "OWN_COLUMNS",
+    "PRESENT",
+    "RENEWED",
+    "Job",
+    "Kept",
+    "State",
+    "start_kept",
+    "start_server",
+    "start_state",
+    "strongly_typed",
+]
 
+ABSENT, PRESENT, RENEWED = 0, 1, 2  # of a client in an exchange
 OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "bytes", "samples")
 
 
@@ -40,6 +54,7 @@ class Job(eqx.Module):
     participants: int = eqx.field(static=True)
     upper_batch: int | None = eqx.field(static=True)
     lower_batch: int | None = eqx.field(static=True)
+    attendance: UInt8[Array, "exchanges clients"] | None = None
 
     @staticmethod
     def of(
@@ -102,6 +117,21 @@ class Job(eqx.Module):
         """Return the rest, which stays on its client."""
         return split(tree, self.private)[1]
 
+    def replaying(self, attendance: np.ndarray) -> "Job":
+        """Return the job with the clients of every exchange as recorded.
+
+        ABSENT, PRESENT, or RENEWED: the client took part after it had lost what it
+        kept. A client that is absent keeps what it had before.
+        """
+        shape = (attendance.ndim, attendance.shape[-1:])
+        if shape != (2, (self.sites,)) or not (attendance > ABSENT).any(axis=1).all():
+            raise InvalidInputError(
+                f"attendance of shape {attendance.shape}: give a row per exchange with "
+                f"an entry for each of the {self.sites} clients, one of them present."
+            )
+        record = jnp.asarray(attendance, jnp.uint8)
+        return replace(self, attendance=record, participants=self.sites)
+
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
         """Raise if the lower level curves too much at the start for one of them."""
         probe = jr.fold_in(self.key, 2)
@@ -126,32 +156,53 @@ class Job(eqx.Module):
                 )
 
 
+class Kept(eqx.Module):
+    """What one client keeps between exchanges, or all of them, stacked.
+
+    `memory` is the algorithm's, `own` the private blocks that the server never has.
+    """
+
+    memory: PyTree
+    own: PyTree
+
+
 class State(eqx.Module):
     """What the server carries, and what every client keeps, stacked over clients.
 
-    `clients` is the algorithm's memory there, `own` the private blocks that are missing
-    in `server`.
+    `exchanges` counts those so far where a record of attendance is replayed.
     """
 
     server: PyTree
-    clients: PyTree
-    own: PyTree
+    clients: Kept
+    exchanges: Int[Array, ""] | None = None
 
     def joined(self) -> PyTree:
         """Return the server's state with the private blocks of all clients, stacked."""
-        return join(self.server, self.own)
+        return join(self.server, self.clients.own)
+
+
+def start_server(job: Job) -> PyTree:
+    """Return what the server carries before the first exchange."""
+    return job.public(_first_server(job))
+
+
+def start_kept(job: Job) -> Kept:
+    """Return what a client keeps before its first exchange."""
+    memory = job.algorithm.init_client(job.x, job.y)
+    return Kept(jax.tree.map(strongly_typed, memory), job.own(_first_server(job)))
 
 
 def start_state(job: Job) -> State:
     """Return the states before the first exchange."""
-    server = job.algorithm.init_server(job.x, job.y)
-    client = job.algorithm.init_client(job.x, job.y)
-    server, client = jax.tree.map(strongly_typed, (server, client))
-    count = job.sites
-    clients, own = jax.tree.map(
-        lambda a: jnp.broadcast_to(a, (count, *a.shape)), (client, job.own(server))
+    clients = jax.tree.map(
+        lambda a: jnp.broadcast_to(a, (job.sites, *a.shape)), start_kept(job)
     )
-    return State(job.public(server), clients, own)
+    counter = None if job.attendance is None else jnp.zeros((), jnp.int32)
+    return State(start_server(job), clients, counter)
+
+
+def _first_server(job: Job) -> PyTree:
+    return jax.tree.map(strongly_typed, job.algorithm.init_server(job.x, job.y))
 
 
 def _private_blocks(

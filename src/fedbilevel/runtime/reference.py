@@ -20,7 +20,14 @@ from fedbilevel.runtime._exchange import (
 )
 from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
 from fedbilevel.runtime.driver import Found
-from fedbilevel.runtime.job import Job, State, start_state
+from fedbilevel.runtime.job import (
+    ABSENT,
+    RENEWED,
+    Job,
+    State,
+    start_kept,
+    start_state,
+)
 
 __all__ = ["ReferenceRuntime"]
 
@@ -80,12 +87,14 @@ class ReferenceRuntime:
     def _exchange(
         self, state: State, phase: Phase, where: tuple[int, int], turn: int, shown: int
     ) -> tuple[State, int | None]:
-        job, kept, replies, bad = self.job, (state.clients, state.own), [], []
-        chosen = self._participants(where, turn)
+        job, kept, replies, bad = self.job, state.clients, [], []
+        message = self._stage(phase, "down", shown, None, phase.down, state.server)
+        chosen, renewed = self._participants(state, where, turn)
         for client in chosen:
             now = Turn(_keys.client_key(job.key, *where, client), turn)
             one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
-            arguments = (job, phase, state.server, one, now, client)
+            one = start_kept(job) if client in renewed else one
+            arguments = (job, phase, message, one, now, client)
             one, reply, finite = self._stage(
                 phase, "local", shown, client, answer, *arguments
             )
@@ -100,20 +109,28 @@ class ReferenceRuntime:
         mean = weighted_mean(stacked, weights, lambda value: value)
         arguments = (job, phase, state.server, mean)
         server = self._stage(phase, "up", shown, None, absorb, *arguments)
-        return State(server, *kept), min(bad, default=None)
+        done = None if state.exchanges is None else state.exchanges + 1
+        return State(server, kept, done), min(bad, default=None)
 
-    def _participants(self, where: tuple[int, int], index: int) -> list[int]:
+    def _participants(
+        self, state: State, where: tuple[int, int], index: int
+    ) -> tuple[list[int], list[int]]:
+        """Return who works in this exchange, and who of them begins anew."""
         clients, count = self.job.sites, self.job.participants
+        if self.job.attendance is not None:
+            came = np.asarray(self.job.attendance[state.exchanges])
+            chosen, renewed = np.nonzero(came > ABSENT)[0], np.nonzero(came == RENEWED)
+            return chosen.tolist(), renewed[0].tolist()
         if count == clients:
-            return list(range(clients))
+            return list(range(clients)), []
         drawn = _keys.draw_cohort(self.job.key, *where, index, clients, count)
-        return [int(client) for client in drawn]
+        return [int(client) for client in drawn], []
 
     def _measure(self, state: State, index: int) -> dict[str, np.ndarray]:
         job, values = self.job, []
         last = every_phase(job.algorithm.phases())[-1]
         for client in range(job.sites):
-            own = jax.tree.map(lambda leaf, k=client: leaf[k], state.own)
+            own = jax.tree.map(lambda leaf, k=client: leaf[k], state.clients.own)
             arguments = (job, client, state.server, own)
             values.append(
                 self._stage(

@@ -73,16 +73,25 @@ class Measurement(eqx.Module):
 
 
 def client_measurement(
-    job: Job, client: Array | int, server: PyTree, own: PyTree
+    job: Job,
+    client: Array | int,
+    server: PyTree,
+    own: PyTree,
+    *,
+    everything: bool = False,
 ) -> Measurement:
-    """Measure over all of a client's rows, at the shared point with its own blocks."""
+    """Measure over all of a client's rows, at the shared point with its own blocks.
+
+    Metrics of a point that all share are left to the server, unless `everything` is to
+    be measured here, where the rows are.
+    """
     point, oracle = job.algorithm.point(join(server, own)), job.oracle(client)
     upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
     slope = Pair(None, oracle.lower_gradient(point.x, point.y, oracle.all_lower()))
     mine = job.own(slope)
     square = _tree.dot(mine, mine) if jax.tree.leaves(mine) else jnp.zeros_like(upper)
     metrics = {}
-    if is_any(job.private) and job.metrics is not None:
+    if (everything or is_any(job.private)) and job.metrics is not None:
         metrics = job.metrics(point.x, point.y)
     return Measurement(upper, job.public(slope), square, metrics)
 

@@ -19,24 +19,25 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jaxtyping import PyTree
 
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem.stored import sources
-from fedbilevel.runtime.job import Job, State, start_state
+from fedbilevel.runtime.job import Job
 
 __all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
 
 FILE_NAME = "checkpoint.npz"
 _FORMAT = 2
-_DAMAGED = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile)
+DAMAGED = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile)
 
 
 class Snapshot(eqx.Module):
     """A run after `round` rounds."""
 
-    state: State
+    state: PyTree
     columns: dict[str, np.ndarray]
     round: int
     seconds: dict[str, float]
@@ -119,8 +120,8 @@ def save(folder: Path, snapshot: Snapshot, mark: str) -> Path:
     return folder / FILE_NAME
 
 
-def load(folder: Path, job: Job, mark: str) -> Snapshot | None:
-    """Return the checkpoint in `folder`, or None if there is none."""
+def load(folder: Path, like: PyTree, mark: str) -> Snapshot | None:
+    """Return the checkpoint in `folder`, its state like `like`, or None."""
     path = folder / FILE_NAME
     if not path.exists():
         return None
@@ -135,7 +136,6 @@ def load(folder: Path, job: Job, mark: str) -> Snapshot | None:
             "start, batch, cohort or random seed differ). Continue it with the "
             "settings it was made with, or choose a new folder."
         )
-    like = start_state(job)
     leaves = [
         arrays[f"state/{name}"].astype(leaf.dtype, copy=False)
         for name, leaf in zip(
@@ -155,7 +155,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         arrays = read_arrays(path)
         return arrays, json.loads(arrays.pop("about").tobytes())
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({error}). It is damaged or not "
             "one of ours."

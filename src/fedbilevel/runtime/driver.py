@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import equinox as eqx
 import numpy as np
@@ -13,7 +13,7 @@ from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.runtime import checkpoint
 from fedbilevel.runtime._program import CAPACITY
 from fedbilevel.runtime.checkpoint import Snapshot
-from fedbilevel.runtime.job import Job, State
+from fedbilevel.runtime.job import Job
 
 __all__ = ["Checkpoints", "Outcome", "Runtime", "execute"]
 
@@ -28,21 +28,29 @@ class Runtime(Protocol):
     job: Job
     compile_seconds: float
 
-    def start(self) -> tuple[State, Found | None]:
+    def mark(self, every: int) -> str:
+        """Return what tells a run from all others, measured every so many rounds."""
+        ...
+
+    def blank(self) -> Any:
+        """Return a state like those of a run."""
+        ...
+
+    def start(self) -> tuple[Any, Found | None]:
         """Return the state before the first round, and what failed on the way."""
         ...
 
     def advance(
-        self, state: State, start: int, stop: int, total: int, every: int
-    ) -> tuple[State, dict[str, np.ndarray], Found | None]:
+        self, state: Any, start: int, stop: int, total: int, every: int
+    ) -> tuple[Any, dict[str, np.ndarray], Found | None]:
         """Run some rounds."""
         ...
 
-    def fetch(self, state: State) -> State:
+    def fetch(self, state: Any) -> Any:
         """Return a state on the host."""
         ...
 
-    def load(self, state: State) -> State:
+    def load(self, state: Any) -> Any:
         """Take a fetched state."""
         ...
 
@@ -73,7 +81,7 @@ class Checkpoints(eqx.Module):
 class Outcome(eqx.Module):
     """The last state, the measured columns, and the seconds spent."""
 
-    state: State
+    state: Any
     columns: dict[str, np.ndarray]
     seconds: dict[str, float]
 
@@ -145,17 +153,17 @@ class _Keeper:
         self, runtime: Runtime, checkpoints: Checkpoints | None, every: int
     ) -> None:
         self.runtime, self.checkpoints = runtime, checkpoints
-        self.mark = checkpoint.fingerprint(runtime.job, every) if checkpoints else ""
+        self.mark = runtime.mark(every) if checkpoints else ""
         self.began = self.kept_at = time.perf_counter()
         self.kept_round, self.last_good = 0, None
         self.earlier: dict[str, float] = {}
 
-    def begin(self, rounds: int) -> tuple[State, dict[str, np.ndarray], int]:
+    def begin(self, rounds: int) -> tuple[Any, dict[str, np.ndarray], int]:
         """Return the last checkpoint, or the start."""
         held = None
         if self.checkpoints:
             folder = self.checkpoints.folder
-            held = checkpoint.load(folder, self.runtime.job, self.mark)
+            held = checkpoint.load(folder, self.runtime.blank(), self.mark)
         if held is None:
             state, found = self.runtime.start()
             if found is not None:
@@ -181,7 +189,7 @@ class _Keeper:
         held = self.checkpoints
         return held is not None and held.due(done - self.kept_round, seconds)
 
-    def keep(self, state: State, columns: dict[str, np.ndarray], done: int) -> None:
+    def keep(self, state: Any, columns: dict[str, np.ndarray], done: int) -> None:
         """Write a checkpoint, if they are kept at all."""
         if self.checkpoints is None:
             return

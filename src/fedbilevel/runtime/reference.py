@@ -19,6 +19,7 @@ from fedbilevel.runtime._exchange import (
     weighted_mean,
 )
 from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
+from fedbilevel.runtime.checkpoint import fingerprint
 from fedbilevel.runtime.driver import Found
 from fedbilevel.runtime.job import (
     ABSENT,
@@ -40,6 +41,14 @@ class ReferenceRuntime:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+
+    def mark(self, every: int) -> str:
+        """Return the fingerprint of the job."""
+        return fingerprint(self.job, every)
+
+    def blank(self) -> State:
+        """Return the state before the first exchange."""
+        return start_state(self.job)
 
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""

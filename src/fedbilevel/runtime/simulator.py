@@ -9,6 +9,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import _program
 from fedbilevel.runtime._compile import compiled
 from fedbilevel.runtime._layout import Layout
+from fedbilevel.runtime.checkpoint import fingerprint
 from fedbilevel.runtime.driver import Found
 from fedbilevel.runtime.job import Job, State, start_state
 
@@ -37,6 +38,14 @@ class SimulatorRuntime:
         self.compile_seconds = 0.0
         self._fixed = (self.layout, self.layout.place_job(job))
         self._varying = (self._fixed[1].algorithm, self._fixed[1].key)
+
+    def mark(self, every: int) -> str:
+        """Return the fingerprint of the job."""
+        return fingerprint(self.job, every)
+
+    def blank(self) -> State:
+        """Return the state before the first exchange."""
+        return start_state(self.job)
 
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""

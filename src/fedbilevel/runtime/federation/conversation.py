@@ -1,0 +1,220 @@
+"""What the server says to the sites and what it takes of their answers."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from fedbilevel.algorithms import Phase, Turn
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.runtime._exchange import Measurement, answer, client_measurement
+from fedbilevel.runtime.federation.asking import Answers, ask
+from fedbilevel.runtime.federation.guard import implausible
+from fedbilevel.runtime.federation.roster import Member, Roster
+from fedbilevel.runtime.federation.site import phases_of
+from fedbilevel.runtime.federation.wire import (
+    Header,
+    RefusedError,
+    digest,
+    pack,
+    unpack_tree,
+)
+from fedbilevel.runtime.job import Job, start_kept, start_server
+
+__all__ = ["Conversation"]
+
+_SPARE = 1 << 20  # bytes a packet may have beyond its leaves
+_PAUSE = 0.5  # seconds before too few replies are asked for again
+_TRIES = 3  # to ask, if all who answer are refused
+
+
+class Conversation:
+    """Asks the sites of a roster, and leaves out what cannot be believed.
+
+    `excluded` tells, for every reply that was not taken, which and why.
+    """
+
+    def __init__(self, job: Job, roster: Roster, metrics: tuple[str, ...]) -> None:
+        self.job, self.roster = job, roster
+        self.excluded: list[dict[str, Any]] = []
+        self._futile = 0  # how often all answers were refused, in a row
+        self._replies: dict[tuple[int, int], PyTree] = {}
+        shapes = jax.eval_shape(
+            lambda: client_measurement(job, 0, start_server(job), start_kept(job).own)
+        )
+        numbers = {name: shapes.upper for name in metrics}
+        self._measurement = replace(shapes, metrics=numbers)
+
+    def header(self, kind: str, shown: int, exchange: int) -> Header:
+        """Return the header of a packet to all clients; round -1 is the setup."""
+        identity = self.roster.identity
+        mark = next(iter(self.roster.members.values())).algorithm
+        return Header(
+            kind,
+            identity.experiment,
+            mark,
+            identity.task,
+            client=0,
+            attempt=identity.attempt,
+            round=shown + 1,
+            exchange=exchange,
+        )
+
+    def exchange(
+        self,
+        header: Header,
+        phase: Phase,
+        message: PyTree,
+        chosen: list[int],
+        stand: Callable[[int], tuple[int, int]],
+    ) -> Answers:
+        """Return the replies (tree, whether renewed) of the chosen clients.
+
+        `stand(client)` says after which exchange it stands, and which is kept for good.
+        """
+        leaves = jax.tree.leaves(message)
+        names = frozenset(digest(leaf) for leaf in leaves)
+        like = self._reply_like(header)
+
+        def addressed(client: int) -> Header:
+            accepted, kept = stand(client)
+            return replace(header, client=client, accepted=accepted, kept=kept)
+
+        def packet_for(client: int, member: Member) -> bytes:
+            # In a cohort drawn anew a client may have missed what it should hold.
+            holds = len(chosen) == self.roster.clients and member.info.get("holds")
+            known = member.known if holds else frozenset()
+            return pack(addressed(client), leaves, known)
+
+        def read(client: int, reply: Header, listed: list, body: bytes):
+            if replace(reply, info=None) != addressed(client):
+                raise RefusedError(
+                    "replayed", "answers another packet than the one sent"
+                )
+            tree = unpack_tree(listed, body, like)
+            self.roster.members[client].known = names
+            return tree, bool((reply.info or {}).get("renewed"))
+
+        answers = self._ask(chosen, packet_for, read, like)
+        self._leave_out_far_ones(answers, phase, message)
+        self._name(header, answers)
+        return answers
+
+    def measure(
+        self, header: Header, server: PyTree, stand: Callable[[int], tuple[int, int]]
+    ) -> Answers:
+        """Return the measurements (values, more) of all clients that answer."""
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
+        like = self._measurement
+
+        def packet_for(client: int, member: Member) -> bytes:
+            accepted, kept = stand(client)
+            return pack(
+                replace(header, client=client, accepted=accepted, kept=kept), leaves
+            )
+
+        def read(client: int, reply: Header, listed: list, body: bytes):
+            same = ("kind", "experiment", "attempt", "round", "exchange")
+            if any(getattr(reply, name) != getattr(header, name) for name in same):
+                raise RefusedError(
+                    "replayed", "answers another packet than the one sent"
+                )
+            values: Measurement = unpack_tree(listed, body, like, finite=False)
+            return values, dict(reply.info or {})
+
+        everyone = list(range(self.roster.clients))
+        answers = self._ask(everyone, packet_for, read, like)
+        self._name(header, answers)
+        return answers
+
+    def _ask(
+        self,
+        clients: list[int],
+        packet_for: Callable[[int, Member], bytes],
+        read: Callable[[int, Header, list, bytes], Any],
+        like: PyTree,
+    ) -> Answers:
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+        answers = ask(self.roster, clients, packet_for, read, size + _SPARE)
+        if answers.taken:
+            self._futile = 0
+        again = []
+        for client, refusal in answers.refused.items():
+            member = self.roster.members[client]
+            if refusal.reason in ("unknown", "experiment"):
+                # Its process is a new one: it holds nothing, or forgot the hello.
+                member.known = frozenset()
+                again.append(client)
+            if refusal.reason == "experiment":
+                self.roster.again(client)
+        if again:
+            more = ask(self.roster, again, packet_for, read, size + _SPARE)
+            answers.taken |= more.taken
+            answers.refused = {
+                client: refusal
+                for client, refusal in (answers.refused | more.refused).items()
+                if client not in more.taken
+            }
+            answers.traffic += more.traffic
+        return answers
+
+    def _leave_out_far_ones(
+        self, answers: Answers, phase: Phase, message: PyTree
+    ) -> None:
+        replies = {client: reply for client, (reply, _) in answers.taken.items()}
+        about = None
+        far = implausible(replies, about, self.roster.terms.tolerance)
+        for client, how in far.items():
+            del answers.taken[client]
+            answers.refused[client] = RefusedError("implausible", how)
+
+    def _name(self, header: Header, answers: Answers) -> None:
+        for client, refusal in sorted(answers.refused.items()):
+            entry = {
+                "round": header.round,
+                "exchange": header.exchange,
+                "phase": header.name or header.kind,
+                "client": client,
+                "reason": refusal.reason,
+                "detail": refusal.detail,
+            }
+            self.excluded.append(entry)
+            self.roster.report(
+                f"round {header.round}, exchange {header.exchange}: client {client} "
+                f"is left out ({refusal})"
+            )
+
+    def pause(self, answers: Answers) -> None:
+        """Wait a little before asking again; raise where that would not help.
+
+        Nodes may come back, however long it takes. But if those that are there are
+        refused again and again, somebody must look.
+        """
+        futile = answers.refused and not answers.taken
+        self._futile = self._futile + 1 if futile else 0
+        if self._futile >= _TRIES:
+            reasons = {k: str(why) for k, why in sorted(answers.refused.items())}
+            raise FedbilevelError(
+                f"every reply was refused, {_TRIES} times in a row. By client: {reasons}"
+            )
+        self.roster.report(f"only {len(answers.taken)} replies, asking again")
+        time.sleep(_PAUSE)
+
+    def _reply_like(self, header: Header) -> PyTree:
+        where = (header.stage, header.phase)
+        if where not in self._replies:
+            job = self.job
+
+            def reply() -> PyTree:
+                phase = phases_of(job.algorithm, header.stage)[header.phase]
+                turn = Turn(job.key, jnp.zeros((), jnp.int32))
+                message = phase.down(start_server(job))
+                return answer(job, phase, message, start_kept(job), turn, 0)[1]
+
+            self._replies[where] = jax.eval_shape(reply)
+        return self._replies[where]

@@ -1,0 +1,177 @@
+"""Who takes part in a federation: which node is which client, and who is late."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.runtime.federation.wire import Header, RefusedError, pack, unpack
+
+__all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
+
+_LARGEST_HELLO = 1 << 31
+_PAUSE = 0.2  # seconds between two looks for nodes
+
+
+class Transport(Protocol):
+    """Carries packets to nodes and back."""
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that can be reached now."""
+        ...
+
+    def exchange(
+        self,
+        packets: Mapping[int, bytes],
+        seconds: float,
+        enough: Callable[[set[int], float], bool],
+    ) -> dict[int, bytes]:
+        """Send to nodes; return what came back in time.
+
+        Waits until all answered, `seconds` passed, or `enough(answered, elapsed)`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long a server waits, and what it takes.
+
+    An exchange ends after `deadline` seconds; with fewer than `minimum` replies it is
+    made again. `patience` are the seconds to wait for all clients at the start. A reply
+    that moves more than `tolerance` times as far as the median one is left out.
+    """
+
+    deadline: float = 60.0
+    minimum: int = 1
+    patience: float = 600.0
+    tolerance: float = 1e3
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which federation this is; `attempt` counts the starts of its server."""
+
+    experiment: str
+    task: str
+    attempt: int
+
+
+@dataclass
+class Member:
+    """A client and the node where it is; `known` are the leaves it holds."""
+
+    node: int
+    algorithm: str
+    info: Mapping[str, Any]
+    leaves: list
+    body: bytes
+    late: bool = False
+    known: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def weight(self) -> float:
+        """The weight of this client in means."""
+        return float(self.info["weight"])
+
+
+class Roster:
+    """The clients that said hello.
+
+    A node that comes later in a client's name wins: it is the same site, started again.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        clients: int,
+        identity: Identity,
+        terms: Terms,
+        report: Callable[[str], None],
+    ) -> None:
+        self.transport, self.clients = transport, clients
+        self.identity, self.terms, self.report = identity, terms, report
+        self.members: dict[int, Member] = {}
+        self._met: set[int] = set()
+
+    def gather(self, seconds: float, enough: int) -> None:
+        """Wait until all clients came; raise if fewer than `enough` are there then."""
+        end = time.monotonic() + seconds
+        while True:
+            self.refresh()
+            if len(self.members) == self.clients:
+                return
+            if time.monotonic() > end:
+                break
+            time.sleep(_PAUSE)
+        missing = sorted(set(range(self.clients)) - set(self.members))
+        if len(self.members) < enough:
+            raise FedbilevelError(
+                f"clients {missing} did not come within {seconds:g} seconds. Start "
+                "their nodes, with the settings of the server, and serve again."
+            )
+        self.report(f"going on without clients {missing}")
+
+    def refresh(self) -> None:
+        """Forget nodes that left; say hello to those that are new."""
+        present = self.transport.nodes()
+        self._met &= present
+        fresh = present - self._met
+        if not fresh:
+            return
+        hello = Header(
+            "hello",
+            self.identity.experiment,
+            "",
+            self.identity.task,
+            0,
+            self.identity.attempt,
+        )
+        packet = pack(hello)
+        answers = self.transport.exchange(
+            dict.fromkeys(fresh, packet), self.terms.deadline, lambda *_: False
+        )
+        for node, answer in answers.items():
+            self._met.add(node)
+            self._enlist(node, answer)
+
+    def reachable(self, clients: list[int]) -> list[int]:
+        """Return those of the clients that have a node now."""
+        present = self.transport.nodes()
+        return [
+            client
+            for client in clients
+            if client in self.members and self.members[client].node in present
+        ]
+
+    def again(self, client: int) -> None:
+        """Say hello once more to a site that forgot us."""
+        self._met.discard(self.members[client].node)
+
+    def _enlist(self, node: int, answer: bytes) -> None:
+        try:
+            header, leaves, body = unpack(answer, _LARGEST_HELLO)
+            member = self._member(node, header, leaves, body)
+        except RefusedError as refusal:
+            self.report(f"node {node} is not taken: {refusal}")
+            return
+        self.members[header.client] = member
+        self.report(f"client {header.client} is at node {node}")
+
+    def _member(self, node: int, header: Header, leaves: list, body: bytes) -> Member:
+        info = header.info or {}
+        if header.kind == "refused":
+            raise RefusedError(str(info.get("reason")), str(info.get("detail")))
+        if (header.kind, header.experiment) != ("hello", self.identity.experiment):
+            raise RefusedError("experiment", "answers another server")
+        if header.task != self.identity.task:
+            raise RefusedError("task", "runs with other settings")
+        if header.client >= self.clients:
+            raise RefusedError("client", f"number {header.client} of {self.clients}")
+        weight = info.get("weight")
+        if not isinstance(weight, float) or not 0 < weight < np.inf:
+            raise RefusedError("weight", f"of client {header.client} is {weight!r:.40}")
+        return Member(node, header.algorithm, info, leaves, body)

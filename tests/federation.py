@@ -1,0 +1,90 @@
+"""A federation in one process: real packets, with a script for what goes wrong."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import equinox as eqx
+import jax
+
+from fedbilevel.runtime import Job
+from fedbilevel.runtime.federation import (
+    FederationRuntime,
+    Identity,
+    Marks,
+    Roster,
+    Site,
+    Terms,
+    algorithm_mark,
+    server_job,
+)
+
+EXPERIMENT, TASK = "e1", "settings"
+TERMS = Terms(deadline=5.0, patience=1.0)
+
+
+def site_job(job: Job, client: int) -> Job:
+    """Return the job of one site: the rows of one client, and no others."""
+    alone = jax.tree.map(lambda leaf: leaf[client : client + 1], job.data)
+    return eqx.tree_at(lambda one: one.data, job, alone)
+
+
+def site_of(job: Job, client: int, folder: Path | None = None, **more) -> Site:
+    """Return one client of a job as a site."""
+    marks = Marks(TASK, algorithm_mark(job, job.sites))
+    metrics = jax.eval_shape(job.metrics, job.x, job.y) if job.metrics else {}
+    facts = {"metrics": sorted(metrics)}
+    return Site(
+        site_job(job, client), client, marks, facts=facts, folder=folder, **more
+    )
+
+
+Script = Callable[[int, bytes, "Loopback"], bytes | None]
+
+
+def faithful(node: int, packet: bytes, net: "Loopback") -> bytes | None:
+    """Carry a packet to its node and the answer back."""
+    return net.sites[node].handle(packet)
+
+
+@dataclass
+class Loopback:
+    """Carries packets by calling the sites; `script` may lose or change them."""
+
+    sites: dict[int, Site]
+    script: Script = faithful
+    sent: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that are there."""
+        return set(self.sites)
+
+    def exchange(self, packets: Mapping[int, bytes], seconds, enough):
+        """Carry all packets; whoever answers does so in time."""
+        del seconds, enough
+        came = {}
+        for node, packet in packets.items():
+            answer = self.script(node, packet, self)
+            self.sent.append((node, packet, answer))
+            if answer is not None:
+                came[node] = answer
+        return came
+
+
+def server_of(job: Job, net: Loopback, *, attempt: int = 1, terms: Terms = TERMS):
+    """Return the server of a federation; it is given no rows."""
+    roster = Roster(
+        net, job.sites, Identity(EXPERIMENT, TASK, attempt), terms, lambda text: None
+    )
+    roster.gather(terms.patience, enough=1)
+    blind = server_job(
+        job.algorithm,
+        (job.x, job.y),
+        clients=job.sites,
+        participants=job.participants,
+        batch=job.upper_batch,
+        key=job.key,
+        private=job.private,
+    )
+    names = next(iter(roster.members.values())).info["metrics"]
+    return FederationRuntime(blind, roster, EXPERIMENT, tuple(names))

@@ -68,7 +68,7 @@ class Experiment:
             open_folder(folder, resume)
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
             keeper = Checkpoints(folder, *every)
-            self._save(folder)
+            self.save(folder)
         result = run_job(
             job,
             config.pop("rounds"),
@@ -145,27 +145,37 @@ class Experiment:
         if self.algorithm is not None:
             algorithms.find(self.algorithm)  # before any data are loaded
         task, values, _ = self.build_task()
+        sizes = self.sizes(task.recommended)
+        return task, self.build_algorithm(task), sizes, values
+
+    def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
+        """Return rounds, local steps and batch: chosen, or else recommended."""
         chosen = {name: getattr(self, name) for name in _SIZES}
-        sizes = {
-            name: int(task.recommended[name]) if value is None else value
+        return {
+            name: int(recommended[name]) if value is None else value
             for name, value in chosen.items()
         }
-        return task, self.build_algorithm(task), sizes, values
 
     def build_algorithm(self, task: tasks.Task) -> AbstractAlgorithm:
         """Build the algorithm for a task that was built already."""
-        kind = algorithms.find(self.algorithm_for(task))
+        name = self.algorithm_for(task)
+        return self.algorithm_named(name, task.recommended, task.data.clients)
+
+    def algorithm_named(
+        self, name: str, recommended: Mapping[str, str], clients: int
+    ) -> AbstractAlgorithm:
+        """Build an algorithm from what a task recommends and what was chosen."""
+        kind = algorithms.find(name)
         known = option_defaults(tasks.find(self.task))
         _, options = self._split_options(known)
-        for name in options:
-            if name not in kind.option_names():
-                raise unknown_name("option", name, [*known, *kind.option_names()])
-        chosen = self.local_steps
-        steps = int(task.recommended["local_steps"]) if chosen is None else chosen
-        settings = {"warm_start": "0", **task.recommended, **options}
-        for name in _SIZES:
-            settings.pop(name, None)
-        return kind.from_options(settings, task.data.clients, steps)
+        for option in options:
+            if option not in kind.option_names():
+                raise unknown_name("option", option, [*known, *kind.option_names()])
+        steps = self.sizes(recommended)["local_steps"]
+        settings = {"warm_start": "0", **recommended, **options}
+        for size in _SIZES:
+            settings.pop(size, None)
+        return kind.from_options(settings, clients, steps)
 
     @staticmethod
     def load(folder: Path) -> "Experiment":
@@ -180,7 +190,8 @@ class Experiment:
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}.") from error
 
-    def _save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
+        """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_atomically(folder / _FILE, lambda file: file.write(text.encode()))
 

@@ -29,7 +29,14 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.runtime.driver import Checkpoints, Watch
 
-__all__ = ["open_folder", "run", "run_job", "run_seeds"]
+__all__ = [
+    "named_leaves",
+    "open_folder",
+    "result_of",
+    "run",
+    "run_job",
+    "run_seeds",
+]
 
 
 def run(
@@ -120,7 +127,7 @@ def run_job(
         "measure_every": measure_every,
         **config,
     }
-    return _result(job, outcome, Ledger(job), task, settings)
+    return result_of(job, outcome, Ledger(job), task, settings)
 
 
 def run_seeds(
@@ -148,13 +155,14 @@ def run_seeds(
         share = {name: spent / len(seeds) for name, spent in outcome.seconds.items()}
         one = dataclasses.replace(job, key=jr.key(seed))
         outcome = dataclasses.replace(outcome, seconds=share)
-        results.append(_result(one, outcome, ledger, task, {**shared, "seed": seed}))
+        results.append(result_of(one, outcome, ledger, task, {**shared, "seed": seed}))
     return results
 
 
-def _result(
+def result_of(
     job: Job, outcome: Outcome, ledger: Ledger, task: str, settings: dict[str, Any]
 ) -> Result:
+    """Put together what a run leaves behind; `settings` have its rounds."""
     algorithm, rounds = job.algorithm, settings["rounds"]
     costs = ledger.cumulative(job.key, rounds)
     measured = outcome.columns["round"] - 1
@@ -176,7 +184,7 @@ def _result(
             **outcome.columns,
             **{name: column[measured] for name, column in costs.items()},
         },
-        point={**_named("x", point.x), **_named("y", point.y)},
+        point={**named_leaves("x", point.x), **named_leaves("y", point.y)},
         final={name: float(column[-1]) for name, column in outcome.columns.items()},
         counts=ledger.summary(job.key, rounds),
         seconds=outcome.seconds,
@@ -223,7 +231,8 @@ def _runtime(
     raise unknown_name("runtime", name, [SimulatorRuntime.name, ReferenceRuntime.name])
 
 
-def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+def named_leaves(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+    """Return the leaves of a tree by name, on the host."""
     names = _tree.leaf_names(tree)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     return {

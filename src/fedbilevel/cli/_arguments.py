@@ -8,6 +8,7 @@ import typer
 from fedbilevel.errors import InvalidInputError
 
 __all__ = [
+    "Algorithm",
     "AsJson",
     "Batch",
     "Clients",
@@ -17,6 +18,7 @@ __all__ = [
     "Participants",
     "Precision",
     "Rounds",
+    "Seed",
     "Settings",
     "Task",
     "read_counts",
@@ -27,6 +29,11 @@ __all__ = [
 ]
 
 Task = Annotated[str, typer.Argument(help="see `fedbilevel list tasks`")]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(help="see `fedbilevel list algorithms`; the task's own if left out"),
+]
+Seed = Annotated[int, typer.Option(help="random seed of samples and cohorts")]
 Clients = Annotated[int | None, typer.Option(help="number of clients, K")]
 Participants = Annotated[
     int | None, typer.Option(help="clients drawn per exchange; all if left out")

@@ -1,4 +1,4 @@
-"""What the commands about theory share."""
+"""What several commands share."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from fedbilevel import planning
 from fedbilevel._files import write_atomically
 from fedbilevel.cli._arguments import read_settings, read_sizes
 from fedbilevel.experiment import Experiment
-from fedbilevel.result import to_plain
+from fedbilevel.report import cost_table, result_table
+from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import configure
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Theorem",
     "experiment_of",
     "print_json",
+    "show_result",
     "status",
     "write_text",
 ]
@@ -49,6 +51,18 @@ def experiment_of(
     configure("float32")
     sizes = read_sizes(batch=batch)
     return Experiment(task, algorithm, **sizes, options=read_settings(settings or []))
+
+
+def show_result(result: Result, folder: Path | None, as_json: bool) -> None:
+    """Print what a run found and what it cost."""
+    if as_json:
+        print_json(result.summary())
+        return
+    console, named = Console(), {result.algorithm: result}
+    console.print(result_table(named))
+    console.print(cost_table(named))
+    if folder is not None:
+        console.print(f"Saved in {folder}")
 
 
 @contextmanager

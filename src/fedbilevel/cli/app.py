@@ -1,6 +1,5 @@
 """The commands of `fedbilevel`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +9,15 @@ from rich.table import Table
 
 from fedbilevel import algorithms, datasets, tasks
 from fedbilevel.cli import _arguments as arguments
-from fedbilevel.cli import _scaling, _theory
+from fedbilevel.cli import _federation, _scaling, _theory
 from fedbilevel.cli._arguments import read_grid, read_settings, read_sizes
 from fedbilevel.cli._comparison import show_comparison
 from fedbilevel.cli._errors import plain_errors
 from fedbilevel.cli._holdings import holdings
 from fedbilevel.cli._progress import watched
+from fedbilevel.cli._shared import show_result
 from fedbilevel.errors import unknown_name
 from fedbilevel.experiment import Experiment
-from fedbilevel.report import cost_table, result_table
-from fedbilevel.result import Result
 from fedbilevel.runtime import configure
 from fedbilevel.tasks._base import option_defaults
 
@@ -60,18 +58,13 @@ def list_entries(
 )
 def run(
     task: arguments.Task,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            help="see `fedbilevel list algorithms`; the task's own if left out"
-        ),
-    ] = None,
+    algorithm: arguments.Algorithm = None,
     clients: arguments.Clients = None,
     participants: arguments.Participants = None,
     rounds: arguments.Rounds = None,
     local_steps: arguments.LocalSteps = None,
     batch: arguments.Batch = None,
-    seed: Annotated[int, typer.Option(help="random seed of samples and cohorts")] = 0,
+    seed: arguments.Seed = 0,
     data: arguments.Data = None,
     settings: arguments.Settings = None,
     plan: Annotated[
@@ -191,7 +184,9 @@ app.command(
     epilog="Example: fedbilevel holdings representation --clients 20 "
     "--set partition=dirichlet:0.3 --out holdings.png"
 )(holdings)
-for _name, _command in (_theory.COMMANDS | _scaling.COMMANDS).items():
+for _name, _command in (
+    _theory.COMMANDS | _scaling.COMMANDS | _federation.COMMANDS
+).items():
     app.command(_name, epilog=_command.epilog)(_command.function)
 
 
@@ -201,18 +196,7 @@ def _execute(
     configure(experiment.precision)
     with watched(experiment.task, quiet=as_json) as watch:
         result = experiment.run(folder, resume=resume, watch=watch)
-    if as_json:
-        print(json.dumps(result.summary(), allow_nan=False))
-    else:
-        _show(result, folder)
-
-
-def _show(result: Result, folder: Path | None) -> None:
-    console, named = Console(), {result.algorithm: result}
-    console.print(result_table(named))
-    console.print(cost_table(named))
-    if folder is not None:
-        console.print(f"Saved in {folder}")
+    show_result(result, folder, as_json)
 
 
 def _first_line(text: str | None) -> str:

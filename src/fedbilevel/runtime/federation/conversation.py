@@ -15,6 +15,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.runtime._exchange import Measurement, answer, client_measurement
 from fedbilevel.runtime.federation.asking import Answers, ask
 from fedbilevel.runtime.federation.guard import implausible
+from fedbilevel.runtime.federation.plan import algorithm_mark
 from fedbilevel.runtime.federation.roster import Member, Roster
 from fedbilevel.runtime.federation.site import phases_of
 from fedbilevel.runtime.federation.wire import (
@@ -36,12 +37,18 @@ _TRIES = 3  # to ask, if all who answer are refused
 class Conversation:
     """Asks the sites of a roster, and leaves out what cannot be believed.
 
-    `excluded` tells, for every reply that was not taken, which and why.
+    `left_out` is called with every reply that was not taken: which, and why.
     """
 
-    def __init__(self, job: Job, roster: Roster, metrics: tuple[str, ...]) -> None:
-        self.job, self.roster = job, roster
-        self.excluded: list[dict[str, Any]] = []
+    def __init__(
+        self,
+        job: Job,
+        roster: Roster,
+        metrics: tuple[str, ...],
+        left_out: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.job, self.roster, self.left_out = job, roster, left_out
+        roster.agree(algorithm_mark(job, roster.clients))
         self._futile = 0  # how often all answers were refused, in a row
         self._replies: dict[tuple[int, int], PyTree] = {}
         shapes = jax.eval_shape(
@@ -53,11 +60,10 @@ class Conversation:
     def header(self, kind: str, shown: int, exchange: int) -> Header:
         """Return the header of a packet to all clients; round -1 is the setup."""
         identity = self.roster.identity
-        mark = next(iter(self.roster.members.values())).algorithm
         return Header(
             kind,
             identity.experiment,
-            mark,
+            self.roster.algorithm,
             identity.task,
             client=0,
             attempt=identity.attempt,
@@ -183,7 +189,7 @@ class Conversation:
                 "reason": refusal.reason,
                 "detail": refusal.detail,
             }
-            self.excluded.append(entry)
+            self.left_out(entry)
             self.roster.report(
                 f"round {header.round}, exchange {header.exchange}: client {client} "
                 f"is left out ({refusal})"
@@ -200,7 +206,7 @@ class Conversation:
         if self._futile >= _TRIES:
             reasons = {k: str(why) for k, why in sorted(answers.refused.items())}
             raise FedbilevelError(
-                f"every reply was refused, {_TRIES} times in a row. By client: {reasons}"
+                f"every reply was refused {_TRIES} times in a row. By client: {reasons}"
             )
         self.roster.report(f"only {len(answers.taken)} replies, asking again")
         time.sleep(_PAUSE)

@@ -5,6 +5,7 @@ memories and private blocks are at the sites; here are the server's state, and t
 record of who took part in each exchange, from which the simulator can replay the run.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,17 +50,23 @@ class FederationRuntime:
     """Runs rounds on the sites of a roster.
 
     `job` has no rows of anybody: see `fedbilevel.runtime.federation.plan`. `mark` tells
-    the federation apart from others, `metrics` names what the sites measure.
+    the federation apart from others, `metrics` names what the sites measure. `left_out`
+    is called with every reply that was not taken.
     """
 
     name = "flower"
     compile_seconds = 0.0
 
     def __init__(
-        self, job: Job, roster: Roster, mark: str, metrics: tuple[str, ...]
+        self,
+        job: Job,
+        roster: Roster,
+        mark: str,
+        metrics: tuple[str, ...],
+        left_out: Callable[[dict[str, Any]], None] = lambda entry: None,
     ) -> None:
         self.job, self.roster, self._mark = job, roster, mark
-        self.conversation = Conversation(job, roster, metrics)
+        self.conversation = Conversation(job, roster, metrics, left_out)
         self.conclusions: dict[int, dict[str, Any]] = {}
         self._durable = np.zeros(roster.clients, np.int64)
 

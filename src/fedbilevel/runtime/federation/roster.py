@@ -8,7 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.runtime.federation.wire import Header, RefusedError, pack, unpack
+from fedbilevel.runtime.federation.wire import (
+    Header,
+    RefusedError,
+    pack,
+    unpack,
+    unpack_start,
+)
 
 __all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
 
@@ -67,8 +73,7 @@ class Member:
     node: int
     algorithm: str
     info: Mapping[str, Any]
-    leaves: list
-    body: bytes
+    start: list[np.ndarray]
     late: bool = False
     known: frozenset[str] = field(default_factory=frozenset)
 
@@ -95,6 +100,7 @@ class Roster:
         self.transport, self.clients = transport, clients
         self.identity, self.terms, self.report = identity, terms, report
         self.members: dict[int, Member] = {}
+        self.algorithm = ""  # its fingerprint, once that is agreed on
         self._met: set[int] = set()
 
     def gather(self, seconds: float, enough: int) -> None:
@@ -138,6 +144,14 @@ class Roster:
             self._met.add(node)
             self._enlist(node, answer)
 
+    def agree(self, algorithm: str) -> None:
+        """Keep the members that built this algorithm, and take no others from now."""
+        self.algorithm = algorithm
+        for client, member in list(self.members.items()):
+            if member.algorithm != algorithm:
+                del self.members[client]
+                self.report(f"client {client} is not taken: built another algorithm")
+
     def reachable(self, clients: list[int]) -> list[int]:
         """Return those of the clients that have a node now."""
         present = self.transport.nodes()
@@ -174,4 +188,6 @@ class Roster:
         weight = info.get("weight")
         if not isinstance(weight, float) or not 0 < weight < np.inf:
             raise RefusedError("weight", f"of client {header.client} is {weight!r:.40}")
-        return Member(node, header.algorithm, info, leaves, body)
+        if self.algorithm and header.algorithm != self.algorithm:
+            raise RefusedError("algorithm", "built another algorithm than the server")
+        return Member(node, header.algorithm, info, unpack_start(leaves, body))

@@ -32,6 +32,7 @@ __all__ = [
     "pack",
     "spec_of",
     "unpack",
+    "unpack_start",
     "unpack_tree",
 ]
 
@@ -39,6 +40,7 @@ PROTOCOL = 1
 _MAGIC = b"FBL" + bytes([PROTOCOL])
 FRAME_BYTES = len(_MAGIC) + 4 + 32  # before the header
 _LONGEST_HEADER = 1 << 20
+_KINDS = ("<f2", "<f4", "<f8")  # of a start
 Spec = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -194,6 +196,30 @@ def unpack_tree(
     if finite and not all(np.isfinite(leaf).all() for leaf in leaves):
         raise RefusedError("not-finite", "holds NaN or infinity")
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def unpack_start(listed: list, body: bytes) -> list[np.ndarray]:
+    """Return the leaves of a start, whose shapes only the site knows."""
+    leaves, position = [], 0
+    for entry in listed:
+        kind, shape = _described(entry)
+        end = position + int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize
+        if end > len(body):
+            raise RefusedError("truncated", "the start is cut off")
+        leaves.append(np.frombuffer(body[position:end], kind).reshape(shape))
+        position = end
+    if position != len(body) or not all(np.isfinite(leaf).all() for leaf in leaves):
+        raise RefusedError("not-finite", "the start has bytes too many, or no numbers")
+    return leaves
+
+
+def _described(entry: Any) -> tuple[str, tuple[int, ...]]:
+    known = isinstance(entry, list) and len(entry) == 3 and entry[0] in _KINDS
+    if not known or not isinstance(entry[1], list) or entry[2] is not None:
+        raise RefusedError("garbage", f"leaf listed as {entry!r:.80}")
+    if not all(type(n) is int and 0 <= n < 2**40 for n in entry[1]):
+        raise RefusedError("shape", f"{entry[1]!r:.80}")
+    return entry[0], tuple(entry[1])
 
 
 def _check_entry(entry: Any, kind: str, shape: tuple[int, ...]) -> str | None:

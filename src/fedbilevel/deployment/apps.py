@@ -1,0 +1,116 @@
+"""Our ServerApp and ClientApp, as Flower loads them into its processes.
+
+Both read their settings from the run's configuration: the experiment as JSON text, and
+for the server where its folder is and how long it waits.
+"""
+
+import functools
+import json
+import os
+import signal
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedbilevel._files import write_atomically
+from fedbilevel.deployment.server import serve
+from fedbilevel.deployment.site import build_site
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.experiment import Experiment
+from fedbilevel.runtime import configure
+from fedbilevel.runtime.federation import Site, Terms
+from fedbilevel.runtime.flower.grid import GridTransport
+from fedbilevel.runtime.flower.messages import as_content, packet_of
+
+__all__ = ["ERROR", "LOG", "PROCESS", "PROGRESS", "client_app", "server_app"]
+
+PROCESS, PROGRESS, ERROR, LOG = (
+    "server.pid",
+    "progress.json",
+    "error.txt",
+    "server.log",
+)
+server_app, client_app = ServerApp(), ClientApp()
+
+
+@server_app.main()
+def _serve(grid: Grid, context: Context) -> None:
+    settings = context.run_config
+    folder = Path(str(settings["folder"]))
+    experiment = Experiment(**json.loads(str(settings["experiment"])))
+    terms = Terms(
+        deadline=float(settings["deadline"]),
+        minimum=int(settings["minimum"]),
+        patience=float(settings["patience"]),
+        tolerance=float(settings["tolerance"]),
+    )
+    (folder / PROCESS).write_text(str(os.getpid()))
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: asked.append(signum))
+
+    def halt() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    def watch(done: int, total: int, newest: dict[str, float]) -> None:
+        text = json.dumps({"done": done, "total": total, "newest": newest})
+        (folder / PROGRESS).write_text(text)
+        halt()
+
+    # One core: the server adds up and waits, the cores are for those who compute.
+    configure(experiment.precision, cores=1)
+    try:
+        with (folder / LOG).open("a", buffering=1) as log:
+            say = functools.partial(print, file=log)
+            transport = GridTransport(grid, halt)
+            serve(transport, experiment, folder, terms, watch=watch, report=say)
+    except KeyboardInterrupt:
+        sys.exit(0)  # the last round is kept
+    except Exception as error:
+        expected = isinstance(error, FedbilevelError)
+        text = str(error) if expected else traceback.format_exc()
+        write_atomically(folder / ERROR, lambda file: file.write(text.encode()))
+        raise
+
+
+@client_app.train()
+def _take_part(message: Message, context: Context) -> Message:
+    site = _site(
+        str(context.run_config["experiment"]),
+        tuple(sorted((str(k), str(v)) for k, v in context.node_config.items())),
+    )
+    return Message(
+        content=as_content(site.handle(packet_of(message))), reply_to=message
+    )
+
+
+@functools.cache
+def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
+    """Build the site of this process; `node` is what its operator configured."""
+    held, settings = dict(node), json.loads(text)
+    if "data" in held:
+        settings["options"] = {**settings["options"], "data": held["data"]}
+    experiment = Experiment(**settings)
+    configure(experiment.precision, cores=1)
+    return build_site(
+        experiment,
+        int(held["client"]),
+        trial=held.get("trial") == "true",
+        folder=Path(held["state"]),
+        holds=False,
+    )
+
+
+def settings_of(experiment: Experiment, folder: Path, terms: Terms) -> dict:
+    """Return the run's configuration, as both apps read it."""
+    return {
+        "experiment": json.dumps(asdict(experiment)),
+        "folder": str(folder.resolve()),
+        **asdict(terms),
+    }

@@ -1,0 +1,132 @@
+"""Serves an experiment over Flower: starts what is needed, and keeps it going."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedbilevel.deployment import apps
+from fedbilevel.deployment.processes import (
+    Process,
+    end_all,
+    log_tail,
+    read_json,
+    wait_for_port,
+)
+from fedbilevel.deployment.superlink import SuperLink
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.experiment import Experiment
+from fedbilevel.result import Result
+from fedbilevel.runtime.driver import Watch
+from fedbilevel.runtime.federation import Terms
+
+__all__ = ["serve_over_flower"]
+
+_LOOK = 0.2  # seconds between two looks at the processes
+_APPEAR = 60.0  # seconds that a ServerApp has to come up
+
+
+def serve_over_flower(
+    experiment: Experiment,
+    folder: Path,
+    terms: Terms,
+    link: SuperLink,
+    *,
+    node_keys: Sequence[Path] = (),
+    watch: Watch,
+    crowd: Sequence[Process] = (),
+) -> Result:
+    """Run an experiment to its end, whatever dies on the way.
+
+    A SuperLink or a ServerApp that ended is started again, and the run goes on after
+    its last round; so is a node of the `crowd` on this machine. If `watch` raises
+    KeyboardInterrupt, all processes are ended; the folder can be served again.
+    """
+    for name in (apps.PROCESS, apps.ERROR):
+        (folder / name).unlink(missing_ok=True)
+    superlink = link.process().start()
+    try:
+        for node in crowd:
+            node.start()
+        wait_for_port(link.address, superlink)
+        link.register(node_keys)
+        settings = apps.settings_of(experiment, folder, terms)
+        return _until_done(folder, link, superlink, settings, watch, crowd)
+    except KeyboardInterrupt:
+        done = read_json(folder / apps.PROGRESS).get("done", 0)
+        raise KeyboardInterrupt(f"After round {done}. Kept in {folder}.") from None
+    finally:
+        _end_server(folder)
+        end_all(crowd)
+        superlink.end()
+
+
+def _until_done(
+    folder: Path,
+    link: SuperLink,
+    superlink: Process,
+    settings: dict,
+    watch: Watch,
+    crowd: Sequence[Process],
+) -> Result:
+    link.submit(settings)
+    submitted = time.monotonic()
+    while not (folder / "result.json").exists():
+        time.sleep(_LOOK)
+        for node in crowd:
+            node.revive()
+        told = read_json(folder / apps.PROGRESS)
+        watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
+        if superlink.revive():
+            # Its ServerApp ended with it.
+            wait_for_port(link.address, superlink)
+        if (folder / apps.ERROR).exists():
+            raise FedbilevelError((folder / apps.ERROR).read_text())
+        if _gone(folder, time.monotonic() - submitted):
+            (folder / apps.PROCESS).unlink(missing_ok=True)
+            link.submit(settings)
+            submitted = time.monotonic()
+    return Result.load(folder)
+
+
+def _server(folder: Path) -> int | None:
+    """Return the number of the ServerApp's process, if it came up."""
+    path = folder / apps.PROCESS
+    text = path.read_text() if path.exists() else ""
+    return int(text) if text.isdigit() else None
+
+
+def _gone(folder: Path, seconds: float) -> bool:
+    """Say whether the ServerApp ended, or never came up."""
+    number = _server(folder)
+    if number is None:
+        if seconds > _APPEAR:
+            raise FedbilevelError(
+                f"no ServerApp within {_APPEAR:g} seconds. The SuperLink's last words: "
+                f"{log_tail(folder / 'superlink.log')}"
+            )
+        return False
+    return not _alive(number)
+
+
+def _alive(number: int) -> bool:
+    try:
+        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # ended, and its parent has not looked yet
+
+
+def _end_server(folder: Path) -> None:
+    """Ask the ServerApp to end, so that it does so between two rounds."""
+    number = _server(folder)
+    if number is None or not _alive(number):
+        return
+    try:
+        os.kill(number, signal.SIGTERM)
+        end = time.monotonic() + 15
+        while _alive(number) and time.monotonic() < end:
+            time.sleep(_LOOK)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,139 @@
+"""Flower's side of a server: its SuperLink, its commands, and the app it is given."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbilevel._files import write_atomically
+from fedbilevel.deployment.processes import Process
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+
+__all__ = ["SuperLink", "program"]
+
+_CONNECTION = "federation"
+_PROJECT = """\
+[project]
+name = "fedbilevel-app"
+version = "1.0.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedbilevel"
+
+[tool.flwr.app.components]
+serverapp = "fedbilevel_app.apps:server_app"
+clientapp = "fedbilevel_app.apps:client_app"
+
+[tool.flwr.app.config]
+"""
+_APPS = '''"""The apps of an experiment; all of it is in the installed package."""
+
+from fedbilevel.deployment import apps
+
+client_app = apps.client_app
+server_app = apps.server_app
+'''
+
+
+def program(name: str) -> str:
+    """Return a command that was installed beside this Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """A SuperLink at an address, with certificates or without.
+
+    `certificates` is a folder with ca.crt, server.pem and server.key; with it nodes
+    must have a registered key. `folder` is where its database and our app are.
+    """
+
+    address: str
+    folder: Path
+    certificates: Path | None
+
+    def process(self) -> Process:
+        """Return the stock SuperLink, not started yet."""
+        host, _, port = self.address.rpartition(":")
+        if not (host and port.isdigit()):
+            raise InvalidInputError(f"address '{self.address}': write HOST:PORT.")
+        where = ["--host", host, "--port", port]
+        kept = ["--database", str(self.folder.resolve() / "superlink.db")]
+        command = [program("flower-superlink"), *where, *kept, *self._security()]
+        quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
+        return Process("superlink", command, self.folder, quick)
+
+    def _security(self) -> list[str]:
+        if self.certificates is None:
+            return ["--insecure"]
+        names = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem"}
+        names |= {"--ssl-keyfile": "server.key"}
+        options = ["--enable-supernode-auth"]
+        for option, name in names.items():
+            path = self.certificates.resolve() / name
+            if not path.exists():
+                raise InvalidInputError(
+                    f"{path} does not exist. The folder of certificates needs ca.crt, "
+                    "server.pem and server.key; the guide shows how to make them."
+                )
+            options += [option, str(path)]
+        return options
+
+    def register(self, keys: Sequence[Path]) -> None:
+        """Register the public keys of nodes; those that are known already stay so."""
+        for key in keys:
+            done = self._flwr("supernode", "register", str(key.resolve()), _CONNECTION)
+            if done.returncode and "already" not in done.stdout:
+                raise FedbilevelError(
+                    f"{key} could not be registered: {done.stdout[-500:]}"
+                )
+
+    def submit(self, settings: Mapping[str, str | float | int]) -> int:
+        """Start a run of our ServerApp; return its number."""
+        self._write_app(settings)
+        app = str(self.folder.resolve() / "app")
+        done = self._flwr("run", app, _CONNECTION, "--format", "json")
+        try:
+            told = json.loads(done.stdout[done.stdout.index("{") :])
+            return int(told["run-id"])
+        except (ValueError, KeyError) as error:
+            raise FedbilevelError(
+                f"the SuperLink did not start the run: {done.stdout[-1000:]}"
+            ) from error
+
+    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess:
+        """Run one of Flower's commands against this SuperLink."""
+        client = Process("flwr", [program("flwr"), *arguments], self.folder)
+        host, _, port = self.address.rpartition(":")
+        host = "127.0.0.1" if host == "0.0.0.0" else host
+        root = self.certificates
+        secure = f'root-certificates = "{root.resolve()}/ca.crt"' if root else ""
+        config = (
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "{host}:{port}"\n{secure or "insecure = true"}\n'
+        )
+        write_atomically(
+            client.home / "config.toml", lambda file: file.write(config.encode())
+        )
+        return subprocess.run(
+            client.command,
+            env=client.environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+        )
+
+    def _write_app(self, settings: Mapping[str, str | float | int]) -> None:
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+        files = {
+            "pyproject.toml": _PROJECT + "\n".join(lines) + "\n",
+            "fedbilevel_app/__init__.py": '"""An app of fedbilevel."""\n',
+            "fedbilevel_app/apps.py": _APPS,
+        }
+        for name, text in files.items():
+            path = self.folder / "app" / name
+            write_atomically(path, lambda file, text=text: file.write(text.encode()))

@@ -1,0 +1,183 @@
+"""A node that stays: one warm process, its state on disk, and nothing it is sent runs.
+
+It speaks Flower's Fleet API to an unmodified SuperLink, like `flower-supernode`, but
+answers packets in this process. The app that the SuperLink would send is not fetched.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_object_contents_from_iterable,
+)
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.runtime.flower.messages import as_content, packet_of
+
+__all__ = ["Link", "serve_packets"]
+
+_SHORTEST, _LONGEST = 0.02, 0.5  # seconds between two looks for messages
+_BUSY = 5.0  # seconds after a message in which the next one is likely
+_RETRY = 3.0  # seconds between two attempts to connect
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where the SuperLink is and how a node proves who it is.
+
+    Without a certificate of the authority the connection is not encrypted. `patience`
+    are the seconds to try before giving up, at the start and after a loss.
+    """
+
+    address: str
+    root_certificates: Path | None = None
+    private_key: Path | None = None
+    patience: float = 300.0
+
+    def keys(self) -> tuple[Any, Any] | None:
+        """Return the key pair, or None to be a node of no name."""
+        if self.private_key is None:
+            return None
+        try:
+            key = load_ssh_private_key(self.private_key.read_bytes(), None)
+        except (OSError, ValueError, UnsupportedAlgorithm) as error:
+            raise InvalidInputError(
+                f"{self.private_key} cannot be read as a private key ({error}). Make "
+                "one with `ssh-keygen -t ecdsa -b 384`."
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InvalidInputError(
+                f"{self.private_key} is no elliptic curve key. Make one with "
+                "`ssh-keygen -t ecdsa -b 384`."
+            )
+        return key, key.public_key()
+
+
+def serve_packets(
+    link: Link,
+    handle: Callable[[bytes], bytes],
+    *,
+    asked_to_stop: Callable[[], bool],
+    report: Callable[[str], None],
+) -> None:
+    """Answer packets until asked to stop; connect again whenever the link was lost.
+
+    A node that was killed is not let in again until the SuperLink has noticed, about a
+    minute later, so attempts to connect are repeated.
+    """
+    keys, since = link.keys(), time.monotonic()
+    while not asked_to_stop():
+        connected = _one_connection(link, keys, handle, asked_to_stop, report)
+        if asked_to_stop():
+            return
+        since = time.monotonic() if connected else since
+        if time.monotonic() - since > link.patience:
+            raise FedbilevelError(
+                f"the SuperLink at {link.address} did not let this node in for "
+                f"{link.patience:g} seconds; the reason stands above. Check address, "
+                "certificate and key, and that the key is registered there."
+            )
+        report(f"no connection to {link.address}, trying again")
+        time.sleep(_RETRY)
+
+
+def _one_connection(
+    link: Link,
+    keys: tuple[Any, Any] | None,
+    handle: Callable[[bytes], bytes],
+    asked_to_stop: Callable[[], bool],
+    report: Callable[[str], None],
+) -> bool:
+    """Serve until the connection ends; say whether there was one."""
+    root = link.root_certificates
+    connected = False
+    try:
+        with http_request_response(
+            link.address,
+            root is None,
+            None if root is None else str(root),
+            keys,
+            max_wait_time=_RETRY,
+        ) as connection:
+            connected = True
+            report(f"node {connection[0]} at {link.address}")
+            _Mailbox(connection).serve(handle, asked_to_stop)
+    except SystemExit as error:
+        # How Flower reports that it could not connect; the reason is in its log.
+        report(f"refused or not reachable (Flower's exit code {error.code})")
+    return connected
+
+
+class _Mailbox:
+    """Messages of one connection."""
+
+    def __init__(self, connection: tuple) -> None:
+        _, self.receive, self.send, _, _, self.pull, self.push, self.confirm = (
+            connection
+        )
+
+    def serve(
+        self, handle: Callable[[bytes], bytes], asked_to_stop: Callable[[], bool]
+    ) -> None:
+        """Answer messages; look often while the federation is busy."""
+        pause, last = _SHORTEST, time.monotonic()
+        while not asked_to_stop():
+            try:
+                message = self._next()
+                if message is not None:
+                    self._answer(message, handle)
+                    pause, last = _SHORTEST, time.monotonic()
+                    continue
+            except RunNotRunningException:
+                continue  # the server that asked is gone
+            if time.monotonic() - last > _BUSY:
+                pause = min(1.5 * pause, _LONGEST)
+            time.sleep(pause)
+
+    def _next(self) -> Message | None:
+        received = self.receive()
+        if received is None:
+            return None
+        head, tree = received
+        run = head.metadata.run_id
+        contents = pull_objects(
+            [node.object_id for node in iterate_object_tree(tree)],
+            lambda name: self.pull(run, name),
+            initial_backoff=0.02,
+            backoff_cap=0.5,
+        )
+        message = cast(Message, inflate_object_from_contents(tree.object_id, contents))
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        self.confirm(run, tree.object_id)
+        return message
+
+    def _answer(self, message: Message, handle: Callable[[bytes], bytes]) -> None:
+        began = time.monotonic()
+        packet = handle(packet_of(message))
+        reply = Message(content=as_content(packet), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        run = message.metadata.run_id
+        with no_object_id_recompute():
+            tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
+            wanted, session = self.send(reply, tree, time.monotonic() - began)
+            push_object_contents_from_iterable(
+                ((name, objects[name].deflate()) for name in wanted),
+                lambda name, content: self.push(run, session, name, content),
+            )

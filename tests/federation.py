@@ -20,11 +20,14 @@ from fedbilevel.runtime.federation import (
 )
 
 EXPERIMENT, TASK = "e1", "settings"
+_PROGRAMS: dict[int, dict] = {}
+_JOBS: list[Job] = []
 TERMS = Terms(deadline=5.0, patience=1.0)
 
 
 def site_job(job: Job, client: int) -> Job:
     """Return the job of one site: the rows of one client, and no others."""
+    _JOBS.append(job)  # so that no other job gets its id
     alone = jax.tree.map(lambda leaf: leaf[client : client + 1], job.data)
     return eqx.tree_at(lambda one: one.data, job, alone)
 
@@ -34,9 +37,12 @@ def site_of(job: Job, client: int, folder: Path | None = None, **more) -> Site:
     marks = Marks(TASK, algorithm_mark(job, job.sites))
     metrics = jax.eval_shape(job.metrics, job.x, job.y) if job.metrics else {}
     facts = {"metrics": sorted(metrics)}
-    return Site(
+    site = Site(
         site_job(job, client), client, marks, facts=facts, folder=folder, **more
     )
+    # Sites of one job run the same programs on other rows: compile them once.
+    site._programs = _PROGRAMS.setdefault(id(job), {})
+    return site
 
 
 Script = Callable[[int, bytes, "Loopback"], bytes | None]
@@ -71,12 +77,17 @@ class Loopback:
         return came
 
 
-def server_of(job: Job, net: Loopback, *, attempt: int = 1, terms: Terms = TERMS):
+def _ignore(_) -> None:
+    """Do nothing with what is told."""
+
+
+def server_of(
+    job: Job, net: Loopback, *, attempt: int = 1, report=_ignore, left_out=_ignore
+):
     """Return the server of a federation; it is given no rows."""
-    roster = Roster(
-        net, job.sites, Identity(EXPERIMENT, TASK, attempt), terms, lambda text: None
-    )
-    roster.gather(terms.patience, enough=1)
+    identity = Identity(EXPERIMENT, TASK, attempt)
+    roster = Roster(net, job.sites, identity, TERMS, report)
+    roster.gather(TERMS.patience, enough=1)
     blind = server_job(
         job.algorithm,
         (job.x, job.y),
@@ -87,4 +98,4 @@ def server_of(job: Job, net: Loopback, *, attempt: int = 1, terms: Terms = TERMS
         private=job.private,
     )
     names = next(iter(roster.members.values())).info["metrics"]
-    return FederationRuntime(blind, roster, EXPERIMENT, tuple(names))
+    return FederationRuntime(blind, roster, EXPERIMENT, tuple(names), left_out)

@@ -1,13 +1,26 @@
 """A federation over packets makes the simulator's numbers, whatever goes wrong."""
 
+import itertools
+import shutil
+
 import jax
 import numpy as np
+import pytest
 
+from fedbilevel.errors import NonFiniteError
 from fedbilevel.runtime import SimulatorRuntime, count, execute
-from tests.cases import for_cases, quadratic_data, quadratic_job
-from tests.federation import Loopback, server_of, site_of
+from fedbilevel.runtime.driver import Checkpoints
+from fedbilevel.runtime.federation.wire import pack, unpack, unpack_start
+from fedbilevel.runtime.job import ABSENT, RENEWED, start_kept
+from tests.cases import CASES, for_cases, quadratic_data, quadratic_job
+from tests.federation import EXPERIMENT, TERMS, Loopback, server_of, site_of
 
 FEDERATED = for_cases(lambda algorithm: not algorithm.pools)
+BSGM, BSGVRM = (
+    case.algorithm for case in CASES if case.name in ("local-bsgm", "local-bsgvrm")
+)
+# Memory on clients, many exchanges a round, private blocks.
+WITH_FAULTS = ("LocalBSGVRM", "FedNest", "FedBiOAccLocal")
 
 
 def assert_close(a, b, tolerance):
@@ -32,3 +45,181 @@ def test_packets_make_the_numbers_of_the_simulator(case):
     down, up, headers = deployed.state.traffic
     assert down + up - headers == costs["bytes_down"] + costs["bytes_up"]
     assert len(deployed.state.attendance) == costs["exchanges"]
+
+
+class KilledError(Exception):
+    """The server's process ended here."""
+
+
+class Mishaps:
+    """Loses packets and replies, restarts sites with, without or with old state.
+
+    `killed` are packets before which the server dies.
+    """
+
+    def __init__(self, job, folder, seed, killed=()):
+        self.job, self.folder, self.killed = job, folder, killed
+        self.draw, self.count = np.random.default_rng(seed), 0
+        self.saved: dict[int, dict[str, bytes]] = {}
+
+    def __call__(self, node, packet, net):
+        self.count += 1
+        if self.count in self.killed:
+            raise KilledError
+        what = self.draw.choice(
+            ["fine", "lost", "reply lost", "twice", "restart", "forget", "old state"],
+            p=[0.7, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05],
+        )
+        place = self.folder / str(node)
+        if what == "forget":
+            shutil.rmtree(place, ignore_errors=True)
+        elif what == "old state" and node in self.saved:
+            place.mkdir(exist_ok=True)
+            for name, content in self.saved[node].items():
+                (place / name).write_bytes(content)
+        elif place.exists():
+            self.saved[node] = {f.name: f.read_bytes() for f in place.iterdir()}
+        if what in ("restart", "forget", "old state"):
+            net.sites[node] = site_of(self.job, node - 10, place)
+        if what == "lost":
+            return None
+        answer = net.sites[node].handle(packet)
+        if what == "twice":
+            assert net.sites[node].handle(packet) == answer
+        return None if what == "reply lost" else answer
+
+
+def serve_through_it(job, net, folder, rounds):
+    """Serve until the end; a server that died is started again."""
+    keep = Checkpoints(folder, every_rounds=1)
+    for attempt in itertools.count(1):
+        try:
+            runtime = server_of(job, net, attempt=attempt)
+            return execute(runtime, rounds, checkpoints=keep), attempt
+        except KilledError:
+            assert attempt < 5
+
+
+@for_cases(lambda algorithm: type(algorithm).__name__ in WITH_FAULTS)
+def test_whatever_goes_wrong_the_record_replays(case, tmp_path):
+    job = quadratic_job(case.algorithm, quadratic_data(3))
+    renewed = absent = 0
+    for seed in range(6):
+        folder = tmp_path / str(seed)
+        sites = {10 + k: site_of(job, k, folder / str(10 + k)) for k in range(3)}
+        # Once between two rounds, once within one.
+        script = Mishaps(job, folder, seed, killed=(9, 26))
+        net = Loopback(sites, script)
+        deployed, attempts = serve_through_it(job, net, folder / "server", 5)
+        assert attempts == 3
+        record = deployed.state.attendance
+        replayed = execute(SimulatorRuntime(job.replaying(record)), 5)
+        assert_close(deployed.state.server, replayed.state.server, 1e-11)
+        for client in range(3):
+            generations = net.sites[10 + client].generations.get(EXPERIMENT)
+            last = int(deployed.state.accepted[client])
+            kept = None if generations is None else generations.at(last)
+            if kept is not None:  # not forgotten after the last exchange
+                expected = jax.tree.map(
+                    lambda leaf, k=client: leaf[k], replayed.state.clients
+                )
+                assert_close(kept, expected, 1e-11)
+        renewed += int((record == RENEWED).sum())
+        absent += int((record == ABSENT).sum())
+    # Things did go wrong.
+    assert absent > 6
+    keeps = bool(jax.tree.leaves(start_kept(job)))
+    assert renewed > 6 if keeps else renewed == 0
+
+
+def repacked(packet, change):
+    """Return a packet with other leaves, and a checksum that fits."""
+    header, listed, body = unpack(packet, 1 << 30)
+    leaves = change([leaf.copy() for leaf in unpack_start(listed, body)])
+    return pack(header, leaves)
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("not-finite", lambda leaf: np.where(np.arange(leaf.size) == 0, np.nan, leaf)),
+        ("not-finite", lambda leaf: leaf + np.inf),
+        ("implausible", lambda leaf: 1e6 * leaf),
+    ],
+)
+def test_a_reply_that_cannot_be_is_left_out_and_named(reason, change, tmp_path):
+    job = quadratic_job(BSGVRM, quadratic_data(4))
+
+    def script(node, packet, net):
+        answer = net.sites[node].handle(packet)
+        header, _, _ = unpack(packet, 1 << 30)
+        if (header.kind, header.round, node) == ("exchange", 2, 12):
+            return repacked(answer, lambda leaves: [change(leaf) for leaf in leaves])
+        return answer
+
+    net, named = loopback(job), []
+    net.script = script
+    runtime = server_of(job, net, left_out=named.append)
+    deployed = execute(runtime, 3)
+    assert [(e["round"], e["client"], e["reason"]) for e in named] == [(2, 2, reason)]
+    record = deployed.state.attendance
+    assert (record == ABSENT).sum() == 1
+    replayed = execute(SimulatorRuntime(job.replaying(record)), 3)
+    assert_close(deployed.state.server, replayed.state.server, 1e-11)
+
+
+def test_when_all_replies_are_not_finite_the_run_fails_with_its_place():
+    job = quadratic_job(BSGVRM, quadratic_data(3))
+
+    def script(node, packet, net):
+        answer = net.sites[node].handle(packet)
+        if unpack(packet, 1 << 30)[0].round < 2:
+            return answer
+        return repacked(answer, lambda leaves: [leaf + np.nan for leaf in leaves])
+
+    net = loopback(job)
+    net.script = script
+    with pytest.raises(NonFiniteError, match="round 2, phase 'local', client 0"):
+        execute(server_of(job, net), 3)
+
+
+def test_sites_that_mean_something_else_are_not_taken():
+    job = quadratic_job(BSGVRM, quadratic_data(3))
+    other = quadratic_job(BSGM, quadratic_data(3))
+    net, told = loopback(job), []
+    net.sites[11] = site_of(other, 1)
+    runtime = server_of(job, net, report=told.append)
+    deployed = execute(runtime, 2)
+    assert (deployed.state.attendance[:, 1] == ABSENT).all()
+    assert any("client 1 is not taken" in line for line in told)
+
+
+def test_a_client_that_is_late_costs_its_deadline_once():
+    job, waits = quadratic_job(BSGM, quadratic_data(3)), []
+    net = loopback(job)
+
+    class Slow(Loopback):
+        def exchange(self, packets, seconds, enough):
+            came = super().exchange({n: p for n, p in packets.items() if n != 11}, 0, 0)
+            if "exchange" in kinds_of(packets):
+                # How long a transport would wait, were nothing else to come.
+                times = np.arange(0, seconds, 0.5)
+                waits.append(
+                    next((t for t in times if enough(set(came), t)), seconds)
+                    if 11 in packets
+                    else 0.0
+                )
+            else:
+                came |= super().exchange(
+                    {n: p for n, p in packets.items() if n == 11}, 0, 0
+                )
+            return came
+
+    slow = Slow(net.sites)
+    deployed = execute(server_of(job, slow), 4, measure_every=4)
+    assert waits[0] == TERMS.deadline and max(waits[1:]) <= 2.0
+    assert deployed.state.attendance.tolist() == [[1, 0, 1]] * 4
+
+
+def kinds_of(packets):
+    return {unpack(packet, 1 << 30)[0].kind for packet in packets.values()}

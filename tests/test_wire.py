@@ -1,0 +1,229 @@
+"""Packets that were tampered with are refused with a reason, and change nothing."""
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel.runtime import execute
+from fedbilevel.runtime.federation.wire import (
+    FRAME_BYTES,
+    Header,
+    RefusedError,
+    pack,
+    unpack,
+    unpack_start,
+    unpack_tree,
+)
+from tests.cases import CASES, quadratic_data, quadratic_job
+from tests.federation import Loopback, server_of, site_of
+
+BSGVRM = next(case.algorithm for case in CASES if case.name == "local-bsgvrm")
+REASONS = {
+    "algorithm",
+    "attempt",
+    "client",
+    "damaged",
+    "dtype",
+    "experiment",
+    "garbage",
+    "not-finite",
+    "oversized",
+    "phase",
+    "replayed",
+    "shape",
+    "task",
+    "truncated",
+    "unknown",
+    "version",
+}
+
+
+def leaves_of(packet):
+    header, listed, body = unpack(packet, 1 << 30)
+    return header, unpack_start(listed, body)
+
+
+def flipped(packet, draw):
+    """Change some bytes."""
+    changed = bytearray(packet)
+    for place in draw.integers(0, len(packet), draw.integers(1, 5)):
+        changed[place] ^= int(draw.integers(1, 256))
+    return bytes(changed)
+
+
+def cut(packet, draw):
+    return packet[: draw.integers(0, len(packet))]
+
+
+def garbage(packet, draw):
+    return draw.bytes(draw.integers(0, 2 * len(packet)))
+
+
+def disguised(packet, draw):
+    """Garbage behind a frame that fits."""
+    return packet[:4] + draw.bytes(draw.integers(0, 200))
+
+
+def longer(packet, draw):
+    return packet + draw.bytes(draw.integers(1, 50))
+
+
+def oversized(packet, draw):
+    header, leaves = leaves_of(packet)
+    return pack(header, [*leaves, np.zeros(int(draw.integers(1, 40)), leaves[0].dtype)])
+
+
+def other_version(packet, draw):
+    version = [v for v in range(256) if v != packet[3]][draw.integers(0, 255)]
+    return packet[:3] + bytes([version]) + packet[4:]
+
+
+def other_shape(packet, draw):
+    header, leaves = leaves_of(packet)
+    place = draw.integers(0, len(leaves))
+    leaves[place] = np.concatenate([leaves[place].ravel(), [1.0]])
+    return pack(header, leaves)
+
+
+def other_type(packet, draw):
+    header, leaves = leaves_of(packet)
+    place = draw.integers(0, len(leaves))
+    kind = ["float32", "float16", "int64", "complex128"][draw.integers(0, 4)]
+    leaves[place] = leaves[place].astype(kind)
+    return pack(header, leaves)
+
+
+def not_finite(packet, draw):
+    header, leaves = leaves_of(packet)
+    place = draw.integers(0, len(leaves))
+    leaf = leaves[place].copy()
+    leaf.flat[draw.integers(0, leaf.size)] = [np.nan, np.inf, -np.inf][
+        draw.integers(0, 3)
+    ]
+    leaves[place] = leaf
+    return pack(header, leaves)
+
+
+def other_header(packet, draw):
+    """Say something else in one field of the header, with a checksum that fits."""
+    header, leaves = leaves_of(packet)
+    name = ["experiment", "algorithm", "task", "client", "stage", "phase", "name"][
+        draw.integers(0, 7)
+    ]
+    value = getattr(header, name)
+    other = value + 1 + int(draw.integers(0, 5)) if isinstance(value, int) else "else"
+    return pack(dataclasses.replace(header, **{name: other}), leaves)
+
+
+def wrong_kind_of_field(packet, draw):
+    """Put another type into the header."""
+    length = int.from_bytes(packet[4:8], "big")
+    rest = packet[FRAME_BYTES:]
+    head = json.loads(rest[:length])
+    name = sorted(head)[draw.integers(0, len(head))]
+    head[name] = [None, -1, 1.5, [], {"a": 1}, "x" * 50, True, 2**60][
+        draw.integers(0, 8)
+    ]
+    if name == "info" and head[name] in (None, {"a": 1}):
+        head[name] = 3
+    return framed(packet, json.dumps(head).encode(), rest[length:])
+
+
+def framed(packet, text, body):
+    digest = hashlib.sha256(text + body).digest()
+    return packet[:4] + len(text).to_bytes(4, "big") + digest + text + body
+
+
+MUTATIONS = [
+    flipped,
+    cut,
+    garbage,
+    disguised,
+    longer,
+    oversized,
+    other_version,
+    other_shape,
+    other_type,
+    not_finite,
+    other_header,
+    wrong_kind_of_field,
+]
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """A federation of two after three rounds; last message to client 0, and reply."""
+    job = quadratic_job(BSGVRM, quadratic_data(2))
+    net = Loopback({10 + k: site_of(job, k) for k in range(2)})
+    execute(server_of(job, net), 3)
+    pairs = [
+        (packet, answer)
+        for node, packet, answer in net.sent
+        if node == 10 and unpack(packet, 1 << 30)[0].kind == "exchange"
+    ]
+    return job, net, *pairs[-1]
+
+
+def test_a_site_refuses_5000_tampered_messages(federation):
+    _, net, message, reply = federation
+    site = net.sites[10]
+    before = jax.tree.map(np.copy, site.generations["e1"].kept)
+    draw, seen = np.random.default_rng(0), Counter()
+    for number in range(5000):
+        tampered = MUTATIONS[number % len(MUTATIONS)](message, draw)
+        answer, _, _ = unpack(site.handle(tampered), 1 << 30)
+        assert answer.kind == "refused", (number, answer)
+        seen[answer.info["reason"]] += 1
+    after = site.generations["e1"].kept
+    assert before.keys() == after.keys()
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert set(seen) <= REASONS and len(seen) >= 10, seen
+    # It still answers, and with the same bytes.
+    assert site.handle(message) == reply
+
+
+def test_a_server_refuses_5000_tampered_replies(federation):
+    job, net, _, old_reply = federation
+    draw, seen, answers = np.random.default_rng(1), Counter(), {}
+
+    def replayed(answer, draw):
+        return old_reply
+
+    how, named = replayed, []
+
+    def script(node, packet, one):
+        if (node, packet) not in answers:
+            answers[node, packet] = one.sites[node].handle(packet)
+        tampers = node == 10 and unpack(packet, 1 << 30)[0].kind == "exchange"
+        return how(answers[node, packet], draw) if tampers else answers[node, packet]
+
+    server = server_of(job, Loopback(net.sites, script), left_out=named.append)
+    talk, phase = server.conversation, job.algorithm.phases()[0]
+    header = dataclasses.replace(talk.header("exchange", 0, 1), name=phase.name)
+    message = jax.tree.map(np.asarray, phase.down(server.blank().server))
+    for number in range(5000):
+        how = [*MUTATIONS, replayed][number % (len(MUTATIONS) + 1)]
+        named.clear()
+        taken = talk.exchange(header, phase, message, [0, 1], lambda client: (0, 0))
+        # What the model is made of is the reply of the other one alone.
+        assert set(taken.taken) == {1}, (number, how)
+        assert [entry["client"] for entry in named] == [0]
+        seen[named[0]["reason"]] += 1
+    assert set(seen) <= REASONS and len(seen) >= 7, seen
+
+
+def test_a_tree_survives_the_wire():
+    tree = {"a": np.arange(6.0).reshape(2, 3), "b": np.int32(4), "c": np.zeros(0)}
+    tree = jax.tree.map(np.asarray, tree)
+    header = Header("exchange", "e", "a", "t", 1, 1, info={"more": [1, "two"]})
+    packet = pack(header, jax.tree.leaves(tree))
+    back, listed, body = unpack(packet, len(packet))
+    assert back == header
+    jax.tree.map(np.testing.assert_array_equal, tree, unpack_tree(listed, body, tree))
+    with pytest.raises(RefusedError, match="oversized"):
+        unpack(packet, len(packet) - 1)

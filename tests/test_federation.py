@@ -10,6 +10,7 @@ import pytest
 from fedbilevel.errors import NonFiniteError
 from fedbilevel.runtime import SimulatorRuntime, count, execute
 from fedbilevel.runtime.driver import Checkpoints
+from fedbilevel.runtime.federation.generations import Generations
 from fedbilevel.runtime.federation.wire import pack, unpack, unpack_start
 from fedbilevel.runtime.job import ABSENT, RENEWED, start_kept
 from tests.cases import CASES, for_cases, quadratic_data, quadratic_job
@@ -130,6 +131,19 @@ def test_whatever_goes_wrong_the_record_replays(case, tmp_path):
     assert absent > 6
     keeps = bool(jax.tree.leaves(start_kept(job)))
     assert renewed > 6 if keeps else renewed == 0
+
+
+def test_state_of_another_client_or_damaged_is_put_aside(tmp_path):
+    job = quadratic_job(BSGVRM, quadratic_data(2))
+    folders = [tmp_path / str(k) for k in range(2)]
+    net = Loopback({10 + k: site_of(job, k, folders[k]) for k in range(2)})
+    execute(server_of(job, net), 2)
+    file = f"{EXPERIMENT}.npz"
+    for content in ((folders[1] / file).read_bytes(), b"no archive"):
+        (folders[0] / file).write_bytes(content)
+        generations = Generations(start_kept(job), folders[0], EXPERIMENT, 0)
+        assert generations.kept == {} and not (folders[0] / file).exists()
+        assert (folders[0] / file).with_suffix(".damaged").read_bytes() == content
 
 
 def repacked(packet, change):

@@ -112,10 +112,14 @@ def _gone(folder: Path, seconds: float) -> bool:
 
 def _alive(number: int) -> bool:
     try:
-        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        os.kill(number, 0)
+    except ProcessLookupError:
         return False
-    return state != "Z"  # ended, and its parent has not looked yet
+    about = Path(f"/proc/{number}/stat")
+    # On Linux a process that ended is still listed until its parent has looked.
+    return not (
+        about.exists() and about.read_text().rpartition(")")[2].split()[0] == "Z"
+    )
 
 
 def _end_server(folder: Path) -> None:

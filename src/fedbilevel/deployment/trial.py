@@ -15,7 +15,7 @@ from fedbilevel.result import Result
 from fedbilevel.runtime.driver import Watch
 from fedbilevel.runtime.federation import Terms
 
-__all__ = ["KINDS", "arguments_of", "deployment_of", "federate", "node_command"]
+__all__ = ["KINDS", "deployment_of", "federate", "persistent_node"]
 
 KINDS = ("persistent", "stock")
 _OPTIONS = ("algorithm", "clients", "participants", "local_steps", "batch", "seed")
@@ -36,13 +36,13 @@ def federate(
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
     link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
-    make = _persistent if nodes == "persistent" else _stock
+    make = persistent_node if nodes == "persistent" else _stock
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
     return serve_over_flower(experiment, folder, terms, link, watch=watch, crowd=crowd)
 
 
-def arguments_of(experiment: Experiment) -> list[str]:
+def _arguments_of(experiment: Experiment) -> list[str]:
     """Return the shared settings as they are typed."""
     given = asdict(experiment)
     words = [experiment.task]
@@ -56,9 +56,9 @@ def arguments_of(experiment: Experiment) -> list[str]:
     return words
 
 
-def node_command(experiment: Experiment, client: int, *more: str) -> list[str]:
+def _node_command(experiment: Experiment, client: int, *more: str) -> list[str]:
     """Return the command of one node."""
-    words = ["node", *arguments_of(experiment), "--client", str(client)]
+    words = ["node", *_arguments_of(experiment), "--client", str(client)]
     return [*words, *more]
 
 
@@ -66,7 +66,7 @@ def deployment_of(experiment: Experiment) -> list[str]:
     """Return what a real deployment of an experiment would type."""
     options = {n: v for n, v in experiment.options.items() if n != "data"}
     bare = Experiment(**{**asdict(experiment), "options": options})
-    shared = " ".join(arguments_of(bare))
+    shared = " ".join(_arguments_of(bare))
     return [
         f"fedbilevel serve {shared} --address 0.0.0.0:8000 "
         "--certificates certificates --node-key node0.pub ... --out RUN",
@@ -75,13 +75,14 @@ def deployment_of(experiment: Experiment) -> list[str]:
     ]
 
 
-def _persistent(
+def persistent_node(
     experiment: Experiment, client: int, folder: Path, link: SuperLink
 ) -> Process:
+    """Return a node of ours for one client, not started yet."""
     state = str(folder / "nodes" / str(client))
     where = ("--superlink", link.address, "--insecure", "--trial", "--state", state)
     command = [sys.executable, "-m", "fedbilevel.cli"]
-    command += node_command(experiment, client, *where)
+    command += _node_command(experiment, client, *where)
     return Process(f"node-{client}", command, folder)
 
 

@@ -28,7 +28,10 @@ class Generations:
     `attempt` is the newest start of the server that was heard of.
     """
 
-    def __init__(self, start: Kept, folder: Path | None, experiment: str) -> None:
+    def __init__(
+        self, start: Kept, folder: Path | None, experiment: str, client: int
+    ) -> None:
+        self.client = client
         self.start = jax.tree.map(np.asarray, start)
         self.names = _tree.leaf_names(self.start)
         self.path = None if folder is None else folder / f"{experiment}.npz"
@@ -57,7 +60,11 @@ class Generations:
             for exchange, kept in self.kept.items()
             for name, leaf in zip(self.names, jax.tree.leaves(kept), strict=True)
         }
-        about = {"attempt": self.attempt, "exchanges": sorted(self.kept)}
+        about = {
+            "client": self.client,
+            "attempt": self.attempt,
+            "exchanges": sorted(self.kept),
+        }
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         write_arrays(self.path, arrays)
 
@@ -68,6 +75,8 @@ class Generations:
         try:
             arrays = read_arrays(self.path)
             about = json.loads(arrays["about"].tobytes())
+            if about["client"] != self.client:
+                raise ValueError("the state of another client")
             for exchange in about["exchanges"]:
                 leaves = [arrays[f"{exchange}/{name}"] for name in self.names]
                 self.kept[exchange] = self._checked(leaves)

@@ -125,7 +125,9 @@ class Site:
     def _generations(self, experiment: str) -> Generations | None:
         """Return the state of an experiment that said hello, maybe before a restart."""
         if experiment not in self.generations and experiment.isalnum():
-            found = Generations(start_kept(self.job), self.folder, experiment)
+            found = Generations(
+                start_kept(self.job), self.folder, experiment, self.client
+            )
             if found.found:
                 self.generations[experiment] = found
         return self.generations.get(experiment)
@@ -136,7 +138,9 @@ class Site:
         if not (header.experiment.isalnum() and len(header.experiment) <= 64):
             raise RefusedError("experiment", "its name is not letters and digits")
         if self._generations(header.experiment) is None:
-            fresh = Generations(start_kept(self.job), self.folder, header.experiment)
+            fresh = Generations(
+                start_kept(self.job), self.folder, header.experiment, self.client
+            )
             fresh.attempt = header.attempt
             fresh.save()
             self.generations = {header.experiment: fresh}

@@ -1,0 +1,190 @@
+"""A federation of real processes, in which everything dies once.
+
+One run meets all faults in turn, since starting processes is most of what it costs. A
+fault begins after a round, and the tests look at what the run left behind.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel._files import read_arrays
+from fedbilevel.deployment import apps, trial
+from fedbilevel.deployment.processes import Process, free_port
+from fedbilevel.deployment.server import ATTENDANCE, replay
+from fedbilevel.deployment.serving import serve_over_flower
+from fedbilevel.deployment.superlink import SuperLink
+from fedbilevel.experiment import Experiment
+from fedbilevel.result import Result
+from fedbilevel.runtime.federation import Terms
+
+pytestmark = pytest.mark.xdist_group("flower")
+LONGEST = 300  # seconds for all faults together
+EXPERIMENT = Experiment(
+    "quadratic",
+    "local-bsgvrm",
+    clients=4,
+    rounds=22,
+    measure_every=6,
+    local_steps=2,
+    precision="float64",
+    options={"noise": "0", "spread": "0.5", "q": "3"},
+)
+
+
+def processes() -> list[str]:
+    """List what runs on this machine: numbers and command lines."""
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    )
+    return listed.stdout.splitlines()
+
+
+class Faults:
+    """What goes wrong after which round; called while the run is watched."""
+
+    def __init__(self, folder: Path, crowd: list[Process]) -> None:
+        self.folder, self.crowd = folder, crowd
+        self.end = time.monotonic() + LONGEST
+        self.begun: dict[str, int] = {}
+        self.stopped_until = 0.0
+        self.plan = {
+            2: self.node_killed,
+            6: self.server_killed,
+            9: self.node_slow,
+            12: self.state_from_another_round,
+            15: self.superlink_killed,
+            18: self.node_gone,
+        }
+
+    def __call__(self, done: int, total: int, newest: dict) -> None:
+        assert time.monotonic() < self.end, "the run did not finish"
+        if self.stopped_until and time.monotonic() > self.stopped_until:
+            self.stopped_until = 0.0
+            self.signal(2, signal.SIGCONT)
+        for after in sorted(self.plan):
+            if done >= after:
+                fault = self.plan.pop(after)
+                self.begun[fault.__name__] = done
+                fault()
+
+    def signal(self, client: int, number: int) -> None:
+        os.kill(self.crowd[client].running.pid, number)
+
+    def node_killed(self) -> None:
+        self.old_state = self.state_file().read_bytes()
+        self.signal(0, signal.SIGKILL)
+
+    def state_file(self) -> Path:
+        (file,) = (self.folder / "nodes" / "1").glob("*.npz")
+        return file
+
+    def server_killed(self) -> None:
+        os.kill(int((self.folder / apps.PROCESS).read_text()), signal.SIGKILL)
+
+    def node_slow(self) -> None:
+        self.signal(2, signal.SIGSTOP)
+        self.stopped_until = time.monotonic() + 6
+
+    def state_from_another_round(self) -> None:
+        self.signal(1, signal.SIGKILL)
+        self.crowd[1].running.wait()
+        self.state_file().write_bytes(self.old_state)
+
+    def superlink_killed(self) -> None:
+        for line in processes():
+            if "flower-superlink" in line and str(self.folder) in line:
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+
+    def node_gone(self) -> None:
+        self.signal(3, signal.SIGKILL)
+        self.crowd[3].revive = lambda: False
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation")
+    EXPERIMENT.save(folder)
+    link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
+    crowd = [trial.persistent_node(EXPERIMENT, k, folder, link) for k in range(4)]
+    faults = Faults(folder, crowd)
+    terms = Terms(deadline=4.0, patience=100.0)
+    result = serve_over_flower(
+        EXPERIMENT, folder, terms, link, watch=faults, crowd=crowd
+    )
+    return folder, faults, result
+
+
+def test_the_run_finishes_and_replays(federation):
+    folder, faults, result = federation
+    assert not faults.plan
+    assert result.columns["round"].tolist() == [6, 12, 18, 22]
+    deployed, outcome, algorithm = replay(folder)
+    point = algorithm.point(outcome.state.server)
+    np.testing.assert_allclose(deployed.point["x"], point.x, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-10, atol=1e-10)
+
+
+def test_the_record_says_who_took_part(federation):
+    folder, faults, _ = federation
+    came = read_arrays(folder / ATTENDANCE)["attendance"]
+    assert came.shape == (22, 4)
+    begun = faults.begun
+    # A node that was killed is back, with its memory.
+    killed = came[begun["node_killed"] : begun["server_killed"], 0]
+    assert set(killed) <= {0, 1}
+    # A server that was killed costs no round and nobody's memory.
+    assert (came[begun["server_killed"] + 1 : begun["node_slow"], 1:] == 1).all()
+    # A slow node misses its deadline, and is back in time later.
+    slow = came[begun["node_slow"] :, 2]
+    assert (slow == 0).any() and slow[-1] == 1
+    # State of another round is not used: this client alone begins anew.
+    after = begun["state_from_another_round"]
+    assert (came[after:, 1] == 2).sum() == 1 and (came != 2)[:, [0, 2, 3]].all()
+    # Who never comes back is missed to the end, by nobody else.
+    gone = begun["node_gone"]
+    assert (came[gone + 2 :, 3] == 0).all() and (came[gone + 2 :, :3] > 0).all()
+
+
+def test_no_process_is_left(federation):
+    folder, _, _ = federation
+    assert not any(str(folder) in line for line in processes())
+
+
+def test_another_federation_with_the_same_state_folders(federation, tmp_path):
+    """State of another experiment is neither used nor lost; SIGTERM keeps the run."""
+    folder, _, _ = federation
+    for client in range(4):
+        (tmp_path / "nodes").mkdir(exist_ok=True)
+        (tmp_path / "nodes" / str(client)).symlink_to(folder / "nodes" / str(client))
+    experiment = Experiment(**{**vars(EXPERIMENT), "rounds": 6})
+    experiment.save(tmp_path)
+
+    def stop_at_three(done, total, newest):
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    terms = Terms(deadline=20.0, patience=100.0)
+    with pytest.raises(KeyboardInterrupt, match="After round"):
+        trial.federate(
+            experiment, tmp_path, terms, nodes="persistent", watch=stop_at_three
+        )
+    assert not any(str(tmp_path) in line for line in processes())
+    assert not (tmp_path / "result.json").exists()
+    done = json.loads((tmp_path / apps.PROGRESS).read_text())["done"]
+    assert 3 <= done < 6
+    trial.federate(
+        experiment, tmp_path, terms, nodes="persistent", watch=lambda *_: None
+    )
+    deployed, outcome, algorithm = replay(tmp_path)
+    point = jax.tree.map(np.asarray, algorithm.point(outcome.state.server))
+    np.testing.assert_allclose(deployed.point["x"], point.x, rtol=1e-10, atol=1e-10)
+    assert (read_arrays(tmp_path / ATTENDANCE)["attendance"] == 1).all()
+    assert Result.load(tmp_path).config["runtime"] == "flower"

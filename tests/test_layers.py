@@ -44,6 +44,7 @@ OPTIONAL = {
     "cli": {"typer", "rich"},
     "datasets": {"sklearn", "PIL", "datasets"},
     "report": {"rich", "matplotlib"},
+    "runtime": {"cryptography", "flwr"},
     "tasks": {"sklearn"},
 }
 

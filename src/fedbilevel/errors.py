@@ -8,8 +8,13 @@ __all__ = [
     "FedbilevelError",
     "HeterogeneityWarning",
     "InvalidInputError",
+    "MaskRangeError",
+    "MaskReuseError",
     "NonFiniteError",
+    "RevealRefusedError",
+    "SecureAggregationError",
     "StageError",
+    "UnmaskingError",
     "unknown_name",
 ]
 
@@ -32,6 +37,26 @@ class CheckpointError(FedbilevelError):
 
 class StageError(FedbilevelError):
     """A stage of the reference runtime raised; names round, phase and client."""
+
+
+class SecureAggregationError(FedbilevelError):
+    """A mean cannot be taken, or not be taken safely, under masks."""
+
+
+class MaskRangeError(SecureAggregationError):
+    """A reply holds numbers that the masked integers cannot stand for."""
+
+
+class MaskReuseError(SecureAggregationError):
+    """A site was asked to use the masks of an exchange for a second reply."""
+
+
+class RevealRefusedError(SecureAggregationError):
+    """A site was asked for seeds that would open more than the sum."""
+
+
+class UnmaskingError(SecureAggregationError):
+    """Replies and seeds do not fit together, so their sum means nothing."""
 
 
 class NonFiniteError(FedbilevelError):

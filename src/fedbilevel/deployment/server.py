@@ -171,7 +171,14 @@ def _result(
     wire = {"bytes_down": down, "bytes_up": up, "of_them_headers": headers}
     counts = {**result.counts, "wire": wire}
     final = {**result.final, **point, **_together(runtime.conclusions)}
-    return replace(result, algorithm=facts["algorithm"], final=final, counts=counts)
+    seconds = {**result.seconds, "slowest_sites": runtime.conversation.site_seconds}
+    return replace(
+        result,
+        algorithm=facts["algorithm"],
+        final=final,
+        counts=counts,
+        seconds=seconds,
+    )
 
 
 def _together(conclusions: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Conversation:
     ) -> None:
         self.job, self.roster, self.left_out = job, roster, left_out
         roster.agree(algorithm_mark(job, roster.clients))
+        self.site_seconds = 0.0  # of the slowest site in every exchange
         self._futile = 0  # how often all answers were refused, in a row
         self._replies: dict[tuple[int, int], PyTree] = {}
         shapes = jax.eval_shape(
@@ -104,9 +105,14 @@ class Conversation:
                 )
             tree = unpack_tree(listed, body, like)
             self.roster.members[client].known = names
-            return tree, bool((reply.info or {}).get("renewed"))
+            info = reply.info or {}
+            seconds = info.get("seconds")
+            spent.append(seconds if isinstance(seconds, float) else 0.0)
+            return tree, bool(info.get("renewed"))
 
+        spent: list[float] = []
         answers = self._ask(chosen, packet_for, read, like)
+        self.site_seconds += max(spent, default=0.0)
         self._leave_out_far_ones(answers, phase, message)
         self._name(header, answers)
         return answers
@@ -148,7 +154,7 @@ class Conversation:
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
         answers = ask(self.roster, clients, packet_for, read, size + _SPARE)
         if answers.taken:
-            self._futile = 0
+        self._futile = 0
         again = []
         for client, refusal in answers.refused.items():
             member = self.roster.members[client]

@@ -5,6 +5,7 @@ answers every packet; one that does not fit is answered with the reason, and cha
 nothing. It executes nothing that it is sent.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,6 +158,7 @@ class Site:
 
     def _exchange(self, header: Header, listed: list, body: bytes) -> bytes:
         phases = phases_of(self.job.algorithm, min(header.stage, _keys.SETUP))
+        began = time.perf_counter()
         known = header.stage in (_keys.ROUNDS, _keys.SETUP)
         if not known or header.phase >= len(phases) or header.exchange < 1:
             raise RefusedError(
@@ -187,7 +189,8 @@ class Site:
         generations.put(header.exchange, kept, header.kept)
         if self.holds:
             self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(message)}
-        return pack(replace(header, info={"renewed": renewed}), _leaves(reply))
+        info = {"renewed": renewed, "seconds": time.perf_counter() - began}
+        return pack(replace(header, info=info), _leaves(reply))
 
     def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
         server = unpack_tree(listed, body, jax.eval_shape(start_server, self.job))

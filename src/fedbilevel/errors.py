@@ -9,6 +9,7 @@ __all__ = [
     "HeterogeneityWarning",
     "InvalidInputError",
     "NonFiniteError",
+    "OtherProcessError",
     "StageError",
     "unknown_name",
 ]
@@ -55,6 +56,10 @@ class NonFiniteError(FedbilevelError):
             "NaN or infinity. Smaller step sizes or a smaller theta are the usual "
             f"cure. {kept}"
         )
+
+
+class OtherProcessError(FedbilevelError):
+    """Another of several processes failed, or cannot be reached any more."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidInputError:

@@ -76,7 +76,11 @@ class Faults:
                 fault()
 
     def signal(self, client: int, number: int) -> None:
-        os.kill(self.crowd[client].running.pid, number)
+        running = self.crowd[client].running
+        assert running is not None
+        running.send_signal(number)
+        if number == signal.SIGKILL:
+            running.wait()
 
     def node_killed(self) -> None:
         self.old_state = self.state_file().read_bytes()
@@ -95,7 +99,6 @@ class Faults:
 
     def state_from_another_round(self) -> None:
         self.signal(1, signal.SIGKILL)
-        self.crowd[1].running.wait()
         self.state_file().write_bytes(self.old_state)
 
     def superlink_killed(self) -> None:

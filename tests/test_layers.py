@@ -22,6 +22,7 @@ LAYERS = [
     {"result"},
     {"run"},
     {"experiment"},
+    {"deployment"},
     {"compare", "calibration"},
     {"planning", "scaling"},
     {"report"},
@@ -41,8 +42,9 @@ FORBIDDEN = {
 }
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
 OPTIONAL = {
-    "cli": {"typer", "rich"},
+    "cli": {"typer", "rich", "flwr"},
     "datasets": {"sklearn", "PIL", "datasets"},
+    "deployment": {"flwr"},
     "report": {"rich", "matplotlib"},
     "runtime": {"cryptography", "flwr"},
     "tasks": {"sklearn"},

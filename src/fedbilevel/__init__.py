@@ -8,5 +8,6 @@ from fedbilevel.problem import Problem as Problem
 from fedbilevel.result import Result as Result
 from fedbilevel.run import run as run
 from fedbilevel.runtime import configure as configure
+from fedbilevel.runtime import join as join
 
 __version__ = "0.1.0"

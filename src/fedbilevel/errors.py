@@ -11,6 +11,7 @@ __all__ = [
     "MaskRangeError",
     "MaskReuseError",
     "NonFiniteError",
+    "OtherProcessError",
     "RevealRefusedError",
     "SecureAggregationError",
     "StageError",
@@ -80,6 +81,10 @@ class NonFiniteError(FedbilevelError):
             "NaN or infinity. Smaller step sizes or a smaller theta are the usual "
             f"cure. {kept}"
         )
+
+
+class OtherProcessError(FedbilevelError):
+    """Another of several processes failed, or cannot be reached any more."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidInputError:

@@ -18,7 +18,7 @@ from fedbilevel.hypergradient import local_inverse_bias
 from fedbilevel.problem.stored import sources
 from fedbilevel.result import Result
 from fedbilevel.run import open_folder, run_job, run_seeds
-from fedbilevel.runtime import Job
+from fedbilevel.runtime import Job, mesh
 from fedbilevel.runtime.driver import Checkpoints, Watch
 from fedbilevel.tasks._base import option_defaults
 
@@ -62,13 +62,13 @@ class Experiment:
 
         `watch` is shown the task's headline metric only.
         """
-        task, job, config = self.job()
+        task, job, config = mesh.on_all(self.job)
         keeper = None
         if folder is not None:
-            open_folder(folder, resume)
+            mesh.on_first(lambda: open_folder(folder, resume))
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
             keeper = Checkpoints(folder, *every)
-            self.save(folder)
+            mesh.on_first(lambda: self.save(folder))
         result = run_job(
             job,
             config.pop("rounds"),
@@ -81,7 +81,7 @@ class Experiment:
         )
         result = self._named(task, result)
         if folder is not None:
-            result.save(folder)
+            mesh.on_first(lambda: result.save(folder))
         return result
 
     def run_seeds(self, count: int) -> list[Result]:

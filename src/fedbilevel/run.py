@@ -25,6 +25,7 @@ from fedbilevel.runtime import (
     ReferenceRuntime,
     SimulatorRuntime,
     execute,
+    mesh,
     sweep,
 )
 from fedbilevel.runtime.driver import Checkpoints, Watch
@@ -84,8 +85,9 @@ def run(
     )
     keeper = None
     if folder is not None:
-        open_folder(Path(folder), resume)
-        keeper = Checkpoints(Path(folder), checkpoint_rounds, checkpoint_seconds)
+        place = Path(folder)
+        mesh.on_first(lambda: open_folder(place, resume))
+        keeper = Checkpoints(place, checkpoint_rounds, checkpoint_seconds)
     result = run_job(
         job,
         rounds,
@@ -97,7 +99,7 @@ def run(
         config={"seed": seed},
     )
     if folder is not None:
-        result.save(folder)
+        mesh.on_first(lambda: result.save(folder))
     return result
 
 

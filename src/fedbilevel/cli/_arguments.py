@@ -12,11 +12,14 @@ __all__ = [
     "AsJson",
     "Batch",
     "Clients",
+    "Coordinator",
     "Data",
     "LocalSteps",
     "MeasureEvery",
     "Participants",
     "Precision",
+    "Process",
+    "Processes",
     "Rounds",
     "Seed",
     "Settings",
@@ -56,6 +59,15 @@ MeasureEvery = Annotated[int, typer.Option(help="rounds between two measurements
 AsJson = Annotated[
     bool, typer.Option("--json", help="print one JSON object, nothing else")
 ]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="where process 0 of several waits for the others; trusted networks only",
+    ),
+]
+Processes = Annotated[int | None, typer.Option(help="how many processes compute")]
+Process = Annotated[int | None, typer.Option(help="which of them this is, from 0")]
 
 
 def read_settings(settings: list[str], data: str | None = None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedbilevel.runtime import mesh
 from fedbilevel.runtime.driver import Watch
 
 __all__ = ["watched"]
@@ -39,7 +40,7 @@ def watched(title: str, *, quiet: bool = False) -> Iterator[Watch]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=quiet,
+        disable=quiet or not mesh.is_first(),
     )
     with bar:
         line = bar.add_task(title, total=None, metric="compiling")

@@ -14,11 +14,12 @@ from fedbilevel.cli._arguments import read_grid, read_settings, read_sizes
 from fedbilevel.cli._comparison import show_comparison
 from fedbilevel.cli._errors import plain_errors
 from fedbilevel.cli._holdings import holdings
+from fedbilevel.cli._processes import join_if_asked, only_ours_on_stdout
 from fedbilevel.cli._progress import watched
 from fedbilevel.cli._shared import show_result
 from fedbilevel.errors import unknown_name
 from fedbilevel.experiment import Experiment
-from fedbilevel.runtime import configure
+from fedbilevel.runtime import configure, mesh
 from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["app"]
@@ -83,10 +84,14 @@ def run(
         Path | None, typer.Option(help="new folder for checkpoints and result")
     ] = None,
     as_json: arguments.AsJson = False,
+    coordinator: arguments.Coordinator = None,
+    processes: arguments.Processes = None,
+    process: arguments.Process = None,
 ) -> None:
     """Run an algorithm on a task.
 
-    Sizes that are left out are those the task recommends.
+    Sizes that are left out are those the task recommends. Several processes, each
+    started with the same arguments but its own number, compute one run together.
     """
     with plain_errors():
         experiment = Experiment(
@@ -104,6 +109,7 @@ def run(
             checkpoint_seconds=checkpoint_seconds,
             options=read_settings(settings or [], data),
         )
+        join_if_asked(coordinator, processes, process)
         if plan is not None:
             experiment = _theory.follow(plan, experiment)
         _execute(experiment, out, resume=False, as_json=as_json)
@@ -174,10 +180,15 @@ def compare_algorithms(
 def resume(
     folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
     as_json: arguments.AsJson = False,
+    coordinator: arguments.Coordinator = None,
+    processes: arguments.Processes = None,
+    process: arguments.Process = None,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
     with plain_errors():
-        _execute(Experiment.load(folder), folder, resume=True, as_json=as_json)
+        experiment = Experiment.load(folder)
+        join_if_asked(coordinator, processes, process)
+        _execute(experiment, folder, resume=True, as_json=as_json)
 
 
 app.command(
@@ -194,9 +205,10 @@ def _execute(
     experiment: Experiment, folder: Path | None, *, resume: bool, as_json: bool
 ) -> None:
     configure(experiment.precision)
-    with watched(experiment.task, quiet=as_json) as watch:
+    with only_ours_on_stdout(), watched(experiment.task, quiet=as_json) as watch:
         result = experiment.run(folder, resume=resume, watch=watch)
-    show_result(result, folder, as_json)
+    if mesh.is_first():
+        show_result(result, folder, as_json)
 
 
 def _first_line(text: str | None) -> str:

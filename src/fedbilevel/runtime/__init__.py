@@ -6,6 +6,7 @@ from fedbilevel.runtime.driver import Outcome as Outcome
 from fedbilevel.runtime.driver import execute as execute
 from fedbilevel.runtime.job import Job as Job
 from fedbilevel.runtime.job import State as State
+from fedbilevel.runtime.mesh import join as join
 from fedbilevel.runtime.reference import ReferenceRuntime as ReferenceRuntime
 from fedbilevel.runtime.settings import configure as configure
 from fedbilevel.runtime.simulator import SimulatorRuntime as SimulatorRuntime

@@ -1,4 +1,4 @@
-"""How clients are spread over the devices of this machine.
+"""How clients are spread over devices.
 
 All clients taking part: every device holds its share of the data and of the client
 states. A cohort: every device holds all data, and its share of the cohort's places, so
@@ -15,9 +15,20 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
+from fedbilevel.runtime import mesh
 from fedbilevel.runtime.job import Job, State, strongly_typed
 
 AXIS = "clients"
+
+
+def devices_for(participants: int) -> int:
+    """Return how many devices work on that many participants.
+
+    Among several processes it is all devices, since each process must have a part in
+    the program, or one: then every process computes the same by itself.
+    """
+    everywhere = participants > 1 and jax.process_count() > 1
+    return jax.device_count() if everywhere else min(jax.device_count(), participants)
 
 
 class Layout(eqx.Module):
@@ -50,9 +61,10 @@ class Layout(eqx.Module):
         return -(-self.participants // self.devices)
 
     def mesh(self) -> Mesh:
-        """Return the devices as one axis."""
+        """Return the devices as one axis; if one suffices, one of this process."""
         kinds = (jax.sharding.AxisType.Auto,)
-        some = jax.devices()[: self.devices]
+        some = jax.devices() if self.devices > 1 else jax.local_devices()
+        some = some[: self.devices]
         return jax.make_mesh((self.devices,), (AXIS,), axis_types=kinds, devices=some)
 
     def state_specs(self, state: State) -> State:
@@ -86,13 +98,13 @@ class Layout(eqx.Module):
 
     def place(self, tree: PyTree, specs: PyTree) -> PyTree:
         """Put arrays on the devices."""
-        mesh = self.mesh()
+        devices = self.mesh()
         arrays, rest = eqx.partition(tree, eqx.is_array)
         if isinstance(specs, PartitionSpec):
             specs = _all(arrays, specs)
         put = jax.tree.map(
-            lambda leaf, spec: jax.device_put(
-                strongly_typed(leaf), NamedSharding(mesh, spec)
+            lambda leaf, spec: mesh.put(
+                strongly_typed(leaf), NamedSharding(devices, spec)
             ),
             arrays,
             specs,
@@ -120,7 +132,8 @@ class Layout(eqx.Module):
         return self.place(padded, self.state_specs(padded))
 
     def fetch_state(self, state: State) -> State:
-        """Return a state without padding."""
+        """Return a state without padding, all of it in every process."""
+        state = mesh.collected(state)
         cut = slice(None, self.clients)
         where = (slice(None), cut) if self.sweeps else cut
         clients = jax.tree.map(lambda leaf: leaf[where], state.clients)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbilevel.algorithms import every_phase
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
-from fedbilevel.runtime import checkpoint
+from fedbilevel.runtime import checkpoint, mesh
 from fedbilevel.runtime._program import CAPACITY
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.job import Job
@@ -98,8 +98,10 @@ def execute(
 
     `watch(rounds done, rounds in all, newest measurements)` is called about twice a
     second; if it raises KeyboardInterrupt, a checkpoint is written before that goes on.
+    Where several processes have joined, all of them stop then.
     """
     check_rounds(rounds, measure_every)
+    _require_same_run(runtime, rounds, measure_every, checkpoints)
     keeper = _Keeper(runtime, checkpoints, measure_every)
     state, columns, done = keeper.begin(rounds)
     chunk = 1
@@ -111,16 +113,15 @@ def execute(
             raise failure(runtime.job, found, keeper.last_good)
         columns = _extend(columns, rows, done, stop, rounds, measure_every)
         spent = time.perf_counter() - began - (runtime.compile_seconds - compiling)
-        chunk, done = _next_chunk(stop - done, spent, measure_every), stop
-        if done == rounds or keeper.due(done):
+        chunk, due = mesh.decided_by_first(
+            _next_chunk(stop - done, spent, measure_every), keeper.due(stop)
+        )
+        done = stop
+        if done == rounds or due:
             keeper.keep(state, columns, done)
-        if watch:
-            newest = {name: float(c[-1]) for name, c in columns.items() if len(c)}
-            try:
-                watch(done, rounds, newest)
-            except KeyboardInterrupt:
-                keeper.keep(state, columns, done)
-                raise KeyboardInterrupt(keeper.farewell(done, rounds)) from None
+        if mesh.any_process(_asked_to_stop(watch, done, rounds, columns)):
+            keeper.keep(state, columns, done)
+            raise KeyboardInterrupt(keeper.farewell(done, rounds))
     return Outcome(runtime.fetch(state), columns, keeper.seconds())
 
 
@@ -130,6 +131,32 @@ def check_rounds(rounds: int, measure_every: int) -> None:
         raise InvalidInputError(
             f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
         )
+
+
+def _require_same_run(
+    runtime: Runtime, rounds: int, every: int, checkpoints: Checkpoints | None
+) -> None:
+    """Raise if processes that joined were given different runs: they would wait."""
+
+    def describe() -> str:
+        kept = checkpoints and checkpoints.every_rounds
+        return f"{runtime.mark(every)} {rounds} {kept} {not checkpoints}"
+
+    mesh.require_same(describe, "run")
+
+
+def _asked_to_stop(
+    watch: Watch | None, done: int, rounds: int, columns: dict[str, np.ndarray]
+) -> bool:
+    """Show how far the run is, and say whether it shall stop."""
+    if watch is None:
+        return False
+    newest = {name: float(c[-1]) for name, c in columns.items() if len(c)}
+    try:
+        watch(done, rounds, newest)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def measured_rounds(start: int, stop: int, total: int, every: int) -> np.ndarray:
@@ -160,10 +187,9 @@ class _Keeper:
 
     def begin(self, rounds: int) -> tuple[Any, dict[str, np.ndarray], int]:
         """Return the last checkpoint, or the start."""
-        held = None
-        if self.checkpoints:
-            folder = self.checkpoints.folder
-            held = checkpoint.load(folder, self.runtime.blank(), self.mark)
+        held = mesh.on_all(self._last)
+        where = self.checkpoints and self.checkpoints.folder
+        mesh.require_same(lambda: str(held and held.round), f"checkpoint in {where}")
         if held is None:
             state, found = self.runtime.start()
             if found is not None:
@@ -177,6 +203,11 @@ class _Keeper:
         self.kept_round, self.earlier = held.round, held.seconds
         self.last_good = f"{self.checkpoints.folder}, after round {held.round}"  # pyright: ignore[reportOptionalMemberAccess]
         return self.runtime.load(held.state), held.columns, held.round
+
+    def _last(self) -> Snapshot | None:
+        if self.checkpoints is None:
+            return None
+        return checkpoint.load(self.checkpoints.folder, self.runtime.blank(), self.mark)
 
     def latest_stop(self) -> float:
         """Return the round at which the next checkpoint by rounds is due."""
@@ -193,9 +224,10 @@ class _Keeper:
         """Write a checkpoint, if they are kept at all."""
         if self.checkpoints is None:
             return
+        folder = self.checkpoints.folder
         snapshot = Snapshot(self.runtime.fetch(state), columns, done, self.seconds())
-        checkpoint.save(self.checkpoints.folder, snapshot, self.mark)
-        self.last_good = f"{self.checkpoints.folder}, after round {done}"
+        mesh.on_first(lambda: checkpoint.save(folder, snapshot, self.mark))
+        self.last_good = f"{folder}, after round {done}"
         self.kept_at, self.kept_round = time.perf_counter(), done
 
     def seconds(self) -> dict[str, float]:

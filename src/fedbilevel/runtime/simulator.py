@@ -1,4 +1,4 @@
-"""The fast runtime: one compiled program on all devices of this machine."""
+"""The fast runtime: one compiled program on all devices, also of other processes."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import _program
 from fedbilevel.runtime._compile import compiled
-from fedbilevel.runtime._layout import Layout
+from fedbilevel.runtime._layout import Layout, devices_for
 from fedbilevel.runtime.checkpoint import fingerprint
 from fedbilevel.runtime.driver import Found
 from fedbilevel.runtime.job import Job, State, start_state
@@ -32,7 +32,7 @@ class SimulatorRuntime:
                 f"clients_at_once={clients_at_once}: at least 1, or None to choose."
             )
         self.job = job
-        devices = min(jax.device_count(), job.participants)
+        devices = devices_for(job.participants)
         at_once = clients_at_once or default_at_once(job)
         self.layout = Layout(job.sites, job.participants, devices, at_once)
         self.compile_seconds = 0.0

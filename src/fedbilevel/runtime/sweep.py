@@ -14,7 +14,7 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.runtime import _program
 from fedbilevel.runtime._compile import compiled
-from fedbilevel.runtime._layout import Layout
+from fedbilevel.runtime._layout import Layout, devices_for
 from fedbilevel.runtime.driver import Outcome, check_rounds, failure, measured_rounds
 from fedbilevel.runtime.job import Job, start_state
 from fedbilevel.runtime.simulator import default_at_once, first_failure
@@ -61,7 +61,7 @@ def attempt(
     """Sweep, and let runs that diverge not stop the others: they leave their error."""
     check_rounds(rounds, measure_every)
     varying, runs = _varying(job, algorithms, seeds)
-    devices = min(jax.device_count(), job.participants)
+    devices = devices_for(job.participants)
     at_once = clients_at_once or default_at_once(job)
     layout = Layout(job.sites, job.participants, devices, at_once, sweeps=True)
     fixed = (layout, layout.place_job(job))
@@ -128,7 +128,7 @@ def _stack_algorithms(many: Sequence[AbstractAlgorithm]) -> AbstractAlgorithm:
 
 def _failed(job: Job, failures: _program.Failure) -> dict[int, NonFiniteError]:
     """Return the errors of the runs that diverged."""
-    errors = {}
+    errors, failures = {}, jax.tree.map(np.asarray, failures)
     for run in range(failures.client.shape[0]):
         found = first_failure(jax.tree.map(lambda leaf, run=run: leaf[run], failures))
         if found is not None:

@@ -154,7 +154,7 @@ class Conversation:
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
         answers = ask(self.roster, clients, packet_for, read, size + _SPARE)
         if answers.taken:
-        self._futile = 0
+            self._futile = 0
         again = []
         for client, refusal in answers.refused.items():
             member = self.roster.members[client]

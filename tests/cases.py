@@ -28,6 +28,7 @@ from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.pooled import Pooled
+from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job
@@ -248,6 +249,7 @@ def quadratic_job(
     seed: int = 0,
     participants: int | None = None,
     precision: str = "float64",
+    channel: Channel = PLAIN,
 ) -> Job:
     """Return a job on quadratics, started away from zero."""
     job = Job.of(
@@ -259,6 +261,7 @@ def quadratic_job(
         metrics=ClosedForm.of(data),
         seed=seed,
         participants=participants,
+        channel=channel,
     )
     return with_precision(job, precision)
 

@@ -22,6 +22,7 @@ from fedbilevel.runtime.federation import (
 EXPERIMENT, TASK = "e1", "settings"
 _PROGRAMS: dict[int, dict] = {}
 _JOBS: list[Job] = []
+_MOST = 20_000  # packets of one test
 TERMS = Terms(deadline=5.0, patience=1.0)
 
 
@@ -68,6 +69,7 @@ class Loopback:
     def exchange(self, packets: Mapping[int, bytes], seconds, enough):
         """Carry all packets; whoever answers does so in time."""
         del seconds, enough
+        assert len(self.sent) < _MOST, "the server asks for ever"
         came = {}
         for node, packet in packets.items():
             answer = self.script(node, packet, self)
@@ -96,6 +98,7 @@ def server_of(
         batch=job.upper_batch,
         key=job.key,
         private=job.private,
+        channel=job.channel,
     )
     names = next(iter(roster.members.values())).info["metrics"]
     return FederationRuntime(blind, roster, EXPERIMENT, tuple(names), left_out)

@@ -1,12 +1,14 @@
 """A federation over packets makes the simulator's numbers, whatever goes wrong."""
 
-import itertools
+import dataclasses
+import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
 
+from fedbilevel import channels
 from fedbilevel.errors import NonFiniteError
 from fedbilevel.runtime import SimulatorRuntime, count, execute
 from fedbilevel.runtime.driver import Checkpoints
@@ -86,18 +88,21 @@ class Mishaps:
             return None
         answer = net.sites[node].handle(packet)
         if what == "twice":
-            assert net.sites[node].handle(packet) == answer
+            again = net.sites[node].handle(packet)
+            assert unpack(again, 1 << 30)[2] == unpack(answer, 1 << 30)[2]
         return None if what == "reply lost" else answer
 
 
 def serve_through_it(job, net, folder, rounds):
     """Serve until the end; a server that died is started again."""
     keep = Checkpoints(folder, every_rounds=1)
-    for attempt in itertools.count(1):
+    attempt = 1
+    while True:
         try:
             runtime = server_of(job, net, attempt=attempt)
             return execute(runtime, rounds, checkpoints=keep), attempt
         except KilledError:
+            attempt += 1
             assert attempt < 5
 
 
@@ -237,3 +242,100 @@ def test_a_client_that_is_late_costs_its_deadline_once():
 
 def kinds_of(packets):
     return {unpack(packet, 1 << 30)[0].kind for packet in packets.values()}
+
+
+def with_channel(job, **settings):
+    channel = channels.read(**settings).shared_by(job.participants)
+    return dataclasses.replace(job, channel=channel)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compress": "topk:0.4"},
+        {"compress": "quantize:8"},
+        {"clip": 0.5},
+        {"aggregate": "median"},
+        {"aggregate": "krum:1"},
+    ],
+    ids=str,
+)
+def test_channels_make_the_same_numbers_over_packets(settings):
+    job = with_channel(quadratic_job(BSGVRM, quadratic_data(5)), **settings)
+    simulated = execute(SimulatorRuntime(job), 3)
+    deployed = execute(server_of(job, loopback(job)), 3)
+    assert_close(simulated.state.server, deployed.state.server, 1e-10)
+    costs, (down, up, headers) = count(job, 3), deployed.state.traffic
+    assert down + up - headers == costs["bytes_down"] + costs["bytes_up"]
+
+
+def test_noise_is_the_sites_own_secret_and_of_the_right_size():
+    """Two federations with one key differ by noise, as large as it was asked to be."""
+    job = with_channel(quadratic_job(BSGM, quadratic_data(3)), clip=0.1, noise=50.0)
+    ends = []
+    for _ in range(16):
+        state = execute(server_of(job, loopback(job)), 1).state.server
+        ends.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state)]))
+    spread = np.std(np.asarray(ends), axis=0, ddof=1)
+    # The sum has noise * clip, the mean of three a third; 10 numbers, 16 federations.
+    assert abs(np.sqrt(np.mean(spread**2)) / (50 * 0.1 / 3) - 1) < 0.25
+
+
+@pytest.mark.parametrize("lost", [(), (12,)])
+def test_a_secure_mean_is_the_mean_and_no_reply_is_seen(lost, tmp_path):
+    data = quadratic_data(4)
+    plain = quadratic_job(BSGVRM, data)
+    job = with_channel(plain, aggregate="secure")
+    net = loopback(job, tmp_path)
+
+    def script(node, packet, one):
+        answer = one.sites[node].handle(packet)
+        header = unpack(packet, 1 << 30)[0]
+        gone = node in lost and (header.kind, header.round) == ("exchange", 2)
+        return None if gone else answer
+
+    net.script = script
+    deployed = execute(server_of(job, net), 3)
+    record = deployed.state.attendance
+    assert (record == ABSENT).sum() == len(lost)
+    replayed = execute(SimulatorRuntime(plain.replaying(record)), 3)
+    for mean, exact in zip(
+        jax.tree.leaves(deployed.state.server),
+        jax.tree.leaves(replayed.state.server),
+        strict=True,
+    ):
+        assert np.linalg.norm(mean - exact) < 1e-4 * np.linalg.norm(exact)
+    seen = [
+        np.frombuffer(unpack(answer, 1 << 30)[2], np.uint64)
+        for _, packet, answer in net.sent
+        if answer and unpack(packet, 1 << 30)[0].kind == "exchange"
+    ]
+    # All that the server got: words that look drawn at random, whatever they hide.
+    words = np.concatenate(seen)
+    ones = np.unpackbits(words.view(np.uint8)).mean()
+    assert len(seen) == 16 - len(lost) and abs(ones - 0.5) < 5 * 0.5 / np.sqrt(
+        64 * len(words)
+    )
+    if not lost:
+        costs, (down, up, headers) = count(job, 3), deployed.state.traffic
+        exchanges, check_words = costs["exchanges"], 8 * 4 * costs["exchanges"]
+        assert exchanges == 4
+        total = costs["bytes_down"] + costs["bytes_up"] + check_words
+        assert down + up - headers == total
+
+
+def test_secure_sites_keep_their_keys_to_themselves(tmp_path):
+    job = with_channel(quadratic_job(BSGVRM, quadratic_data(2)), aggregate="secure")
+    folders = [tmp_path / str(k) for k in range(2)]
+    net = Loopback({10 + k: site_of(job, k, folders[k]) for k in range(2)})
+    execute(server_of(job, net), 2)
+    (file,) = folders[0].glob("*.keys.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+    secret = json.loads(file.read_text())["private"]
+    told = b"".join(packet + (answer or b"") for _, packet, answer in net.sent)
+    assert secret.encode() not in told and bytes.fromhex(secret) not in told
+    # Masks are used once: another message under an old number is refused.
+    asked = [p for n, p, _ in net.sent if n == 10 and b'"exchange":1,' in p]
+    old = [p for p in asked if unpack(p, 1 << 30)[0].kind == "exchange"][0]
+    reply, _, _ = unpack(site_of(job, 0, folders[0]).handle(old), 1 << 30)
+    assert reply.kind == "refused" and (reply.info or {})["reason"] == "mask"

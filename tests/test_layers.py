@@ -17,6 +17,7 @@ LAYERS = [
     {"hypergradient"},
     {"estimators"},
     {"algorithms"},
+    {"channels"},
     {"tasks"},
     {"runtime"},
     {"result"},
@@ -30,18 +31,21 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIBLINGS = {"hypergradient": {"estimators"}, "estimators": {"hypergradient", "problem"}}
-# Report reads results only; tasks know nothing of algorithms; data are files and NumPy.
+# Report reads results only; tasks know nothing of algorithms; channels know replies as
+# trees only; data are files and NumPy.
 FORBIDDEN = {
     **SIBLINGS,
     "datasets": set(RANK) - {"datasets", "_files", "errors"},
     "partition": set(RANK) - {"partition", "datasets", "errors"},
-    "tasks": {"algorithms", "hypergradient", "estimators"},
+    "channels": set(RANK) - {"channels", *LAYERS[0], *LAYERS[1]},
+    "tasks": {"algorithms", "channels", "hypergradient", "estimators"},
     "report": set(RANK) - {"result", "report", "errors"},
     "result": set(RANK) - {"result", "_files", "errors"},
     "algorithms": {"tasks"},
 }
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
 OPTIONAL = {
+    "channels": {"dp_accounting"},
     "cli": {"typer", "rich", "flwr"},
     "datasets": {"sklearn", "PIL", "datasets"},
     "deployment": {"flwr"},

@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 
-from fedbilevel import algorithms, tasks
+from fedbilevel import algorithms, channels, tasks
 from fedbilevel._files import write_atomically
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, HeterogeneityWarning, unknown_name
 from fedbilevel.hypergradient import local_inverse_bias
 from fedbilevel.problem.stored import sources
 from fedbilevel.result import Result
-from fedbilevel.run import open_folder, run_job, run_seeds
+from fedbilevel.run import DELTA, open_folder, run_job, run_seeds
 from fedbilevel.runtime import Job, mesh
 from fedbilevel.runtime.driver import Checkpoints, Watch
 from fedbilevel.tasks._base import option_defaults
@@ -26,6 +26,7 @@ __all__ = ["Experiment"]
 
 _FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
+_CHANNEL = ("clip", "noise", "compress", "aggregate")
 _TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
 
 
@@ -33,7 +34,8 @@ _TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly large
 class Experiment:
     """Names and numbers that fix a run. None leaves a choice to the task.
 
-    `options` are parameters of the task or the algorithm, as text.
+    `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
+    `compress` and `aggregate` are read by `channels.read`; `delta` goes with the noise.
     """
 
     task: str
@@ -49,6 +51,11 @@ class Experiment:
     measure_every: int = 1
     checkpoint_rounds: int | None = None
     checkpoint_seconds: float = 30.0
+    clip: float | None = None
+    noise: float = 0.0
+    delta: float = DELTA
+    compress: str | None = None
+    aggregate: str = "mean"
     options: Mapping[str, str] = field(default_factory=dict)
 
     def run(
@@ -78,6 +85,7 @@ class Experiment:
             watch=_headline_only(watch, task.headline),
             task=self.task,
             config={**config, "seed": self.seed},
+            delta=self.delta,
         )
         result = self._named(task, result)
         if folder is not None:
@@ -94,11 +102,13 @@ class Experiment:
             measure_every=self.measure_every,
             task=self.task,
             config=config,
+            delta=self.delta,
         )
         return [self._named(task, result) for result in results]
 
     def job(self) -> tuple[tasks.Task, Job, dict[str, Any]]:
         """Build task and algorithm; return them with the settings to record."""
+        channel = self.channel()  # before any data are loaded
         task, algorithm, sizes, values = self._build()
         job = Job.of(
             algorithm,
@@ -111,11 +121,28 @@ class Experiment:
             participants=self.participants,
             batch=sizes["batch"],
             private=task.private,
+            channel=channel,
         )
         if task.convex:
             _warn_if_biased(self.algorithm_for(task), job)
         chosen = {name: sizes[name] for name in ("rounds", "local_steps")}
+        chosen |= self.channel_settings()
         return task, job, {**chosen, "task": values, "headline": task.headline}
+
+    def channel(self) -> channels.Channel:
+        """Return what replies go through."""
+        return channels.read(**{name: getattr(self, name) for name in _CHANNEL})
+
+    def channel_settings(self) -> dict[str, Any]:
+        """Return what of the channel is not as if it was left out."""
+        defaults = {one.name: one.default for one in dataclasses.fields(self)}
+        names = (*_CHANNEL, "delta") if self.noise else _CHANNEL
+        values = {name: getattr(self, name) for name in names}
+        return {
+            name: value
+            for name, value in values.items()
+            if name == "delta" or value != defaults[name]
+        }
 
     def _named(self, task: tasks.Task, result: Result) -> Result:
         shown = result.point if task.shows_point else {}

@@ -15,6 +15,7 @@ from fedbilevel import _tree
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Lower, Metrics, Pair, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import CheckpointError, unknown_name
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.result import Result, to_plain
@@ -29,8 +30,10 @@ from fedbilevel.runtime import (
     sweep,
 )
 from fedbilevel.runtime.driver import Checkpoints, Watch
+from fedbilevel.runtime.privacy import privacy_spent
 
 __all__ = [
+    "DELTA",
     "named_leaves",
     "open_folder",
     "result_of",
@@ -38,6 +41,8 @@ __all__ = [
     "run_job",
     "run_seeds",
 ]
+
+DELTA = 1e-5
 
 
 def run(
@@ -52,6 +57,8 @@ def run(
     seed: int = 0,
     metrics: Metrics | None = None,
     private: Pair = NOTHING,
+    channel: Channel = PLAIN,
+    delta: float = DELTA,
     measure_every: int = 1,
     runtime: str = "simulator",
     clients_at_once: int | None = None,
@@ -68,7 +75,8 @@ def run(
     `checkpoint_seconds` seconds, and saves its result; `resume=True` continues one that
     was interrupted, with the same arguments. `metrics(x, y)` adds columns. `private`
     marks blocks of x and y that each client keeps, `Pair(False, True)` all of y; the
-    result holds them stacked over clients.
+    result holds them stacked over clients. `channel` is what is done to replies on
+    their way; with noise the result's counts hold the epsilon that goes with `delta`.
     `clients_at_once` bounds the simulator's memory. `watch(done, total, newest)` is
     called about twice a second.
     """
@@ -82,7 +90,9 @@ def run(
         participants=participants,
         batch=batch,
         private=private,
+        channel=channel,
     )
+    recorded = {} if channel.is_plain else {"channel": job.channel.describe()}
     keeper = None
     if folder is not None:
         place = Path(folder)
@@ -96,7 +106,8 @@ def run(
         clients_at_once=clients_at_once,
         keeper=keeper,
         watch=watch,
-        config={"seed": seed},
+        config={"seed": seed, **recorded},
+        delta=delta,
     )
     if folder is not None:
         mesh.on_first(lambda: result.save(folder))
@@ -114,8 +125,11 @@ def run_job(
     watch: Watch | None = None,
     task: str = "custom",
     config: dict[str, Any],
+    delta: float = DELTA,
 ) -> Result:
     """Run a job that was checked; `task` and `config` are recorded as given."""
+    ledger = Ledger(job)
+    spent = privacy_spent(job, ledger, rounds, delta)  # or why not, before it runs
     outcome = execute(
         _runtime(runtime, job, clients_at_once),
         rounds,
@@ -129,7 +143,7 @@ def run_job(
         "measure_every": measure_every,
         **config,
     }
-    return result_of(job, outcome, Ledger(job), task, settings)
+    return result_of(job, outcome, ledger, task, settings, spent)
 
 
 def run_seeds(
@@ -140,29 +154,38 @@ def run_seeds(
     measure_every: int,
     task: str,
     config: dict[str, Any],
+    delta: float = DELTA,
 ) -> list[Result]:
     """Run a job once per random seed, all in one compiled program.
 
     The seconds of a result are its share of what all of them took.
     """
-    outcomes = sweep(job, rounds, seeds=seeds, measure_every=measure_every)
     ledger, results = Ledger(job), []
+    jobs = [dataclasses.replace(job, key=jr.key(seed)) for seed in seeds]
+    spent = [privacy_spent(one, ledger, rounds, delta) for one in jobs]
+    outcomes = sweep(job, rounds, seeds=seeds, measure_every=measure_every)
     shared = {
         "rounds": rounds,
         "runtime": SimulatorRuntime.name,
         "measure_every": measure_every,
         **config,
     }
-    for seed, outcome in zip(seeds, outcomes, strict=True):
-        share = {name: spent / len(seeds) for name, spent in outcome.seconds.items()}
-        one = dataclasses.replace(job, key=jr.key(seed))
+    every = zip(seeds, jobs, outcomes, spent, strict=True)
+    for seed, one, outcome, privacy in every:
+        share = {name: took / len(seeds) for name, took in outcome.seconds.items()}
         outcome = dataclasses.replace(outcome, seconds=share)
-        results.append(result_of(one, outcome, ledger, task, {**shared, "seed": seed}))
+        settings = {**shared, "seed": seed}
+        results.append(result_of(one, outcome, ledger, task, settings, privacy))
     return results
 
 
 def result_of(
-    job: Job, outcome: Outcome, ledger: Ledger, task: str, settings: dict[str, Any]
+    job: Job,
+    outcome: Outcome,
+    ledger: Ledger,
+    task: str,
+    settings: dict[str, Any],
+    spent: dict[str, float],
 ) -> Result:
     """Put together what a run leaves behind; `settings` have its rounds."""
     algorithm, rounds = job.algorithm, settings["rounds"]
@@ -188,7 +211,7 @@ def result_of(
         },
         point={**named_leaves("x", point.x), **named_leaves("y", point.y)},
         final={name: float(column[-1]) for name, column in outcome.columns.items()},
-        counts=ledger.summary(job.key, rounds),
+        counts={**ledger.summary(job.key, rounds), **spent},
         seconds=outcome.seconds,
     )
 

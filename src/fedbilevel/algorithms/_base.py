@@ -51,6 +51,10 @@ class Turn(eqx.Module):
         """Return keys that no local iteration uses, the same in every round."""
         return jr.split(jr.fold_in(self.key, 2**32 - 1), count)
 
+    def channel_key(self) -> Key:
+        """Return a key for what is done to the reply, another one in every turn."""
+        return jr.fold_in(jr.fold_in(self.key, 2**32 - 2), self.round)
+
 
 class Phase(eqx.Module):
     """One exchange: a message to every participant, work there, the mean reply back.
@@ -59,12 +63,16 @@ class Phase(eqx.Module):
     up(server, mean reply) -> server. What belongs to one level travels in a `Pair`.
     Where levels may be private, down is the identity: clients update their own blocks
     as the server updates the others.
+
+    about(message) -> what both sides know of a reply beforehand, shaped like it; None
+    stands for zeros. The difference is what a channel clips, compresses or blurs.
     """
 
     name: str = eqx.field(static=True)
     down: Callable[[PyTree], PyTree]
     local: Callable[[PyTree, PyTree, Oracle, Turn], tuple[PyTree, PyTree]]
     up: Callable[[PyTree, PyTree], PyTree]
+    about: Callable[[PyTree], PyTree] | None = None
 
 
 class Repeat(eqx.Module):

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Float
 
 from fedbilevel import _tree
-from fedbilevel._blocks import join
+from fedbilevel._blocks import join, only
 from fedbilevel._types import Key, Lower, Pair
 from fedbilevel.algorithms import _options
 from fedbilevel.algorithms._base import Phase, Phases, Turn
@@ -180,7 +180,15 @@ class AbstractLocalBSG(AbstractSingleLoop):
         def replace(server: Iterate, mean: Pair) -> Iterate:
             return Iterate(join(mean, server.point), server.direction)
 
-        return (Phase("warm_start", lambda s: s.point, self._warm_start, replace),)
+        return (
+            Phase(
+                "warm_start",
+                lambda s: s.point,
+                self._warm_start,
+                replace,
+                about=lambda point: only(point, ("y",)),
+            ),
+        )
 
     def check(self, curvature: float, client: int) -> None:
         """Ask the hypergradient rule."""

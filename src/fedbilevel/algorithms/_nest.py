@@ -146,7 +146,13 @@ def anchored_inner(nest: AbstractNest) -> Phases:
 
     return (
         Phase("inner_anchor", lambda s: s.point, anchor, lambda s, q: replace(s, q=q)),
-        Phase("inner_correct", lambda s: (s.point, s.q), correct, _new_y),
+        Phase(
+            "inner_correct",
+            lambda s: (s.point, s.q),
+            correct,
+            _new_y,
+            about=lambda message: message[0].y,
+        ),
     )
 
 
@@ -159,7 +165,15 @@ def light_inner(nest: AbstractNest) -> Phases:
 
         return client, local_descent(point.y, nest.beta, turn, nest.local_steps, slope)
 
-    return (Phase("inner_local", lambda s: s.point, local, _new_y),)
+    return (
+        Phase(
+            "inner_local",
+            lambda s: s.point,
+            local,
+            _new_y,
+            about=lambda point: point.y,
+        ),
+    )
 
 
 def _new_y(server: Nest, y: Lower) -> Nest:

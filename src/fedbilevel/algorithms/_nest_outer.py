@@ -65,13 +65,24 @@ class AbstractFedOut(AbstractNest):
         """Return the series, the anchor h, and the corrected steps on x."""
         factors = self.terms - 1 if self.random_length else self.terms
         factor = Phase(
-            "series_factor", lambda s: (s.point, s.term), self._factor, self._longer
+            "series_factor",
+            lambda s: (s.point, s.term),
+            self._factor,
+            self._longer,
+            about=lambda message: message[1],
+        )
+        correct = Phase(
+            "outer_correct",
+            lambda s: (s.point, s.h),
+            self._correct,
+            new_x,
+            about=lambda message: message[0].x,
         )
         return (
             Phase("series_start", lambda s: s.point, self._slope_of_f, self._shortest),
             Repeat(factors, (factor,), random=self.random_length),
             Phase("outer_anchor", self._z, self._hypergradient, _new_h),
-            Phase("outer_correct", lambda s: (s.point, s.h), self._correct, new_x),
+            correct,
         )
 
     def _slope_of_f(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
@@ -165,7 +176,15 @@ class AbstractLightOut(AbstractNest):
 
     def outer(self) -> Phases:
         """Return the one exchange of LFedOut."""
-        return (Phase("outer_local", lambda s: s.point, self._local, new_x),)
+        return (
+            Phase(
+                "outer_local",
+                lambda s: s.point,
+                self._local,
+                new_x,
+                about=lambda point: point.x,
+            ),
+        )
 
     def _local(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
         rule = self.hypergradient

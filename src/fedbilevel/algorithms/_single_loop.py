@@ -129,7 +129,13 @@ class AbstractSingleLoop(AbstractAlgorithm):
     def phases(self) -> Phases:
         """Return the one exchange of a round: p local steps, then averages."""
         return (
-            Phase("local", lambda server: server, self._local, self._take_averages),
+            Phase(
+                "local",
+                lambda server: server,
+                self._local,
+                self._take_averages,
+                about=self._sent_back,
+            ),
         )
 
     def point(self, server: Iterate) -> Pair:
@@ -138,6 +144,9 @@ class AbstractSingleLoop(AbstractAlgorithm):
 
     def _moving(self) -> list[str]:
         return [name for group in self.order() for name in group]
+
+    def _sent_back(self, state: Iterate) -> Iterate:
+        return Iterate(only(state.point, self._moving()), state.direction)
 
     def _take_averages(self, server: Iterate, mean: Iterate) -> Iterate:
         # Blocks that do not move were not sent back.
@@ -161,7 +170,7 @@ class AbstractSingleLoop(AbstractAlgorithm):
             (turn.steps(p), turn.keys(p)),
         )
         memory = None if client is None else Memory(seen, self._now(turn))
-        return memory, Iterate(only(point, self._moving()), direction)
+        return memory, self._sent_back(Iterate(point, direction))
 
     def one_step(
         self, oracle: Oracle, carry: tuple[Any, Any, tuple], time: tuple[Array, Key]

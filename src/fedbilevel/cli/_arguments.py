@@ -8,14 +8,19 @@ import typer
 from fedbilevel.errors import InvalidInputError
 
 __all__ = [
+    "Aggregate",
     "Algorithm",
     "AsJson",
     "Batch",
     "Clients",
+    "Clip",
+    "Compress",
     "Coordinator",
     "Data",
+    "Delta",
     "LocalSteps",
     "MeasureEvery",
+    "Noise",
     "Participants",
     "Precision",
     "Process",
@@ -56,6 +61,24 @@ Settings = Annotated[
 ]
 Precision = Annotated[str, typer.Option(help="float32 or float64")]
 MeasureEvery = Annotated[int, typer.Option(help="rounds between two measurements")]
+Clip = Annotated[
+    float | None,
+    typer.Option(help="norm that every block of a client's change is cut down to"),
+]
+Noise = Annotated[
+    float, typer.Option(help="noise multiplier of a block: deviation of the sum / clip")
+]
+Delta = Annotated[float, typer.Option(help="delta at which epsilon is told")]
+Compress = Annotated[
+    str | None, typer.Option(help="topk:FRACTION or quantize:BITS, of what goes up")
+]
+Aggregate = Annotated[
+    str,
+    typer.Option(
+        help="mean, secure, median, trimmed-mean:FRACTION, geometric-median or "
+        "krum:FAULTY"
+    ),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="print one JSON object, nothing else")
 ]

@@ -68,6 +68,11 @@ def run(
     seed: arguments.Seed = 0,
     data: arguments.Data = None,
     settings: arguments.Settings = None,
+    clip: arguments.Clip = None,
+    noise: arguments.Noise = 0.0,
+    delta: arguments.Delta = 1e-5,
+    compress: arguments.Compress = None,
+    aggregate: arguments.Aggregate = "mean",
     plan: Annotated[
         Path | None, typer.Option(help="file made by `fedbilevel plan --out`")
     ] = None,
@@ -107,6 +112,11 @@ def run(
             measure_every=measure_every,
             checkpoint_rounds=checkpoint_rounds,
             checkpoint_seconds=checkpoint_seconds,
+            clip=clip,
+            noise=noise,
+            delta=delta,
+            compress=compress,
+            aggregate=aggregate,
             options=read_settings(settings or [], data),
         )
         join_if_asked(coordinator, processes, process)

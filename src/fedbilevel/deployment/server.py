@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
@@ -30,6 +31,7 @@ from fedbilevel.runtime.federation import (
     Transport,
     server_job,
 )
+from fedbilevel.runtime.privacy import privacy_spent
 
 __all__ = ["ATTENDANCE", "LEFT_OUT", "replay", "serve"]
 
@@ -129,6 +131,7 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, dict[str, Any]
         batch=experiment.sizes(facts["recommended"])["batch"],
         key=jr.key(experiment.seed),
         private=private,
+        channel=experiment.channel(),
     )
     return job, facts
 
@@ -162,9 +165,12 @@ def _result(
         "task": facts["task"],
         "headline": facts["headline"],
         "seed": experiment.seed,
+        **experiment.channel_settings(),
     }
+    attended = replace(runtime.job, attendance=jnp.asarray(outcome.state.attendance))
     ledger = Ledger(runtime.job)
-    result = result_of(runtime.job, outcome, ledger, experiment.task, settings)
+    spent = privacy_spent(attended, ledger, sizes["rounds"], experiment.delta)
+    result = result_of(runtime.job, outcome, ledger, experiment.task, settings, spent)
     shown = result.point if facts["shows_point"] else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
     down, up, headers = (int(n) for n in outcome.state.traffic)

@@ -55,7 +55,10 @@ def build_site(
         batch=experiment.sizes(task.recommended)["batch"],
         private=task.private,
     )
-    job = replace(job, participants=experiment.participants or clients)
+    # Alone here, this client is one of so many elsewhere.
+    participants = experiment.participants or clients
+    channel = experiment.channel().shared_by(participants)
+    job = replace(job, participants=participants, channel=channel)
     return Site(
         job,
         client,

@@ -40,6 +40,9 @@ def cost_table(results: Mapping[str, Result]) -> Table:
         ("seconds to compile", lambda r: r.seconds["compile"]),
         ("seconds to run", lambda r: r.seconds["run"]),
     )
+    if any("epsilon" in result.counts for result in results.values()):
+        rows += (("epsilon", lambda r: r.counts.get("epsilon")),)
+        rows += (("at delta", lambda r: r.counts.get("delta")),)
     for label, value in rows:
         table.add_row(label, *(show(value(result)) for result in results.values()))
     return table

@@ -1,4 +1,4 @@
-"""The one definition of how replies become an average, and of what is measured."""
+"""The one definition of an exchange on both of its ends, and of what is measured."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,50 +12,88 @@ from fedbilevel import _tree
 from fedbilevel._blocks import is_any, join
 from fedbilevel._types import Pair, Scalar
 from fedbilevel.algorithms import Phase, Turn
-from fedbilevel.runtime.job import Job, Kept
+from fedbilevel.channels import weighted_mean
+from fedbilevel.runtime.job import Job, Kept, reply_shape
 
-Reduce = Callable[[Any], Any]
+Across = Callable[[Any], Any]  # of what the devices hold
 
 
-def weighted_mean(
-    replies: PyTree, weights: Float[Array, " slots"], total: Reduce
-) -> PyTree:
-    """Average replies by weights; `total` adds up what other devices hold.
+class Link(eqx.Module):
+    """One phase of a job between a client and the server, through the job's channel.
 
-    Slots of weight 0 are not clients and are left out whatever they hold.
+    `where` is the stage and the number of the phase; `like` has the shapes of a reply
+    where the channel codes it.
     """
-    share = weights / total(jnp.sum(weights))
 
-    def mean(leaf: Array) -> Array:
-        across = (-1,) + (1,) * (leaf.ndim - 1)
-        part = share.astype(leaf.dtype).reshape(across)
-        return total(jnp.sum(jnp.where(part > 0, part * leaf, 0), axis=0))
+    job: Job
+    phase: Phase
+    where: tuple[int, int] = eqx.field(static=True)
+    like: PyTree
 
-    return jax.tree.map(mean, replies)
+    @staticmethod
+    def of(job: Job, phase: Phase, where: tuple[int, int]) -> "Link":
+        """Find out the shapes, where they are needed."""
+        like = reply_shape(job, phase) if job.channel.coders else None
+        return Link(job, phase, where, like)
+
+    def work(
+        self, message: PyTree, kept: Kept, turn: Turn, client: Array | int
+    ) -> tuple[Kept, PyTree, Array]:
+        """Do one client's part.
+
+        `message` is what the server sent. Return anew what the client keeps, exactly
+        what travels back, and whether all of the reply was finite.
+        """
+        job, phase, own, full = self.job, self.phase, kept.own, message
+        if is_any(job.private):
+            full = join(message, own)
+        memory, reply = phase.local(full, kept.memory, job.oracle(client), turn)
+        if is_any(job.private):
+            # Private blocks are updated as the server updates the others; with some
+            # there, a message is all of the server's state.
+            own = job.own(phase.up(full, reply))
+        coded, held = job.public(reply), kept.channel
+        if held is not None:
+            change = self._combine(_tree.subtract, coded, message)
+            key = turn.channel_key()
+            coded, after = job.channel.encode(change, held[self.where], key)
+            held = {**held, self.where: after}
+        return Kept(memory, own, held), coded, _tree.all_finite(reply)
+
+    def received(self, message: PyTree, coded: PyTree) -> PyTree:
+        """Do the server's part: return the reply that arrives with what was sent."""
+        if not self.job.channel.coders:
+            return coded
+        change = self.job.channel.decode(coded, self.like)
+        return self._combine(_tree.add, change, message)
+
+    def answer(
+        self, message: PyTree, kept: Kept, turn: Turn, client: Array | int
+    ) -> tuple[Kept, PyTree, Array]:
+        """Do both, where nothing lies between them."""
+        kept, coded, finite = self.work(message, kept, turn, client)
+        return kept, self.received(message, coded), finite
+
+    def _combine(self, combine: Callable, tree: PyTree, message: PyTree) -> PyTree:
+        if self.phase.about is None:
+            return tree
+        return combine(tree, self.phase.about(message))
 
 
-def answer(
+def reduce_replies(
     job: Job,
-    phase: Phase,
-    message: PyTree,
-    kept: Kept,
-    turn: Turn,
-    client: Array | int,
-) -> tuple[Kept, PyTree, Array]:
-    """Do one client's part of an exchange.
+    replies: PyTree,
+    weights: Float[Array, " places"],
+    total: Across,
+    together: Across,
+) -> PyTree:
+    """Make one reply of all; places of weight 0 are not clients.
 
-    `message` is what the server sent. Return anew what the client keeps, the reply that
-    may travel, and whether all of the reply was finite.
+    `total` adds up what the devices hold, `together` lines it up.
     """
-    memory, own, full = kept.memory, kept.own, message
-    if is_any(job.private):
-        full = join(message, own)
-    memory, reply = phase.local(full, memory, job.oracle(client), turn)
-    if is_any(job.private):
-        # Private blocks are updated as the server updates the others; with some there,
-        # a message is all of the server's state.
-        own = job.own(phase.up(full, reply))
-    return Kept(memory, own), job.public(reply), _tree.all_finite(reply)
+    if job.channel.reduction.adds_up:
+        return weighted_mean(replies, weights, total)
+    return job.channel.reduction(*together((replies, weights)))
 
 
 def absorb(job: Job, phase: Phase, server: PyTree, mean: PyTree) -> PyTree:

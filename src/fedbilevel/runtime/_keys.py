@@ -1,6 +1,7 @@
 """Where randomness comes from. Keys are folded from names, never split in sequence.
 
     root -> stage (rounds, setup) -> phase -> client -> t      samples of a client
+    root -> stage -> phase -> client -> 2^32 - 2 -> turn       noise on its reply
     root -> stage -> phase -> turn                             cohort of an exchange
     root -> stage -> first phase -> turn                       length of a repeat
 

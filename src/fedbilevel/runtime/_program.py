@@ -15,13 +15,14 @@ from jaxtyping import Array, Int, PyTree
 from fedbilevel import _tree
 from fedbilevel._types import Key
 from fedbilevel.algorithms import AbstractAlgorithm, Phase, Phases, Turn
+from fedbilevel.channels import weighted_mean
 from fedbilevel.runtime import _keys
 from fedbilevel.runtime._exchange import (
+    Link,
     absorb,
-    answer,
     client_measurement,
     combine_measurements,
-    weighted_mean,
+    reduce_replies,
 )
 from fedbilevel.runtime._layout import Layout
 from fedbilevel.runtime._walk import compiled_loop, drawn_times, walk
@@ -180,11 +181,11 @@ def _exchange(
     """Run one exchange; also return the first client whose reply is not finite."""
     ids, position = _participants(layout, job, where, index)
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
-    message = phase.down(state.server)
+    message, link = phase.down(state.server), Link.of(job, phase, where)
 
     def local(identity: Array, place: Array, kept: Kept):
         turn = Turn(_keys.client_key(job.key, *where, identity), index)
-        return answer(job, phase, message, kept, turn, place)
+        return link.answer(message, kept, turn, place)
 
     before = held = state.clients
     came = _attendance(layout, job, state, ids)
@@ -195,7 +196,7 @@ def _exchange(
     if not layout.everyone:
         held = jax.tree.map(lambda leaf: leaf[position], before)
     held, replies, finite = layout.over_places(local, ids, position, held)
-    mean = weighted_mean(replies, weights, layout.total)
+    mean = reduce_replies(job, replies, weights, layout.total, layout.together)
     server = absorb(job, phase, state.server, mean)
     if came is not None:
         held = _where(came > ABSENT, held, before)

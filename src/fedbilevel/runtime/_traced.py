@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from fedbilevel.algorithms import Phase, Turn
+from fedbilevel.channels import Channel, count_blocks
 from fedbilevel.problem.stored import fetched
 from fedbilevel.runtime.job import Job
 
@@ -28,10 +29,12 @@ class Exchange:
 
     `down` lists the leaves of the message: which leaf of the server's state each is, if
     any, its floats and bytes. `replaced` are the leaves of that state which change.
+    `up` are the floats and bytes that travel back, `blocks` those of the reply.
     """
 
-    def __init__(self, calls, down, up, replaced) -> None:
+    def __init__(self, calls, down, up, replaced, blocks) -> None:
         self.calls, self.down, self.up, self.replaced = calls, down, up, replaced
+        self.blocks = blocks
 
     def traffic(self, known: frozenset[int]) -> Counter[str]:
         """Count what travels; what a client already holds is not sent again."""
@@ -76,7 +79,14 @@ def trace(
     after = jax.make_jaxpr(lambda s, r: job.public(phase.up(s, r)))(public, reply).jaxpr
     same = zip(after.invars, after.outvars, strict=False)
     replaced = {i for i, (old, new) in enumerate(same) if old is not new}
-    return Exchange(calls, down, _weigh(reply), replaced)
+    up = _weigh_coded(job.channel, reply)
+    return Exchange(calls, down, up, replaced, count_blocks(reply))
+
+
+def _weigh_coded(channel: Channel, reply: PyTree) -> tuple[int, int]:
+    floats, size = _weigh(channel.coded_shape(reply))
+    width = channel.reduction.bytes_per_number
+    return floats, size if width is None else width * floats
 
 
 def _weigh(tree: PyTree) -> tuple[int, int]:

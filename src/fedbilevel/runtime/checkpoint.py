@@ -62,6 +62,7 @@ def fingerprint(job: Job, every: int) -> str:
         job.algorithm.parameters(),
         _told(jax.tree.leaves(static)),
         _told(list(vars(job.problem).values())),
+        _told(job.channel),
         (job.participants, job.upper_batch, job.lower_batch, every),
         jax.tree.leaves(job.private),
         sources((job.data.upper, job.data.lower)),
@@ -133,8 +134,8 @@ def load(folder: Path, like: PyTree, mark: str) -> Snapshot | None:
     if about["fingerprint"] != mark:
         raise CheckpointError(
             f"{path} belongs to another configuration (algorithm, parameters, data, "
-            "start, batch, cohort or random seed differ). Continue it with the "
-            "settings it was made with, or choose a new folder."
+            "start, batch, cohort, channel or random seed differ). Continue it with "
+            "the settings it was made with, or choose a new folder."
         )
     leaves = [
         arrays[f"state/{name}"].astype(leaf.dtype, copy=False)

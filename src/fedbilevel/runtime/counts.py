@@ -19,7 +19,7 @@ from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases, Repeat, Turn, every_phase
 from fedbilevel.runtime import _keys
 from fedbilevel.runtime._traced import SAMPLES, Exchange, trace
-from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
+from fedbilevel.runtime._walk import Times, drawn_times, plain_loop, walk
 from fedbilevel.runtime.job import Job
 
 __all__ = ["Ledger", "count"]
@@ -71,6 +71,11 @@ class Ledger:
             "bytes": total(("bytes_down", "bytes_up")) * self.job.participants,
             "samples": total(SAMPLES) * self.job.participants,
         }
+
+    def blocks(self, key: Key, rounds: int) -> np.ndarray:
+        """Return the blocks of a reply in every exchange, one after the other."""
+        before = self._setup.blocks(key, 1)
+        return np.asarray(before + self._rounds.blocks(key, rounds), np.int64)
 
     def summary(self, key: Key, rounds: int) -> dict[str, Any]:
         """Return the totals of a run."""
@@ -142,11 +147,21 @@ class _Stage:
             everyone = self.job.participants == self.job.sites
             return cost.known_after(known) if everyone else frozenset()
 
-        def times(repeat: Repeat, first: int, turn: int) -> int:
-            return int(lengths[first][turn]) if repeat.random else repeat.times
-
+        times = _known_times(lengths)
         known = walk(self.phases, known, index, visit, plain_loop, times)
         return tally, known
+
+    def blocks(self, key: Key, turns: int) -> list[int]:
+        """Return the blocks of a reply in every exchange, one after the other."""
+        found: list[int] = []
+
+        def visit(carry: None, phase: Phase, number: int, turn: int) -> None:
+            found.append(self._cost(phase, number, turn == 0).blocks)
+
+        times = _known_times(self.drawn_lengths(key, turns))
+        for index in range(turns):
+            walk(self.phases, None, index, visit, plain_loop, times)
+        return found
 
     def _cost(self, phase: Phase, number: int, first: bool) -> Exchange:
         if (number, first) not in self.costs:
@@ -156,3 +171,12 @@ class _Stage:
                 self.job, phase, self.server, self.memory, turn
             )
         return self.costs[number, first]
+
+
+def _known_times(lengths: dict[int, np.ndarray]) -> Times:
+    """Return how often a `Repeat` runs, given how long the random ones are."""
+
+    def times(repeat: Repeat, first: int, turn: int) -> int:
+        return int(lengths[first][turn]) if repeat.random else repeat.times
+
+    return times

@@ -12,7 +12,8 @@ from jaxtyping import Array, Int, PyTree, UInt8
 
 from fedbilevel._blocks import NOTHING, either, is_any, join, split
 from fedbilevel._types import Key, Lower, Metrics, Pair, Upper
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, Phase, Turn, every_phase
+from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import (
     ClientData,
@@ -21,6 +22,7 @@ from fedbilevel.problem import (
     check_problem,
     largest_curvature,
 )
+from fedbilevel.runtime import _keys
 
 __all__ = [
     "ABSENT",
@@ -30,6 +32,7 @@ __all__ = [
     "Job",
     "Kept",
     "State",
+    "reply_shape",
     "start_kept",
     "start_server",
     "start_state",
@@ -41,7 +44,10 @@ OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "bytes", "samples")
 
 
 class Job(eqx.Module):
-    """An algorithm on a problem with data, start, metrics, cohort size and key."""
+    """An algorithm on a problem with data, start, metrics, cohort size, key, channel.
+
+    `channel` is what is done to replies between clients and server.
+    """
 
     algorithm: AbstractAlgorithm
     problem: Problem
@@ -55,6 +61,7 @@ class Job(eqx.Module):
     upper_batch: int | None = eqx.field(static=True)
     lower_batch: int | None = eqx.field(static=True)
     attendance: UInt8[Array, "exchanges clients"] | None = None
+    channel: Channel = PLAIN
 
     @staticmethod
     def of(
@@ -69,6 +76,7 @@ class Job(eqx.Module):
         participants: int | None = None,
         batch: int | None = 1,
         private: Pair = NOTHING,
+        channel: Channel = PLAIN,
     ) -> "Job":
         """Check everything that can be checked before running, and bind it.
 
@@ -93,6 +101,7 @@ class Job(eqx.Module):
         job = Job(
             algorithm, problem, data, x, y, metrics, key, marks, count, batch, batch
         )
+        job = replace(job, channel=_checked(channel, job))
         job.check_curvature(algorithm)
         job._check_metrics()
         return job
@@ -129,6 +138,7 @@ class Job(eqx.Module):
                 f"attendance of shape {attendance.shape}: give a row per exchange with "
                 f"an entry for each of the {self.sites} clients, one of them present."
             )
+        self.channel.check(int((attendance > ABSENT).sum(axis=1).min()))
         record = jnp.asarray(attendance, jnp.uint8)
         return replace(self, attendance=record, participants=self.sites)
 
@@ -159,11 +169,13 @@ class Job(eqx.Module):
 class Kept(eqx.Module):
     """What one client keeps between exchanges, or all of them, stacked.
 
-    `memory` is the algorithm's, `own` the private blocks that the server never has.
+    `memory` is the algorithm's, `own` the private blocks that the server never has,
+    `channel` what its coders remember of each phase, by stage and number.
     """
 
     memory: PyTree
     own: PyTree
+    channel: dict[tuple[int, int], PyTree] | None = None
 
 
 class State(eqx.Module):
@@ -188,8 +200,33 @@ def start_server(job: Job) -> PyTree:
 
 def start_kept(job: Job) -> Kept:
     """Return what a client keeps before its first exchange."""
-    memory = job.algorithm.init_client(job.x, job.y)
-    return Kept(jax.tree.map(strongly_typed, memory), job.own(_first_server(job)))
+    memory = jax.tree.map(strongly_typed, job.algorithm.init_client(job.x, job.y))
+    return Kept(memory, job.own(_first_server(job)), _start_channel(job))
+
+
+def _start_channel(job: Job) -> dict[tuple[int, int], PyTree] | None:
+    if not job.channel.coders:
+        return None
+    stages = {
+        _keys.ROUNDS: job.algorithm.phases(),
+        _keys.SETUP: job.algorithm.setup(),
+    }
+    return {
+        (stage, number): job.channel.start(reply_shape(job, phase))
+        for stage, phases in stages.items()
+        for number, phase in enumerate(every_phase(phases))
+    }
+
+
+def reply_shape(job: Job, phase: Phase) -> PyTree:
+    """Return the shapes of what a client may send in a phase; nothing is computed."""
+
+    def reply() -> PyTree:
+        memory = job.algorithm.init_client(job.x, job.y)
+        message = phase.down(_first_server(job))
+        return phase.local(message, memory, job.oracle(0), Turn(job.key, 0))[1]
+
+    return job.public(jax.eval_shape(reply))
 
 
 def start_state(job: Job) -> State:
@@ -203,6 +240,26 @@ def start_state(job: Job) -> State:
 
 def _first_server(job: Job) -> PyTree:
     return jax.tree.map(strongly_typed, job.algorithm.init_server(job.x, job.y))
+
+
+def _checked(channel: Channel, job: Job) -> Channel:
+    """Return the channel for the participants of a job that it suits."""
+    if channel.is_plain:
+        return channel
+    if job.algorithm.pools:
+        raise InvalidInputError(
+            f"`{type(job.algorithm).__name__}` holds all rows in one place, so nothing "
+            "travels that a channel could protect, compress or reduce. Leave it out."
+        )
+    weights = np.asarray(job.data.weights)
+    if channel.privacy is not None and (weights != weights[0]).any():
+        raise InvalidInputError(
+            "clip and noise protect clients of equal weight: the mean of others "
+            f"depends more on some of them. The weights are {weights.min():g} to "
+            f"{weights.max():g}; make them equal, or leave out clip and noise."
+        )
+    channel.check(job.participants)
+    return channel.shared_by(job.participants)
 
 
 def _private_blocks(

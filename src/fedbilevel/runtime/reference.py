@@ -9,14 +9,15 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.algorithms import Phase, Phases, Turn, every_phase
+from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import StageError
 from fedbilevel.runtime import _keys
 from fedbilevel.runtime._exchange import (
+    Link,
     absorb,
-    answer,
     client_measurement,
     combine_measurements,
-    weighted_mean,
+    reduce_replies,
 )
 from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
 from fedbilevel.runtime.checkpoint import fingerprint
@@ -97,15 +98,16 @@ class ReferenceRuntime:
         self, state: State, phase: Phase, where: tuple[int, int], turn: int, shown: int
     ) -> tuple[State, int | None]:
         job, kept, replies, bad = self.job, state.clients, [], []
+        link = Link.of(job, phase, where)
         message = self._stage(phase, "down", shown, None, phase.down, state.server)
         chosen, renewed = self._participants(state, where, turn)
         for client in chosen:
             now = Turn(_keys.client_key(job.key, *where, client), turn)
             one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
             one = start_kept(job) if client in renewed else one
-            arguments = (job, phase, message, one, now, client)
+            arguments = (message, one, now, client)
             one, reply, finite = self._stage(
-                phase, "local", shown, client, answer, *arguments
+                phase, "local", shown, client, link.answer, *arguments
             )
             kept = jax.tree.map(
                 lambda leaf, new, k=client: leaf.at[k].set(new), kept, one
@@ -115,7 +117,7 @@ class ReferenceRuntime:
                 bad.append(client)
         weights = job.data.weights[jnp.asarray(chosen)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-        mean = weighted_mean(stacked, weights, lambda value: value)
+        mean = reduce_replies(job, stacked, weights, _alone, _alone)
         arguments = (job, phase, state.server, mean)
         server = self._stage(phase, "up", shown, None, absorb, *arguments)
         done = None if state.exchanges is None else state.exchanges + 1
@@ -148,7 +150,7 @@ class ReferenceRuntime:
             )
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
         weights = job.data.weights[: job.sites]
-        mean = weighted_mean(stacked, weights, lambda value: value)
+        mean = weighted_mean(stacked, weights, _alone)
         columns = combine_measurements(job, state.server, mean)
         return {name: np.asarray(value) for name, value in columns.items()}
 
@@ -163,3 +165,8 @@ class ReferenceRuntime:
                 f"round {index + 1}, phase '{phase.name}', stage '{stage}'{who}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+
+def _alone(value: PyTree) -> PyTree:
+    """Return what all devices hold: there is one."""
+    return value

@@ -18,12 +18,14 @@ _GRACE = 1.0  # seconds that a client which was late before is given at least
 class Answers:
     """What clients answered; `refused` has a reason for each that was not taken.
 
-    `traffic` are bytes down, bytes up, and of both those that are not leaves.
+    `traffic` are bytes down, bytes up, and of both those that are not leaves. `mean` is
+    what the server makes of what was taken.
     """
 
     taken: dict[int, Any] = field(default_factory=dict)
     refused: dict[int, RefusedError] = field(default_factory=dict)
     traffic: np.ndarray = field(default_factory=lambda: np.zeros(3, np.int64))
+    mean: Any = None
 
 
 def ask(

@@ -1,5 +1,6 @@
 """What the server says to the sites and what it takes of their answers."""
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,16 +9,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from fedbilevel.algorithms import Phase, Turn
+from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.runtime._exchange import Measurement, answer, client_measurement
+from fedbilevel.runtime._exchange import (
+    Link,
+    Measurement,
+    client_measurement,
+    reduce_replies,
+)
 from fedbilevel.runtime.federation.asking import Answers, ask
 from fedbilevel.runtime.federation.guard import implausible
 from fedbilevel.runtime.federation.plan import algorithm_mark
 from fedbilevel.runtime.federation.roster import Member, Roster
-from fedbilevel.runtime.federation.site import phases_of
+from fedbilevel.runtime.federation.site import shared_reference
 from fedbilevel.runtime.federation.wire import (
     Header,
     RefusedError,
@@ -51,7 +58,7 @@ class Conversation:
         roster.agree(algorithm_mark(job, roster.clients))
         self.site_seconds = 0.0  # of the slowest site in every exchange
         self._futile = 0  # how often all answers were refused, in a row
-        self._replies: dict[tuple[int, int], PyTree] = {}
+        self._shapes: dict[tuple[int, int], PyTree] = {}
         shapes = jax.eval_shape(
             lambda: client_measurement(job, 0, start_server(job), start_kept(job).own)
         )
@@ -80,13 +87,41 @@ class Conversation:
         chosen: list[int],
         stand: Callable[[int], tuple[int, int]],
     ) -> Answers:
-        """Return the replies (tree, whether renewed) of the chosen clients.
+        """Return who of the chosen clients replied, and the mean reply.
 
         `stand(client)` says after which exchange it stands, and which is kept for good.
         """
-        leaves = jax.tree.leaves(message)
+        link = Link.of(self.job, phase, (header.stage, header.phase))
+        coded = self._coded_like(header, link)
+        sealed = None
+        if isinstance(self.job.channel.reduction, SecureMean):
+            sealed = self._sealing.announced(chosen)
+            if sealed is None:
+                return Answers()
+            header, chosen = replace(header, info=sealed.info()), sealed.participants
+        like = coded if sealed is None else self._sealing.like(coded)
+        answers = self._replies(header, message, chosen, stand, like)
+        if sealed is None:
+            self._average(answers, link, message)
+        else:
+            about = shared_reference(self.job, phase, message)
+            self._sealing.average(answers, header, sealed, coded, about)
+            if answers.taken:
+                answers.mean = link.received(message, answers.mean)
+        self._name(header, answers)
+        return answers
+
+    def _replies(
+        self,
+        header: Header,
+        message: PyTree,
+        chosen: list[int],
+        stand: Callable[[int], tuple[int, int]],
+        like: PyTree,
+    ) -> Answers:
+        """Return what came back (tree, whether renewed), each checked by itself."""
+        leaves, spent = jax.tree.leaves(message), []
         names = frozenset(digest(leaf) for leaf in leaves)
-        like = self._reply_like(header)
 
         def addressed(client: int) -> Header:
             accepted, kept = stand(client)
@@ -94,12 +129,12 @@ class Conversation:
 
         def packet_for(client: int, member: Member) -> bytes:
             # In a cohort drawn anew a client may have missed what it should hold.
-            holds = len(chosen) == self.roster.clients and member.info.get("holds")
-            known = member.known if holds else frozenset()
-            return pack(addressed(client), leaves, known)
+            everyone = self.job.participants == self.roster.clients
+            known = member.known if everyone and member.info.get("holds") else ()
+            return pack(addressed(client), leaves, frozenset(known))
 
         def read(client: int, reply: Header, listed: list, body: bytes):
-            if replace(reply, info=None) != addressed(client):
+            if replace(reply, info=header.info) != addressed(client):
                 raise RefusedError(
                     "replayed", "answers another packet than the one sent"
                 )
@@ -110,12 +145,33 @@ class Conversation:
             spent.append(seconds if isinstance(seconds, float) else 0.0)
             return tree, bool(info.get("renewed"))
 
-        spent: list[float] = []
-        answers = self._ask(chosen, packet_for, read, like)
+        answers = self.ask(chosen, packet_for, read, like)
         self.site_seconds += max(spent, default=0.0)
-        self._leave_out_far_ones(answers, phase, message)
-        self._name(header, answers)
         return answers
+
+    def _average(self, answers: Answers, link: Link, message: PyTree) -> None:
+        """Decode the replies, leave out those that are far off, reduce the others."""
+        replies = {
+            client: link.received(message, jax.tree.map(jnp.asarray, coded))
+            for client, (coded, _) in answers.taken.items()
+        }
+        about = None if link.phase.about is None else link.phase.about(message)
+        far = implausible(replies, about, self.roster.terms.tolerance)
+        for client, how in far.items():
+            del answers.taken[client], replies[client]
+            answers.refused[client] = RefusedError("implausible", how)
+        if not replies:
+            return
+        clients = sorted(replies)
+        stacked = jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(replies[client] for client in clients)
+        )
+        weights = self.weights(clients)
+        answers.mean = reduce_replies(self.job, stacked, weights, _here, _here)
+
+    def weights(self, clients: list[int]) -> Float[Array, " clients"]:
+        """Return the weights of some clients."""
+        return jnp.asarray([self.roster.members[client].weight for client in clients])
 
     def measure(
         self, header: Header, server: PyTree, stand: Callable[[int], tuple[int, int]]
@@ -140,17 +196,18 @@ class Conversation:
             return values, dict(reply.info or {})
 
         everyone = list(range(self.roster.clients))
-        answers = self._ask(everyone, packet_for, read, like)
+        answers = self.ask(everyone, packet_for, read, like)
         self._name(header, answers)
         return answers
 
-    def _ask(
+    def ask(
         self,
         clients: list[int],
         packet_for: Callable[[int, Member], bytes],
         read: Callable[[int, Header, list, bytes], Any],
         like: PyTree,
     ) -> Answers:
+        """Ask clients; ask again those whose process is a new one."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
         answers = ask(self.roster, clients, packet_for, read, size + _SPARE)
         if answers.taken:
@@ -174,16 +231,6 @@ class Conversation:
             }
             answers.traffic += more.traffic
         return answers
-
-    def _leave_out_far_ones(
-        self, answers: Answers, phase: Phase, message: PyTree
-    ) -> None:
-        replies = {client: reply for client, (reply, _) in answers.taken.items()}
-        about = None
-        far = implausible(replies, about, self.roster.terms.tolerance)
-        for client, how in far.items():
-            del answers.taken[client]
-            answers.refused[client] = RefusedError("implausible", how)
 
     def _name(self, header: Header, answers: Answers) -> None:
         for client, refusal in sorted(answers.refused.items()):
@@ -217,16 +264,27 @@ class Conversation:
         self.roster.report(f"only {len(answers.taken)} replies, asking again")
         time.sleep(_PAUSE)
 
-    def _reply_like(self, header: Header) -> PyTree:
+    def _coded_like(self, header: Header, link: Link) -> PyTree:
+        """Return the shapes of what travels back in a phase."""
         where = (header.stage, header.phase)
-        if where not in self._replies:
+        if where not in self._shapes:
             job = self.job
 
             def reply() -> PyTree:
-                phase = phases_of(job.algorithm, header.stage)[header.phase]
                 turn = Turn(job.key, jnp.zeros((), jnp.int32))
-                message = phase.down(start_server(job))
-                return answer(job, phase, message, start_kept(job), turn, 0)[1]
+                message = link.phase.down(start_server(job))
+                return link.work(message, start_kept(job), turn, 0)[1]
 
-            self._replies[where] = jax.eval_shape(reply)
-        return self._replies[where]
+            self._shapes[where] = jax.eval_shape(reply)
+        return self._shapes[where]
+
+    @functools.cached_property
+    def _sealing(self) -> Any:
+        # What masks need is loaded only if there are any.
+        from fedbilevel.runtime.federation.unsealing import Unsealing
+
+        return Unsealing(self.roster, self.ask)
+
+
+def _here(value: Any) -> Any:
+    return value

@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Int, PyTree, UInt8
 
 from fedbilevel.algorithms import Phase, Phases
+from fedbilevel.channels import weighted_mean
 from fedbilevel.runtime import _keys
-from fedbilevel.runtime._exchange import absorb, combine_measurements, weighted_mean
+from fedbilevel.runtime._exchange import absorb, combine_measurements
 from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
 from fedbilevel.runtime.driver import Found
 from fedbilevel.runtime.federation.asking import Answers
@@ -167,23 +168,16 @@ class FederationRuntime:
         self, state: Federated, phase: Phase, answers: Answers, exchange: int
     ) -> Federated:
         """Average the replies and record who took part."""
-        clients = sorted(answers.taken)
-        replies = [answers.taken[client][0] for client in clients]
-        server = absorb(self.job, phase, state.server, self._mean(clients, replies))
+        server = absorb(self.job, phase, state.server, answers.mean)
         row = np.full((1, self.roster.clients), ABSENT, np.uint8)
-        for client in clients:
-            row[0, client] = RENEWED if answers.taken[client][1] else PRESENT
+        for client, (_, renewed) in answers.taken.items():
+            row[0, client] = RENEWED if renewed else PRESENT
         return Federated(
             jax.tree.map(np.asarray, server),
             np.where(row[0] > ABSENT, exchange, state.accepted),
             np.concatenate([state.attendance, row]),
             state.traffic,
         )
-
-    def _mean(self, clients: list[int], trees: list[PyTree]) -> PyTree:
-        weights = [self.roster.members[client].weight for client in clients]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-        return weighted_mean(stacked, jnp.asarray(weights), lambda value: value)
 
     def _participants(self, where: tuple[int, int], turn: int) -> list[int]:
         clients, count = self.roster.clients, self.job.participants
@@ -210,7 +204,10 @@ class FederationRuntime:
                 break
             self.conversation.pause(answers)
         clients = sorted(answers.taken)
-        mean = self._mean(clients, [answers.taken[client][0] for client in clients])
+        values = [answers.taken[client][0] for client in clients]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
+        weights = self.conversation.weights(clients)
+        mean = weighted_mean(stacked, weights, lambda value: value)
         if final:
             self.conclusions = {client: answers.taken[client][1] for client in clients}
         columns = combine_measurements(self.job, state.server, mean)

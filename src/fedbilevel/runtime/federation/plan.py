@@ -19,6 +19,7 @@ from jaxtyping import Array
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Pair, Rows, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import Channel
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime.federation.wire import spec_of
 from fedbilevel.runtime.job import Job
@@ -43,6 +44,7 @@ def server_job(
     batch: int | None,
     key: Key,
     private: Pair,
+    channel: Channel,
 ) -> Job:
     """Return a job that knows shapes, keys and costs, but nobody's rows."""
     row = [np.ones((1, 1), np.float32)] * clients
@@ -54,6 +56,7 @@ def server_job(
         participants=participants,
         batch=batch,
         private=private,
+        channel=channel,
     )
     return replace(job, key=key)
 
@@ -72,6 +75,7 @@ def algorithm_mark(job: Job, clients: int) -> str:
         np.asarray(jr.key_data(job.key)).tolist(),
         spec_of((job.x, job.y)),
         [bool(mark) for mark in jax.tree.leaves(job.private)],
-        (clients, job.upper_batch, job.lower_batch),
+        (clients, job.upper_batch, job.lower_batch, job.participants),
+        job.channel.describe(),
     )
     return settings_mark({"parts": parts})

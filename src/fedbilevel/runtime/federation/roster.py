@@ -151,6 +151,11 @@ class Roster:
             if member.algorithm != algorithm:
                 del self.members[client]
                 self.report(f"client {client} is not taken: built another algorithm")
+        if not self.members:
+            raise FedbilevelError(
+                "all clients built another algorithm than the server. Start them with "
+                "the same settings and the same version of fedbilevel."
+            )
 
     def reachable(self, clients: list[int]) -> list[int]:
         """Return those of the clients that have a node now."""

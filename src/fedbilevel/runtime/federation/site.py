@@ -5,6 +5,8 @@ answers every packet; one that does not fit is answered with the reason, and cha
 nothing. It executes nothing that it is sent.
 """
 
+import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +20,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._blocks import join
+from fedbilevel._types import Key
 from fedbilevel.algorithms import AbstractAlgorithm, Phase, Turn, every_phase
+from fedbilevel.channels import SecureMean
 from fedbilevel.runtime import _keys
-from fedbilevel.runtime._exchange import answer, client_measurement
+from fedbilevel.runtime._exchange import Link, client_measurement
 from fedbilevel.runtime.federation.generations import Generations
 from fedbilevel.runtime.federation.wire import (
     Header,
@@ -32,7 +36,7 @@ from fedbilevel.runtime.federation.wire import (
 )
 from fedbilevel.runtime.job import Job, start_kept, start_server
 
-__all__ = ["Marks", "Site", "phases_of"]
+__all__ = ["Marks", "Site", "phases_of", "shared_reference"]
 
 _SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 
@@ -49,6 +53,23 @@ def phases_of(algorithm: AbstractAlgorithm, stage: int) -> list[Phase]:
     """Return the phases of the setup or of a round, by number."""
     setup = stage == _keys.SETUP
     return every_phase(algorithm.setup() if setup else algorithm.phases())
+
+
+class NoisyTurn(Turn):
+    """A turn whose noise comes from a key of the site's own."""
+
+    secret: Key
+
+    def channel_key(self) -> Key:
+        """Return the site's own key."""
+        return self.secret
+
+
+def shared_reference(job: Job, phase: Phase, message: PyTree) -> PyTree | None:
+    """Return what both sides know of a reply before it comes; None where zero."""
+    if job.channel.coders or phase.about is None:
+        return None
+    return phase.about(message)
 
 
 class Site:
@@ -77,6 +98,11 @@ class Site:
         self._held: dict[str, np.ndarray] = {}
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
         self._programs: dict[Any, Callable] = {}
+        self._sealed = isinstance(job.channel.reduction, SecureMean)
+        self._seals: dict[str, Any] = {}
+        self._secret = jax.random.wrap_key_data(
+            jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
+        )
         state = jax.eval_shape(start_server, job)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         self.largest = 4 * size + _SPARE
@@ -96,6 +122,7 @@ class Site:
             "hello": self._hello,
             "exchange": self._exchange,
             "measure": self._measure,
+            "reveal": self._reveal,
         }
         if header.kind not in kinds:
             raise RefusedError("garbage", f"kind {header.kind!r:.40} is not known")
@@ -151,6 +178,8 @@ class Site:
             "weight": float(self.job.data.weights[0]),
             "holds": self.holds,
         }
+        if self._sealed:
+            info["key"] = self._seal(header.experiment).public
         reply = replace(
             header, client=self.client, algorithm=self.marks.algorithm, info=info
         )
@@ -176,11 +205,11 @@ class Site:
         renewed = base is None
         program = self._program(self._work, header.stage, header.phase)
         key = _keys.client_key(self.job.key, header.stage, header.phase, self.client)
+        turn = Turn(key, jnp.asarray(header.turn, jnp.int32))
+        if self.job.channel.privacy is not None:
+            turn = NoisyTurn(turn.key, turn.round, self._noise_key(header, body))
         kept, reply, finite = program(
-            self._arrays,
-            message,
-            generations.start if renewed else base,
-            Turn(key, jnp.asarray(header.turn, jnp.int32)),
+            self._arrays, message, generations.start if renewed else base, turn
         )
         if not bool(finite):
             raise RefusedError(
@@ -189,8 +218,23 @@ class Site:
         generations.put(header.exchange, kept, header.kept)
         if self.holds:
             self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(message)}
+        leaves = _leaves(reply)
+        if self._sealed:
+            about = shared_reference(self.job, phase, message)
+            told, weight = header.info or {}, float(self.job.data.weights[0])
+            seal = self._seal(header.experiment)
+            leaves = [seal.mask(told, reply, weight, about)]
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
-        return pack(replace(header, info=info), _leaves(reply))
+        return pack(replace(header, info=info), leaves)
+
+    def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
+        if not self._sealed or listed or body:
+            raise RefusedError("mask", "there is nothing to reveal")
+        told = header.info or {}
+        if not isinstance(told.get("dropped"), list):
+            raise RefusedError("announcement", "nobody is said to have dropped out")
+        seeds = self._seal(header.experiment).reveal(told)
+        return pack(replace(header, info={"seeds": seeds}))
 
     def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
         server = unpack_tree(listed, body, jax.eval_shape(start_server, self.job))
@@ -203,10 +247,30 @@ class Site:
             info = dict(self.conclude(join(server, stacked)))
         return pack(replace(header, info=info), _leaves(measured))
 
+    def _seal(self, experiment: str) -> Any:
+        """Return this site's keys; what they need is loaded only if they are."""
+        if experiment not in self._seals:
+            from fedbilevel.runtime.federation.sealing import SiteSeal
+
+            seal = SiteSeal.of(experiment, self.client, self.folder)
+            self._seals = {experiment: seal}
+        return self._seals[experiment]
+
+    def _noise_key(self, header: Header, body: bytes) -> Key:
+        """Return a key that nobody else can know, another one for every message.
+
+        Noise that was used twice could be subtracted, as could noise that follows from
+        the run's key, which the server knows.
+        """
+        told = hashlib.sha256(repr(header).encode() + body).digest()
+        for word in np.frombuffer(told, np.uint32)[:4]:
+            self._secret = jax.random.fold_in(self._secret, word)
+        return self._secret
+
     def _work(self, job: Job, stage: int, number: int, *rest: Any) -> Any:
         message, kept, turn = rest
         phase = phases_of(job.algorithm, stage)[number]
-        return answer(job, phase, message, kept, turn, 0)
+        return Link.of(job, phase, (stage, number)).work(message, kept, turn, 0)
 
     def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
         return client_measurement(job, 0, server, own, everything=True)

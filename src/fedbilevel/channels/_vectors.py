@@ -1,0 +1,63 @@
+"""The blocks of a reply as vectors: what is clipped, thinned out or scaled as one.
+
+A block is one field of a `Pair`: x, y or z of a point, or of a direction, with all its
+leaves. Whatever a reply holds outside of pairs is one block together: phases that send
+a single x or y send it bare.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from fedbilevel._types import Pair
+
+__all__ = ["count_blocks", "from_vectors", "to_vectors", "vector_shapes"]
+
+
+def count_blocks(tree: PyTree) -> int:
+    """Return the number of blocks."""
+    return len(_leaf_numbers(tree))
+
+
+def to_vectors(tree: PyTree) -> list[Array]:
+    """Return each block as one vector, of the widest type among its leaves."""
+    leaves = jax.tree.leaves(tree)
+    vectors = []
+    for numbers in _leaf_numbers(tree):
+        block = [leaves[number] for number in numbers]
+        kind = max((leaf.dtype for leaf in block), key=lambda one: one.itemsize)
+        vectors.append(jnp.concatenate([leaf.ravel().astype(kind) for leaf in block]))
+    return vectors
+
+
+def vector_shapes(tree: PyTree) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of these vectors, from arrays or from their shapes."""
+    return jax.eval_shape(to_vectors, tree)
+
+
+def from_vectors(vectors: list[Array], like: PyTree) -> PyTree:
+    """Put the vectors of all blocks back into a tree of these shapes."""
+    shapes, structure = jax.tree.flatten(like)
+    leaves: list[Any] = [None] * len(shapes)
+    for vector, numbers in zip(vectors, _leaf_numbers(like), strict=True):
+        first = 0
+        for number in numbers:
+            shape, last = shapes[number], first + shapes[number].size
+            part = vector[first:last].reshape(shape.shape)
+            leaves[number], first = part.astype(shape.dtype), last
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _leaf_numbers(tree: PyTree) -> list[list[int]]:
+    """Return which leaves make up each block."""
+    leaves, structure = jax.tree.flatten(tree)
+    numbered = jax.tree.unflatten(structure, range(len(leaves)))
+    parts = jax.tree.leaves(numbered, is_leaf=lambda part: isinstance(part, Pair))
+    pairs = [part for part in parts if isinstance(part, Pair)]
+    inside = [getattr(pair, one.name) for pair in pairs for one in fields(pair)]
+    outside = [part for part in parts if not isinstance(part, Pair)]
+    blocks = [jax.tree.leaves(block) for block in (*inside, outside)]
+    return [numbers for numbers in blocks if numbers]

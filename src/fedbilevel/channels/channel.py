@@ -1,0 +1,123 @@
+"""A channel: what is done to replies on their way, and how they become one."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.random as jr
+from jaxtyping import PyTree
+
+from fedbilevel._types import Key
+from fedbilevel.channels._base import AbstractCoder, AbstractReduction
+from fedbilevel.channels._vectors import from_vectors, to_vectors, vector_shapes
+from fedbilevel.channels.coders import Privacy
+from fedbilevel.channels.reductions import Mean
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.schedules import describe
+
+__all__ = ["PLAIN", "Channel"]
+
+
+class Channel(eqx.Module):
+    """Coders that a client's change goes through in turn, and one reduction of all.
+
+    A change is a reply less what both sides know of it beforehand. Without coders it
+    travels as it is. `Privacy` comes first: what follows only sees its output. Only the
+    last coder may compress.
+    """
+
+    coders: tuple[AbstractCoder, ...] = eqx.field(converter=tuple, default=())
+    reduction: AbstractReduction = eqx.field(default_factory=Mean)
+
+    def __check_init__(self) -> None:
+        if any(isinstance(coder, Privacy) for coder in self.coders[1:]):
+            raise InvalidInputError(
+                "`Channel(coders=...)`: Privacy must come first, and once: what a "
+                "coder before it reveals would not be protected."
+            )
+        if any(coder.compresses for coder in self.coders[:-1]):
+            raise InvalidInputError(
+                "`Channel(coders=...)`: only the last coder may compress; leave out "
+                "the others."
+            )
+        compresses = any(coder.compresses for coder in self.coders)
+        if compresses and self.reduction.bytes_per_number is not None:
+            raise InvalidInputError(
+                f"`{type(self.reduction).__name__}` adds up masked numbers of a fixed "
+                "width and place, so replies cannot be compressed. Leave out the "
+                "compression, or use another reduction."
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Say whether replies travel as they are and are averaged as usual."""
+        return not self.coders and type(self.reduction) is Mean
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The coder that protects clients, if there is one."""
+        first = self.coders[0] if self.coders else None
+        return first if isinstance(first, Privacy) else None
+
+    def check(self, participants: int) -> None:
+        """Raise if so few participants cannot be reduced."""
+        self.reduction.check(participants)
+
+    def shared_by(self, participants: int) -> "Channel":
+        """Return the channel for so many participants in an exchange."""
+        if self.privacy is None:
+            return self
+        first = self.privacy.shared_by(participants)
+        return Channel((first, *self.coders[1:]), self.reduction)
+
+    def start(self, change_like: PyTree) -> PyTree:
+        """Return what a client remembers before its first change of these shapes."""
+        return tuple(
+            tuple(coder.start(like) for coder in self.coders)
+            for like in (vector_shapes(change_like) if self.coders else ())
+        )
+
+    def encode(self, change: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        """Return exactly what travels, and what the client remembers then."""
+        if not self.coders:
+            return change, memory
+        coded, held = [], []
+        for number, vector in enumerate(to_vectors(change)):
+            one, kept = self._encode(vector, memory[number], jr.fold_in(key, number))
+            coded.append(one)
+            held.append(kept)
+        return tuple(coded), tuple(held)
+
+    def _encode(self, vector: Any, memory: tuple, key: Key) -> tuple[Any, tuple]:
+        held = []
+        for number, (coder, kept) in enumerate(zip(self.coders, memory, strict=True)):
+            vector, kept = coder.encode(vector, kept, jr.fold_in(key, number))
+            held.append(kept)
+        return vector, tuple(held)
+
+    def decode(self, coded: PyTree, like: PyTree) -> PyTree:
+        """Return the change that arrives; `like` has its shapes."""
+        if not self.coders:
+            return coded
+        vectors = []
+        for vector, shape in zip(coded, vector_shapes(like), strict=True):
+            for coder in reversed(self.coders):
+                vector = coder.decode(vector, shape)
+            vectors.append(vector)
+        return from_vectors(vectors, like)
+
+    def coded_shape(self, like: PyTree) -> PyTree:
+        """Return the shapes of what travels for a change of these shapes."""
+
+        def coded(change: PyTree) -> PyTree:
+            return self.encode(change, self.start(change), jr.key(0))[0]
+
+        return jax.eval_shape(coded, like)
+
+    def describe(self) -> dict[str, Any]:
+        """Return every part as plain numbers and text."""
+        coders = [describe(coder) for coder in self.coders]
+        return {"coders": coders, "reduction": describe(self.reduction)}
+
+
+PLAIN = Channel()

@@ -1,0 +1,141 @@
+"""What a client does to its change before it travels: privacy, or compression."""
+
+import math
+from dataclasses import replace
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int
+
+from fedbilevel._types import Key, Scalar
+from fedbilevel.channels._base import AbstractCoder, Vector, share_of
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.schedules import as_number, is_known
+
+__all__ = ["Levels", "Privacy", "Quantize", "Sparse", "TopK"]
+
+
+class Privacy(AbstractCoder):
+    """Clips every block to the norm `clip` and adds Gaussian noise on the client.
+
+    A coordinate of a client's noise has the standard deviation noise * clip / sqrt(n)
+    with n participants, so that of their sum has noise * clip: `noise` is the noise
+    multiplier of one block. `Job.of` fills in the participants.
+    """
+
+    clip: Float[Array, "..."] = eqx.field(converter=as_number)
+    noise: Float[Array, "..."] = eqx.field(converter=as_number, default=0.0)
+    participants: int = eqx.field(static=True, default=1)
+
+    def __check_init__(self) -> None:
+        if not (is_known(self.clip) and is_known(self.noise)):
+            return
+        clip, noise = float(self.clip), float(self.noise)
+        if not (0 < clip < math.inf and 0 <= noise < math.inf):
+            raise InvalidInputError(
+                f"`Privacy(clip={clip:g}, noise={noise:g})`: clip must be above 0 and "
+                "noise not below 0, both finite."
+            )
+
+    def shared_by(self, participants: int) -> "Privacy":
+        """Return it for so many participants, who add up to the whole noise."""
+        return replace(self, participants=participants)
+
+    def encode(self, vector: Vector, memory: None, key: Key) -> tuple[Vector, None]:
+        """Return the clipped vector with this client's share of the noise."""
+        clip = self.clip.astype(vector.dtype)
+        # Where the norm is below the clip this is 1, without dividing by 0.
+        factor = clip / jnp.maximum(jnp.linalg.norm(vector), clip)
+        share = self.noise.astype(vector.dtype) * clip / math.sqrt(self.participants)
+        draw = jr.normal(key, vector.shape, vector.dtype)
+        return factor * vector + share * draw, memory
+
+
+class Sparse(eqx.Module):
+    """Some entries of a vector, and where they are."""
+
+    indices: Int[Array, " kept"]
+    values: Float[Array, " kept"]
+
+
+class TopK(AbstractCoder):
+    """Sends the largest entries of a block only, with error feedback.
+
+    At least this `fraction` of the entries travels. A client remembers what it has not
+    sent yet, and adds it to its next change in the same phase.
+    """
+
+    compresses: ClassVar[bool] = True
+
+    fraction: float = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise InvalidInputError(
+                f"`TopK(fraction={self.fraction})`: choose a share above 0, at most 1."
+            )
+
+    def start(self, like: jax.ShapeDtypeStruct) -> Vector:
+        """Begin with nothing left to send."""
+        return jnp.zeros(like.shape, like.dtype)
+
+    def encode(self, vector: Vector, memory: Vector, key: Key) -> tuple[Sparse, Vector]:
+        """Return the largest entries of all that is to be sent, and the rest."""
+        del key
+        due = vector + memory
+        count = max(1, share_of(self.fraction, due.size))
+        _, indices = jax.lax.top_k(jnp.abs(due), count)
+        indices = indices.astype(jnp.int32)
+        return Sparse(indices, due[indices]), due.at[indices].set(0)
+
+    def decode(self, coded: Sparse, like: jax.ShapeDtypeStruct) -> Vector:
+        """Return zeros where nothing was sent."""
+        return self.start(like).at[coded.indices].set(coded.values)
+
+
+class Levels(eqx.Module):
+    """A vector as whole numbers of levels, of which `scale` is the highest."""
+
+    scale: Scalar
+    levels: Int[Array, " size"]
+
+
+class Quantize(AbstractCoder):
+    """Rounds a block at random to 2^bits - 1 levels between its extremes, unbiased.
+
+    The highest level is the largest entry in absolute value; an entry is off by less
+    than one level. A level travels in 8 bits, above 8 `bits` in 16. This is QSGD (arXiv
+    1610.02132) with the maximum norm.
+    """
+
+    compresses: ClassVar[bool] = True
+
+    bits: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if not 2 <= self.bits <= 16:
+            raise InvalidInputError(
+                f"`Quantize(bits={self.bits})`: choose between 2 and 16 bits."
+            )
+
+    @property
+    def highest(self) -> int:
+        """The highest level; the lowest is its negative."""
+        return 2 ** (self.bits - 1) - 1
+
+    def encode(self, vector: Vector, memory: None, key: Key) -> tuple[Levels, None]:
+        """Return the extreme, and every entry in levels of it."""
+        scale = jnp.max(jnp.abs(vector))
+        unit = jnp.where(scale > 0, scale, 1)
+        exact = vector / unit * self.highest
+        below = jnp.floor(exact)
+        up = jr.uniform(key, vector.shape, vector.dtype) < exact - below
+        kind = jnp.int8 if self.bits <= 8 else jnp.int16
+        return Levels(scale, below.astype(kind) + up.astype(kind)), memory
+
+    def decode(self, coded: Levels, like: jax.ShapeDtypeStruct) -> Vector:
+        """Return the levels as numbers."""
+        return coded.levels.astype(like.dtype) * (coded.scale / self.highest)

@@ -63,7 +63,7 @@ class SuperLink:
         where = ["--host", host, "--port", port]
         kept = ["--database", str(self.folder.resolve() / "superlink.db")]
         command = [program("flower-superlink"), *where, *kept, *self._security()]
-        quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
+        quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}
         return Process("superlink", command, self.folder, quick)
 
     def _security(self) -> list[str]:

@@ -13,7 +13,7 @@ from fedbilevel.runtime.flower.messages import KIND, as_content, packet_of
 
 __all__ = ["GridTransport"]
 
-_SHORTEST, _LONGEST = 0.01, 0.2  # seconds between two looks for replies
+_SHORTEST, _LONGEST = 0.05, 0.25  # seconds between two looks for replies
 
 
 class GridTransport:

@@ -33,7 +33,7 @@ from fedbilevel.runtime.flower.messages import as_content, packet_of
 
 __all__ = ["Link", "serve_packets"]
 
-_SHORTEST, _LONGEST = 0.02, 0.5  # seconds between two looks for messages
+_SHORTEST, _LONGEST = 0.1, 1.0  # seconds between two looks for messages
 _BUSY = 5.0  # seconds after a message in which the next one is likely
 _RETRY = 3.0  # seconds between two attempts to connect
 

@@ -123,7 +123,10 @@ def _federate(
     experiment.save(folder)
     if not as_json:
         lines = trial.deployment_of(experiment)
-        text = "In a real deployment, on the server and at every site:\n  "
+        text = (
+            "In a real deployment, on the server, behind the proxy of "
+            "docs/deployment.md, and at every site:\n  "
+        )
         Console(stderr=True).print(
             text + "\n  ".join(lines), markup=False, soft_wrap=True
         )
@@ -244,6 +247,9 @@ def node(
     with plain_errors():
         _needs_flower()
         _choose_security(insecure, "root-certificates", root_certificates, private_key)
+        if data is None and not trial:
+            # The task would take a set of its own, and nobody would notice.
+            raise InvalidInputError("give --data, where the rows of this site are.")
         experiment = _experiment(
             task=task,
             algorithm=algorithm,

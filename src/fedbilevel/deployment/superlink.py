@@ -62,6 +62,8 @@ class SuperLink:
             raise InvalidInputError(f"address '{self.address}': write HOST:PORT.")
         where = ["--host", host, "--port", port]
         kept = ["--database", str(self.folder.resolve() / "superlink.db")]
+        # All that our app needs is installed; nothing is to be fetched for a run.
+        kept += ["--disable-runtime-dependency-installation"]
         command = [program("flower-superlink"), *where, *kept, *self._security()]
         quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
         return Process("superlink", command, self.folder, quick)

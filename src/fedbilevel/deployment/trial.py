@@ -68,9 +68,9 @@ def deployment_of(experiment: Experiment) -> list[str]:
     bare = Experiment(**{**asdict(experiment), "options": options})
     shared = " ".join(arguments_of(bare))
     return [
-        f"fedbilevel serve {shared} --address 0.0.0.0:8000 "
+        f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --node-key node0.pub ... --out RUN",
-        f"fedbilevel node {shared} --client 0 --superlink SERVER:8000 "
+        f"fedbilevel node {shared} --client 0 --superlink SERVER:8443 "
         "--root-certificates ca.crt --private-key node0 --data ROWS --state STATE",
     ]
 

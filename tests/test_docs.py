@@ -2,10 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import typer.main
+
+from fedbilevel.cli.app import app
 from fedbilevel.result import Result
 
 ROOT = Path(__file__).parent.parent
@@ -52,3 +56,16 @@ def test_the_readme_shows_the_two_commands():
     for command in ("demo", "test", "bench"):
         assert f"make {command}" in README
         assert f"\n{command}: install" in makefile
+
+
+def test_the_commands_of_the_deployment_guide_can_be_typed():
+    text = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^(?:    |ExecStart=\S*)fedbilevel (\S+) (.*)$", text, re.M)
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    found = {"serve": [], "node": [], "run": [], "federate": [], "replay": []}
+    for name, rest in lines:
+        given = commands[name].make_context(name, shlex.split(rest)).params
+        found[name].append((given.get("task"), given.get("clients")))
+    assert all(found.values()) and len(found["serve"]) == len(found["node"]) == 2
+    # Server and nodes must be started alike.
+    assert len({*found["serve"], *found["node"]}) == 1

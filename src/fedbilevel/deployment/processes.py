@@ -16,6 +16,7 @@ __all__ = [
     "Process",
     "end_all",
     "free_port",
+    "listens",
     "log_tail",
     "read_json",
     "wait_for_port",
@@ -40,6 +41,8 @@ class Process:
         more: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.command = name, list(command)
+        # Flower changes its folder, and would look for a relative home elsewhere.
+        folder = folder.resolve()
         self.log, self.home = folder / f"{name}.log", folder / "homes" / name
         self.more = dict(more or {})
         self.running: subprocess.Popen | None = None
@@ -119,21 +122,26 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for_port(address: str, process: Process, seconds: float = 60.0) -> None:
-    """Wait until somebody listens at an address."""
+def listens(address: str) -> bool:
+    """Say whether somebody listens at an address."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit()):
         raise InvalidInputError(f"address '{address}': write HOST:PORT.")
     host = "127.0.0.1" if host == "0.0.0.0" else host
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for_port(address: str, process: Process, seconds: float = 60.0) -> None:
+    """Wait until somebody listens at an address."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not process.alive:
-            break
-        try:
-            socket.create_connection((host, int(port)), 1).close()
+    while process.alive and time.monotonic() < end:
+        if listens(address):
             return
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     raise FedbilevelError(
         f"{process.name} does not listen at {address}. Its last words: "
         f"{log_tail(process.log)}"

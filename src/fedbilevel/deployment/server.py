@@ -105,12 +105,14 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, dict[str, Any]
     first = min(roster.members)
     facts, start = _told(roster.members[first])
     for client, member in sorted(roster.members.items()):
-        other, begin = _told(member)
-        if other != facts or not _same(start, begin):
+        apart = _differences(roster.members[first], member)
+        apart -= {"rounds"} if experiment.rounds else set()
+        if apart:
             raise InvalidInputError(
-                f"client {client} has another start than client {first}: shapes, "
-                "first values or classes differ. Rows must have the same columns at "
-                "all sites, and labels the same classes."
+                f"client {client} differs from client {first} in "
+                f"{', '.join(sorted(apart))}. Rows must have the same columns at all "
+                "sites, and labels the same classes. What a task recommends may depend "
+                "on the rows: choose it, on the server and at all sites alike."
             )
     x = OrderedDict(zip(facts["x"], start, strict=False))
     y = OrderedDict(zip(facts["y"], start[len(x) :], strict=True))
@@ -142,11 +144,22 @@ def _told(member: Member) -> tuple[dict[str, Any], list[np.ndarray]]:
     return facts, member.start
 
 
-def _same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
-    return len(some) == len(others) and all(
+def _differences(one: Member, other: Member) -> set[str]:
+    """Return the names of what two clients told differently."""
+    (facts, start), (others, begin) = _told(one), _told(other)
+    names = _unlike(facts, others)
+    mine, theirs = facts.get("recommended"), others.get("recommended")
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        names = names - {"recommended"} | _unlike(mine, theirs)
+    same = len(start) == len(begin) and all(
         a.dtype == b.dtype and np.array_equal(a, b)
-        for a, b in zip(some, others, strict=True)
+        for a, b in zip(start, begin, strict=True)
     )
+    return names if same else {*names, "shapes or first values"}
+
+
+def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
 def _result(

@@ -10,12 +10,13 @@ from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import (
     Process,
     end_all,
+    listens,
     log_tail,
     read_json,
     wait_for_port,
 )
 from fedbilevel.deployment.superlink import SuperLink
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiment import Experiment
 from fedbilevel.result import Result
 from fedbilevel.runtime.driver import Watch
@@ -43,6 +44,12 @@ def serve_over_flower(
     its last round; so is a node of the `crowd` on this machine. If `watch` raises
     KeyboardInterrupt, all processes are ended; the folder can be served again.
     """
+    if listens(link.address):
+        # Else the run would be given to a SuperLink that is not ours.
+        raise InvalidInputError(
+            f"somebody listens at {link.address} already: another server, or the "
+            "SuperLink of one that was killed. End it, or choose another address."
+        )
     for name in (apps.PROCESS, apps.ERROR):
         (folder / name).unlink(missing_ok=True)
     superlink = link.process().start()

@@ -16,7 +16,12 @@ from fedbilevel.experiment import Experiment
 from fedbilevel.result import to_plain
 from fedbilevel.run import named_leaves
 from fedbilevel.runtime import Job
-from fedbilevel.runtime.federation import Marks, Site, algorithm_mark
+from fedbilevel.runtime.federation import (
+    Marks,
+    Site,
+    algorithm_mark,
+    settings_mark,
+)
 from fedbilevel.tasks import Task
 
 __all__ = ["build_site"]
@@ -63,7 +68,7 @@ def build_site(
         job,
         client,
         Marks(mark_of(experiment), algorithm_mark(job, clients)),
-        facts=_facts(task, job, name, values),
+        facts=_facts(task, job, name, values, experiment),
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
@@ -86,17 +91,23 @@ def _task(
     return eqx.tree_at(lambda one: one.data, task, share), values
 
 
-def _facts(task: Task, job: Job, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def _facts(
+    task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
+) -> dict[str, Any]:
     """Return what the server must know of the task, which has no rows of its own."""
     values = {option: value for option, value in values.items() if option != "data"}
+    # What a task recommends may depend on the rows; what was chosen does not.
+    chosen = {**experiment.options, **experiment.sizes(task.recommended)}
+    used = {o: str(chosen.get(o, value)) for o, value in task.recommended.items()}
     metrics = jax.eval_shape(task.metrics, task.x, task.y)
     return to_plain(
         {
             "algorithm": name,
-            "recommended": dict(task.recommended),
+            "recommended": used,
             "headline": task.headline,
             "shows_point": task.shows_point,
             "task": values,
+            "classes": settings_mark({"classes": task.classes}),
             "metrics": sorted(metrics),
             "x": _tree.leaf_names(job.x),
             "y": _tree.leaf_names(job.y),

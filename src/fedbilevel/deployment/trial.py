@@ -35,7 +35,8 @@ def federate(
     """
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
-    link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
+    where = f"127.0.0.1:{free_port()}"
+    link = SuperLink(where, folder, certificates=None, remembers=False)
     make = persistent_node if nodes == "persistent" else _stock
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
@@ -49,6 +50,8 @@ def _arguments_of(experiment: Experiment) -> list[str]:
     for name in _OPTIONS:
         if given[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
+    for name, value in experiment.channel_settings().items():
+        words += [f"--{name}", str(value)]
     if experiment.precision != "float32":
         words += ["--precision", experiment.precision]
     for name, value in experiment.options.items():
@@ -68,9 +71,9 @@ def deployment_of(experiment: Experiment) -> list[str]:
     bare = Experiment(**{**asdict(experiment), "options": options})
     shared = " ".join(_arguments_of(bare))
     return [
-        f"fedbilevel serve {shared} --address 0.0.0.0:8000 "
+        f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --node-key node0.pub ... --out RUN",
-        f"fedbilevel node {shared} --client 0 --superlink SERVER:8000 "
+        f"fedbilevel node {shared} --client 0 --superlink SERVER:8443 "
         "--root-certificates ca.crt --private-key node0 --data ROWS --state STATE",
     ]
 

@@ -1,6 +1,5 @@
 """The server's transport: Flower's grid, with our own polling and deadline."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 
@@ -21,10 +20,30 @@ class GridTransport:
 
     def __init__(self, grid: Grid, halt: Callable[[], None]) -> None:
         self.grid, self.halt = grid, halt
-        # A reply may be seen before all of its objects are there. Flower then waits a
-        # second before it looks again, which is longer than a round.
-        quick = functools.partial(pull_objects, initial_backoff=0.02, backoff_cap=0.5)
-        setattr(http_grid, "pull_objects", quick)  # noqa: B010 - not exported
+        self._end = 0.0  # when the exchange must be over
+        setattr(http_grid, "pull_objects", self._pull)  # noqa: B010 - not exported
+
+    def _pull(
+        self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]
+    ) -> dict[str, bytes]:
+        """Pull the objects of a reply, which may be seen before all of them are there.
+
+        Flower would look again after a second, which is longer than a round, and long
+        after the deadline if the node died before it had sent them.
+        """
+
+        def pull(name: str) -> bytes:
+            self.halt()
+            return pull_object_fn(name)
+
+        return pull_objects(
+            object_ids,
+            pull,
+            max_time=self._end - time.monotonic(),
+            max_tries_per_object=None,
+            initial_backoff=0.02,
+            backoff_cap=0.5,
+        )
 
     def nodes(self) -> set[int]:
         """Return the nodes that the SuperLink thinks are alive."""
@@ -52,6 +71,7 @@ class GridTransport:
             for node, packet in packets.items()
         ]
         began, pause, came = time.monotonic(), _SHORTEST, {}
+        self._end = began + seconds
         ids = list(self.grid.push_messages(messages))
         waiting = {i: node for i, node in zip(ids, packets, strict=False) if i}
         while waiting:

@@ -4,11 +4,13 @@ It speaks Flower's Fleet API to an unmodified SuperLink, like `flower-supernode`
 answers packets in this process. The app that the SuperLink would send is not fetched.
 """
 
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -25,8 +27,9 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_object_contents_from_iterable,
 )
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode import fleet_http_connection
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.runtime.flower.messages import as_content, packet_of
@@ -50,6 +53,21 @@ class Link:
     root_certificates: Path | None = None
     private_key: Path | None = None
     patience: float = 300.0
+
+    def authority(self) -> bytes | None:
+        """Return the certificate of the authority, or None to do without encryption."""
+        if self.root_certificates is None:
+            return None
+        try:
+            text = self.root_certificates.read_bytes()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(cadata=text.decode("ascii"))
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(
+                f"{self.root_certificates} cannot be read as a certificate ({error}). "
+                "It must be the server's ca.crt, in PEM."
+            ) from error
+        return text
 
     def keys(self) -> tuple[Any, Any] | None:
         """Return the key pair, or None to be a node of no name."""
@@ -82,9 +100,10 @@ def serve_packets(
     A node that was killed is not let in again until the SuperLink has noticed, about a
     minute later, so attempts to connect are repeated.
     """
-    keys, since = link.keys(), time.monotonic()
+    _keep_this_process()
+    secrets, since = (link.authority(), link.keys()), time.monotonic()
     while not asked_to_stop():
-        connected = _one_connection(link, keys, handle, asked_to_stop, report)
+        connected = _one_connection(link, secrets, handle, asked_to_stop, report)
         if asked_to_stop():
             return
         since = time.monotonic() if connected else since
@@ -100,29 +119,58 @@ def serve_packets(
 
 def _one_connection(
     link: Link,
-    keys: tuple[Any, Any] | None,
+    secrets: tuple[bytes | None, tuple[Any, Any] | None],
     handle: Callable[[bytes], bytes],
     asked_to_stop: Callable[[], bool],
     report: Callable[[str], None],
 ) -> bool:
     """Serve until the connection ends; say whether there was one."""
-    root = link.root_certificates
+    root, keys = secrets
     connected = False
     try:
-        with http_request_response(
-            link.address,
-            root is None,
-            None if root is None else str(root),
-            keys,
-            max_wait_time=_RETRY,
+        with fleet_http_connection.http_request_response(
+            link.address, root is None, root, keys, max_wait_time=_RETRY
         ) as connection:
             connected = True
             report(f"node {connection[0]} at {link.address}")
             _Mailbox(connection).serve(handle, asked_to_stop)
-    except SystemExit as error:
-        # How Flower reports that it could not connect; the reason is in its log.
-        report(f"refused or not reachable (Flower's exit code {error.code})")
+    except _NotLetInError as error:
+        report(f"refused or not reachable: {error}")
     return connected
+
+
+class _NotLetInError(Exception):
+    """What Flower says where it could not connect."""
+
+
+def _keep_this_process() -> None:
+    """Let Flower raise an error where it would end this process.
+
+    If it cannot connect it exits, by force five seconds later, whoever catches that. If
+    it is not authorized, by a wrong clock or a key no longer registered, it sends this
+    process a Ctrl-C, which would look like the operator's.
+    """
+    setattr(fleet_http_connection, "flwr_exit", _not_let_in)  # noqa: B010
+    setattr(fleet_http_connection, "make_simple_http_retry_invoker", _retry)  # noqa: B010
+
+
+def _not_let_in(code: int, message: str) -> NoReturn:
+    reason = message.partition("\n")[2] or message
+    raise _NotLetInError(f"{reason} (Flower's code {code})")
+
+
+def _retry() -> RetryInvoker:
+    invoker = make_simple_http_retry_invoker()
+    hopeless = invoker.should_giveup
+
+    def give_up(error: Exception) -> bool:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == HTTPStatus.UNAUTHORIZED:
+            return True
+        return hopeless is not None and hopeless(error)
+
+    invoker.should_giveup = give_up
+    return invoker
 
 
 class _Mailbox:
@@ -146,7 +194,7 @@ class _Mailbox:
                     pause, last = _SHORTEST, time.monotonic()
                     continue
             except RunNotRunningException:
-                continue  # the server that asked is gone
+                pass  # the server that asked is gone
             if time.monotonic() - last > _BUSY:
                 pause = min(1.5 * pause, _LONGEST)
             time.sleep(pause)

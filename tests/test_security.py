@@ -1,0 +1,245 @@
+"""Who is let in, what may be called, and what never leaves a site."""
+
+import shutil
+import signal
+import ssl
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPSConnection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.superlink.main import create_app
+from flwr.supernode import node_auth_http_interceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from fedbilevel._files import read_arrays
+from fedbilevel.deployment import apps
+from fedbilevel.deployment.processes import Process, free_port, wait_for_port
+from fedbilevel.deployment.superlink import SuperLink
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.runtime.federation import Site, Terms
+from fedbilevel.runtime.flower.node import Link, serve_packets
+from tests.gateway import BLOCK, RULE, Gateway, forwards, make_certificates, make_key
+from tests.planted import assert_plain_arrays, settings, shared_values, sites_with_rows
+
+pytestmark = pytest.mark.xdist_group("flower")
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """A stock SuperLink with TLS that knows the keys of two nodes, and no other."""
+    folder = tmp_path_factory.mktemp("secured")
+    certificates = make_certificates(folder / "certificates")
+    link = SuperLink(f"127.0.0.1:{free_port()}", folder / "run", certificates)
+    keys = [make_key(folder / name) for name in ("node0", "node1")]
+    link.folder.mkdir()
+    process = link.process()
+    process.more["XDG_CACHE_HOME"] = str(folder / "cache")
+    process.start()
+    try:
+        wait_for_port(link.address, process)
+        link.register([key.with_suffix(".pub") for key in keys])
+        yield SimpleNamespace(
+            link=link, folder=folder, keys=keys, root=certificates / "ca.crt"
+        )
+    finally:
+        process.end()
+
+
+def come(link: Link) -> list[str]:
+    """Return what a node says until it is let in; raise if it is not."""
+    said: list[str] = []
+    serve_packets(
+        link,
+        bytes,
+        asked_to_stop=lambda: any(text.startswith("node ") for text in said),
+        report=said.append,
+    )
+    return said
+
+
+def refusal(link: Link) -> str:
+    said: list[str] = []
+    with pytest.raises(FedbilevelError, match="did not let this node in"):
+        serve_packets(link, bytes, asked_to_stop=lambda: False, report=said.append)
+    # Flower ends a process that it could not connect, even if its exit was caught.
+    assert not [one for one in threading.enumerate() if "force_exit" in one.name]
+    return said[0]
+
+
+def test_a_registered_node_gets_in_and_may_come_again(secured):
+    link = Link(secured.link.address, secured.root, secured.keys[0], patience=0)
+    assert come(link) == come(link)
+
+
+@pytest.mark.parametrize(
+    ("stranger", "reason"),
+    [
+        ("a key that is not registered", "2004"),
+        ("no key", "2001"),
+        ("another authority", "CERTIFICATE_VERIFY_FAILED"),
+        ("no encryption", "disconnected"),
+    ],
+)
+def test_others_are_refused(secured, stranger, reason, tmp_path):
+    root, key = secured.root, secured.keys[0]
+    if stranger == "a key that is not registered":
+        key = make_key(tmp_path / "other")
+    elif stranger == "no key":
+        key = None
+    elif stranger == "another authority":
+        root = make_certificates(tmp_path / "others") / "ca.crt"
+    else:
+        root = None
+    said = refusal(Link(secured.link.address, root, key, patience=0))
+    assert reason in said
+
+
+def test_a_node_with_a_wrong_clock_is_told_and_not_interrupted(secured, monkeypatch):
+    interrupted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.append(1))
+    late = datetime.now(UTC) - timedelta(hours=1)
+    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: late)
+    try:
+        link = Link(secured.link.address, secured.root, secured.keys[0], patience=0)
+        assert "401" in refusal(link)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not interrupted
+
+
+def test_an_authority_that_is_none_is_told_at_once(tmp_path):
+    (tmp_path / "ca.crt").write_text("no certificate")
+    (tmp_path / "empty.crt").touch()
+    for path in (tmp_path / name for name in ("ca.crt", "empty.crt", "missing.crt")):
+        with pytest.raises(InvalidInputError, match="cannot be read as a certificate"):
+            come(Link("127.0.0.1:1", path))
+
+
+class _Paths(FleetHttpClient):
+    """Tells which paths a node calls."""
+
+    def _unary_unary(self, *, path: str, **more):  # pyright: ignore[reportIncompatibleMethodOverride]
+        del more
+        return path
+
+
+def test_the_proxy_forwards_what_nodes_call_and_nothing_else():
+    calls = [name for name in vars(FleetHttpClient) if name[0].isupper()]
+    client = _Paths("http://unused")
+    called = {getattr(client, name)(None) for name in calls}
+    client.close()
+    assert len(called) == len(calls) > 10
+    assert {path for path in called if forwards(path) == path} == called
+    routes = iter_route_contexts(create_app().routes)
+    served = {route.path for route in routes if route.path}
+    assert called < served
+    assert {path for path in served if forwards(path)} == called
+    assert {"/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"} < served
+    # With a path of its own nginx forwards what it compared, not what it was sent.
+    assert "proxy_pass https://127.0.0.1:8000/v1/fleet/;" in RULE["/v1/fleet/"]
+
+
+DETOURS = [
+    "/v1/control/list-nodes",
+    "/v1/fleet/../control/list-nodes",
+    "/v1/fleet/%2e%2e/control/list-nodes",
+    "/v1/fleet/..%2fcontrol%2flist-nodes",
+    "//v1/control/list-nodes",
+    "/V1/fleet/../control/list-nodes",
+    "/v1/fleetcontrol",
+]
+
+
+def status_of(address: str, path: str, root: Path) -> int:
+    trust = ssl.create_default_context(cafile=root)
+    caller = HTTPSConnection(address, context=trust, timeout=30)
+    try:
+        caller.request("POST", path, b"", {"content-type": PROTOBUF_MEDIA_TYPE})
+        return caller.getresponse().status
+    finally:
+        caller.close()
+
+
+def test_detours_are_refused(secured):
+    assert not any(map(forwards, DETOURS))
+    # Why there is a rule: the SuperLink itself asks nobody for anything.
+    assert status_of(secured.link.address, DETOURS[0], secured.root) == 200
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
+def test_nginx_does_what_the_rule_says(secured, tmp_path):
+    port = free_port()
+    block = BLOCK.replace("listen 8443", f"listen 127.0.0.1:{port}")
+    block = block.replace("/etc/fedbilevel/certificates", str(secured.root.parent))
+    block = block.replace("127.0.0.1:8000", secured.link.address)
+    parts = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = " ".join(f"{part}_temp_path {tmp_path}/{part};" for part in parts)
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log;\n"
+        f"events {{}}\nhttp {{ access_log off; {paths}\n{block}}}\n"
+    )
+    options = ["-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
+    nginx = Process("nginx", ["nginx", *options], tmp_path).start()
+    try:
+        wait_for_port(f"127.0.0.1:{port}", nginx)
+        address = f"127.0.0.1:{port}"
+        for path in (*DETOURS, "/", "/docs", "/v1/runtime/acquire-task"):
+            assert status_of(address, path, secured.root) == 403
+        come(Link(address, secured.root, secured.keys[1], patience=0))
+    finally:
+        nginx.end()
+
+
+@pytest.fixture
+def nodes():
+    """Start nodes in threads; they end with the test."""
+    stop, threads = threading.Event(), []
+
+    def start(link: Link, site: Site) -> None:
+        threads.append(
+            threading.Thread(
+                target=serve_packets,
+                args=(link, site.handle),
+                kwargs={"asked_to_stop": stop.is_set, "report": lambda text: None},
+            )
+        )
+        threads[-1].start()
+
+    yield start
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def wait_for_result(folder: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not (folder / "result.json").exists():
+        assert not (folder / apps.ERROR).exists(), (folder / apps.ERROR).read_text()
+        assert time.monotonic() < end, "no result in time"
+        time.sleep(0.2)
+
+
+def test_rows_stay_where_they_are(secured, nodes, tmp_path):
+    """A federation over TLS, keys and the guide's proxy, which records all of it."""
+    sites, rows = sites_with_rows(tmp_path, "regularization")
+    folder = secured.link.folder
+    with Gateway(secured.link.address, secured.root.parent) as gateway:
+        for site, key in zip(sites, secured.keys, strict=True):
+            nodes(Link(gateway.address, secured.root, key), site)
+        terms = Terms(deadline=60, patience=120)
+        secured.link.submit(apps.settings_of(settings("regularization"), folder, terms))
+        wait_for_result(folder, 150)
+        assert status_of(gateway.address, DETOURS[0], secured.root) == 403
+    traffic = b"\0".join(gateway.recorded)
+    assert read_arrays(folder / "attendance.npz")["attendance"].tolist() == [[1, 1]] * 2
+    assert rows.found_below(tmp_path / "rows0") and rows.found_below(tmp_path / "rows1")
+    assert not rows.found_in(traffic) and not rows.found_below(folder)
+    assert shared_values(folder).found_in(traffic)
+    assert_plain_arrays(folder)

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test bench theory results clean
+.PHONY: install demo test bench soak theory results clean
 
 install: .venv/installed
 
@@ -23,6 +23,10 @@ test: install
 
 bench: install
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/federation.py
+
+soak: install
+	$(BIN)/python benchmarks/soak.py
 
 theory: install
 	$(BIN)/python benchmarks/theory.py runs/theory

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, every_phase
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
@@ -200,6 +200,20 @@ STRUCTURES = for_cases(
 FEDERATED = for_cases(
     lambda algorithm: any(
         algorithm is one and not one.pools for one in _STRUCTURES.values()
+    )
+)
+
+
+def _demanding(algorithm: AbstractAlgorithm) -> bool:
+    """Say whether clients keep something, or a round has several exchanges."""
+    keeps = algorithm.init_client(jnp.zeros(1), jnp.zeros(1)) is not None
+    return not algorithm.pools and (keeps or len(every_phase(algorithm.phases())) > 1)
+
+
+# Those of the structures that ask most of a runtime: memories, private blocks, nests.
+DEMANDING = for_cases(
+    lambda algorithm: (
+        any(algorithm is one for one in _STRUCTURES.values()) and _demanding(algorithm)
     )
 )
 

@@ -24,6 +24,7 @@ from fedbilevel.errors import (
 from fedbilevel.experiment import Experiment
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import Job, checkpoint, sweep
+from fedbilevel.runtime.job import start_state
 from fedbilevel.tasks import two_client
 
 RUNTIMES = pytest.mark.parametrize("runtime", ["simulator", "reference"])
@@ -180,7 +181,8 @@ def test_nan_names_client_round_and_last_good_checkpoint(tmp_path, runtime):
     assert (error.round, error.phase, error.client) == (3, "local", 2)
     assert error.checkpoint == kept
     job = Job.of(halving(), PROBLEM, data, *START)
-    last = checkpoint.load(tmp_path, job, checkpoint.fingerprint(job, every=1))
+    mark = checkpoint.fingerprint(job, every=1)
+    last = checkpoint.load(tmp_path, start_state(job), mark)
     assert last is not None and last.round == 2
     assert last.state.server.point.y == 0.75
 

@@ -15,7 +15,7 @@ from fedbilevel.runtime.driver import Checkpoints
 from fedbilevel.runtime.federation.generations import Generations
 from fedbilevel.runtime.federation.wire import pack, unpack, unpack_start
 from fedbilevel.runtime.job import ABSENT, RENEWED, start_kept
-from tests.cases import CASES, FEDERATED, for_cases, quadratic_data, quadratic_job
+from tests.cases import CASES, DEMANDING, for_cases, quadratic_data, quadratic_job
 from tests.federation import EXPERIMENT, TERMS, Loopback, server_of, site_of
 
 BSGM, BSGVRM = (
@@ -34,7 +34,7 @@ def loopback(job, folder=None, **more) -> Loopback:
     return Loopback({10 + k: site_of(job, k, folder, **more) for k in range(job.sites)})
 
 
-@FEDERATED
+@DEMANDING
 def test_packets_make_the_numbers_of_the_simulator(case):
     job = quadratic_job(case.algorithm, quadratic_data(3))
     simulated = execute(SimulatorRuntime(job), 3)

@@ -29,8 +29,8 @@ LONGEST = 300  # seconds for all faults together
 EXPERIMENT = Experiment(
     "quadratic",
     "local-bsgvrm",
-    clients=4,
-    rounds=22,
+    clients=3,
+    rounds=20,
     measure_every=6,
     local_steps=2,
     precision="float64",
@@ -64,7 +64,7 @@ class Faults:
             9: self.node_slow,
             12: self.state_from_another_round,
             15: self.superlink_killed,
-            18: self.node_gone,
+            17: self.node_gone,
         }
 
     def __call__(self, done: int, total: int, newest: dict) -> None:
@@ -110,8 +110,8 @@ class Faults:
                 os.kill(int(line.split()[0]), signal.SIGKILL)
 
     def node_gone(self) -> None:
-        self.signal(3, signal.SIGKILL)
-        self.crowd[3].revive = lambda: False
+        self.signal(0, signal.SIGKILL)
+        self.crowd[0].revive = lambda: False
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def federation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation")
     EXPERIMENT.save(folder)
     link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
-    crowd = [trial.persistent_node(EXPERIMENT, k, folder, link) for k in range(4)]
+    crowd = [trial.persistent_node(EXPERIMENT, k, folder, link) for k in range(3)]
     faults = Faults(folder, crowd)
     terms = Terms(deadline=4.0, patience=100.0)
     result = serve_over_flower(
@@ -131,7 +131,7 @@ def federation(tmp_path_factory):
 def test_the_run_finishes_and_replays(federation):
     folder, faults, result = federation
     assert not faults.plan
-    assert result.columns["round"].tolist() == [6, 12, 18, 22]
+    assert result.columns["round"].tolist() == [6, 12, 18, 20]
     deployed, outcome, algorithm = replay(folder)
     point = algorithm.point(outcome.state.server)
     np.testing.assert_allclose(deployed.point["x"], point.x, rtol=1e-10, atol=1e-10)
@@ -141,7 +141,7 @@ def test_the_run_finishes_and_replays(federation):
 def test_the_record_says_who_took_part(federation):
     folder, faults, _ = federation
     came = read_arrays(folder / ATTENDANCE)["attendance"]
-    assert came.shape == (22, 4)
+    assert came.shape == (20, 3)
     begun = faults.begun
     # A node that was killed is back, with its memory.
     killed = came[begun["node_killed"] : begun["server_killed"], 0]
@@ -153,10 +153,10 @@ def test_the_record_says_who_took_part(federation):
     assert (slow == 0).any() and slow[-1] == 1
     # State of another round is not used: this client alone begins anew.
     after = begun["state_from_another_round"]
-    assert (came[after:, 1] == 2).sum() == 1 and (came != 2)[:, [0, 2, 3]].all()
+    assert (came[after:, 1] == 2).sum() == 1 and (came != 2)[:, [0, 2]].all()
     # Who never comes back is missed to the end, by nobody else.
     gone = begun["node_gone"]
-    assert (came[gone + 2 :, 3] == 0).all() and (came[gone + 2 :, :3] > 0).all()
+    assert (came[gone + 2 :, 0] == 0).all() and (came[gone + 2 :, 1:] > 0).all()
 
 
 def test_no_process_is_left(federation):
@@ -167,7 +167,7 @@ def test_no_process_is_left(federation):
 def test_another_federation_with_the_same_state_folders(federation, tmp_path):
     """State of another experiment is neither used nor lost; SIGTERM keeps the run."""
     folder, _, _ = federation
-    for client in range(4):
+    for client in range(3):
         (tmp_path / "nodes").mkdir(exist_ok=True)
         (tmp_path / "nodes" / str(client)).symlink_to(folder / "nodes" / str(client))
     experiment = Experiment(**{**vars(EXPERIMENT), "rounds": 6})

@@ -27,10 +27,10 @@ from fedbilevel.runtime.driver import Checkpoints
 from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, start_state
 from tests.cases import (
     CASES,
+    DEMANDING,
     DX,
     DY,
     EVERY,
-    FEDERATED,
     ROWWISE,
     STRUCTURES,
     for_cases,
@@ -95,7 +95,7 @@ def test_devices_and_chunks_do_not_matter(monkeypatch):
     assert_devices_do_not_matter(job, monkeypatch)
 
 
-@STRUCTURES
+@DEMANDING
 def test_devices_do_not_matter_to_cohorts(case, monkeypatch):
     # What three of five clients keep is gathered from both devices.
     job = quadratic_job(case.algorithm, quadratic_data(5), participants=3)
@@ -113,7 +113,7 @@ def assert_devices_do_not_matter(job, monkeypatch):
     assert_close(here.columns, there.columns, 1e-12)
 
 
-@STRUCTURES
+@DEMANDING
 def test_resumed_is_the_run_never_stopped(case, tmp_path):
     job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
     whole = execute(SimulatorRuntime(job), 4)
@@ -123,7 +123,7 @@ def test_resumed_is_the_run_never_stopped(case, tmp_path):
     assert_close((whole.state, whole.columns), (resumed.state, resumed.columns), 0)
 
 
-@FEDERATED
+@DEMANDING
 def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     order = [2, 0, 1]
     data = quadratic_data(3)
@@ -144,7 +144,7 @@ def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     assert_close(here, there, 1e-12)
 
 
-@STRUCTURES
+@DEMANDING
 def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
     job = quadratic_job(case.algorithm, quadratic_data(3))
     other = shorter(case.algorithm)
@@ -161,7 +161,7 @@ def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
         assert_close(alone.columns, outcome.columns, 1e-12)
 
 
-@STRUCTURES
+@DEMANDING
 def test_another_step_size_does_not_compile_again(case):
     job = quadratic_job(case.algorithm, quadratic_data(3))
     first = SimulatorRuntime(job)
@@ -185,7 +185,7 @@ def test_states_keep_their_shapes_and_types(case):
         assert (left.shape, left.dtype) == (right.shape, right.dtype)
 
 
-@STRUCTURES
+@DEMANDING
 def test_measuring_less_often_measures_the_same(case):
     job = quadratic_job(case.algorithm, quadratic_data(3))
     every = execute(SimulatorRuntime(job), 7)

@@ -102,6 +102,7 @@ class Roster:
         self.members: dict[int, Member] = {}
         self.algorithm = ""  # its fingerprint, once that is agreed on
         self._met: set[int] = set()
+        self._present: set[int] = set()  # when last looked
 
     def gather(self, seconds: float, enough: int) -> None:
         """Wait until all clients came; raise if fewer than `enough` are there then."""
@@ -123,9 +124,9 @@ class Roster:
 
     def refresh(self) -> None:
         """Forget nodes that left; say hello to those that are new."""
-        present = self.transport.nodes()
-        self._met &= present
-        fresh = present - self._met
+        self._present = self.transport.nodes()
+        self._met &= self._present
+        fresh = self._present - self._met
         if not fresh:
             return
         hello = Header(
@@ -158,12 +159,11 @@ class Roster:
             )
 
     def reachable(self, clients: list[int]) -> list[int]:
-        """Return those of the clients that have a node now."""
-        present = self.transport.nodes()
+        """Return those of the clients that had a node when last looked."""
         return [
             client
             for client in clients
-            if client in self.members and self.members[client].node in present
+            if client in self.members and self.members[client].node in self._present
         ]
 
     def again(self, client: int) -> None:

@@ -251,10 +251,8 @@ def with_channel(job, **settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"compress": "topk:0.4"},
+        {"clip": 0.5, "compress": "topk:0.4"},
         {"compress": "quantize:8"},
-        {"clip": 0.5},
-        {"aggregate": "median"},
         {"aggregate": "krum:1"},
     ],
     ids=str,

@@ -10,7 +10,6 @@ import signal
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -21,7 +20,6 @@ from fedbilevel.deployment.server import ATTENDANCE, replay
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiment import Experiment
-from fedbilevel.result import Result
 from fedbilevel.runtime.federation import Terms
 
 pytestmark = pytest.mark.xdist_group("flower")
@@ -114,22 +112,36 @@ class Faults:
         self.crowd[0].revive = lambda: False
 
 
+def stop_at_once(done: int, total: int, newest: dict) -> None:
+    """Ask the run to stop when it has begun, as Ctrl-C does."""
+    if done:
+        raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation")
     EXPERIMENT.save(folder)
+    strange = folder / "nodes" / "0" / "another.npz"
+    strange.parent.mkdir(parents=True)
+    strange.write_bytes(b"the state of another experiment")
     link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
     crowd = [trial.persistent_node(EXPERIMENT, k, folder, link) for k in range(3)]
-    faults = Faults(folder, crowd)
     terms = Terms(deadline=4.0, patience=100.0)
+    with pytest.raises(KeyboardInterrupt, match="After round"):
+        serve_over_flower(
+            EXPERIMENT, folder, terms, link, watch=stop_at_once, crowd=crowd
+        )
+    left = [line for line in processes() if str(folder) in line]
+    faults = Faults(folder, crowd)
     result = serve_over_flower(
         EXPERIMENT, folder, terms, link, watch=faults, crowd=crowd
     )
-    return folder, faults, result
+    return folder, faults, result, left
 
 
 def test_the_run_finishes_and_replays(federation):
-    folder, faults, result = federation
+    folder, faults, result, _ = federation
     assert not faults.plan
     assert result.columns["round"].tolist() == [6, 12, 18, 20]
     deployed, outcome, algorithm = replay(folder)
@@ -139,7 +151,7 @@ def test_the_run_finishes_and_replays(federation):
 
 
 def test_the_record_says_who_took_part(federation):
-    folder, faults, _ = federation
+    folder, faults, _, _ = federation
     came = read_arrays(folder / ATTENDANCE)["attendance"]
     assert came.shape == (20, 3)
     begun = faults.begun
@@ -159,38 +171,12 @@ def test_the_record_says_who_took_part(federation):
     assert (came[gone + 2 :, 0] == 0).all() and (came[gone + 2 :, 1:] > 0).all()
 
 
-def test_no_process_is_left(federation):
-    folder, _, _ = federation
+def test_a_run_that_is_stopped_leaves_a_checkpoint_and_no_process(federation):
+    folder, _, result, left = federation
+    assert not left
+    assert json.loads((folder / "federation.json").read_text())["attempt"] >= 2
     assert not any(str(folder) in line for line in processes())
-
-
-def test_another_federation_with_the_same_state_folders(federation, tmp_path):
-    """State of another experiment is neither used nor lost; SIGTERM keeps the run."""
-    folder, _, _ = federation
-    for client in range(3):
-        (tmp_path / "nodes").mkdir(exist_ok=True)
-        (tmp_path / "nodes" / str(client)).symlink_to(folder / "nodes" / str(client))
-    experiment = Experiment(**{**vars(EXPERIMENT), "rounds": 6})
-    experiment.save(tmp_path)
-
-    def stop_at_three(done, total, newest):
-        if done >= 3:
-            raise KeyboardInterrupt
-
-    terms = Terms(deadline=20.0, patience=100.0)
-    with pytest.raises(KeyboardInterrupt, match="After round"):
-        trial.federate(
-            experiment, tmp_path, terms, nodes="persistent", watch=stop_at_three
-        )
-    assert not any(str(tmp_path) in line for line in processes())
-    assert not (tmp_path / "result.json").exists()
-    done = json.loads((tmp_path / apps.PROGRESS).read_text())["done"]
-    assert 3 <= done < 6
-    trial.federate(
-        experiment, tmp_path, terms, nodes="persistent", watch=lambda *_: None
-    )
-    deployed, outcome, algorithm = replay(tmp_path)
-    point = jax.tree.map(np.asarray, algorithm.point(outcome.state.server))
-    np.testing.assert_allclose(deployed.point["x"], point.x, rtol=1e-10, atol=1e-10)
-    assert (read_arrays(tmp_path / ATTENDANCE)["attendance"] == 1).all()
-    assert Result.load(tmp_path).config["runtime"] == "flower"
+    # State of another experiment is neither used nor lost.
+    strange = folder / "nodes" / "0" / "another.npz"
+    assert strange.read_bytes() == b"the state of another experiment"
+    assert result.config["runtime"] == "flower"

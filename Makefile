@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test bench soak theory results clean
+.PHONY: install demo test slow bench soak theory results clean
 
 install: .venv/installed
 
@@ -20,6 +20,10 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+# What would take `make test` beyond twenty minutes on two cores.
+slow: install
+	$(BIN)/pytest -m slow -n 2 --dist loadgroup
 
 bench: install
 	$(BIN)/python benchmarks/speed.py

@@ -96,6 +96,7 @@ def test_all_images_are_shared_out_once(task):
     assert pooled["image"].shape[1:] == (64,)
 
 
+@pytest.mark.slow
 def test_the_search_learns(task):
     sizes: Any = {"clients": 2, "rounds": 12, "measure_every": 11}
     result = Experiment("architecture", "fedbio", **sizes).run()

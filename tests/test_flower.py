@@ -22,7 +22,7 @@ from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiment import Experiment
 from fedbilevel.runtime.federation import Terms
 
-pytestmark = pytest.mark.xdist_group("flower")
+pytestmark = [pytest.mark.xdist_group("flower"), pytest.mark.slow]
 LONGEST = 300  # seconds for all faults together
 EXPERIMENT = Experiment(
     "quadratic",

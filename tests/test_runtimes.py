@@ -58,6 +58,7 @@ def test_simulator_is_reference_for_cohorts(case):
     assert_simulator_is_reference(case, 2, "float64", 1e-12)
 
 
+@pytest.mark.slow
 @STRUCTURES
 def test_simulator_is_reference_for_all_clients(case):
     assert_simulator_is_reference(case, 3, "float64", 1e-12)

@@ -153,6 +153,7 @@ def test_the_spread_leaves_the_averaged_problem_alone(clients):
         make(clients, spread=1.1)
 
 
+@pytest.mark.slow
 def test_the_error_falls_with_clients_as_claimed():
     """The reproduction of docs/theory.md in small: a quarter of the iterations."""
     experiment = Experiment("quadratic", "local-bsgvrm")
@@ -161,6 +162,7 @@ def test_the_error_falls_with_clients_as_claimed():
     assert found["low"] < found["exponent"] < found["high"]
 
 
+@pytest.mark.slow
 def test_iterations_to_a_target_fall_with_clients():
     experiment = Experiment("quadratic", "local-bsgm")
     (target,) = default_targets(BASE[1], 4, (2,))
@@ -220,6 +222,7 @@ def test_check_theory_tells_both_sides_and_what_to_do():
     assert call(*command, *obeyed)["holds"]
 
 
+@pytest.mark.slow
 def test_a_calibration_keeps_to_what_it_is_told():
     short = Experiment("regularization", "local-bsgm", rounds=4, options={"q": "1"})
     told = calibrate(replace(short, options={"q": "1", "eta": "0.3"}), 1, 2)

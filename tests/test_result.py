@@ -207,7 +207,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, kind):
     columns = {"round": np.asarray([2]), "loss": np.asarray([0.1], kind)}
     saved = checkpoint.Snapshot(state, columns, 2, {"compile": 1 / 3, "run": 0.1})
     checkpoint.save(tmp_path, saved, "mark")
-    loaded = checkpoint.load(tmp_path, job, "mark")
+    loaded = checkpoint.load(tmp_path, start_state(job), "mark")
     assert loaded is not None
     assert jax.tree.structure(loaded.state) == jax.tree.structure(state)
     pairs = zip(*map(jax.tree.leaves, (loaded.state, state)), strict=True)
@@ -218,7 +218,8 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, kind):
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path):
-    assert checkpoint.load(tmp_path, bare_job(float), "mark") is None
+    blank = start_state(bare_job(float))
+    assert checkpoint.load(tmp_path, blank, "mark") is None
 
 
 def assert_same_trajectory(one: Result, other: Result) -> None:

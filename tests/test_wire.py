@@ -51,7 +51,9 @@ def leaves_of(packet):
 def flipped(packet, draw):
     """Change some bytes."""
     changed = bytearray(packet)
-    for place in draw.integers(0, len(packet), draw.integers(1, 5)):
+    # Different places: the same one twice could change nothing.
+    count = draw.integers(1, 5)
+    for place in draw.choice(len(packet), count, replace=False):
         changed[place] ^= int(draw.integers(1, 256))
     return bytes(changed)
 
@@ -135,8 +137,9 @@ def wrong_kind_of_field(packet, draw):
 
 
 def framed(packet, text, body):
-    digest = hashlib.sha256(text + body).digest()
-    return packet[:4] + len(text).to_bytes(4, "big") + digest + text + body
+    length = len(text).to_bytes(4, "big")
+    digest = hashlib.sha256(length + text + body).digest()
+    return packet[:4] + length + digest + text + body
 
 
 MUTATIONS = [

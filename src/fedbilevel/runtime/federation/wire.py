@@ -2,7 +2,7 @@
 
     magic "FBL" and the protocol version     4 bytes
     length of the header, big endian         4 bytes
-    SHA-256 of all that follows             32 bytes
+    SHA-256 of that length and the rest     32 bytes
     header, JSON with keys in order
     the leaves of a tree, one after the other, little endian
 
@@ -116,8 +116,8 @@ def pack(
     head = {**asdict(header), "leaves": listed}
     text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False)
     rest = b"".join([text.encode(), *body])
-    frame = _MAGIC + len(text.encode()).to_bytes(4, "big")
-    return frame + hashlib.sha256(rest).digest() + rest
+    length = len(text.encode()).to_bytes(4, "big")
+    return _MAGIC + length + hashlib.sha256(length + rest).digest() + rest
 
 
 def unpack(packet: bytes, largest: int) -> tuple[Header, list, bytes]:
@@ -136,7 +136,7 @@ def unpack(packet: bytes, largest: int) -> tuple[Header, list, bytes]:
         )
     length = int.from_bytes(packet[4:8], "big")
     rest = packet[FRAME_BYTES:]
-    if hashlib.sha256(rest).digest() != packet[8:FRAME_BYTES]:
+    if hashlib.sha256(packet[4:8] + rest).digest() != packet[8:FRAME_BYTES]:
         raise RefusedError("damaged", "checksum differs, or the packet is cut off")
     if length > min(len(rest), _LONGEST_HEADER):
         raise RefusedError("garbage", f"announces a header of {length} bytes")

@@ -22,7 +22,7 @@ from fedbilevel.runtime import Job, mesh
 from fedbilevel.runtime.driver import Checkpoints, Watch
 from fedbilevel.tasks._base import option_defaults
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "headline_only"]
 
 _FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
@@ -82,7 +82,7 @@ class Experiment:
             measure_every=self.measure_every,
             runtime=self.runtime,
             keeper=keeper,
-            watch=_headline_only(watch, task.headline),
+            watch=headline_only(watch, task.headline),
             task=self.task,
             config={**config, "seed": self.seed},
             delta=self.delta,
@@ -228,7 +228,8 @@ class Experiment:
         return for_task, rest
 
 
-def _headline_only(watch: Watch | None, headline: str) -> Watch | None:
+def headline_only(watch: Watch | None, headline: str) -> Watch | None:
+    """Return a watch that is shown one metric alone."""
     if watch is None:
         return None
 

@@ -17,7 +17,7 @@ from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.deployment.settings import clients_of, mark_of
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiment import Experiment, headline_only
 from fedbilevel.result import Result
 from fedbilevel.run import result_of
 from fedbilevel.runtime import Job, Ledger, Outcome, SimulatorRuntime, execute
@@ -71,7 +71,7 @@ def serve(
         rounds,
         measure_every=experiment.measure_every,
         checkpoints=Checkpoints(folder, every_rounds=1),
-        watch=watch,
+        watch=headline_only(watch, facts["headline"]),
     )
     result = _result(experiment, facts, outcome, runtime)
     write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})

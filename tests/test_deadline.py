@@ -1,59 +1,93 @@
-"""A reply of which only a part arrived holds nobody up beyond the deadline."""
+"""Parts of a message that are missing hold nobody up beyond the deadline."""
 
 import time
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
+from flwr.proto.message_pb2 import (
+    Message,
+    ObjectTree,
+    PullObjectResponse,
+    PushObjectResponse,
 )
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import http_grid
 
 from fedbilevel.runtime.flower.grid import GridTransport
 
 
-class HalfAReply:
-    """Announces a reply whose objects never come: its node died while sending."""
-
-    def push_messages(self, messages: list) -> list[str]:
-        return ["asked"] * len(messages)
-
-    def pull_messages(self, ids: list[str]) -> list:
-        def pull(name: str) -> bytes:
-            raise ObjectUnavailableError(name)
-
-        try:
-            vars(http_grid)["pull_objects"](object_ids=ids, pull_object_fn=pull)
-        except ObjectPullError:
-            pass
-        return []
+def announced(request: Any) -> PullAppMessagesResponse:
+    """A reply is there, but its packet is not: its node died while it sent it."""
+    reply = Message()
+    reply.metadata.message_id = "reply"
+    reply.metadata.reply_to_message_id = "asked"
+    tree = ObjectTree(object_id="reply", children=[ObjectTree(object_id="packet")])
+    return PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
 
 
-@pytest.fixture(autouse=True)
-def in_a_run(monkeypatch):
-    """Pretend to be a ServerApp; what the transport changes in Flower is restored."""
-    monkeypatch.setattr(http_grid, "pull_objects", vars(http_grid)["pull_objects"])
+def everything(request: Any) -> PushAppMessagesResponse:
+    """The SuperLink has nothing yet of a message."""
+    (tree,) = request.message_object_trees
+    wanted = [node.object_id for node in iterate_object_tree(tree)]
+    return PushAppMessagesResponse(message_ids=["asked"], objects_to_push=wanted)
+
+
+@pytest.fixture
+def grid(monkeypatch) -> Any:
+    """What a ServerApp has of Flower."""
     for name in ("_run_id", "_task_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
+    client = SimpleNamespace(
+        PushMessages=everything,
+        PushObject=lambda request: PushObjectResponse(stored=True),
+        PullMessages=announced,
+        PullObject=lambda request: PullObjectResponse(
+            object_found=True, object_available=False
+        ),
+    )
+    run = SimpleNamespace(run_id=1)
+    return SimpleNamespace(_runtime_client=client, node=None, run=run)
 
 
-def test_it_counts_as_none_at_the_deadline():
-    transport = GridTransport(cast(Any, HalfAReply()), lambda: None)
+def test_it_counts_as_none_at_the_deadline(grid):
+    transport = GridTransport(grid, lambda: None)
     began = time.monotonic()
     assert transport.exchange({7: b"packet"}, 0.5, lambda *_: False) == {}
     assert 0.4 < time.monotonic() - began < 5
 
 
-def test_a_server_that_waits_for_it_can_be_stopped():
+def test_a_server_that_waits_for_it_can_be_stopped(grid):
     end = time.monotonic() + 0.5
 
     def halt() -> None:
         if time.monotonic() > end:
             raise KeyboardInterrupt
 
-    transport = GridTransport(cast(Any, HalfAReply()), halt)
+    transport = GridTransport(grid, halt)
     with pytest.raises(KeyboardInterrupt):
         transport.exchange({7: b"packet"}, 60, lambda *_: False)
     assert time.monotonic() < end + 5
+
+
+def test_nobody_was_asked_if_the_superlink_forgot_the_message_meanwhile(grid):
+    grid._runtime_client.PushObject = lambda request: PushObjectResponse(stored=False)
+    transport = GridTransport(grid, lambda: None)
+    began = time.monotonic()
+    assert transport.exchange({7: b"packet"}, 60, lambda *_: False) == {}
+    assert time.monotonic() - began < 5
+
+
+def test_the_packet_is_sent_last(grid):
+    """Then nobody can confirm a message, and delete it, while it is being sent."""
+    sent = []
+
+    def push(request: Any) -> PushObjectResponse:
+        sent.append(b"the packet" in request.object_content)
+        return PushObjectResponse(stored=True)
+
+    grid._runtime_client.PushObject = push
+    transport = GridTransport(grid, lambda: None)
+    transport.exchange({7: b"the packet"}, 0.1, lambda *_: False)
+    assert sent == [False, False, True]

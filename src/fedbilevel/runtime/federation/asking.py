@@ -72,6 +72,8 @@ def _read(
     info = header.info or {}
     if header.kind == "refused":
         raise RefusedError(str(info.get("reason")), str(info.get("detail")))
+    if header.client != client:
+        raise RefusedError("client", f"answers as client {header.client}")
     return read(client, header, listed, body)
 
 

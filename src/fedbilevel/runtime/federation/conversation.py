@@ -26,6 +26,7 @@ from fedbilevel.runtime.federation.plan import algorithm_mark
 from fedbilevel.runtime.federation.roster import Member, Roster
 from fedbilevel.runtime.federation.site import shared_reference
 from fedbilevel.runtime.federation.wire import (
+    EVERYONE,
     Header,
     RefusedError,
     digest,
@@ -73,7 +74,7 @@ class Conversation:
             identity.experiment,
             self.roster.algorithm,
             identity.task,
-            client=0,
+            EVERYONE,
             attempt=identity.attempt,
             round=shown + 1,
             exchange=exchange,
@@ -123,18 +124,20 @@ class Conversation:
         leaves, spent = jax.tree.leaves(message), []
         names = frozenset(digest(leaf) for leaf in leaves)
 
-        def addressed(client: int) -> Header:
-            accepted, kept = stand(client)
-            return replace(header, client=client, accepted=accepted, kept=kept)
+        @functools.cache
+        def packed(accepted: int, kept: int, known: frozenset[str]) -> bytes:
+            return pack(replace(header, accepted=accepted, kept=kept), leaves, known)
 
         def packet_for(client: int, member: Member) -> bytes:
             # In a cohort drawn anew a client may have missed what it should hold.
             everyone = self.job.participants == self.roster.clients
             known = member.known if everyone and member.info.get("holds") else ()
-            return pack(addressed(client), leaves, frozenset(known))
+            return packed(*stand(client), frozenset(known))
 
         def read(client: int, reply: Header, listed: list, body: bytes):
-            if replace(reply, info=header.info) != addressed(client):
+            accepted, kept = stand(client)
+            asked = replace(header, client=client, accepted=accepted, kept=kept)
+            if replace(reply, info=header.info) != asked:
                 raise RefusedError(
                     "replayed", "answers another packet than the one sent"
                 )
@@ -180,11 +183,12 @@ class Conversation:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
         like = self._measurement
 
+        @functools.cache
+        def packed(accepted: int, kept: int) -> bytes:
+            return pack(replace(header, accepted=accepted, kept=kept), leaves)
+
         def packet_for(client: int, member: Member) -> bytes:
-            accepted, kept = stand(client)
-            return pack(
-                replace(header, client=client, accepted=accepted, kept=kept), leaves
-            )
+            return packed(*stand(client))
 
         def read(client: int, reply: Header, listed: list, body: bytes):
             same = ("kind", "experiment", "attempt", "round", "exchange")

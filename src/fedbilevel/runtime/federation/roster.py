@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runtime.federation.wire import (
+    EVERYONE,
     Header,
     RefusedError,
     pack,
@@ -134,7 +135,7 @@ class Roster:
             self.identity.experiment,
             "",
             self.identity.task,
-            0,
+            EVERYONE,
             self.identity.attempt,
         )
         packet = pack(hello)

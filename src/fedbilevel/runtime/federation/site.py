@@ -8,7 +8,7 @@ nothing. It executes nothing that it is sent.
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fedbilevel.runtime import _keys
 from fedbilevel.runtime._exchange import Link, client_measurement
 from fedbilevel.runtime.federation.generations import Generations
 from fedbilevel.runtime.federation.wire import (
+    EVERYONE,
     Header,
     RefusedError,
     digest,
@@ -115,7 +116,7 @@ class Site:
             return self._answer(header, listed, body)
         except RefusedError as refusal:
             info = {"reason": refusal.reason, "detail": refusal.detail}
-            return pack(replace(header, kind="refused", info=info))
+            return self._reply(replace(header, kind="refused", info=info))
 
     def _answer(self, header: Header, listed: list, body: bytes) -> bytes:
         kinds = {
@@ -134,15 +135,16 @@ class Site:
             self._check(header)
         return kinds[header.kind](header, listed, body)
 
+    def _reply(self, header: Header, leaves: Sequence[np.ndarray] = ()) -> bytes:
+        return pack(replace(header, client=self.client), leaves)
+
     def _check(self, header: Header) -> None:
         if header.algorithm != self.marks.algorithm:
             raise RefusedError(
                 "algorithm", "the server built another algorithm than here"
             )
-        if header.client != self.client:
-            raise RefusedError(
-                "client", f"for client {header.client}, not {self.client}"
-            )
+        if header.client != EVERYONE:
+            raise RefusedError("client", f"comes from client {header.client}")
         held = self._generations(header.experiment)
         if held is None:
             raise RefusedError("experiment", f"{header.experiment!r:.40} said no hello")
@@ -180,10 +182,8 @@ class Site:
         }
         if self._sealed:
             info["key"] = self._seal(header.experiment).public
-        reply = replace(
-            header, client=self.client, algorithm=self.marks.algorithm, info=info
-        )
-        return pack(reply, _leaves((self.job.x, self.job.y)))
+        reply = replace(header, algorithm=self.marks.algorithm, info=info)
+        return self._reply(reply, _leaves((self.job.x, self.job.y)))
 
     def _exchange(self, header: Header, listed: list, body: bytes) -> bytes:
         phases = phases_of(self.job.algorithm, min(header.stage, _keys.SETUP))
@@ -225,7 +225,7 @@ class Site:
             seal = self._seal(header.experiment)
             leaves = [seal.mask(told, reply, weight, about)]
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
-        return pack(replace(header, info=info), leaves)
+        return self._reply(replace(header, info=info), leaves)
 
     def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
         if not self._sealed or listed or body:
@@ -234,7 +234,7 @@ class Site:
         if not isinstance(told.get("dropped"), list):
             raise RefusedError("announcement", "nobody is said to have dropped out")
         seeds = self._seal(header.experiment).reveal(told)
-        return pack(replace(header, info={"seeds": seeds}))
+        return self._reply(replace(header, info={"seeds": seeds}))
 
     def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
         server = unpack_tree(listed, body, jax.eval_shape(start_server, self.job))
@@ -245,7 +245,7 @@ class Site:
         if header.info and header.info.get("final") and self.conclude is not None:
             stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], base.own)
             info = dict(self.conclude(join(server, stacked)))
-        return pack(replace(header, info=info), _leaves(measured))
+        return self._reply(replace(header, info=info), _leaves(measured))
 
     def _seal(self, experiment: str) -> Any:
         """Return this site's keys; what they need is loaded only if they are."""

@@ -75,10 +75,10 @@ class Unsealing:
     ) -> Seeds:
         """Ask those who replied for the seeds they share with those who did not."""
         info = {**told.info(), "dropped": missing}
-        asked = replace(header, kind="reveal", info=info)
+        packet = pack(replace(header, kind="reveal", info=info))
 
         def packet_for(client: int, member: Member) -> bytes:
-            return pack(replace(asked, client=client))
+            return packet
 
         def read(client: int, reply: Header, listed: list, body: bytes):
             if reply.kind != "reveal" or reply.exchange != header.exchange:

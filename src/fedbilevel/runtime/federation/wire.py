@@ -24,6 +24,7 @@ from jaxtyping import PyTree
 from fedbilevel.errors import FedbilevelError
 
 __all__ = [
+    "EVERYONE",
     "FRAME_BYTES",
     "Header",
     "RefusedError",
@@ -36,7 +37,8 @@ __all__ = [
     "unpack_tree",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
+EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
 _MAGIC = b"FBL" + bytes([PROTOCOL])
 FRAME_BYTES = len(_MAGIC) + 4 + 32  # before the header
 _LONGEST_HEADER = 1 << 20
@@ -56,8 +58,10 @@ class RefusedError(FedbilevelError):
 class Header:
     """Where a packet belongs. Both sides compare all of it with what they expect.
 
-    `kind` is hello, exchange, measure or reveal, in a reply the same. `experiment` is
-    drawn anew for every federation, `attempt` counts the starts of its server.
+    `kind` is hello, exchange, measure or reveal, in a reply the same. `client` is who
+    replies; what the server sends is for everyone, so that clients which stand at the
+    same point get the same bytes, stored once on their way. `experiment` is drawn anew
+    for every federation, `attempt` counts the starts of its server.
     `algorithm` and `task` are fingerprints. `exchange` numbers all exchanges of the
     run, `turn` those of one phase; `stage` is setup or rounds. `accepted` is the last
     exchange of this client that the server took in, 0 for none, and `kept` the last one

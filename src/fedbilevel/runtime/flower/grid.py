@@ -1,14 +1,38 @@
-"""The server's transport: Flower's grid, with our own polling and deadline."""
+"""The server's transport: Flower's grid, with our own pulling and deadline."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import cast
 
 from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.superlink.grid import http_grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+)
+from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedbilevel.runtime.flower.messages import KIND, as_content, packet_of
+from fedbilevel.runtime.flower.messages import (
+    KIND,
+    as_content,
+    packet_in,
+    packet_object,
+    push_objects,
+)
 
 __all__ = ["GridTransport"]
 
@@ -19,31 +43,7 @@ class GridTransport:
     """Pushes packets and pulls replies; `halt` is called often and may raise."""
 
     def __init__(self, grid: Grid, halt: Callable[[], None]) -> None:
-        self.grid, self.halt = grid, halt
-        self._end = 0.0  # when the exchange must be over
-        setattr(http_grid, "pull_objects", self._pull)  # noqa: B010 - not exported
-
-    def _pull(
-        self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]
-    ) -> dict[str, bytes]:
-        """Pull the objects of a reply, which may be seen before all of them are there.
-
-        Flower would look again after a second, which is longer than a round, and long
-        after the deadline if the node died before it had sent them.
-        """
-
-        def pull(name: str) -> bytes:
-            self.halt()
-            return pull_object_fn(name)
-
-        return pull_objects(
-            object_ids,
-            pull,
-            max_time=self._end - time.monotonic(),
-            max_tries_per_object=None,
-            initial_backoff=0.02,
-            backoff_cap=0.5,
-        )
+        self.grid, self.halt = cast(HttpGrid, grid), halt
 
     def nodes(self) -> set[int]:
         """Return the nodes that the SuperLink thinks are alive."""
@@ -55,35 +55,109 @@ class GridTransport:
         seconds: float,
         enough: Callable[[set[int], float], bool],
     ) -> dict[int, bytes]:
-        """Send to nodes; return what came back in time.
-
-        An error that Flower reports for a node counts as no answer. Its replies are
-        told by the message they answer: the sender of an error is not the node.
-        """
-        messages = [
-            Message(
-                content=as_content(packet),
-                message_type=KIND,
-                dst_node_id=node,
-                ttl=seconds,
-                group_id="0",
-            )
-            for node, packet in packets.items()
-        ]
+        """Send to nodes; return what came back in time."""
         began, pause, came = time.monotonic(), _SHORTEST, {}
-        self._end = began + seconds
-        ids = list(self.grid.push_messages(messages))
-        waiting = {i: node for i, node in zip(ids, packets, strict=False) if i}
-        while waiting:
+        mail = _Mail(self.grid)
+        if packets:
+            mail.send(packets, seconds)
+        while mail.waiting:
             self.halt()
-            replies = list(self.grid.pull_messages(list(waiting)))
-            for reply in replies:
-                node = waiting.pop(reply.metadata.reply_to_message_id)
-                if reply.has_content():
-                    came[node] = packet_of(reply)
+            newest = mail.look()
+            came |= newest
             elapsed = time.monotonic() - began
-            if not waiting or elapsed > seconds or enough(set(came), elapsed):
+            if elapsed > seconds or enough(set(came), elapsed):
                 break
-            pause = _SHORTEST if replies else min(1.5 * pause, _LONGEST)
-            time.sleep(pause)
+            if mail.waiting:
+                pause = _SHORTEST if newest else min(1.5 * pause, _LONGEST)
+                time.sleep(pause)
         return came
+
+
+class _Mail:
+    """Messages and the replies to them; `waiting` has the nodes that owe one.
+
+    Flower's own way of pulling replies takes three requests where one object is of
+    interest, and waits for a node that died while it sent its reply.
+    """
+
+    def __init__(self, grid: HttpGrid) -> None:
+        self.waiting: dict[str, int] = {}  # node by the number of the message
+        self._client = grid._runtime_client
+        self._node, self._run = grid.node, grid.run.run_id
+        self._seen: dict[str, tuple[str, str]] = {}  # number and packet of a reply
+        self._pull = make_pull_object_fn_protobuf(
+            self._client.PullObject, self._node, self._run
+        )
+
+    def send(self, packets: Mapping[int, bytes], seconds: float) -> None:
+        """Send packets to nodes, to be answered within some seconds.
+
+        If the SuperLink was restarted in between, nobody is waited for.
+        """
+        # Nodes that are sent the same have it from the same object in Flower's store.
+        contents = {packet: as_content(packet) for packet in set(packets.values())}
+        headers, trees, objects = [], [], {}
+        with no_object_id_recompute():
+            for node, packet in packets.items():
+                message = Message(
+                    contents[packet], node, KIND, ttl=seconds, group_id="0"
+                )
+                message.metadata.__dict__["_message_id"] = message.object_id
+                headers.append(message_to_proto(remove_content_from_message(message)))
+                trees.append(get_object_tree(message))
+                objects |= get_all_nested_objects(message)
+            told = self._client.PushMessages(
+                PushAppMessagesRequest(
+                    messages_list=headers, message_object_trees=trees
+                )
+            )
+            push = make_push_object_fn_protobuf(
+                self._client.PushObject, self._node, self._run, told.session_id
+            )
+            try:
+                push_objects(objects, told.objects_to_push, push)
+            except ObjectPushError:
+                return
+        numbers = zip(told.message_ids, packets, strict=True)
+        self.waiting = {number: node for number, node in numbers if number}
+
+    def look(self) -> dict[int, bytes]:
+        """Return the packets that came since the last look, by node."""
+        self._announced([i for i in self.waiting if i not in self._seen])
+        came = {}
+        for asked, (reply, name) in list(self._seen.items()):
+            try:
+                content = self._pull(name)
+            except ObjectUnavailableError:
+                continue  # it is on its way
+            except ObjectPullError:
+                self._forget(asked)
+                continue
+            came[self._forget(asked)] = packet_in(content)
+            self._client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=self._node, run_id=self._run, message_object_id=reply
+                )
+            )
+        return came
+
+    def _announced(self, numbers: Collection[str]) -> None:
+        """Note which replies there are; an error of Flower's counts as no answer.
+
+        A reply is known by the message it answers: the sender of an error is not the
+        node.
+        """
+        if not numbers:
+            return
+        answer = self._client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
+        trees = answer.message_object_trees
+        for reply, tree in zip(answer.messages_list, trees, strict=True):
+            asked = reply.metadata.reply_to_message_id
+            if reply.HasField("error"):
+                self._forget(asked)
+            else:
+                self._seen[asked] = reply.metadata.message_id, packet_object(tree)
+
+    def _forget(self, asked: str) -> int:
+        self._seen.pop(asked, None)
+        return self.waiting.pop(asked)

@@ -1,8 +1,23 @@
 """A packet as a Flower message, and back."""
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["KIND", "as_content", "packet_of"]
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import InflatableObject
+from flwr.supercore.inflatable.inflatable_utils import (
+    push_object_contents_from_iterable,
+)
+from google.protobuf.message import DecodeError
+
+__all__ = [
+    "KIND",
+    "as_content",
+    "packet_in",
+    "packet_object",
+    "packet_of",
+    "push_objects",
+]
 
 KIND = "train"  # the message type; what a packet is for stands in its header
 _RECORD = "packet"
@@ -19,5 +34,46 @@ def as_content(packet: bytes) -> RecordDict:
 def packet_of(message: Message) -> bytes:
     """Unwrap a packet; whatever is no packet of ours is an empty one, and refused."""
     records = message.content.config_records
-    value = records[_RECORD].get(_RECORD) if _RECORD in records else None
+    return _bytes_of(records[_RECORD]) if _RECORD in records else b""
+
+
+def packet_object(tree: ObjectTree) -> str:
+    """Return the name of the one object of a message that holds its packet.
+
+    The others say how it is wrapped, which both sides know: they need no request.
+    """
+    while tree.children:
+        tree = tree.children[0]
+    return tree.object_id
+
+
+def packet_in(content: bytes) -> bytes:
+    """Unwrap the object that holds a packet; of anything else an empty one."""
+    try:
+        return _bytes_of(ConfigRecord.inflate(content))
+    except (ValueError, DecodeError):
+        return b""
+
+
+def push_objects(
+    objects: Mapping[str, InflatableObject],
+    wanted: Iterable[str],
+    push: Callable[[str, bytes], None],
+) -> None:
+    """Send those objects of messages that are wanted, the packets last.
+
+    Whoever has the packet confirms the message, and Flower deletes all of it, together
+    with what is still to come: sending that would fail.
+    """
+    names = list(wanted)
+    packets = [name for name in names if isinstance(objects[name], ConfigRecord)]
+    wrappings = [name for name in names if name not in packets]
+    for part in (wrappings, packets):
+        push_object_contents_from_iterable(
+            ((name, objects[name].deflate()) for name in part), push
+        )
+
+
+def _bytes_of(record: ConfigRecord) -> bytes:
+    value = record.get(_RECORD)
     return value if isinstance(value, bytes) else b""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,20 +19,20 @@ from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
-    push_object_contents_from_iterable,
-)
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.runtime.flower.messages import as_content, packet_of
+from fedbilevel.runtime.flower.messages import (
+    as_content,
+    packet_in,
+    packet_object,
+    push_objects,
+)
 
 __all__ = ["Link", "serve_packets"]
 
@@ -188,9 +188,9 @@ class _Mailbox:
         pause, last = _SHORTEST, time.monotonic()
         while not asked_to_stop():
             try:
-                message = self._next()
-                if message is not None:
-                    self._answer(message, handle)
+                received = self._next()
+                if received is not None:
+                    self._answer(*received, handle)
                     pause, last = _SHORTEST, time.monotonic()
                     continue
             except RunNotRunningException:
@@ -199,33 +199,35 @@ class _Mailbox:
                 pause = min(1.5 * pause, _LONGEST)
             time.sleep(pause)
 
-    def _next(self) -> Message | None:
+    def _next(self) -> tuple[Message, bytes] | None:
+        """Return a message without its content, and the packet in it."""
         received = self.receive()
         if received is None:
             return None
-        head, tree = received
-        run = head.metadata.run_id
+        message, tree = received
+        run, name = message.metadata.run_id, packet_object(tree)
+        # The message is seen before all of it has been sent.
         contents = pull_objects(
-            [node.object_id for node in iterate_object_tree(tree)],
+            [name],
             lambda name: self.pull(run, name),
             initial_backoff=0.02,
             backoff_cap=0.5,
         )
-        message = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-        message.metadata.__dict__["_message_id"] = tree.object_id
         self.confirm(run, tree.object_id)
-        return message
+        return message, packet_in(contents[name])
 
-    def _answer(self, message: Message, handle: Callable[[bytes], bytes]) -> None:
+    def _answer(
+        self, message: Message, packet: bytes, handle: Callable[[bytes], bytes]
+    ) -> None:
         began = time.monotonic()
-        packet = handle(packet_of(message))
-        reply = Message(content=as_content(packet), reply_to=message)
+        reply = Message(content=as_content(handle(packet)), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         run = message.metadata.run_id
         with no_object_id_recompute():
             tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
             wanted, session = self.send(reply, tree, time.monotonic() - began)
-            push_object_contents_from_iterable(
-                ((name, objects[name].deflate()) for name in wanted),
+            push_objects(
+                objects,
+                wanted,
                 lambda name, content: self.push(run, session, name, content),
             )

@@ -66,6 +66,10 @@ class Loopback:
         """Return the nodes that are there."""
         return set(self.sites)
 
+    def key(self, node: int) -> str:
+        """Return the name of a node's key."""
+        return f"key{node}"
+
     def exchange(self, packets: Mapping[int, bytes], seconds, enough):
         """Carry all packets; whoever answers does so in time."""
         del seconds, enough
@@ -84,12 +88,18 @@ def _ignore(_) -> None:
 
 
 def server_of(
-    job: Job, net: Loopback, *, attempt: int = 1, report=_ignore, left_out=_ignore
+    job: Job,
+    net: Loopback,
+    *,
+    attempt: int = 1,
+    terms: Terms = TERMS,
+    report=_ignore,
+    left_out=_ignore,
 ):
     """Return the server of a federation; it is given no rows."""
     identity = Identity(EXPERIMENT, TASK, attempt)
-    roster = Roster(net, job.sites, identity, TERMS, report)
-    roster.gather(TERMS.patience, enough=1)
+    roster = Roster(net, job.sites, identity, terms, report)
+    roster.gather(terms.patience, enough=1)
     blind = server_job(
         job.algorithm,
         (job.x, job.y),

@@ -212,6 +212,16 @@ def test_sites_that_mean_something_else_are_not_taken():
     assert any("client 1 is not taken" in line for line in told)
 
 
+def test_a_node_that_says_it_is_another_client_is_not_taken():
+    job = quadratic_job(BSGM, quadratic_data(2))
+    net, told = loopback(job), []
+    net.sites[12] = site_of(job, 0)  # came last, so would win
+    terms = dataclasses.replace(TERMS, keys=("key10", "key11"))
+    runtime = server_of(job, net, terms=terms, report=told.append)
+    assert {k: one.node for k, one in runtime.roster.members.items()} == {0: 10, 1: 11}
+    assert [line for line in told if "node 12 is not taken: key" in line]
+
+
 def test_a_client_that_is_late_costs_its_deadline_once():
     job, waits = quadratic_job(BSGM, quadratic_data(3)), []
     net = loopback(job)

@@ -20,7 +20,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from fedbilevel._files import read_arrays
 from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import Process, free_port, wait_for_port
-from fedbilevel.deployment.superlink import SuperLink
+from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.runtime.federation import Site, Terms
 from fedbilevel.runtime.flower.node import Link, serve_packets
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.xdist_group("flower")
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory):
-    """A stock SuperLink with TLS that knows the keys of two nodes, and no other."""
+    """A stock SuperLink with TLS that knows the keys of three nodes, and no other."""
     folder = tmp_path_factory.mktemp("secured")
     certificates = make_certificates(folder / "certificates")
     link = SuperLink(f"127.0.0.1:{free_port()}", folder / "run", certificates)
-    keys = [make_key(folder / name) for name in ("node0", "node1")]
+    keys = [make_key(folder / name) for name in ("node0", "node1", "node2")]
     link.folder.mkdir()
     process = link.process()
     process.more["XDG_CACHE_HOME"] = str(folder / "cache")
@@ -111,6 +111,13 @@ def test_a_node_with_a_wrong_clock_is_told_and_not_interrupted(secured, monkeypa
     finally:
         signal.signal(signal.SIGINT, before)
     assert not interrupted
+
+
+def test_a_public_key_that_is_none_is_told_at_once(secured, tmp_path):
+    (tmp_path / "wrong.pub").write_text("no key")
+    for path in (tmp_path / "wrong.pub", tmp_path / "missing.pub", secured.keys[0]):
+        with pytest.raises(InvalidInputError, match="cannot be read as a public key"):
+            key_of(path)
 
 
 def test_an_authority_that_is_none_is_told_at_once(tmp_path):
@@ -231,9 +238,10 @@ def test_rows_stay_where_they_are(secured, nodes, tmp_path):
     sites, rows = sites_with_rows(tmp_path, "regularization")
     folder = secured.link.folder
     with Gateway(secured.link.address, secured.root.parent) as gateway:
-        for site, key in zip(sites, secured.keys, strict=True):
+        for site, key in zip([*sites, sites[0]], secured.keys, strict=True):
             nodes(Link(gateway.address, secured.root, key), site)
-        terms = Terms(deadline=60, patience=120)
+        keys = tuple(key_of(key.with_suffix(".pub")) for key in secured.keys[:2])
+        terms = Terms(deadline=60, patience=120, keys=keys)
         secured.link.submit(apps.settings_of(settings("regularization"), folder, terms))
         wait_for_result(folder, 150)
         assert status_of(gateway.address, DETOURS[0], secured.root) == 403
@@ -242,4 +250,8 @@ def test_rows_stay_where_they_are(secured, nodes, tmp_path):
     assert rows.found_below(tmp_path / "rows0") and rows.found_below(tmp_path / "rows1")
     assert not rows.found_in(traffic) and not rows.found_below(folder)
     assert shared_values(folder).found_in(traffic)
+    # The third has a key that is registered, and says it is client 0.
+    log = (folder / apps.LOG).read_text()
+    assert log.count("is not taken: key: says it is client 0") == 1
+    assert log.count("client 0 is at node") == 1
     assert_plain_arrays(folder)

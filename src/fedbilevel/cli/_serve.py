@@ -53,7 +53,7 @@ def serve(
     ] = None,
     node_key: Annotated[
         list[Path] | None,
-        typer.Option(help="public key of a node to let in; may be repeated"),
+        typer.Option(help="public key of a client's node; repeat, in their order"),
     ] = None,
     insecure: Insecure = False,
     deadline: Deadline = 600.0,

@@ -48,6 +48,7 @@ def _serve(grid: Grid, context: Context) -> None:
         minimum=int(settings["minimum"]),
         patience=float(settings["patience"]),
         tolerance=float(settings["tolerance"]),
+        keys=tuple(str(settings["keys"]).split()),
     )
     (folder / PROCESS).write_text(str(os.getpid()))
     asked: list[int] = []
@@ -113,4 +114,5 @@ def settings_of(experiment: Experiment, folder: Path, terms: Terms) -> dict:
         "experiment": json.dumps(asdict(experiment)),
         "folder": str(folder.resolve()),
         **asdict(terms),
+        "keys": " ".join(terms.keys),
     }

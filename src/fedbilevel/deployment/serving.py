@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedbilevel.deployment import apps
@@ -15,7 +16,7 @@ from fedbilevel.deployment.processes import (
     read_json,
     wait_for_port,
 )
-from fedbilevel.deployment.superlink import SuperLink
+from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiment import Experiment
 from fedbilevel.result import Result
@@ -43,7 +44,9 @@ def serve_over_flower(
     A SuperLink or a ServerApp that ended is started again, and the run goes on after
     its last round; so is a node of the `crowd` on this machine. If `watch` raises
     KeyboardInterrupt, all processes are ended; the folder can be served again.
+    `node_keys` are the public keys of clients 0, 1, ...
     """
+    terms = replace(terms, keys=tuple(key_of(path) for path in node_keys))
     if listens(link.address):
         # Else the run would be given to a SuperLink that is not ours.
         raise InvalidInputError(
@@ -78,12 +81,12 @@ def _until_done(
     crowd: Sequence[Process],
 ) -> Result:
     link.submit(settings)
-    submitted = time.monotonic()
+    submitted, told = time.monotonic(), {}
     while not (folder / "result.json").exists():
         time.sleep(_LOOK)
         for node in crowd:
             node.revive()
-        told = read_json(folder / apps.PROGRESS)
+        told = read_json(folder / apps.PROGRESS) or told  # it may be half written
         watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
         if superlink.revive():
             # Its ServerApp ended with it.

@@ -6,12 +6,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedbilevel._files import write_atomically
 from fedbilevel.deployment.processes import Process
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.runtime.flower.messages import fingerprint
 
-__all__ = ["SuperLink", "program"]
+__all__ = ["SuperLink", "key_of", "program"]
 
 _CONNECTION = "federation"
 _PROJECT = """\
@@ -41,6 +47,18 @@ server_app = apps.server_app
 def program(name: str) -> str:
     """Return a command that was installed beside this Python."""
     return str(Path(sys.executable).parent / name)
+
+
+def key_of(path: Path) -> str:
+    """Return the fingerprint of a node's public key in a file of ssh-keygen."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInputError(
+            f"{path} cannot be read as a public key ({error}). Give the file that "
+            "`ssh-keygen` wrote beside the private one, NAME.pub."
+        ) from error
+    return fingerprint(public_key_to_bytes(cast(Any, key)))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ class Transport(Protocol):
         """Return the nodes that can be reached now."""
         ...
 
+    def key(self, node: int) -> str:
+        """Return the fingerprint of the key by which a node was let in."""
+        ...
+
     def exchange(
         self,
         packets: Mapping[int, bytes],
@@ -49,13 +53,16 @@ class Terms:
 
     An exchange ends after `deadline` seconds; with fewer than `minimum` replies it is
     made again. `patience` are the seconds to wait for all clients at the start. A reply
-    that moves more than `tolerance` times as far as the median one is left out.
+    that moves more than `tolerance` times as far as the median one is left out. `keys`
+    are the fingerprints of the keys of clients 0, 1, ...: a node with another one is
+    not taken for that client.
     """
 
     deadline: float = 60.0
     minimum: int = 1
     patience: float = 600.0
     tolerance: float = 1e3
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,11 @@ class Roster:
             raise RefusedError("task", "runs with other settings")
         if header.client >= self.clients:
             raise RefusedError("client", f"number {header.client} of {self.clients}")
+        expected = self.terms.keys[header.client : header.client + 1]
+        if expected and self.transport.key(node) != expected[0]:
+            raise RefusedError(
+                "key", f"says it is client {header.client}, by its key not"
+            )
         weight = info.get("weight")
         if not isinstance(weight, float) or not 0 < weight < np.inf:
             raise RefusedError("weight", f"of client {header.client} is {weight!r:.40}")

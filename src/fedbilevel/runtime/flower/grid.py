@@ -29,6 +29,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from fedbilevel.runtime.flower.messages import (
     KIND,
     as_content,
+    fingerprint,
     packet_in,
     packet_object,
     push_objects,
@@ -44,10 +45,17 @@ class GridTransport:
 
     def __init__(self, grid: Grid, halt: Callable[[], None]) -> None:
         self.grid, self.halt = cast(HttpGrid, grid), halt
+        self._keys: dict[int, str] = {}
 
     def nodes(self) -> set[int]:
         """Return the nodes that the SuperLink thinks are alive."""
-        return set(self.grid.get_node_ids())
+        nodes = self.grid.get_nodes()
+        self._keys = {one.node_id: fingerprint(one.public_key) for one in nodes}
+        return set(self._keys)
+
+    def key(self, node: int) -> str:
+        """Return the fingerprint of a node's public key."""
+        return self._keys[node]
 
     def exchange(
         self,

@@ -1,5 +1,6 @@
-"""A packet as a Flower message, and back."""
+"""A packet as a Flower message, and back; the name of a node's key."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,6 +14,7 @@ from google.protobuf.message import DecodeError
 __all__ = [
     "KIND",
     "as_content",
+    "fingerprint",
     "packet_in",
     "packet_object",
     "packet_of",
@@ -53,6 +55,11 @@ def packet_in(content: bytes) -> bytes:
         return _bytes_of(ConfigRecord.inflate(content))
     except (ValueError, DecodeError):
         return b""
+
+
+def fingerprint(public_key: bytes) -> str:
+    """Return a name for a public key, as Flower writes it."""
+    return hashlib.sha256(public_key).hexdigest()
 
 
 def push_objects(

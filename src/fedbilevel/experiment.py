@@ -110,7 +110,19 @@ class Experiment:
         """Build task and algorithm; return them with the settings to record."""
         channel = self.channel()  # before any data are loaded
         task, algorithm, sizes, values = self._build()
-        job = Job.of(
+        shared = {"participants": self.participants, "channel": channel}
+        job = self.job_on(task, algorithm, **shared)
+        if task.convex:
+            _warn_if_biased(self.algorithm_for(task), job)
+        chosen = {name: sizes[name] for name in ("rounds", "local_steps")}
+        chosen |= self.channel_settings()
+        return task, job, {**chosen, "task": values, "headline": task.headline}
+
+    def job_on(
+        self, task: tasks.Task, algorithm: AbstractAlgorithm, **more: Any
+    ) -> Job:
+        """Return the job of an algorithm on the rows of a task."""
+        return Job.of(
             algorithm,
             task.problem,
             task.data,
@@ -118,16 +130,10 @@ class Experiment:
             task.y,
             metrics=task.metrics,
             seed=self.seed,
-            participants=self.participants,
-            batch=sizes["batch"],
+            batch=self.sizes(task.recommended)["batch"],
             private=task.private,
-            channel=channel,
+            **more,
         )
-        if task.convex:
-            _warn_if_biased(self.algorithm_for(task), job)
-        chosen = {name: sizes[name] for name in ("rounds", "local_steps")}
-        chosen |= self.channel_settings()
-        return task, job, {**chosen, "task": values, "headline": task.headline}
 
     def channel(self) -> channels.Channel:
         """Return what replies go through."""

@@ -49,17 +49,7 @@ def build_site(
     task, values = _task(experiment, client, clients, trial)
     name = experiment.algorithm_for(task)
     algorithm = experiment.algorithm_named(name, task.recommended, clients)
-    job = Job.of(
-        algorithm,
-        task.problem,
-        task.data,
-        task.x,
-        task.y,
-        metrics=task.metrics,
-        seed=experiment.seed,
-        batch=experiment.sizes(task.recommended)["batch"],
-        private=task.private,
-    )
+    job = experiment.job_on(task, algorithm)
     # Alone here, this client is one of so many elsewhere.
     participants = experiment.participants or clients
     channel = experiment.channel().shared_by(participants)

@@ -17,14 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbilevel._files import read_arrays
 from fedbilevel.deployment import apps, trial
 from fedbilevel.deployment.processes import Process, free_port
-from fedbilevel.deployment.server import replay
+from fedbilevel.deployment.server import ATTENDANCE, replay
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiment import Experiment
 from fedbilevel.runtime import configure
 from fedbilevel.runtime.federation import Terms
+from fedbilevel.runtime.job import ABSENT
 
 NODES = 4
 
@@ -96,15 +98,16 @@ def main(rounds: int, pause: float) -> None:
         killer, began = Killer(folder, crowd, pause), time.monotonic()
         terms = Terms(deadline=5.0, patience=120.0)
         serve_over_flower(experiment, folder, terms, link, watch=killer, crowd=crowd)
+        took = time.monotonic() - began
         deployed, outcome, algorithm = replay(folder)
-        point = algorithm.point(outcome.state.server)
-        apart = float(np.abs(deployed.point["x"] - np.asarray(point.x)).max())
-    record = outcome.state.exchanges
-    print(
-        f"{rounds} rounds in {time.monotonic() - began:.0f} s, "
-        f"kills: {dict(killer.kills)}"
-    )
-    print(f"exchanges replayed: {int(record)}, final x apart by {apart:.2g}")
+        record = read_arrays(folder / ATTENDANCE)["attendance"]
+    point = algorithm.point(outcome.state.server)
+    apart = float(np.abs(deployed.point["x"] - np.asarray(point.x)).max())
+    print(f"{rounds} rounds in {took:.0f} s, killed: {dict(killer.kills)}")
+    print(f"{np.mean(record != ABSENT):.0%} of all replies came in time")
+    print(f"replayed {len(record)} exchanges, final x apart by {apart:.2g}")
+    # The setup of this method is one exchange, and so is a round.
+    assert len(record) == rounds + 1 and apart < 1e-5
 
 
 if __name__ == "__main__":

@@ -249,6 +249,35 @@ def test_a_client_that_is_late_costs_its_deadline_once():
     assert deployed.state.attendance.tolist() == [[1, 0, 1]] * 4
 
 
+def test_nodes_that_are_listed_but_dead_cost_a_deadline_once():
+    job, waits = quadratic_job(BSGM, quadratic_data(3)), []
+
+    class Listed(Loopback):
+        """Lists nodes that were killed, as Flower does until it notices."""
+
+        dead = {7, 8}
+
+        def nodes(self):
+            return super().nodes() | self.dead
+
+        def exchange(self, packets, seconds, enough):
+            alive = {n: p for n, p in packets.items() if n not in self.dead}
+            came = super().exchange(alive, seconds, enough)
+            if set(packets) != set(came):
+                times = np.arange(0, seconds, 0.5)
+                ends = (t for t in times if enough(set(came), t))
+                waits.append(next(ends, seconds))
+            return came
+
+    net = Listed(loopback(job).sites)
+    server_of(job, net)
+    assert waits == [0.0]  # all clients are there without them
+    del net.sites[11]
+    waits.clear()
+    server_of(job, net)
+    assert waits[0] == TERMS.deadline and max(waits[1:]) <= 1.5 and len(waits) > 2
+
+
 def kinds_of(packets):
     return {unpack(packet, 1 << 30)[0].kind for packet in packets.values()}
 

@@ -21,6 +21,7 @@ __all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
 
 _LARGEST_HELLO = 1 << 31
 _PAUSE = 0.2  # seconds between two looks for nodes
+_SHORT = 1.0  # seconds to wait for a node that did not answer before
 
 
 class Transport(Protocol):
@@ -111,6 +112,7 @@ class Roster:
         self.algorithm = ""  # its fingerprint, once that is agreed on
         self._met: set[int] = set()
         self._present: set[int] = set()  # when last looked
+        self._silent: set[int] = set()  # did not answer our last hello
 
     def gather(self, seconds: float, enough: int) -> None:
         """Wait until all clients came; raise if fewer than `enough` are there then."""
@@ -145,13 +147,25 @@ class Roster:
             EVERYONE,
             self.identity.attempt,
         )
-        packet = pack(hello)
         answers = self.transport.exchange(
-            dict.fromkeys(fresh, packet), self.terms.deadline, lambda *_: False
+            dict.fromkeys(fresh, pack(hello)),
+            self.terms.deadline,
+            lambda answered, elapsed: self._enough(fresh, answered, elapsed),
         )
+        self._silent = fresh - set(answers)
         for node, answer in answers.items():
             self._met.add(node)
             self._enlist(node, answer)
+
+    def _enough(self, asked: set[int], answered: set[int], elapsed: float) -> bool:
+        """Say whether to wait no longer for answers to a hello.
+
+        Nodes that were killed are still listed for a while. They are not waited for if
+        every client can have a node without them, and not as long a second time.
+        """
+        if len(answered) >= self.clients:
+            return True
+        return asked - answered <= self._silent and elapsed > _SHORT
 
     def agree(self, algorithm: str) -> None:
         """Keep the members that built this algorithm, and take no others from now."""

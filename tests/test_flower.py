@@ -57,6 +57,7 @@ class Faults:
         self.begun: dict[str, int] = {}
         self.stopped_until = 0.0
         self.plan = {
+            0: self.superlink_killed_before_the_server_came,
             2: self.node_killed,
             6: self.server_killed,
             9: self.node_slow,
@@ -106,6 +107,10 @@ class Faults:
         for line in processes():
             if "flower-superlink" in line and str(self.folder) in line:
                 os.kill(int(line.split()[0]), signal.SIGKILL)
+
+    def superlink_killed_before_the_server_came(self) -> None:
+        assert not (self.folder / apps.PROCESS).exists()
+        self.superlink_killed()
 
     def node_gone(self) -> None:
         self.signal(0, signal.SIGKILL)

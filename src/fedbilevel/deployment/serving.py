@@ -80,23 +80,24 @@ def _until_done(
     watch: Watch,
     crowd: Sequence[Process],
 ) -> Result:
-    link.submit(settings)
-    submitted, told = time.monotonic(), {}
+    run, submitted, told = link.submit(settings), time.monotonic(), {}
     while not (folder / "result.json").exists():
         time.sleep(_LOOK)
         for node in crowd:
             node.revive()
         told = read_json(folder / apps.PROGRESS) or told  # it may be half written
         watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
+        lost = False
         if superlink.revive():
-            # Its ServerApp ended with it.
+            # Its ServerApp ended with it, or never came up.
             wait_for_port(link.address, superlink)
+            lost = _server(folder) is None
         if (folder / apps.ERROR).exists():
             raise FedbilevelError((folder / apps.ERROR).read_text())
-        if _gone(folder, time.monotonic() - submitted):
+        if lost or _gone(folder, time.monotonic() - submitted):
             (folder / apps.PROCESS).unlink(missing_ok=True)
-            link.submit(settings)
-            submitted = time.monotonic()
+            link.stop(run)  # or else it may start beside the next one
+            run, submitted = link.submit(settings), time.monotonic()
     return Result.load(folder)
 
 

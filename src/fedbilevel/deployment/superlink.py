@@ -128,6 +128,10 @@ class SuperLink:
                 f"the SuperLink did not start the run: {done.stdout[-1000:]}"
             ) from error
 
+    def stop(self, run: int) -> None:
+        """End a run, if it has not ended yet."""
+        self._flwr("stop", str(run), _CONNECTION)
+
     def _flwr(self, *arguments: str) -> subprocess.CompletedProcess:
         """Run one of Flower's commands against this SuperLink."""
         client = Process("flwr", [program("flwr"), *arguments], self.folder)

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from flwr.proto.message_pb2 import (
     Message,
@@ -77,6 +78,28 @@ def test_nobody_was_asked_if_the_superlink_forgot_the_message_meanwhile(grid):
     began = time.monotonic()
     assert transport.exchange({7: b"packet"}, 60, lambda *_: False) == {}
     assert time.monotonic() - began < 5
+
+
+def failing(status: int) -> Any:
+    def call(request: Any) -> None:
+        question = httpx.Request("POST", "http://superlink")
+        answer = httpx.Response(status, request=question)
+        answer.raise_for_status()
+
+    return call
+
+
+@pytest.mark.parametrize("call", ["PushMessages", "PullMessages", "PullObject"])
+def test_a_superlink_that_fails_is_asked_again_later(grid, call):
+    setattr(grid._runtime_client, call, failing(500))
+    transport = GridTransport(grid, lambda: None)
+    assert transport.exchange({7: b"packet"}, 0.3, lambda *_: False) == {}
+
+
+def test_one_that_refuses_is_not(grid):
+    grid._runtime_client.PushMessages = failing(403)
+    with pytest.raises(httpx.HTTPStatusError, match="403"):
+        GridTransport(grid, lambda: None).exchange({7: b""}, 9, lambda *_: False)
 
 
 def test_the_packet_is_sent_last(grid):

@@ -1,9 +1,12 @@
 """The server's transport: Flower's grid, with our own pulling and deadline."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import cast
 
+import httpx
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
@@ -49,8 +52,9 @@ class GridTransport:
 
     def nodes(self) -> set[int]:
         """Return the nodes that the SuperLink thinks are alive."""
-        nodes = self.grid.get_nodes()
-        self._keys = {one.node_id: fingerprint(one.public_key) for one in nodes}
+        with _a_failure_passes():
+            nodes = self.grid.get_nodes()
+            self._keys = {one.node_id: fingerprint(one.public_key) for one in nodes}
         return set(self._keys)
 
     def key(self, node: int) -> str:
@@ -67,7 +71,8 @@ class GridTransport:
         began, pause, came = time.monotonic(), _SHORTEST, {}
         mail = _Mail(self.grid)
         if packets:
-            mail.send(packets, seconds)
+            with _a_failure_passes():
+                mail.send(packets, seconds)
         while mail.waiting:
             self.halt()
             newest = mail.look()
@@ -79,6 +84,21 @@ class GridTransport:
                 pause = _SHORTEST if newest else min(1.5 * pause, _LONGEST)
                 time.sleep(pause)
         return came
+
+
+@contextmanager
+def _a_failure_passes() -> Iterator[None]:
+    """Go on where the SuperLink failed: it was killed, and will be there again.
+
+    It forgets whoever was sending, and fails on a message that it has already.
+    """
+    try:
+        yield
+    except ObjectPushError:
+        pass
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise
 
 
 class _Mail:
@@ -98,10 +118,7 @@ class _Mail:
         )
 
     def send(self, packets: Mapping[int, bytes], seconds: float) -> None:
-        """Send packets to nodes, to be answered within some seconds.
-
-        If the SuperLink was restarted in between, nobody is waited for.
-        """
+        """Send packets to nodes, to be answered within some seconds."""
         # Nodes that are sent the same have it from the same object in Flower's store.
         contents = {packet: as_content(packet) for packet in set(packets.values())}
         headers, trees, objects = [], [], {}
@@ -122,31 +139,30 @@ class _Mail:
             push = make_push_object_fn_protobuf(
                 self._client.PushObject, self._node, self._run, told.session_id
             )
-            try:
-                push_objects(objects, told.objects_to_push, push)
-            except ObjectPushError:
-                return
+            push_objects(objects, told.objects_to_push, push)
         numbers = zip(told.message_ids, packets, strict=True)
         self.waiting = {number: node for number, node in numbers if number}
 
     def look(self) -> dict[int, bytes]:
         """Return the packets that came since the last look, by node."""
-        self._announced([i for i in self.waiting if i not in self._seen])
+        with _a_failure_passes():
+            self._announced([i for i in self.waiting if i not in self._seen])
         came = {}
         for asked, (reply, name) in list(self._seen.items()):
-            try:
-                content = self._pull(name)
-            except ObjectUnavailableError:
-                continue  # it is on its way
-            except ObjectPullError:
-                self._forget(asked)
-                continue
-            came[self._forget(asked)] = packet_in(content)
-            self._client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(
-                    node=self._node, run_id=self._run, message_object_id=reply
+            with _a_failure_passes():
+                try:
+                    content = self._pull(name)
+                except ObjectUnavailableError:
+                    continue  # it is on its way
+                except ObjectPullError:
+                    self._forget(asked)
+                    continue
+                came[self._forget(asked)] = packet_in(content)
+                self._client.ConfirmMessageReceived(
+                    ConfirmMessageReceivedRequest(
+                        node=self._node, run_id=self._run, message_object_id=reply
+                    )
                 )
-            )
         return came
 
     def _announced(self, numbers: Collection[str]) -> None:

@@ -110,5 +110,5 @@ def main(rounds: int, pause: float) -> None:
 
 
 if __name__ == "__main__":
-    rounds, pause = (*sys.argv[1:], *("200", "8")[len(sys.argv) - 1 :])
+    rounds, pause = (*sys.argv[1:], *("200", "12")[len(sys.argv) - 1 :])
     main(int(rounds), float(pause))

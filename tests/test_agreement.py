@@ -78,3 +78,18 @@ def test_a_node_without_rows_of_its_own_is_told(tmp_path):
         app, [*words.split(), "--state", str(tmp_path), "--insecure"]
     )
     assert done.exit_code == 2 and "--data" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--insecure --node-key a.pub", "exclude each other"),
+        ("--certificates c --node-key a.pub --node-key b.pub --node-key c.pub", "3"),
+        ("", "--certificates, or --insecure"),
+    ],
+)
+def test_a_server_with_odd_keys_is_told_before_anything_starts(words, reason, tmp_path):
+    start = ["serve", "quadratic", "--clients", "2", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*start, *words.split()])
+    assert done.exit_code == 2 and reason in done.output
+    assert not any(tmp_path.iterdir())

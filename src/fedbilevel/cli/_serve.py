@@ -19,6 +19,7 @@ from fedbilevel.cli._federated import (
 )
 from fedbilevel.cli._progress import watched
 from fedbilevel.cli._shared import show_result
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiment import Experiment
 from fedbilevel.run import DELTA
 
@@ -69,6 +70,7 @@ def serve(
     with plain_errors():
         terms = terms_of(deadline, minimum, patience, tolerance)
         choose_security(insecure, "certificates", certificates)
+        _check_keys(node_key or [], clients, insecure)
         experiment = experiment_of(
             task=task,
             algorithm=algorithm,
@@ -89,6 +91,16 @@ def serve(
             measure_every=measure_every,
         )
         _serve(experiment, out, terms, address, certificates, node_key or [], as_json)
+
+
+def _check_keys(node_keys: list[Path], clients: int, insecure: bool) -> None:
+    if node_keys and insecure:
+        raise InvalidInputError("--insecure and --node-key exclude each other.")
+    if len(node_keys) > clients:
+        raise InvalidInputError(
+            f"{len(node_keys)} times --node-key for {clients} clients: give one for "
+            "each, in their order. Other nodes can be let in with `flwr supernode`."
+        )
 
 
 def _serve(

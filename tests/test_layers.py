@@ -44,13 +44,14 @@ FORBIDDEN = {
     "algorithms": {"tasks"},
 }
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
+FLOWER = {"flwr", "cryptography", "google", "httpx"}  # and what it is made of
 OPTIONAL = {
     "channels": {"dp_accounting"},
     "cli": {"typer", "rich", "flwr"},
     "datasets": {"sklearn", "PIL", "datasets"},
-    "deployment": {"flwr"},
+    "deployment": FLOWER,
     "report": {"rich", "matplotlib"},
-    "runtime": {"cryptography", "flwr"},
+    "runtime": FLOWER,
     "tasks": {"sklearn"},
 }
 

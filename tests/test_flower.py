@@ -123,9 +123,8 @@ def stop_at_once(done: int, total: int, newest: dict) -> None:
         raise KeyboardInterrupt
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("federation")
+def federation(folder):
+    """Stop a federation, serve it again, and let everything die in it."""
     EXPERIMENT.save(folder)
     strange = folder / "nodes" / "0" / "another.npz"
     strange.parent.mkdir(parents=True)
@@ -142,11 +141,10 @@ def federation(tmp_path_factory):
     result = serve_over_flower(
         EXPERIMENT, folder, terms, link, watch=faults, crowd=crowd
     )
-    return folder, faults, result, left
+    return faults, result, left
 
 
-def test_the_run_finishes_and_replays(federation):
-    folder, faults, result, _ = federation
+def it_finishes_and_replays(folder, faults, result):
     assert not faults.plan
     assert result.columns["round"].tolist() == [6, 12, 18, 20]
     deployed, outcome, algorithm = replay(folder)
@@ -155,8 +153,7 @@ def test_the_run_finishes_and_replays(federation):
     np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-10, atol=1e-10)
 
 
-def test_the_record_says_who_took_part(federation):
-    folder, faults, _, _ = federation
+def the_record_says_who_took_part(folder, faults):
     came = read_arrays(folder / ATTENDANCE)["attendance"]
     assert came.shape == (20, 3)
     begun = faults.begun
@@ -176,8 +173,7 @@ def test_the_record_says_who_took_part(federation):
     assert (came[gone + 2 :, 0] == 0).all() and (came[gone + 2 :, 1:] > 0).all()
 
 
-def test_a_run_that_is_stopped_leaves_a_checkpoint_and_no_process(federation):
-    folder, _, result, left = federation
+def stopping_leaves_a_checkpoint_and_no_process(folder, result, left):
     assert not left
     assert json.loads((folder / "federation.json").read_text())["attempt"] >= 2
     assert not any(str(folder) in line for line in processes())
@@ -185,3 +181,10 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_and_no_process(federation):
     strange = folder / "nodes" / "0" / "another.npz"
     assert strange.read_bytes() == b"the state of another experiment"
     assert result.config["runtime"] == "flower"
+
+
+def test_a_federation_outlives_all_its_processes(tmp_path):
+    faults, result, left = federation(tmp_path)
+    stopping_leaves_a_checkpoint_and_no_process(tmp_path, result, left)
+    the_record_says_who_took_part(tmp_path, faults)
+    it_finishes_and_replays(tmp_path, faults, result)

@@ -38,7 +38,8 @@ def zeros_like(a: PyTree) -> PyTree:
 def dot(a: PyTree, b: PyTree) -> Scalar:
     """Return the inner product of a and b."""
     products = jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))
-    return reduce(jnp.add, products)
+    # Where all blocks are private a server holds none: their product is zero.
+    return reduce(jnp.add, products) if products else jnp.zeros(())
 
 
 def norm(a: PyTree) -> Scalar:

@@ -1,17 +1,21 @@
 """Names for the shapes that travel through the package."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
+from jaxtyping import Key as KeyOf
 
 __all__ = [
+    "AbstractBlocks",
     "Key",
+    "Keys",
     "Loss",
     "Lower",
     "Metrics",
     "Noise",
+    "Number",
     "Pair",
     "Rows",
     "Scalar",
@@ -20,23 +24,40 @@ __all__ = [
 ]
 
 Key: TypeAlias = PRNGKeyArray
-Upper: TypeAlias = PyTree[Array]  # shaped like x
-Lower: TypeAlias = PyTree[Array]  # shaped like y
+Keys: TypeAlias = KeyOf[Array, " keys"]  # many of them
+Upper: TypeAlias = PyTree[ArrayLike]  # shaped like x
+Lower: TypeAlias = PyTree[ArrayLike]  # shaped like y
 Rows: TypeAlias = PyTree[Array]  # samples, one per entry of the leading axis
 Scalar: TypeAlias = Float[Array, ""]
-Loss: TypeAlias = Callable[[Any, Any, Any], Scalar]
+Loss: TypeAlias = Callable[..., Scalar]
 Noise: TypeAlias = Callable[[Key, Rows], Rows]
-Metrics: TypeAlias = Callable[[Upper, Lower], dict[str, Scalar]]
+Metrics: TypeAlias = Callable[..., dict[str, Scalar]]
+
+if TYPE_CHECKING:
+    # Fields of this type turn any number into an array, which type checkers do not see.
+    Number: TypeAlias = Any
+else:
+    Number: TypeAlias = Float[Array, "..."]  # one number; many in a sweep
 
 
-class Pair(eqx.Module):
+class AbstractBlocks(eqx.Module):
+    """One thing for each block of a point.
+
+    What belongs to one level travels inside of it, so that private blocks are found in
+    any message. The field `x` is of the upper level, all other fields are of the lower.
+    """
+
+
+class Pair(AbstractBlocks):
     """One thing for each level: a point (x, y), its directions, or its step sizes."""
 
     x: Any
     y: Any
 
 
-class Triple(Pair):
+class Triple(AbstractBlocks):
     """A pair with a third block z, shaped like y: the linear-system variable."""
 
+    x: Any
+    y: Any
     z: Any

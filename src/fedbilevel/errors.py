@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CheckpointError",
+    "ConfigurationWarning",
     "FedbilevelError",
     "HeterogeneityWarning",
     "InvalidInputError",
@@ -30,6 +31,10 @@ class InvalidInputError(FedbilevelError, ValueError):
 
 class HeterogeneityWarning(UserWarning):
     """A method that needs clients to be alike was given clients that differ."""
+
+
+class ConfigurationWarning(UserWarning):
+    """A setting came too late for JAX to follow it."""
 
 
 class CheckpointError(FedbilevelError):

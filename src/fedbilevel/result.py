@@ -24,7 +24,7 @@ class Result:
     with clients, `bytes` sent and `samples` drawn in all until then; `point` the leaves
     of x and y by name; `final` the last value of every column; `counts` the exact
     costs; `seconds` compiling apart from running; `config` and `versions` what to
-    repeat it with.
+    repeat it with; `ended` why there were no more rounds.
     """
 
     task: str
@@ -36,10 +36,11 @@ class Result:
     final: dict[str, Any]
     counts: dict[str, Any]
     seconds: dict[str, float]
+    ended: str = ""
 
     def summary(self) -> dict[str, Any]:
         """Return the run as one JSON object."""
-        names = ("task", "algorithm", "config", "final", "counts", "seconds")
+        names = ("task", "algorithm", "config", "final", "counts", "seconds", "ended")
         return {name: to_plain(getattr(self, name)) for name in names}
 
     def save(self, folder: Path | str) -> Path:

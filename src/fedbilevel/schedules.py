@@ -1,12 +1,13 @@
-r"""Step sizes eta_t as functions of the local iteration t.
+r"""Step sizes eta_t as functions of the local iteration t, and fields for numbers.
 
 Every number in a schedule is an array leaf, so that another value neither recompiles a
 program nor prevents a sweep from being one `vmap`. Any function of t works in their
-place, an Optax schedule for instance.
+place, an Optax schedule for instance. A field says what it means, for whoever lists the
+parameters of an algorithm.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,13 +24,22 @@ __all__ = [
     "as_number",
     "as_optional_number",
     "as_schedule",
+    "choice",
+    "count",
     "describe",
     "is_known",
+    "number",
     "parse_schedule",
+    "part",
+    "schedule",
 ]
 
 Step: TypeAlias = Int[Array, ""] | int
-Schedule: TypeAlias = Callable[[Any], Float[Array, ""]]
+if TYPE_CHECKING:
+    # Fields of this type take numbers, too, which type checkers do not see.
+    Schedule: TypeAlias = Any
+else:
+    Schedule: TypeAlias = Callable[[Any], Float[Array, ""]]
 
 
 def as_number(value: Any) -> Float[Array, "..."]:
@@ -40,6 +50,33 @@ def as_number(value: Any) -> Float[Array, "..."]:
 def as_optional_number(value: Any) -> Float[Array, "..."] | None:
     """Turn a number into an array leaf, and leave None."""
     return None if value is None else as_number(value)
+
+
+def number(meaning: str, **more: Any) -> Any:
+    """Declare a number of an algorithm: an array leaf."""
+    return eqx.field(converter=as_number, metadata={"meaning": meaning}, **more)
+
+
+def schedule(meaning: str, **more: Any) -> Any:
+    """Declare a number that may change over t."""
+    return eqx.field(converter=as_schedule, metadata={"meaning": meaning}, **more)
+
+
+def count(meaning: str, **more: Any) -> Any:
+    """Declare a count, which shapes the program."""
+    return eqx.field(static=True, metadata={"meaning": meaning}, **more)
+
+
+def choice(meaning: str, *, default: bool, **more: Any) -> Any:
+    """Declare a choice between two ways, which shapes the program."""
+    return eqx.field(
+        static=True, default=default, metadata={"meaning": meaning}, **more
+    )
+
+
+def part(meaning: str, **more: Any) -> Any:
+    """Declare a part with parameters of its own, or a number that may be missing."""
+    return eqx.field(metadata={"meaning": meaning}, **more)
 
 
 class Constant(eqx.Module):
@@ -98,12 +135,14 @@ def is_known(value: Any) -> bool:
     return not isinstance(value, Tracer)
 
 
-def describe(part: Any) -> dict[str, Any] | float | str:
+def describe(part: Any) -> Any:
     """Write a schedule or any other part of an algorithm as plain data."""
     if isinstance(part, Constant):
         return float(part.value)
     if eqx.is_array(part):
         return float(part)
+    if isinstance(part, tuple | list):  # such as an Optax transformation
+        return [describe(one) for one in part]
     if not isinstance(part, eqx.Module):
         return getattr(part, "__qualname__", repr(part)) if callable(part) else part
     fields = {name: describe(value) for name, value in vars(part).items()}

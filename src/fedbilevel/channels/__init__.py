@@ -11,7 +11,6 @@ from fedbilevel.channels.channel import Channel as Channel
 from fedbilevel.channels.coders import Privacy as Privacy
 from fedbilevel.channels.coders import Quantize as Quantize
 from fedbilevel.channels.coders import TopK as TopK
-from fedbilevel.channels.reading import read as read
 from fedbilevel.channels.reductions import GeometricMedian as GeometricMedian
 from fedbilevel.channels.reductions import Krum as Krum
 from fedbilevel.channels.reductions import Mean as Mean

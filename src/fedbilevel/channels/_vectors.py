@@ -1,8 +1,8 @@
 """The blocks of a reply as vectors: what is clipped, thinned out or scaled as one.
 
-A block is one field of a `Pair`: x, y or z of a point, or of a direction, with all its
-leaves. Whatever a reply holds outside of pairs is one block together: phases that send
-a single x or y send it bare.
+A block is one field of a `Pair` or a `Triple`: x, y or z of a point, or of a direction,
+with all its leaves. Whatever a reply holds outside of them is one block together:
+phases that send a single x or y send it bare.
 """
 
 from dataclasses import fields
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from fedbilevel._types import Pair
+from fedbilevel._types import AbstractBlocks
 
 __all__ = ["count_blocks", "from_vectors", "to_vectors", "vector_shapes"]
 
@@ -55,9 +55,11 @@ def _leaf_numbers(tree: PyTree) -> list[list[int]]:
     """Return which leaves make up each block."""
     leaves, structure = jax.tree.flatten(tree)
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
-    parts = jax.tree.leaves(numbered, is_leaf=lambda part: isinstance(part, Pair))
-    pairs = [part for part in parts if isinstance(part, Pair)]
+    parts = jax.tree.leaves(
+        numbered, is_leaf=lambda part: isinstance(part, AbstractBlocks)
+    )
+    pairs = [part for part in parts if isinstance(part, AbstractBlocks)]
     inside = [getattr(pair, one.name) for pair in pairs for one in fields(pair)]
-    outside = [part for part in parts if not isinstance(part, Pair)]
+    outside = [part for part in parts if not isinstance(part, AbstractBlocks)]
     blocks = [jax.tree.leaves(block) for block in (*inside, outside)]
     return [numbers for numbers in blocks if numbers]

@@ -51,7 +51,12 @@ class Channel(eqx.Module):
     @property
     def is_plain(self) -> bool:
         """Say whether replies travel as they are and are averaged as usual."""
-        return not self.coders and type(self.reduction) is Mean
+        return not self.coders and self.plain_mean
+
+    @property
+    def plain_mean(self) -> bool:
+        """Say whether the replies that arrive are averaged as usual."""
+        return type(self.reduction) is Mean
 
     @property
     def privacy(self) -> Privacy | None:

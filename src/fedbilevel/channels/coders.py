@@ -23,12 +23,14 @@ class Privacy(AbstractCoder):
 
     A coordinate of a client's noise has the standard deviation noise * clip / sqrt(n)
     with n participants, so that of their sum has noise * clip: `noise` is the noise
-    multiplier of one block. `Job.of` fills in the participants.
+    multiplier of one block. `Job.of` fills in the participants. Results tell the
+    epsilon that goes with `delta`.
     """
 
     clip: Float[Array, "..."] = eqx.field(converter=as_number)
     noise: Float[Array, "..."] = eqx.field(converter=as_number, default=0.0)
     participants: int = eqx.field(static=True, default=1)
+    delta: float = eqx.field(static=True, default=1e-5)
 
     def __check_init__(self) -> None:
         if not (is_known(self.clip) and is_known(self.noise)):

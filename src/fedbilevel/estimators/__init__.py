@@ -9,5 +9,4 @@ from fedbilevel.estimators._base import at_both as at_both
 from fedbilevel.estimators.heavy_ball import HeavyBall as HeavyBall
 from fedbilevel.estimators.moving_average import MovingAverage as MovingAverage
 from fedbilevel.estimators.plain import Plain as Plain
-from fedbilevel.estimators.spider import Spider as Spider
 from fedbilevel.estimators.storm import Storm as Storm

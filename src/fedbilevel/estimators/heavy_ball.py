@@ -13,7 +13,7 @@ __all__ = ["HeavyBall"]
 class HeavyBall(AbstractEstimator):
     """A decaying sum of the samples."""
 
-    def __call__(self, G, point, previous, direction, weight, large=None):
+    def __call__(self, G, point, previous, direction, weight):
         """Return d_t for momentum 1 - weight."""
 
         def combine(a, d, g):

@@ -9,7 +9,7 @@ __all__ = ["MovingAverage"]
 class MovingAverage(AbstractEstimator):
     """Exponential average of the samples; weight 1 is plain."""
 
-    def __call__(self, G, point, previous, direction, weight, large=None):
+    def __call__(self, G, point, previous, direction, weight):
         """Return d_t for weight a."""
 
         def combine(a, d, g):

@@ -12,6 +12,6 @@ class Plain(AbstractEstimator):
 
     keeps_direction: ClassVar[bool] = False
 
-    def __call__(self, G, point, previous, direction, weight, large=None):
+    def __call__(self, G, point, previous, direction, weight):
         """Return G(w_t); the weight is not used."""
         return G(point)

@@ -1,7 +1,7 @@
 r"""STORM: d_t = G(w_t; s_t) + (1 - a) (d_{t-1} - G(w_{t-1}; s_t)).
 
 Cutkosky and Orabona, arXiv 1905.10018. The same sample s_t at both points. Weight 1 is
-plain, weight 0 is SPIDER between two refreshes; without noise d_t = G(w_t) for any a.
+plain; without noise d_t = G(w_t) for any a.
 """
 
 from typing import ClassVar
@@ -17,7 +17,7 @@ class Storm(AbstractEstimator):
 
     keeps_point: ClassVar[bool] = True
 
-    def __call__(self, G, point, previous, direction, weight, large=None):
+    def __call__(self, G, point, previous, direction, weight):
         """Return d_t for weight a."""
         now, before = at_both(G, point, previous)
 

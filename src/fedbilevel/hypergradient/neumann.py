@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from fedbilevel import _tree
+from fedbilevel import _evaluation, _tree
 from fedbilevel._types import Key, Lower, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import (
@@ -62,27 +62,55 @@ def _check_terms(name: str, q: int, least: int, theta: Array) -> None:
 def _fresh_bundle(oracle: Oracle, key: Key, factors: int) -> Bundle:
     upper, cross, rest = jr.split(key, 3)
     keys = jr.split(rest, factors)
-    # On an accelerator two points share a draw inside the loop, and a stack of batches
-    # would only be copied once more. On the CPU they are visited in turn.
-    draw_now = jax.default_backend() == "cpu"
+    early = _evaluation.current().draws_early
     return Bundle(
         oracle.draw_upper(upper),
         oracle.draw_lower(cross),
-        jax.vmap(oracle.draw_lower)(keys) if draw_now else keys,
+        jax.vmap(oracle.draw_lower)(keys) if early else keys,
     )
 
 
-def _factor_batch(oracle: Oracle, zeta: Batch | Key) -> Batch:
-    return zeta if isinstance(zeta, Batch) else oracle.draw_lower(zeta)
+class _Series(eqx.Module):
+    """The recursion r <- r - theta hvp(zeta)[r] at one point, from r = fy."""
+
+    oracle: Oracle
+    x: Upper
+    y: Lower
+    theta: Array
+
+    def factor(self, r: Lower, zeta: Batch | Key) -> Lower:
+        """Return (I - theta H) r on a batch, or on the one that a key draws."""
+        batch = zeta if isinstance(zeta, Batch) else self.oracle.draw_lower(zeta)
+        product = self.oracle.hessian_product(self.x, self.y, r, batch)
+        return _tree.add_scaled(r, -self.theta, product)
+
+    def total(self, fy: Lower, zetas: Any, count: int, shared: Any = None) -> Lower:
+        """Return the sum of all count + 1 terms; `shared` serves every factor."""
+
+        def longer(carry: tuple[Lower, Lower], zeta: Any):
+            r, s = carry
+            r = self.factor(r, zeta if shared is None else shared)
+            return (r, _tree.add(s, r)), None
+
+        return _repeat(longer, (fy, fy), zetas, count)[1]
+
+    def term(self, fy: Lower, zetas: Any, count: int, length: Array) -> Lower:
+        """Return the term after `length` of `count` factors."""
+
+        def longer(carry: tuple[Lower, Array], zeta: Any):
+            r, done = carry
+            chosen = _tree.select(done < length, self.factor(r, zeta), r)
+            return (chosen, done + 1), None
+
+        return _repeat(longer, (fy, jnp.zeros_like(length)), zetas, count)[0]
 
 
-def _repeat(factor: Callable, start: Any, samples: Any, times: int) -> Any:
+def _repeat(longer: Callable, start: Any, samples: Any, times: int) -> Any:
     # Where nothing is compiled JAX has no loop of length zero.
     if times == 0:
         return start
-    # An H200 spends 9 % of a factor on the loop itself; a CPU only compiles longer.
-    unroll = 1 if jax.default_backend() == "cpu" else min(times, 5)
-    return jax.lax.scan(factor, start, samples, length=times, unroll=unroll)[0]
+    unroll = min(times, _evaluation.current().unroll)
+    return jax.lax.scan(longer, start, samples, length=times, unroll=unroll)[0]
 
 
 class Neumann(AbstractHypergradient):
@@ -101,14 +129,7 @@ class Neumann(AbstractHypergradient):
     def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
         """Estimate the hypergradient at (x, y)."""
         fx, fy = oracle.upper_gradients(x, y, bundle.upper)
-
-        def factor(carry: tuple[Lower, Lower], zeta: Batch | Key):
-            r, s = carry
-            product = oracle.hessian_product(x, y, r, _factor_batch(oracle, zeta))
-            r = _tree.add_scaled(r, -self.theta, product)
-            return (r, _tree.add(s, r)), None
-
-        _, s = _repeat(factor, (fy, fy), bundle.factors, self.q)
+        s = _Series(oracle, x, y, self.theta).total(fy, bundle.factors, self.q)
         indirect = oracle.cross_product(x, y, s, bundle.cross)
         return _tree.add_scaled(fx, -self.theta, indirect)
 
@@ -133,14 +154,8 @@ class FrozenNeumann(AbstractHypergradient):
     def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
         """Estimate the hypergradient at (x, y)."""
         fx, fy = oracle.upper_gradients(x, y, bundle.upper)
-
-        def factor(carry: tuple[Lower, Lower], _: None):
-            r, s = carry
-            product = oracle.hessian_product(x, y, r, bundle.factors)
-            r = _tree.add_scaled(r, -self.theta, product)
-            return (r, _tree.add(s, r)), None
-
-        _, s = _repeat(factor, (fy, fy), None, self.q)
+        series = _Series(oracle, x, y, self.theta)
+        s = series.total(fy, None, self.q, shared=bundle.factors)
         return assemble(oracle, x, y, fx, _tree.scale(self.theta, s), bundle)
 
     def check(self, curvature: float, client: int) -> None:
@@ -174,15 +189,8 @@ class RandomNeumann(AbstractHypergradient):
         """Estimate the hypergradient at (x, y)."""
         samples, length = bundle
         fx, fy = oracle.upper_gradients(x, y, samples.upper)
-
-        def factor(carry: tuple[Lower, Array], zeta: Batch | Key):
-            r, done = carry
-            product = oracle.hessian_product(x, y, r, _factor_batch(oracle, zeta))
-            longer = _tree.add_scaled(r, -self.theta, product)
-            return (_tree.select(done < length, longer, r), done + 1), None
-
-        start = (fy, jnp.zeros_like(length))
-        r, _ = _repeat(factor, start, samples.factors, self.q - 1)
+        series = _Series(oracle, x, y, self.theta)
+        r = series.term(fy, samples.factors, self.q - 1, length)
         indirect = oracle.cross_product(x, y, r, samples.cross)
         return _tree.add_scaled(fx, -self.q * self.theta, indirect)
 

@@ -3,8 +3,10 @@
 from fedbilevel.problem.checks import check_problem as check_problem
 from fedbilevel.problem.checks import largest_curvature as largest_curvature
 from fedbilevel.problem.data import ClientData as ClientData
+from fedbilevel.problem.data import Data as Data
+from fedbilevel.problem.data import PooledData as PooledData
 from fedbilevel.problem.losses import Batch as Batch
 from fedbilevel.problem.losses import Problem as Problem
 from fedbilevel.problem.oracle import Oracle as Oracle
-from fedbilevel.problem.stored import StoredRows as StoredRows
-from fedbilevel.problem.stored import stored as stored
+from fedbilevel.problem.stored_rows import StoredRows as StoredRows
+from fedbilevel.problem.stored_rows import stored as stored

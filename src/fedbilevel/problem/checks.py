@@ -10,15 +10,15 @@ from jaxtyping import Array, Float, PyTree
 from fedbilevel import _tree
 from fedbilevel._types import Key, Loss, Lower, Rows, Upper
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.problem.data import ClientData
+from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
-from fedbilevel.problem.stored import fetched
+from fedbilevel.problem.stored_rows import fetched
 
 __all__ = ["check_problem", "largest_curvature"]
 
 
-def check_problem(problem: Problem, data: ClientData, x: Upper, y: Lower) -> None:
+def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
     """Raise `InvalidInputError` for losses or a start that no algorithm could use."""
     _check_start(x, "x")
     _check_start(y, "y")
@@ -28,7 +28,7 @@ def check_problem(problem: Problem, data: ClientData, x: Upper, y: Lower) -> Non
     )
     for name, loss, rows in levels:
         first = fetched(jax.tree.map(lambda leaf: leaf[0, :1], rows))
-        _check_scalar(name, loss, x, y, first)
+        _check_scalar(name, loss, x, y, first, *problem.inputs)
     for name, probe in _probe(problem, data, x, y).items():
         _check_mean(name, probe)
         _check_depends_on_y(name, probe)
@@ -49,7 +49,7 @@ class _Probe(eqx.Module):
 
 
 @eqx.filter_jit
-def _probe(problem: Problem, data: ClientData, x: Upper, y: Lower) -> dict[str, _Probe]:
+def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe]:
     # NaN passes through most computations that use y, whatever its value at the start;
     # what compares y with something, a hinge, shows at other values.
     others = [
@@ -63,9 +63,10 @@ def _probe(problem: Problem, data: ClientData, x: Upper, y: Lower) -> dict[str, 
             fetched(jax.tree.map(lambda a, i=i: a[0, i][None], rows)) for i in (0, last)
         )
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
-        singles = jnp.stack([loss(x, y, one), loss(x, y, two)])
-        elsewhere = jnp.stack([loss(x, other, one) for other in others])
-        return _Probe(loss(x, y, both), singles, elsewhere, clients)
+        frozen = problem.inputs
+        singles = jnp.stack([loss(x, y, one, *frozen), loss(x, y, two, *frozen)])
+        elsewhere = jnp.stack([loss(x, other, one, *frozen) for other in others])
+        return _Probe(loss(x, y, both, *frozen), singles, elsewhere, clients)
 
     def of_client(client: Array) -> tuple[Array, Array]:
         oracle = Oracle(problem, data, client)
@@ -91,9 +92,7 @@ def largest_curvature(
     """
 
     def of_client(client: Array) -> Array:
-        own = oracle
-        if oracle.client is not None:
-            own = eqx.tree_at(lambda one: one.client, oracle, client)
+        own = eqx.tree_at(lambda one: one.client, oracle, client)
         draw, begin = jr.split(jr.fold_in(key, client))
         batch = own.draw_lower(draw)
         leaves, structure = jax.tree.flatten(y)
@@ -126,9 +125,11 @@ def _check_start(start: PyTree, name: str) -> None:
         )
 
 
-def _check_scalar(name: str, loss: Loss, x: Upper, y: Lower, rows: Rows) -> None:
+def _check_scalar(
+    name: str, loss: Loss, x: Upper, y: Lower, rows: Rows, *frozen: PyTree
+) -> None:
     try:
-        shape = jax.eval_shape(loss, x, y, rows)
+        shape = jax.eval_shape(loss, x, y, rows, *frozen)
     except Exception as error:
         raise InvalidInputError(
             f"`{name}(x, y, batch)` fails on a batch of one row of client 0: {error}"

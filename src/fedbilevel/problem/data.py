@@ -1,18 +1,23 @@
 """The samples of all clients, stacked so that one program serves every client."""
 
 from collections.abc import Sequence
+from typing import ClassVar, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Rows
+from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["ClientData"]
+__all__ = ["ClientData", "Data", "PooledData"]
+
+Client: TypeAlias = Int[Array, ""] | int
+Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
 
 
 class ClientData(eqx.Module):
@@ -21,6 +26,8 @@ class ClientData(eqx.Module):
     Leaves of `upper` and `lower` are `(clients, rows, ...)`. Rows past a client's size
     are padding: they keep the stack rectangular and are never read.
     """
+
+    travels: ClassVar[bool] = True
 
     upper: Rows
     lower: Rows
@@ -32,6 +39,20 @@ class ClientData(eqx.Module):
     def clients(self) -> int:
         """The number of clients, K."""
         return self.weights.shape[0]
+
+    def drawn(self, sizes: Array, client: Client, key: Key, count: int) -> Places:
+        """Draw rows of a client, uniformly and independently."""
+        return client, _uniform(sizes[client], key, count)
+
+    def all_places(
+        self, sizes: Array, client: Client, width: int
+    ) -> tuple[Places, Array]:
+        """Return every row of a client, and its weight; padding weighs nothing."""
+        return _weighted(client, jnp.ones((), self.weights.dtype), sizes, width)
+
+    def pooled(self) -> "PooledData":
+        """Return the same rows, as if they could be moved to one machine."""
+        return PooledData(self)
 
     @staticmethod
     def from_clients(
@@ -58,6 +79,83 @@ class ClientData(eqx.Module):
             lower_sizes,
             _as_weights(weights, len(upper)),
         )
+
+
+class PooledData(eqx.Module):
+    """The rows of all clients as those of one, the ceiling of every comparison.
+
+    A drawn row is one of client k with the chance w_k / sum w, then uniform over that
+    client's rows, so that the problem is the federated one exactly, whatever the sizes.
+    Nothing travels: all rows are in one place.
+    """
+
+    travels: ClassVar[bool] = False
+
+    parts: ClientData
+
+    clients: ClassVar[int] = 1
+
+    @property
+    def upper(self) -> Rows:
+        """The upper rows, still by the client they came from."""
+        return self.parts.upper
+
+    @property
+    def lower(self) -> Rows:
+        """The lower rows, in the same way."""
+        return self.parts.lower
+
+    @property
+    def upper_sizes(self) -> Int[Array, " clients"]:
+        """How many of the upper rows are real."""
+        return self.parts.upper_sizes
+
+    @property
+    def lower_sizes(self) -> Int[Array, " clients"]:
+        """How many of the lower rows are real."""
+        return self.parts.lower_sizes
+
+    @property
+    def weights(self) -> Float[Array, "1"]:
+        """The weight of the one machine."""
+        return jnp.ones(1, self.parts.weights.dtype)
+
+    def drawn(self, sizes: Array, client: Client, key: Key, count: int) -> Places:
+        """Draw a client for every row, then the row."""
+        del client
+        choose, among = jr.split(key)
+        share = self.parts.weights / jnp.sum(self.parts.weights)
+        whose = jr.choice(among, sizes.size, (count,), p=share)
+        return whose, _uniform(sizes[whose], choose, count)
+
+    def all_places(
+        self, sizes: Array, client: Client, width: int
+    ) -> tuple[Places, Array]:
+        """Return every row there is, and its weight."""
+        del client
+        whose = jnp.arange(sizes.size, dtype=jnp.int32)[:, None]
+        share = (self.parts.weights / jnp.sum(self.parts.weights))[:, None]
+        return _weighted(whose, share, sizes, width)
+
+
+Data: TypeAlias = ClientData | PooledData
+
+
+def _uniform(size: Array, key: Key, count: int) -> Array:
+    # The remainder of 32 random bits is off uniform by at most size / 2^32, and costs a
+    # third of `jr.randint`, which matters where the batch is small.
+    return jr.bits(key, (count,), jnp.uint32) % size.astype(jnp.uint32)
+
+
+def _weighted(
+    whose: Array | int, share: Array, sizes: Array, width: int
+) -> tuple[Places, Array]:
+    size = sizes[whose]
+    position = jnp.arange(width, dtype=size.dtype)
+    # Padding is not even read: past the end the last real row stands in, weighing 0.
+    index = jnp.minimum(position, size - 1)
+    each = jnp.where(position < size, share / size.astype(share.dtype), 0)
+    return (whose, index), each
 
 
 def _as_weights(weights: Sequence[float] | None, clients: int) -> Array:

@@ -8,14 +8,29 @@ r"""The two losses of a problem and how a batch of samples is scored by them.
 return the mean over its rows. Terms without data (a regularizer) belong inside.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from fedbilevel._types import Loss, Lower, Noise, Rows, Scalar, Upper
+from fedbilevel._blocks import NOTHING
+from fedbilevel._types import Loss, Lower, Noise, Pair, Rows, Scalar, Upper
+from fedbilevel.errors import InvalidInputError
 
 __all__ = ["Batch", "Problem", "lower_loss", "upper_loss"]
+
+
+def _as_arrays(frozen: PyTree) -> PyTree:
+    for leaf in jax.tree.leaves(frozen):
+        if not eqx.is_array_like(leaf):
+            raise InvalidInputError(
+                f"`Problem(frozen=...)` holds a leaf of type {type(leaf).__name__}. "
+                "Give arrays alone: of an Equinox module, `eqx.filter(module, "
+                "eqx.is_array)`, and put it together inside the losses."
+            )
+    return jax.tree.map(jnp.asarray, frozen)
 
 
 class Problem(eqx.Module):
@@ -24,12 +39,28 @@ class Problem(eqx.Module):
     `upper_noise(key, batch)` and `lower_noise(key, batch)` may perturb a drawn batch
     (noisy oracles, augmentation). They see the bundle's key, so that two points of one
     bundle meet the same perturbation; evaluations over all data leave them out.
+
+    `private` flags blocks of x and y that each client keeps to itself: True, False, or
+    a tree of them, for each level; `Pair(False, True)` keeps all of y. `frozen` are
+    arrays that are input and never optimized, such as a backbone: the losses, and the
+    metrics of a run, get them as one more argument. All clients share one copy.
     """
 
     upper: Loss = eqx.field(static=True)
     lower: Loss = eqx.field(static=True)
     upper_noise: Noise | None = eqx.field(static=True, default=None)
     lower_noise: Noise | None = eqx.field(static=True, default=None)
+    private: Pair = eqx.field(static=True, default=NOTHING)
+    frozen: PyTree = eqx.field(converter=_as_arrays, default=None)
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What losses and metrics are given beyond their usual arguments."""
+        return () if self.frozen is None else (self.frozen,)
+
+    def functions(self) -> tuple[Any, ...]:
+        """Return what tells this problem from others, but for the frozen arrays."""
+        return self.upper, self.lower, self.upper_noise, self.lower_noise
 
 
 class Batch(eqx.Module):
@@ -39,21 +70,22 @@ class Batch(eqx.Module):
     weights: Float[Array, " rows"] | None = None
 
 
-def _score(loss: Loss, x: Upper, y: Lower, batch: Batch) -> Scalar:
+def _score(problem: Problem, loss: Loss, x: Upper, y: Lower, batch: Batch) -> Scalar:
     if batch.weights is None:
-        return loss(x, y, batch.rows)
+        return loss(x, y, batch.rows, *problem.inputs)
 
     def score_row(row: Rows) -> Scalar:
-        return loss(x, y, jax.tree.map(lambda leaf: leaf[None], row))
+        one = jax.tree.map(lambda leaf: leaf[None], row)
+        return loss(x, y, one, *problem.inputs)
 
     return jnp.vdot(batch.weights, jax.vmap(score_row)(batch.rows))
 
 
 def upper_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
     """Return f on a batch."""
-    return _score(problem.upper, x, y, batch)
+    return _score(problem, problem.upper, x, y, batch)
 
 
 def lower_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
     """Return g on a batch."""
-    return _score(problem.lower, x, y, batch)
+    return _score(problem, problem.lower, x, y, batch)

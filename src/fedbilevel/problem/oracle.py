@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Noise, Rows, Scalar, Upper
-from fedbilevel.problem.data import ClientData
+from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Batch, Problem, lower_loss, upper_loss
-from fedbilevel.problem.stored import fetched
+from fedbilevel.problem.stored_rows import fetched
 
 __all__ = ["Oracle"]
 
@@ -30,16 +30,14 @@ __all__ = ["Oracle"]
 class Oracle(eqx.Module):
     """A problem bound to one client's samples.
 
-    `client` None stands for all clients as one: a row is drawn from client k with the
-    chance w_k / sum w, so that its mean loss is the mean over clients exactly.
     `upper_batch` and `lower_batch` are rows per draw; None means all rows, without
     noise, so that every oracle is deterministic. With a `radius` the two products are
     central differences of gradients, at the distance radius / ||v||.
     """
 
     problem: Problem
-    data: ClientData
-    client: Int[Array, ""] | int | None
+    data: Data
+    client: Int[Array, ""] | int
     upper_batch: int | None = eqx.field(static=True, default=1)
     lower_batch: int | None = eqx.field(static=True, default=1)
     radius: Float[Array, ""] | None = None
@@ -48,27 +46,25 @@ class Oracle(eqx.Module):
         """Draw xi: rows uniform and independent over the client's real ones."""
         if self.upper_batch is None:
             return self.all_upper()
-        data, noise = self.data, self.problem.upper_noise
-        whose = (self.client, data.upper_sizes, data.weights)
-        return Batch(_draw_upper(data.upper, whose, key, self.upper_batch, noise))
+        noise = self.problem.upper_noise
+        return Batch(_draw_upper(self.data, self.client, key, self.upper_batch, noise))
 
     def draw_lower(self, key: Key) -> Batch:
         """Draw zeta, in the same way."""
         if self.lower_batch is None:
             return self.all_lower()
-        data, noise = self.data, self.problem.lower_noise
-        whose = (self.client, data.lower_sizes, data.weights)
-        return Batch(_draw_lower(data.lower, whose, key, self.lower_batch, noise))
+        noise = self.problem.lower_noise
+        return Batch(_draw_lower(self.data, self.client, key, self.lower_batch, noise))
 
     def all_upper(self) -> Batch:
         """Return all of the client's upper rows, weighted by 1/size."""
         data = self.data
-        return _all_rows(data.upper, self.client, data.upper_sizes, data.weights)
+        return _all_rows(data, data.upper, data.upper_sizes, self.client)
 
     def all_lower(self) -> Batch:
         """Return all of the client's lower rows, weighted by 1/size."""
         data = self.data
-        return _all_rows(data.lower, self.client, data.lower_sizes, data.weights)
+        return _all_rows(data, data.lower, data.lower_sizes, self.client)
 
     def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return f_k on a batch."""
@@ -113,46 +109,36 @@ class Oracle(eqx.Module):
         return _tree.scale(1 / (2 * distance), _tree.subtract(ahead, behind))
 
 
-def _draw(rows: Rows, whose: tuple, key: Key, batch: int, noise: Noise | None) -> Rows:
+def _perturbed(
+    data: Data, rows: Rows, sizes: Array, draw: tuple, noise: Noise | None
+) -> Rows:
+    client, key, count = draw
     choose, perturb = (key, key) if noise is None else jr.split(key)
-    client, sizes, weights = whose
-    if client is None:
-        choose, among = jr.split(choose)
-        client = jr.choice(among, sizes.size, (batch,), p=weights / jnp.sum(weights))
-    # The remainder of 32 random bits is off uniform by at most size / 2^32, and costs a
-    # third of `jr.randint`, which matters where the batch is small.
-    bits = jr.bits(choose, (batch,), jnp.uint32)
-    index = bits % sizes[client].astype(jnp.uint32)
-    drawn = fetched(jax.tree.map(lambda leaf: leaf[client, index], rows))
+    places = data.drawn(sizes, client, choose, count)
+    drawn = fetched(jax.tree.map(lambda leaf: leaf[places], rows))
     return drawn if noise is None else noise(perturb, drawn)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def _draw_upper(rows, whose, key, batch, noise):
-    return _draw(rows, whose, key, batch, noise)
+def _draw_upper(data, client, key, batch, noise):
+    draw = (client, key, batch)
+    return _perturbed(data, data.upper, data.upper_sizes, draw, noise)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def _draw_lower(rows, whose, key, batch, noise):
-    return _draw(rows, whose, key, batch, noise)
+def _draw_lower(data, client, key, batch, noise):
+    draw = (client, key, batch)
+    return _perturbed(data, data.lower, data.lower_sizes, draw, noise)
 
 
-def _all_rows(rows: Rows, client: Any, sizes: Array, weights: Array) -> Batch:
-    if client is None:
-        whose = jnp.arange(sizes.size, dtype=jnp.int32)[:, None]
-        share = (weights / jnp.sum(weights))[:, None]
-    else:
-        whose, share = client, jnp.ones((), weights.dtype)
-    size = sizes[whose]
-    position = jnp.arange(jax.tree.leaves(rows)[0].shape[1], dtype=size.dtype)
-    # Padding is not even read: past the end the last real row stands in, weighing 0.
-    index = jnp.minimum(position, size - 1)
-    each = jnp.where(position < size, share / size.astype(share.dtype), 0)
+def _all_rows(data: Data, rows: Rows, sizes: Array, client: Array | int) -> Batch:
+    width = jax.tree.leaves(rows)[0].shape[1]
+    places, weights = data.all_places(sizes, client, width)
 
     def flat(leaf: Array) -> Array:
-        return leaf[whose, index].reshape(-1, *leaf.shape[2:])
+        return leaf[places].reshape(-1, *leaf.shape[2:])
 
-    return Batch(fetched(jax.tree.map(flat, rows)), each.reshape(-1))
+    return Batch(fetched(jax.tree.map(flat, rows)), weights.reshape(-1))
 
 
 @jax.jit

@@ -7,8 +7,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from fedbilevel._blocks import NOTHING
-from fedbilevel._types import Lower, Metrics, Pair, Upper
+from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 
@@ -21,14 +20,13 @@ class Task(eqx.Module):
     `metrics(x, y)` returns named numbers and may hold arrays (test data, closed forms).
     `headline` names the one to watch. `recommended` are settings for `fedbilevel run`:
     rounds, local_steps, batch, and the algorithm's options. `shows_point` asks for x
-    and y in reports, where they are small. `private` marks blocks of x and y that
-    belong to one client each. `convex` is False where the lower level is not convex in
-    y, so that an inverse Hessian says little. `algorithm` is the one to use when none
-    is named. `calibration` has, for some algorithms, the letters from which plans are
-    scaled, with the `clients` and `iterations` they were chosen for. `conclusion(task,
-    point)` tells more of a finished run from the named leaves of x and y, private ones
-    stacked over clients. `classes` names those of `label` in the rows, if there are
-    any. A lower headline is better.
+    and y in reports, where they are small. `convex` is False where the lower level is
+    not convex in y, so that an inverse Hessian says little. `algorithm` is the one to
+    use when none is named. `calibration` has, for some algorithms, the letters from
+    which plans are scaled, with the `clients` and `iterations` they were chosen for.
+    `conclusion(task, point)` tells more of a finished run from the named leaves of x
+    and y, private ones stacked over clients. `classes` names those of `label` in the
+    rows, if there are any. A lower headline is better.
     """
 
     problem: Problem
@@ -39,7 +37,6 @@ class Task(eqx.Module):
     headline: str = eqx.field(static=True)
     recommended: Mapping[str, str] = eqx.field(static=True)
     shows_point: bool = eqx.field(static=True, default=False)
-    private: Pair = eqx.field(static=True, default=NOTHING)
     calibration: Mapping[str, Mapping[str, str]] = eqx.field(
         static=True, default_factory=dict
     )

@@ -22,7 +22,7 @@ from fedbilevel.tasks._episodes import (
     characters,
     sinusoids,
 )
-from fedbilevel.tasks._labelled import accuracy, cross_entropy, pixel_scaling
+from fedbilevel.tasks._labeled import accuracy, cross_entropy, pixel_scaling
 from fedbilevel.tasks._networks import Hidden, Network, apply, build
 
 __all__ = ["Domain", "characters_of", "waves"]

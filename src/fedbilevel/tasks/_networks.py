@@ -13,7 +13,7 @@ from jaxtyping import Array
 from fedbilevel import _tree
 from fedbilevel._types import Key, Upper
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.tasks._labelled import Scaling, check_choice
+from fedbilevel.tasks._labeled import Scaling, check_choice
 
 __all__ = ["Hidden", "Network", "NetworkScores", "apply", "build"]
 

@@ -29,7 +29,7 @@ from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Task
-from fedbilevel.tasks._labelled import accuracy, cross_entropy
+from fedbilevel.tasks._labeled import accuracy, cross_entropy
 from fedbilevel.tasks._search_space import (
     EDGES,
     OPERATIONS,

@@ -24,9 +24,9 @@ from fedbilevel import _tree
 from fedbilevel._types import Pair, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labelled
+from fedbilevel.tasks import _labeled
 from fedbilevel.tasks._base import Task
-from fedbilevel.tasks._labelled import CrossEntropy, HeldOut, cross_entropies
+from fedbilevel.tasks._labeled import CrossEntropy, HeldOut, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build
 
 __all__ = ["make", "mean_weights", "rank_statistic", "weight_auc"]
@@ -176,18 +176,18 @@ def make(
     else a fifth. `split` seeds who gets which rows, and the
     corruption; with `rows` only so many are taken.
     """
-    _labelled.check_choice("model", model, tuple(_RECOMMENDED))
+    _labeled.check_choice("model", model, tuple(_RECOMMENDED))
     if not penalty >= 0:
         raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
     if not 0 <= corrupted < 1:
         raise InvalidInputError(
             f"corrupted={corrupted}: give the share of wrong labels, from 0 to below 1."
         )
-    pool = _labelled.load(data, split=split, rows=rows)
-    upper, lower = _labelled.deal(
+    pool = _labeled.load(data, split=split, rows=rows)
+    upper, lower = _labeled.deal(
         pool, clients, scheme=partition, train=train, split=split
     )
-    _labelled.check_choice("kept", kept, ("all", "clean"))
+    _labeled.check_choice("kept", kept, ("all", "clean"))
     draw = np.random.default_rng((split, 1))
     lower = [_corrupt(one, corrupted, pool.classes, draw) for one in lower]
     if kept == "clean":
@@ -195,7 +195,11 @@ def make(
     held = ClientData.from_clients(upper, lower)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
     return Task(
-        Problem(CrossEntropy(scores), _Lower(scores, penalty or _PENALTY[model])),
+        Problem(
+            CrossEntropy(scores),
+            _Lower(scores, penalty or _PENALTY[model]),
+            private=Pair(True, False),
+        ),
         held,
         jnp.zeros(held.lower["label"].shape[1]),
         build(model, shape, pool.classes, width, jr.key(split)),
@@ -203,7 +207,6 @@ def make(
         headline="test_error",
         classes=pool.held.classes,
         recommended=_SIZES | _RECOMMENDED[model],
-        private=Pair(True, False),
         convex=model == "linear",
         conclusion=_conclude,
         # z is shared and says which way y should go for the validation rows of all.

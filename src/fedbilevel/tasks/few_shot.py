@@ -42,7 +42,7 @@ from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
 from fedbilevel.tasks._base import Task
 from fedbilevel.tasks._domains import Domain, characters_of, waves
 from fedbilevel.tasks._episodes import Episodes, Sizes
-from fedbilevel.tasks._labelled import check_choice
+from fedbilevel.tasks._labeled import check_choice
 from fedbilevel.tasks._networks import Network
 
 __all__ = ["make"]
@@ -260,14 +260,13 @@ def _task(
         _one_row_each(sets) for sets in (domain.own.query, domain.own.support)
     )
     return Task(
-        Problem(kind.upper, kind.lower),
+        Problem(kind.upper, kind.lower, private=Pair(False, True)),
         ClientData.from_clients(upper, lower),
         x,
         y,
         metrics,
         headline="new_task_error",
         recommended=usual.recommended,
-        private=Pair(False, True),
         conclusion=_with_random_features,
         algorithm=usual.algorithm,
     )

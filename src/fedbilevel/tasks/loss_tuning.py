@@ -28,9 +28,9 @@ from fedbilevel import _tree
 from fedbilevel._types import Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labelled
+from fedbilevel.tasks import _labeled
 from fedbilevel.tasks._base import Task
-from fedbilevel.tasks._labelled import (
+from fedbilevel.tasks._labeled import (
     MNIST_SCALING,
     HeldOut,
     Scaling,
@@ -146,8 +146,8 @@ def _weights_by_rank(classes: int, imbalance: float) -> np.ndarray:
 
 
 def _check(setting: str, model: str, imbalance: float) -> None:
-    _labelled.check_choice("setting", setting, tuple(_SETTINGS))
-    _labelled.check_choice("model", model, (*_STEPS, "auto"))
+    _labeled.check_choice("setting", setting, tuple(_SETTINGS))
+    _labeled.check_choice("model", model, (*_STEPS, "auto"))
     if not 1 <= imbalance < np.inf:
         raise InvalidInputError(
             f"imbalance={imbalance}: the first class over the last is at least 1."
@@ -181,13 +181,13 @@ def make(
     partition=shards:2 for clients that differ.
     """
     _check(setting, model, imbalance)
-    _labelled.check_positive(penalty=penalty)
+    _labeled.check_positive(penalty=penalty)
     usual = _SETTINGS[setting]
     model = usual.model if model == "auto" else model
-    whole = _labelled.load(data, split=split, rows=rows, scaling=usual.scaling)
+    whole = _labeled.load(data, split=split, rows=rows, scaling=usual.scaling)
     kept = tail(whole.held.label, whole.classes, imbalance, split)
-    pool = _labelled.thin(whole, kept)
-    upper, lower = _labelled.deal(
+    pool = _labeled.thin(whole, kept)
+    upper, lower = _labeled.deal(
         pool,
         clients or usual.clients,
         scheme=partition,

@@ -18,9 +18,9 @@ from jaxtyping import Array
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labelled
+from fedbilevel.tasks import _labeled
 from fedbilevel.tasks._base import Task
-from fedbilevel.tasks._labelled import CrossEntropy, HeldOut, Scaling
+from fedbilevel.tasks._labeled import CrossEntropy, HeldOut, Scaling
 
 __all__ = ["make"]
 
@@ -88,10 +88,10 @@ def make(
     Tested is an official test part, or else a fifth. `split` seeds who gets which rows;
     with `rows` only so many are taken.
     """
-    pool = _labelled.load(data, split=split, rows=rows)
+    pool = _labeled.load(data, split=split, rows=rows)
     width = int(np.prod(pool.held.features.shape[1:])) + 1
     pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
-    upper, lower = _labelled.deal(
+    upper, lower = _labeled.deal(
         pool, clients, scheme=partition, train=train, split=split
     )
     scores = _Scores(pool.scaling)

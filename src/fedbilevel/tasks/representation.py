@@ -23,9 +23,9 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labelled
+from fedbilevel.tasks import _labeled
 from fedbilevel.tasks._base import Task
-from fedbilevel.tasks._labelled import (
+from fedbilevel.tasks._labeled import (
     MNIST_SCALING,
     HeldOut,
     Scaling,
@@ -140,8 +140,8 @@ class _Dropout:
 
 
 def _check(model: str, dropout: float, penalty: float, setting: str) -> None:
-    _labelled.check_choice("model", model, _MODELS)
-    _labelled.check_choice("setting", setting, tuple(_SETTINGS))
+    _labeled.check_choice("model", model, _MODELS)
+    _labeled.check_choice("setting", setting, tuple(_SETTINGS))
     if not penalty >= 0:
         raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
     if not 0 <= dropout < 1:
@@ -177,8 +177,8 @@ def make(
     _check(model, dropout, penalty, setting)
     usual = _SETTINGS[setting]
     alike = partition == "iid"
-    pool = _labelled.load(data, split=split, rows=rows, scaling=usual.scaling)
-    upper, lower = _labelled.deal(
+    pool = _labeled.load(data, split=split, rows=rows, scaling=usual.scaling)
+    upper, lower = _labeled.deal(
         pool,
         clients or usual.clients,
         scheme=partition,

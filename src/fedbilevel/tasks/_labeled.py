@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedbilevel import datasets, partition
+from fedbilevel import datasets
 from fedbilevel._types import Lower, Rows, Scalar, Upper
-from fedbilevel.datasets import Dataset
+from fedbilevel.datasets import Dataset, partition
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.problem import stored
 

@@ -1,47 +1,35 @@
 """LIBSVM text: a label and `index:value` pairs a line, indices from 1."""
 
-from array import array
-from collections.abc import Iterable
+import codecs
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, open_text, reading
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = ["companion", "load_libsvm", "read_sparse"]
 
+_RANKING = re.compile(rb"\s*[^\s#]+\s+qid")
 
-class Sparse:
-    """The numbers of one file before they are spread over a dense array."""
 
-    def __init__(self) -> None:
-        self.label, self.rows = array("d"), array("q")
-        self.indices, self.values = array("q"), array("f")
+class _Lines:
+    """A file to scikit-learn, and to us the line where its parser stopped."""
 
-    def add(self, text: str) -> None:
-        """Take one line in; raise ValueError where it is malformed."""
-        label, *pairs = text.split()
-        number = float(label)
-        for pair in pairs:
-            index, value = pair.split(":")
-            if int(index) < 1:
-                raise ValueError("indices count from 1")
-            self.rows.append(len(self.label))
-            self.indices.append(int(index))
-            self.values.append(float(value))
-        self.label.append(number)
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.number, self.last = stream, 0, b""
+        self.read = stream.read  # scikit-learn knows a file by this method
 
-    @property
-    def width(self) -> int:
-        """The number of features seen."""
-        return max(self.indices, default=0)
-
-    def part(self, width: int) -> Part:
-        """Return dense float32 features."""
-        features = np.zeros((len(self.label), width), np.float32)
-        features[np.asarray(self.rows), np.asarray(self.indices) - 1] = self.values
-        return Part(features, np.asarray(self.label))
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self.stream:
+            self.number += 1
+            self.last = line.removeprefix(codecs.BOM_UTF8) if self.number == 1 else line
+            if _RANKING.match(self.last):  # scikit-learn would ignore it
+                raise ValueError("query numbers belong to ranking")
+            yield self.last
 
 
 def load_libsvm(path: Path, least_width: int = 0) -> Dataset:
@@ -50,11 +38,13 @@ def load_libsvm(path: Path, least_width: int = 0) -> Dataset:
     Trailing features that are zero in every row are unknown to the file;
     `least_width` adds them.
     """
-    train, beside = _read(path), companion(path)
-    test = None if beside is None else _read(beside)
-    width = max(least_width, train.width, test.width if test else 0)
-    name = path.name.removesuffix(".gz")
-    return assemble(name, train.part(width), test and test.part(width))
+    beside = companion(path)
+    found = [_read(one) for one in (path, beside) if one]
+    width = max(least_width, *(features.shape[1] for features, _ in found))
+    for features, label in found:
+        features.resize((len(label), width))
+    parts = (Part(features.toarray(), label) for features, label in found)
+    return assemble(path.name.removesuffix(".gz"), *parts)
 
 
 def companion(path: Path) -> Path | None:
@@ -66,26 +56,31 @@ def companion(path: Path) -> Path | None:
     return None
 
 
-def read_sparse(lines: Iterable[str], path: Path) -> Sparse:
-    """Parse lines; `path` is for the error, which names the line, too."""
-    numbers = Sparse()
-    for line, raw in enumerate(lines, 1):
-        text = raw.partition("#")[0]
-        if not text.strip():
-            continue
-        try:
-            numbers.add(text)
-        except (ValueError, OverflowError) as error:
-            raise InvalidInputError(
-                f"{path}, line {line}: '{text.strip()[:40]}' is not LIBSVM text, a "
-                f"label and pairs like 3:0.5 ({error}). Other kinds of files are known "
-                "by their names: .npz, .csv, .zip; folders hold IDX or npy files."
-            ) from None
-    if not numbers.width:
+def read_sparse(stream: BinaryIO, path: Path) -> tuple[Any, np.ndarray]:
+    """Parse a sparse float32 matrix and its labels; `path` is for the error."""
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise FedbilevelError(
+            "LIBSVM text is read by scikit-learn: install fedbilevel[data]."
+        ) from None
+    lines = _Lines(stream)
+    load: Any = datasets.load_svmlight_file
+    try:
+        features, label = load(lines, dtype=np.float32, zero_based=False)
+    except (ValueError, OverflowError) as error:
+        text = lines.last.partition(b"#")[0].strip()[:40].decode(errors="replace")
+        raise InvalidInputError(
+            f"{path}, line {lines.number}: '{text}' is not LIBSVM text, a label and "
+            f"pairs like 3:0.5 whose indices ascend from 1 ({error}). Other kinds of "
+            "files are known by their names: .npz, .csv, .zip; folders hold IDX or npy "
+            "files."
+        ) from None
+    if not features.nnz:
         raise InvalidInputError(f"{path} has no LIBSVM features.")
-    return numbers
+    return features, label
 
 
-def _read(path: Path) -> Sparse:
+def _read(path: Path) -> tuple[Any, np.ndarray]:
     with reading(path, "LIBSVM text"), open_text(path) as file:
-        return read_sparse(file, path)
+        return read_sparse(file.buffer, path)  # scikit-learn wants bytes

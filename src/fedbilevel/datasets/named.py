@@ -1,6 +1,7 @@
 """Data sets known by name."""
 
 import http.client
+import io
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,7 +84,7 @@ def _cached_or_fetched(cache: Path, name: str) -> Path:
         with urllib.request.urlopen(address, timeout=_PATIENCE) as reply:
             content = reply.read()
         # A portal's login page is not kept as if it were data.
-        read_sparse(content.decode().splitlines(), target)
+        read_sparse(io.BytesIO(content), target)
         _files.write_atomically(target, lambda file: file.write(content))
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise FedbilevelError(

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedbilevel.datasets import Dataset
+from fedbilevel.datasets._base import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "dirichlet",
     "dominant",
     "from_flower",
-    "holdings",
+    "label_counts",
     "iid",
     "parse",
     "shards",
@@ -170,7 +170,7 @@ def from_flower(partitioner: Any, rows: int) -> Parts:
     return by_indices(lists, rows)
 
 
-def holdings(
+def label_counts(
     label: np.ndarray, parts: Sequence[np.ndarray], classes: int
 ) -> np.ndarray:
     """Count the rows of each class (columns) that each client (rows) holds."""

@@ -1,73 +1,62 @@
-"""What the methods with a linear-system variable z share."""
+"""What the methods with a linear-system variable z share: its directions, its ball."""
 
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._blocks import put
-from fedbilevel._types import Key, Lower, Pair, Triple, Upper
-from fedbilevel.algorithms._single_loop import AbstractSingleLoop, Directions, Order
-from fedbilevel.problem import Oracle
-from fedbilevel.schedules import as_optional_number
+from fedbilevel._types import Key, Lower, Triple, Upper
+from fedbilevel.problem import Batch, Oracle
 
-__all__ = ["AbstractAuxiliary"]
+__all__ = ["in_ball", "order_of_moves", "three_directions"]
 
 
-class AbstractAuxiliary(AbstractSingleLoop):
-    """A point (x, y, z), z tracking Hbar^-1 fybar as a third, averaged variable.
+def three_directions(oracle: Oracle, key: Key) -> Triple:
+    """Draw independent samples for each line; return the maps nu, omega and q.
 
-    `radius` bounds ||z|| (None: no bound); `alternating` moves y, then z, then x.
+    omega is the slope of g, q that of 0.5 z'Hz - z'fy, and nu the hypergradient with
+    the current z.
     """
+    for_y, for_z, for_x = jr.split(key, 3)
+    zeta = oracle.draw_lower(for_y)
+    (xi_z, zeta_z), (xi_x, zeta_x) = _both(oracle, for_z), _both(oracle, for_x)
 
-    radius: Float[Array, "..."] | None = eqx.field(
-        converter=as_optional_number, default=None, kw_only=True
-    )
-    alternating: bool = eqx.field(static=True, default=False, kw_only=True)
+    def q(w: Triple) -> Lower:
+        _, fy = oracle.upper_gradients(w.x, w.y, xi_z)
+        return _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta_z), fy)
 
-    def first_point(self, x: Upper, y: Lower) -> Triple:
-        """Return (x, y, 0)."""
-        return Triple(x, y, _tree.zeros_like(y))
+    def nu(w: Triple) -> Upper:
+        fx, _ = oracle.upper_gradients(w.x, w.y, xi_x)
+        return _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta_x))
 
-    def order(self) -> Order:
-        """Return y, z, x one after the other, or all at once."""
-        return (("y",), ("z",), ("x",)) if self.alternating else (("x", "y", "z"),)
+    def omega(w: Triple) -> Lower:
+        return oracle.lower_gradient(w.x, w.y, zeta)
 
-    def directions(self, oracle: Oracle, key: Key) -> Directions:
-        """Draw independent samples for each line of the listing."""
-        for_y, for_z, for_x = jr.split(key, 3)
-        zeta = oracle.draw_lower(for_y)
-        (xi_z, zeta_z), (xi_x, zeta_x) = _both(oracle, for_z), _both(oracle, for_x)
-
-        def q(w: Triple) -> Lower:
-            _, fy = oracle.upper_gradients(w.x, w.y, xi_z)
-            return _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta_z), fy)
-
-        def nu(w: Triple) -> Upper:
-            fx, _ = oracle.upper_gradients(w.x, w.y, xi_x)
-            return _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta_x))
-
-        def omega(w: Triple) -> Lower:
-            return oracle.lower_gradient(w.x, w.y, zeta)
-
-        return {"x": nu, "y": omega, "z": q}
-
-    def project(self, point: Pair) -> Pair:
-        """Return the point with z in the ball, if one is asked for."""
-        if self.radius is None:
-            return point
-        z: Any = point.z  # pyright: ignore[reportAttributeAccessIssue]
-        size = _tree.norm(z)
-        # The zero vector is inside every ball, and must not become 0/0.
-        factor = jnp.minimum(
-            1, self.radius.astype(size.dtype) / jnp.where(size > 0, size, 1)
-        )
-        return put(point, {"z": _tree.scale(factor, z)})
+    return Triple(nu, omega, q)
 
 
-def _both(oracle: Oracle, key: Key) -> tuple[Any, Any]:
+def _both(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
     upper, lower = jr.split(key)
     return oracle.draw_upper(upper), oracle.draw_lower(lower)
+
+
+def order_of_moves(alternating: bool) -> tuple[Triple, ...]:
+    """Return which blocks move together: y, then z, then x; or all of them at once."""
+    if not alternating:
+        return (Triple(True, True, True),)
+    y, z = Triple(False, True, False), Triple(False, False, True)
+    return (y, z, Triple(True, False, False))
+
+
+def in_ball(w: Triple, radius: Array | None) -> Triple:
+    """Return the point with z in a ball, if there is one."""
+    if radius is None:
+        return w
+    size = _tree.norm(w.z)
+    # The zero vector is inside every ball, and must not become 0/0.
+    factor: Any = jnp.minimum(
+        1, radius.astype(size.dtype) / jnp.where(size > 0, size, 1)
+    )
+    return Triple(w.x, w.y, _tree.scale(factor, w.z))

@@ -5,55 +5,114 @@ private blocks, devices, checkpoints and clocks, and changes none of the numbers
 """
 
 import abc
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedbilevel._blocks import NOTHING
-from fedbilevel._types import Key, Lower, Pair, Upper
+from fedbilevel._types import Key, Keys, Lower, Pair, Upper
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import describe
 
 __all__ = [
     "AbstractAlgorithm",
+    "Each",
+    "Gathered",
     "Phase",
     "Phases",
     "Repeat",
+    "SeesTurn",
+    "ServerTurn",
     "Turn",
     "every_phase",
-    "when",
+    "with_turn",
 ]
 
 
 class Turn(eqx.Module):
     """How often this phase ran before, and the randomness of one client in it.
 
-    For a phase that runs once a round that is the number of the round, from 0.
+    For a phase that runs once a round the index is the number of the round, from 0.
+    `key` is the client's own, `shared` that of the server and all clients.
     """
 
     key: Key
-    round: Int[Array, ""] | int
+    index: Int[Array, ""] | int
+    shared: Key
 
     def steps(self, count: int) -> Int[Array, " count"]:
         """Return the `count` local iterations t of this turn, from the run's start."""
-        return self.round * count + jnp.arange(count, dtype=jnp.int32)
+        return self.index * count + jnp.arange(count, dtype=jnp.int32)
 
-    def keys(self, count: int) -> Key:
+    def keys(self, count: int) -> Keys:
         """Return a key per local iteration; it depends on t, not on `count`."""
         return jax.vmap(lambda t: jr.fold_in(self.key, t))(self.steps(count))
 
-    def spare_keys(self, count: int) -> Key:
+    def spare_keys(self, count: int) -> Keys:
         """Return keys that no local iteration uses, the same in every round."""
         return jr.split(jr.fold_in(self.key, 2**32 - 1), count)
 
     def channel_key(self) -> Key:
         """Return a key for what is done to the reply, another one in every turn."""
-        return jr.fold_in(jr.fold_in(self.key, 2**32 - 2), self.round)
+        return jr.fold_in(jr.fold_in(self.key, 2**32 - 2), self.index)
+
+
+class ServerTurn(eqx.Module):
+    """What the server knows of an exchange.
+
+    `index` counts how often the phase ran before and `shared` is a key that server and
+    clients have in common, as in `Turn`. `ids` are the clients that were asked, in
+    their places, `present` flags those that took part, and `clients` is K. Before the
+    replies are there everybody counts as present. A client that updates its private
+    blocks as the server does knows no ids.
+    """
+
+    index: Int[Array, ""] | int
+    shared: Key
+    ids: Int[Array, " places"] | None
+    present: Bool[Array, " places"]
+    clients: int = eqx.field(static=True)
+
+    def share(self) -> Float[Array, ""]:
+        """Return n/K, the share of all clients that took part."""
+        return jnp.sum(self.present).astype(float) / self.clients
+
+
+class SeesTurn(eqx.Module):
+    """A server's function with the `ServerTurn` as one more argument."""
+
+    function: Callable[..., PyTree]
+
+
+def with_turn(function: Callable[..., PyTree]) -> SeesTurn:
+    """Let `down(server, turn)` or `up(server, reply, turn)` see the server's turn."""
+    return SeesTurn(function)
+
+
+class Each(eqx.Module):
+    """A part of a message that differs by participant.
+
+    The leaves of `tree` have a leading axis over places: place j gets entry j.
+    """
+
+    tree: PyTree
+
+
+class Gathered(eqx.Module):
+    """The replies of a phase that gathers, one after the other, by place.
+
+    `weights` are those of the clients, 0 where nobody replied: what such a place holds
+    means nothing.
+    """
+
+    replies: PyTree
+    weights: Float[Array, " places"]
 
 
 class Phase(eqx.Module):
@@ -61,18 +120,43 @@ class Phase(eqx.Module):
 
     down(server) -> message;  local(message, client, oracle, turn) -> client, reply;
     up(server, mean reply) -> server. What belongs to one level travels in a `Pair`.
-    Where levels may be private, down is the identity: clients update their own blocks
-    as the server updates the others.
+
+    Where blocks are private, the server has None in their place, and so have the server
+    and the mean reply that its `up` sees. A client gets the server's state without its
+    own blocks, puts them in, and applies `down` itself; after its work it applies `up`
+    to this whole state and its own reply, and keeps its blocks of the outcome. So `up`
+    must work on any part of the blocks: on trees, not on named leaves.
 
     about(message) -> what both sides know of a reply beforehand, shaped like it; None
-    stands for zeros. The difference is what a channel clips, compresses or blurs.
+    stands for zeros. The difference is what a channel clips, compresses or blurs. With
+    `moves` a reply is a point, or an `Iterate` with one, and that difference a step
+    that a server's optimizer may change.
+
+    `down` and `up` may be `with_turn` functions; a message may hold `Each`. A phase
+    that `gathers` hands `up` all replies, as `Gathered`, in place of their mean. With
+    `everyone` all clients take part, whatever the size of a cohort is.
     """
 
     name: str = eqx.field(static=True)
-    down: Callable[[PyTree], PyTree]
+    down: Callable[[PyTree], PyTree] | SeesTurn
     local: Callable[[PyTree, PyTree, Oracle, Turn], tuple[PyTree, PyTree]]
-    up: Callable[[PyTree, PyTree], PyTree]
+    up: Callable[[PyTree, PyTree], PyTree] | SeesTurn
     about: Callable[[PyTree], PyTree] | None = None
+    moves: bool = eqx.field(static=True, default=False)
+    gathers: bool = eqx.field(static=True, default=False)
+    everyone: bool = eqx.field(static=True, default=False)
+
+    def message(self, server: PyTree, turn: ServerTurn) -> PyTree:
+        """Return what the server says."""
+        if isinstance(self.down, SeesTurn):
+            return self.down.function(server, turn)
+        return self.down(server)
+
+    def taken_in(self, server: PyTree, reply: PyTree, turn: ServerTurn) -> PyTree:
+        """Return the server's state after the replies."""
+        if isinstance(self.up, SeesTurn):
+            return self.up.function(server, reply, turn)
+        return self.up(server, reply)
 
 
 class Repeat(eqx.Module):
@@ -101,19 +185,16 @@ def every_phase(phases: Phases) -> list[Phase]:
 class AbstractAlgorithm(eqx.Module):
     """An algorithm as a pytree: numbers are leaves, counts are static.
 
-    `answers` says whose lower level it solves. `private` marks the levels that it keeps
-    on each client; `allows_private` is False where whole levels must be averaged.
-    `inverts_locally` is True where a client's own Hessian stands in for the mean one,
-    which is right only if clients are alike. `pools` puts all data on one machine.
+    `answers` says whose lower level it solves. `allows_private` is False where whole
+    levels must be averaged. `inverts_locally` is True where a client's own Hessian
+    stands in for the mean one, which is right only if clients are alike.
     """
 
     reference: ClassVar[str]
     provenance: ClassVar[str]
     answers: ClassVar[str] = "shared y"
-    private: ClassVar[Pair] = NOTHING
     allows_private: ClassVar[bool] = True
     inverts_locally: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init_server(self, x: Upper, y: Lower) -> PyTree:
@@ -135,31 +216,17 @@ class AbstractAlgorithm(eqx.Module):
     def point(self, server: PyTree) -> Pair:
         """Return the iterate (x, y) to report."""
 
+    def private_blocks(self) -> Pair:
+        """Flag the levels that each client keeps to itself."""
+        return NOTHING
+
     def check(self, curvature: float, client: int) -> None:
-        """Raise if a parameter cannot work where the lower level curves this much."""
-        del curvature, client
+        """Raise if a part cannot work where the lower level curves this much."""
+        for field in fields(self):
+            check = getattr(getattr(self, field.name), "check", None)
+            if check is not None:
+                check(curvature, client)
 
     def parameters(self) -> dict[str, Any]:
         """Return every parameter as plain numbers and text."""
         return {name: describe(value) for name, value in vars(self).items()}
-
-    @classmethod
-    @abc.abstractmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """Name the options that `from_options` takes."""
-
-    @classmethod
-    @abc.abstractmethod
-    def from_options(
-        cls, options: Mapping[str, str], clients: int, local_steps: int
-    ) -> Self:
-        """Build from options as the command line gives them."""
-
-
-def when(
-    predicate: Any, then: Callable[[], PyTree], otherwise: Callable[[], PyTree]
-) -> PyTree:
-    """Branch on a value all clients share, in Python where it is already known."""
-    if isinstance(predicate, bool):
-        return then() if predicate else otherwise()
-    return jax.lax.cond(predicate, then, otherwise)

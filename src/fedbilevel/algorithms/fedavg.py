@@ -17,36 +17,58 @@ Deviations: clients are weighted as their data are (`ClientData.weights`), equal
 default, not by their number of rows.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
-from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._lower_only import AbstractLowerOnly
-from fedbilevel.estimators import AbstractEstimator, Plain
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._local import (
+    Iterate,
+    averaged,
+    check_counts,
+    local_steps,
+    move,
+)
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import count, number
 
 __all__ = ["FedAvg"]
 
 
-class FedAvg(AbstractLowerOnly):
+class FedAvg(AbstractAlgorithm):
     """Local gradient steps on y at the given x, averaged every p steps."""
 
     reference: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
     provenance: ClassVar[str] = "standard method, from memory"
+    answers: ClassVar[str] = "shared y, x fixed"
 
-    def estimator(self) -> AbstractEstimator:
-        """Return the plain one."""
-        return Plain()
+    lr: Number = number("y moves by lr gy")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """Name the options that `from_options` takes."""
-        return ("lr", "lower_step")
+    def __check_init__(self) -> None:
+        check_counts(self, local_steps=self.local_steps)
 
-    @classmethod
-    def from_options(
-        cls, options: Mapping[str, str], clients: int, local_steps: int
-    ) -> Self:
-        """Build from `lr`, or the lower step of the other methods."""
-        del clients
-        rate = _options.first_number(options, "lr", "lower_step")
-        return cls(rate, local_steps=local_steps)
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y)."""
+        return Iterate(Pair(x, y))
+
+    def init_client(self, x: Upper, y: Lower) -> None:
+        """Return nothing: clients keep nothing between rounds."""
+
+    def phases(self) -> Phases:
+        """Return the one exchange of a round; x is not sent back."""
+        return (averaged(self.local, lambda sent: Iterate(Pair(None, sent.point.y))),)
+
+    def point(self, server: Iterate) -> Pair:
+        """Return x and the averaged y."""
+        return server.point
+
+    def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
+        """Make p local steps on y."""
+        x = message.point.x
+
+        def iterate(y: Lower, time: tuple[Any, Key]) -> Lower:
+            _, key = time
+            return move(y, self.lr, oracle.lower_gradient(x, y, oracle.draw_lower(key)))
+
+        y = local_steps(iterate, message.point.y, turn, self.local_steps)
+        return client, Iterate(Pair(None, y))

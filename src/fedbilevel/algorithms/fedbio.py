@@ -21,58 +21,76 @@ body. All three lines use the old point; `alternating=True` moves y, then z, the
 fresh values. z starts at 0. `radius` projects z onto a ball after every step.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import equinox as eqx
-from jaxtyping import Array, Float
 
-from fedbilevel._types import Triple
-from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._auxiliary import AbstractAuxiliary
-from fedbilevel.estimators import AbstractEstimator, Plain
-from fedbilevel.schedules import as_number
+from fedbilevel import _tree
+from fedbilevel._blocks import combine
+from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
+from fedbilevel.algorithms._auxiliary import in_ball, order_of_moves, three_directions
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._local import (
+    Iterate,
+    averaged,
+    check_counts,
+    evaluate,
+    local_steps,
+    move,
+)
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import as_optional_number, choice, count, number, part
 
 __all__ = ["FedBiO"]
 
 
-class FedBiO(AbstractAuxiliary):
+class FedBiO(AbstractAlgorithm):
     """Plain local steps on x, y and z, averaged every p steps."""
 
     reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
 
-    lr_x: Float[Array, "..."] = eqx.field(converter=as_number)
-    lr_y: Float[Array, "..."] = eqx.field(converter=as_number)
-    lr_z: Float[Array, "..."] = eqx.field(converter=as_number)
+    lr_x: Number = number("x moves by lr_x nu")
+    lr_y: Number = number("y moves by lr_y omega")
+    lr_z: Number = number("z moves by lr_z q")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
+    radius: Number | None = part(
+        "bound of ||z||", converter=as_optional_number, default=None, kw_only=True
+    )
+    alternating: bool = choice(
+        "move y, then z, then x, each at fresh values", default=False, kw_only=True
+    )
 
-    def estimator(self) -> AbstractEstimator:
-        """Return the plain one."""
-        return Plain()
+    def __check_init__(self) -> None:
+        check_counts(self, local_steps=self.local_steps)
 
-    def step(self, t: Any) -> Triple:
-        """Return the three steps."""
-        del t
-        return Triple(self.lr_x, self.lr_y, self.lr_z)
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y, 0)."""
+        return Iterate(Triple(x, y, _tree.zeros_like(y)))
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """Name the options that `from_options` takes."""
-        steps = ("upper_step", "lower_step", "auxiliary_step")
-        return ("lr_x", "lr_y", "lr_z", *steps, "radius", "order")
+    def init_client(self, x: Upper, y: Lower) -> None:
+        """Return nothing: clients keep nothing between rounds."""
 
-    @classmethod
-    def from_options(
-        cls, options: Mapping[str, str], clients: int, local_steps: int
-    ) -> Self:
-        """Build from letters or effective steps; z moves like y unless told."""
-        del clients
-        auxiliary = ("lr_z", "auxiliary_step", "lr_y", "lower_step")
-        return cls(
-            _options.first_number(options, "lr_x", "upper_step"),
-            _options.first_number(options, "lr_y", "lower_step"),
-            _options.first_number(options, *auxiliary),
-            local_steps=local_steps,
-            radius=_options.optional_number(options, "radius"),
-            alternating=_options.is_alternating(options, "simultaneous"),
-        )
+    def phases(self) -> Phases:
+        """Return the one exchange of a round."""
+        return (averaged(self.local),)
+
+    def point(self, server: Iterate) -> Pair:
+        """Return the averaged x and y."""
+        return Pair(server.point.x, server.point.y)
+
+    def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
+        """Make p local steps."""
+        steps = Triple(self.lr_x, self.lr_y, self.lr_z)
+
+        def iterate(w: Triple, time: tuple[Any, Key]) -> Triple:
+            _, key = time
+            G = three_directions(oracle, key)
+            for group in order_of_moves(self.alternating):
+                d = evaluate(eqx.filter(G, group))(w)
+                moved = move(eqx.filter(w, group), eqx.filter(steps, group), d)
+                w = in_ball(combine(moved, w), self.radius)
+            return w
+
+        w = local_steps(iterate, message.point, turn, self.local_steps)
+        return client, Iterate(w)

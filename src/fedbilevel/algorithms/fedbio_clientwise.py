@@ -20,55 +20,79 @@ body. z comes from any hypergradient rule (`Neumann` on the command line).
 `alternating=False` takes both directions at the old point.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import equinox as eqx
-from jaxtyping import Array, Float
 
-from fedbilevel._types import Pair
-from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._own_lower_level import AbstractOwnLowerLevel
-from fedbilevel.estimators import AbstractEstimator, Plain
-from fedbilevel.schedules import as_number
+from fedbilevel._blocks import combine
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._local import (
+    Iterate,
+    averaged,
+    check_counts,
+    evaluate,
+    hypergradient_and_slope,
+    local_steps,
+    move,
+)
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import choice, count, number, part
 
 __all__ = ["FedBiOClientwise"]
 
 
-class FedBiOClientwise(AbstractOwnLowerLevel):
+class FedBiOClientwise(AbstractAlgorithm):
     """Plain local steps; x averaged every p steps, y kept on its client."""
 
     reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    answers: ClassVar[str] = "own y per client"
 
-    lr_x: Float[Array, "..."] = eqx.field(converter=as_number)
-    lr_y: Float[Array, "..."] = eqx.field(converter=as_number)
-    alternating: bool = eqx.field(static=True, default=True, kw_only=True)
+    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi_k")
+    lr_x: Number = number("x moves by lr_x nu")
+    lr_y: Number = number("y moves by lr_y gy")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
+    alternating: bool = choice(
+        "move y, then x at the fresh y", default=True, kw_only=True
+    )
 
-    def estimator(self) -> AbstractEstimator:
-        """Return the plain one."""
-        return Plain()
+    def __check_init__(self) -> None:
+        check_counts(self, local_steps=self.local_steps)
 
-    def step(self, t: Any) -> Pair:
-        """Return both steps."""
-        del t
-        return Pair(self.lr_x, self.lr_y)
+    def private_blocks(self) -> Pair:
+        """Keep y on its client."""
+        return Pair(False, True)
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """Name the options that `from_options` takes."""
-        return ("lr_x", "lr_y", "upper_step", "lower_step", "q", "theta", "order")
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y)."""
+        return Iterate(Pair(x, y))
 
-    @classmethod
-    def from_options(
-        cls, options: Mapping[str, str], clients: int, local_steps: int
-    ) -> Self:
-        """Build from letters or effective steps."""
-        del clients
-        return cls(
-            _options.series(options),
-            _options.first_number(options, "lr_x", "upper_step"),
-            _options.first_number(options, "lr_y", "lower_step"),
-            local_steps=local_steps,
-            alternating=_options.is_alternating(options, "alternating"),
-        )
+    def init_client(self, x: Upper, y: Lower) -> None:
+        """Return nothing: beyond its y a client keeps nothing."""
+
+    def phases(self) -> Phases:
+        """Return the one exchange of a round."""
+        return (averaged(self.local),)
+
+    def point(self, server: Iterate) -> Pair:
+        """Return the averaged x, and y."""
+        return server.point
+
+    def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
+        """Make p local steps."""
+        steps, together = Pair(self.lr_x, self.lr_y), (Pair(True, True),)
+        order = (Pair(False, True), Pair(True, False)) if self.alternating else together
+
+        def iterate(w: Pair, time: tuple[Any, Key]) -> Pair:
+            _, key = time
+            G = hypergradient_and_slope(self.hypergradient, oracle, key)
+            for group in order:
+                d = evaluate(eqx.filter(G, group))(w)
+                moved = move(eqx.filter(w, group), eqx.filter(steps, group), d)
+                w = combine(moved, w)
+            return w
+
+        w = local_steps(iterate, message.point, turn, self.local_steps)
+        return client, Iterate(w)

@@ -22,39 +22,85 @@ old point; `alternating=True` moves y, then z, then x at fresh values. z starts 
 participants a client that missed the last round corrects from the received point.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import equinox as eqx
-from jaxtyping import Array, Float
+import jax.numpy as jnp
 
-from fedbilevel._types import Triple
-from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._auxiliary import AbstractAuxiliary
-from fedbilevel.algorithms._parts import at_time, first_or_coupled
-from fedbilevel.estimators import AbstractEstimator, Storm
-from fedbilevel.schedules import Schedule, as_number, as_schedule
+from fedbilevel import _tree
+from fedbilevel._blocks import combine
+from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
+from fedbilevel.algorithms._auxiliary import in_ball, order_of_moves, three_directions
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._local import (
+    Iterate,
+    Memory,
+    at_time,
+    averaged,
+    check_counts,
+    evaluate,
+    local_steps,
+    momentum_weight,
+    move,
+    no_memory,
+    previous_point,
+)
+from fedbilevel.estimators import Storm
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import (
+    Schedule,
+    as_optional_number,
+    choice,
+    count,
+    number,
+    part,
+    schedule,
+)
 
 __all__ = ["FedBiOAcc"]
 
 
-class FedBiOAcc(AbstractAuxiliary):
+class FedBiOAcc(AbstractAlgorithm):
     """STORM on x, y and z, averaged every p steps."""
 
     reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
 
-    a: Schedule = eqx.field(converter=as_schedule)
-    eta: Float[Array, "..."] = eqx.field(converter=as_number)
-    gamma: Float[Array, "..."] = eqx.field(converter=as_number)
-    tau: Float[Array, "..."] = eqx.field(converter=as_number)
-    c_nu: Float[Array, "..."] = eqx.field(converter=as_number)
-    c_omega: Float[Array, "..."] = eqx.field(converter=as_number)
-    c_q: Float[Array, "..."] = eqx.field(converter=as_number)
+    a: Schedule = schedule("common step of x, y and z, or its schedule")
+    eta: Number = number("x moves by eta a nu")
+    gamma: Number = number("y moves by gamma a omega")
+    tau: Number = number("z moves by tau a q")
+    c_nu: Number = number("nu forgets by c_nu a^2 a step")
+    c_omega: Number = number("omega forgets by c_omega a^2 a step")
+    c_q: Number = number("q forgets by c_q a^2 a step")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
+    radius: Number | None = part(
+        "bound of ||z||", converter=as_optional_number, default=None, kw_only=True
+    )
+    alternating: bool = choice(
+        "move y, then z, then x, each at fresh values", default=False, kw_only=True
+    )
 
-    def estimator(self) -> AbstractEstimator:
-        """Return STORM."""
-        return Storm()
+    def __check_init__(self) -> None:
+        check_counts(self, local_steps=self.local_steps)
+
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y, 0); directions are formed on the clients at t = 0."""
+        point = Triple(x, y, _tree.zeros_like(y))
+        return Iterate(point, _tree.zeros_like(point))
+
+    def init_client(self, x: Upper, y: Lower) -> Memory:
+        """Start without usable previous points, one for each group of blocks."""
+        point = Triple(x, y, _tree.zeros_like(y))
+        return no_memory((point,) * len(order_of_moves(self.alternating)))
+
+    def phases(self) -> Phases:
+        """Return the one exchange of a round."""
+        return (averaged(self.local),)
+
+    def point(self, server: Iterate) -> Pair:
+        """Return the averaged x and y."""
+        return Pair(server.point.x, server.point.y)
 
     def step(self, t: Any) -> Triple:
         """Return eta a_t, gamma a_t and tau a_t."""
@@ -64,24 +110,26 @@ class FedBiOAcc(AbstractAuxiliary):
     def weight(self, t: Any) -> Triple:
         """Return c a_{t-1}^2 for each block, and 1 at t = 0."""
         letters = (self.c_nu, self.c_omega, self.c_q)
-        return Triple(*(first_or_coupled(c, self.a, t, 2) for c in letters))
+        return Triple(*(momentum_weight(c, self.a, t, 2) for c in letters))
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """Name the options that `from_options` takes."""
-        levels = ("upper", "lower", "auxiliary")
-        plain = [f"{level}_{kind}" for kind in ("step", "weight") for level in levels]
-        letters = ("a", "eta", "gamma", "tau", "c_nu", "c_omega", "c_q")
-        return (*letters, *plain, "radius", "order")
+    def local(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
+        """Make p local steps."""
+        order = order_of_moves(self.alternating)
 
-    @classmethod
-    def from_options(
-        cls, options: Mapping[str, str], clients: int, local_steps: int
-    ) -> Self:
-        """Build from letters or effective values; z is treated like y unless told."""
-        return cls(
-            **_options.storm(options, clients, local_steps, third=True),
-            local_steps=local_steps,
-            radius=_options.optional_number(options, "radius"),
-            alternating=_options.is_alternating(options, "simultaneous"),
-        )
+        def iterate(carry: tuple[Triple, Triple, tuple], time: tuple[Any, Key]):
+            (w, d, before), (t, key) = carry, time
+            G, seen = three_directions(oracle, key), []
+            steps, weights = self.step(t), self.weight(t)
+            for group, previous in zip(order, before, strict=True):
+                chosen = evaluate(eqx.filter(G, group))
+                held, weight = eqx.filter(d, group), eqx.filter(weights, group)
+                fresh = Storm()(chosen, w, previous, held, weight)
+                seen.append(w)
+                moved = move(eqx.filter(w, group), eqx.filter(steps, group), fresh)
+                w, d = in_ball(combine(moved, w), self.radius), combine(fresh, d)
+            return w, d, tuple(seen)
+
+        w, d = message.point, message.direction
+        start = (w, d, previous_point((w,) * len(order), memory, turn))
+        w, d, before = local_steps(iterate, start, turn, self.local_steps)
+        return Memory(before, jnp.asarray(turn.index, jnp.int32)), Iterate(w, d)

@@ -17,23 +17,34 @@ right one here. The previous point is the client's own, before averaging, so tha
 mean_k nu_t tracks mean_k h_k exactly when oracles are exact.
 
 Exchanges a round: 1, with 2 dx floats each way. With K = 1 this is MRBO. It is
-LocalBSGVRM with y and v kept private.
+LocalBSGVRM (`fedbilevel.algorithms.local_bsgvrm`) with y and v kept on their client,
+and with other letters: a for eta, eta and gamma for rho1 and rho2, c_nu and c_omega for
+alpha and beta.
 
 Reference: Li, Huang, Huang, arXiv 2302.06701 (NeurIPS 2023).
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its
-body. `alternating=True` moves y first. With fewer than K participants a client that
+body. With fewer than K participants a client that
 missed the last round corrects from the received point.
 """
 
-from typing import ClassVar
-
-from fedbilevel.algorithms._own_lower_level import AbstractOwnStorm
+from fedbilevel.algorithms._preset import Preset
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 
 __all__ = ["FedBiOAccLocal"]
 
-
-class FedBiOAccLocal(AbstractOwnStorm):
-    """STORM, x and its direction averaged after the move, y kept on its client."""
-
-    reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+FedBiOAccLocal = Preset(
+    LocalBSGVRM,
+    summary="STORM, x and its direction averaged after the move, y kept on its client.",
+    reference="Li, Huang, Huang 2023, arXiv 2302.06701",
+    provenance="abstract read; listing reconstructed, unverified",
+    answers="own y per client",
+    parts={"own_lower": True},
+    letters={
+        "hypergradient": "hypergradient",
+        "a": "eta",
+        "eta": "rho1",
+        "gamma": "rho2",
+        "c_nu": "alpha",
+        "c_omega": "beta",
+    },
+)

@@ -14,18 +14,15 @@ Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022), ta
 Deviations: as FedNest.
 """
 
-from typing import ClassVar
-
-from fedbilevel.algorithms._nest_outer import AbstractFedOut
+from fedbilevel.algorithms._preset import Preset
+from fedbilevel.algorithms.fednest import FedNest
 
 __all__ = ["FedNestSGD"]
 
-
-class FedNestSGD(AbstractFedOut):
-    """Plain local steps below, a federated Neumann series above."""
-
-    reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215, table 2"
-    provenance: ClassVar[str] = (
-        "structure read in the paper's table; details from memory"
-    )
-    anchors_inner: ClassVar[bool] = False
+FedNestSGD = Preset(
+    FedNest,
+    summary="Plain local steps below, a federated Neumann series above.",
+    reference="Tarzanagh et al. 2022, arXiv 2205.02215, table 2",
+    provenance="structure read in the paper's table; details from memory",
+    parts={"anchored": False},
+)

@@ -13,20 +13,78 @@ for clients whose data are alike, biased where they differ.
 Exchanges a round: T_in + 1. Floats a client and round, each way: T_in dy + dx.
 
 Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
+`anchored=True` takes FedInn in place of LFedInn: that is LFedNest-SVRG
+(`fedbilevel.algorithms.lfednest_svrg`).
 Deviations: tau is the same on all clients; any hypergradient rule (`Neumann` on the
 command line).
 """
 
 from typing import ClassVar
 
-from fedbilevel.algorithms._nest_outer import AbstractLightOut
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
+from fedbilevel.algorithms._local import check_counts
+from fedbilevel.algorithms._nest import Nest, fed_inn, light_fed_inn, new_x, walk
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import choice, count, number, part
 
 __all__ = ["LFedNest"]
 
 
-class LFedNest(AbstractLightOut):
+class LFedNest(AbstractAlgorithm):
     """Plain local steps below, local hypergradients above."""
 
     reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215"
     provenance: ClassVar[str] = "authors' program and table read; details from memory"
-    anchors_inner: ClassVar[bool] = False
+    allows_private: ClassVar[bool] = False
+    inverts_locally: ClassVar[bool] = True
+
+    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
+    alpha: Number = number("whole step of x, walked in tau parts", kw_only=True)
+    beta: Number = number("whole step of y, walked in tau parts", kw_only=True)
+    inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
+    local_steps: int = count("parts of a step, tau", kw_only=True)
+    anchored: bool = choice(
+        "correct lower steps by an anchor", default=False, kw_only=True
+    )
+
+    def __check_init__(self) -> None:
+        check_counts(self, local_steps=self.local_steps, inner_rounds=self.inner_rounds)
+
+    def init_server(self, x: Upper, y: Lower) -> Nest:
+        """Start at (x, y), with an anchor where there will be one."""
+        return Nest(Pair(x, y), q=_tree.zeros_like(y) if self.anchored else None)
+
+    def init_client(self, x: Upper, y: Lower) -> None:
+        """Return nothing: clients are stateless."""
+
+    def phases(self) -> Phases:
+        """Return T_in lower updates and one upper update."""
+        inner = fed_inn if self.anchored else light_fed_inn
+        below = inner(self.beta, self.local_steps)
+        return (Repeat(self.inner_rounds, below), self.light_fed_out())
+
+    def point(self, server: Nest) -> Pair:
+        """Return the server's point."""
+        return server.point
+
+    def light_fed_out(self) -> Phase:
+        """Return the one exchange of LFedOut."""
+        rule = self.hypergradient
+
+        def local(point: Pair, client: None, oracle: Oracle, turn: Turn):
+            def slope(x: Upper, key: Key) -> Upper:
+                return rule(oracle, x, point.y, rule.draw(oracle, key))
+
+            return client, walk(point.x, self.alpha, turn, self.local_steps, slope)
+
+        return Phase(
+            "outer_local",
+            lambda s: s.point,
+            local,
+            new_x,
+            about=lambda point: point.x,
+            moves=True,
+        )

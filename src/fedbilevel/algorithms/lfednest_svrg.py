@@ -18,18 +18,16 @@ Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022), ta
 Deviations: as LFedNest.
 """
 
-from typing import ClassVar
-
-from fedbilevel.algorithms._nest_outer import AbstractLightOut
+from fedbilevel.algorithms._preset import Preset
+from fedbilevel.algorithms.lfednest import LFedNest
 
 __all__ = ["LFedNestSVRG"]
 
-
-class LFedNestSVRG(AbstractLightOut):
-    """Anchored local steps below, local hypergradients above."""
-
-    reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215, table 2"
-    provenance: ClassVar[str] = (
-        "structure read in the paper's table; details from memory"
-    )
-    anchors_inner: ClassVar[bool] = True
+LFedNestSVRG = Preset(
+    LFedNest,
+    summary="Anchored local steps below, local hypergradients above.",
+    reference="Tarzanagh et al. 2022, arXiv 2205.02215, table 2",
+    provenance="structure read in the paper's table; details from memory",
+    parts={"anchored": True},
+    letters={"hypergradient": "hypergradient"},
+)

@@ -23,21 +23,110 @@ eta_{t-1}, as in LocalBSGVRM. With fewer than K participants the received u, v, 
 replace the client's own.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from fedbilevel.algorithms._local_bsg import AbstractLocalBSG
-from fedbilevel.estimators import AbstractEstimator, MovingAverage
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._founding import (
+    check_letters,
+    effective_values,
+    from_effective,
+    warm_start,
+)
+from fedbilevel.algorithms._local import (
+    Iterate,
+    at_time,
+    averaged,
+    check_counts,
+    evaluate,
+    hypergradient_and_slope,
+    local_steps,
+    momentum_weight,
+    move,
+)
+from fedbilevel.estimators import MovingAverage
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import Schedule, count, number, part, schedule
 
 __all__ = ["LocalBSGM"]
 
 
-class LocalBSGM(AbstractLocalBSG):
+class LocalBSGM(AbstractAlgorithm):
     """Moving averages of hypergradient and lower gradient, averaged every p steps."""
 
     reference: ClassVar[str] = "Gao 2022, arXiv 2204.13299, Algorithm 1"
     provenance: ClassVar[str] = "listing read in the paper"
-    weight_power: ClassVar[int] = 1
+    inverts_locally: ClassVar[bool] = True
 
-    def estimator(self) -> AbstractEstimator:
-        """Return the moving average."""
-        return MovingAverage()
+    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
+    eta: Schedule = schedule("common step of x and y, or its schedule")
+    alpha: Number = number("u forgets by alpha eta a step")
+    beta: Number = number("v forgets by beta eta a step")
+    rho1: Number = number("x moves by rho1 eta u")
+    rho2: Number = number("y moves by rho2 eta v")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
+    warm_start: int = count("lower steps before the first round", default=0)
+
+    def __check_init__(self) -> None:
+        check_counts(self, local_steps=self.local_steps)
+        check_counts(self, 0, warm_start=self.warm_start)
+        check_letters(self, power=1)
+
+    @classmethod
+    def effective(
+        cls, hypergradient: AbstractHypergradient, *, eta: Any = 1.0, **values: Any
+    ) -> "LocalBSGM":
+        """Build from upper_step, lower_step, upper_weight and lower_weight at t = 0.
+
+        x moves by upper_step * u, and u keeps 1 - upper_weight of its memory.
+        """
+        return from_effective(cls, 1, hypergradient, eta=eta, **values)
+
+    def effective_values(self, t: int = 0) -> dict[str, float]:
+        """Return the effective steps and weights at iteration t."""
+        return effective_values(self.step(t), self.weight(max(t, 1)))
+
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y); directions are formed on the clients at t = 0."""
+        return Iterate(Pair(x, y), _tree.zeros_like(Pair(x, y)))
+
+    def init_client(self, x: Upper, y: Lower) -> None:
+        """Return nothing: clients keep nothing between rounds."""
+
+    def setup(self) -> Phases:
+        """Return the optional warm start of the lower level."""
+        first = self.step(0).y
+        return (warm_start(self.warm_start, first),) if self.warm_start else ()
+
+    def phases(self) -> Phases:
+        """Return the one exchange of a round."""
+        return (averaged(self.local),)
+
+    def point(self, server: Iterate) -> Pair:
+        """Return the averaged iterate."""
+        return server.point
+
+    def step(self, t: Any) -> Pair:
+        """Return rho1 eta_t and rho2 eta_t."""
+        eta = at_time(self.eta, t, self.rho1)
+        return Pair(self.rho1 * eta, self.rho2 * eta)
+
+    def weight(self, t: Any) -> Pair:
+        """Return alpha eta_{t-1} and beta eta_{t-1}; both are 1 at t = 0."""
+        u = momentum_weight(self.alpha, self.eta, t, 1)
+        v = momentum_weight(self.beta, self.eta, t, 1)
+        return Pair(u, v)
+
+    def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
+        """Make p local steps."""
+
+        def iterate(carry: tuple[Pair, Pair], time: tuple[Any, Key]):
+            (w, d), (t, key) = carry, time
+            G = evaluate(hypergradient_and_slope(self.hypergradient, oracle, key))
+            d = MovingAverage()(G, w, None, d, self.weight(t))
+            return move(w, self.step(t), d), d
+
+        start = (message.point, message.direction)
+        return client, Iterate(*local_steps(iterate, start, turn, self.local_steps))

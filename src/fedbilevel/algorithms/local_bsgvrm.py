@@ -21,47 +21,132 @@ Readings: u_t, not the printed u_{t+1}, is averaged; the start is (x_0, y_0), ar
 Deviations: at t = 0 the two points coincide, which costs one evaluation more than the
 listing and changes nothing. With fewer than K participants, a client that missed the
 last round takes the received point as its previous one (momentum without correction).
+With `own_lower` every client keeps its y and v, and inverts the right Hessian, its own:
+that is FedBiOAcc-Local (`fedbilevel.algorithms.fedbioacc_local`).
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import equinox as eqx
+import jax.numpy as jnp
 
-from fedbilevel.algorithms._local_bsg import AbstractLocalBSG
-from fedbilevel.errors import InvalidInputError
-from fedbilevel.estimators import AbstractEstimator, Storm
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._founding import (
+    check_letters,
+    effective_values,
+    from_effective,
+    warm_start,
+)
+from fedbilevel.algorithms._local import (
+    Iterate,
+    Memory,
+    at_time,
+    averaged,
+    check_counts,
+    evaluate,
+    first_batch,
+    hypergradient_and_slope,
+    local_steps,
+    momentum_weight,
+    move,
+    no_memory,
+    previous_point,
+)
+from fedbilevel.estimators import Storm
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import Schedule, choice, count, number, part, schedule
 
 __all__ = ["LocalBSGVRM"]
 
 
-class LocalBSGVRM(AbstractLocalBSG):
-    """STORM on hypergradient and lower gradient, averaged every p steps.
-
-    `first_batch` is B, the number of bundles averaged for the first directions.
-    """
+class LocalBSGVRM(AbstractAlgorithm):
+    """STORM on hypergradient and lower gradient, averaged every p steps."""
 
     reference: ClassVar[str] = "Gao 2022, arXiv 2204.13299, Algorithm 2"
     provenance: ClassVar[str] = "listing read in the paper"
-    weight_power: ClassVar[int] = 2
+    inverts_locally: ClassVar[bool] = True
 
-    first_batch: int = eqx.field(static=True, default=1)
+    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
+    eta: Schedule = schedule("common step of x and y, or its schedule")
+    alpha: Number = number("u forgets by alpha eta^2 a step")
+    beta: Number = number("v forgets by beta eta^2 a step")
+    rho1: Number = number("x moves by rho1 eta u")
+    rho2: Number = number("y moves by rho2 eta v")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
+    warm_start: int = count("lower steps before the first round", default=0)
+    first_batch: int = count("bundles of the first directions, B", default=1)
+    own_lower: bool = choice("every client keeps a y of its own", default=False)
 
     def __check_init__(self) -> None:
-        if self.first_batch < 1:
-            raise InvalidInputError(
-                "`LocalBSGVRM(first_batch=...)` must be at least 1, "
-                f"got {self.first_batch}."
-            )
-
-    def estimator(self) -> AbstractEstimator:
-        """Return STORM."""
-        return Storm()
-
-    def first_bundles(self) -> int:
-        """Return B."""
-        return self.first_batch
+        check_counts(self, local_steps=self.local_steps, first_batch=self.first_batch)
+        check_counts(self, 0, warm_start=self.warm_start)
+        check_letters(self, power=2)
 
     @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """Name the options that `from_options` takes."""
-        return (*super().option_names(), "first_batch")
+    def effective(
+        cls, hypergradient: AbstractHypergradient, *, eta: Any = 1.0, **values: Any
+    ) -> "LocalBSGVRM":
+        """Build from upper_step, lower_step, upper_weight and lower_weight at t = 0.
+
+        x moves by upper_step * u, and u keeps 1 - upper_weight of its memory.
+        """
+        return from_effective(cls, 2, hypergradient, eta=eta, **values)
+
+    def effective_values(self, t: int = 0) -> dict[str, float]:
+        """Return the effective steps and weights at iteration t."""
+        return effective_values(self.step(t), self.weight(max(t, 1)))
+
+    def private_blocks(self) -> Pair:
+        """Keep y and v on their client, if asked to."""
+        return Pair(False, self.own_lower)
+
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y); directions are formed on the clients at t = 0."""
+        return Iterate(Pair(x, y), _tree.zeros_like(Pair(x, y)))
+
+    def init_client(self, x: Upper, y: Lower) -> Memory:
+        """Start without a usable previous point."""
+        return no_memory(Pair(x, y))
+
+    def setup(self) -> Phases:
+        """Return the optional warm start of the lower level."""
+        first = self.step(0).y
+        return (warm_start(self.warm_start, first),) if self.warm_start else ()
+
+    def phases(self) -> Phases:
+        """Return the one exchange of a round."""
+        return (averaged(self.local),)
+
+    def point(self, server: Iterate) -> Pair:
+        """Return the averaged iterate."""
+        return server.point
+
+    def step(self, t: Any) -> Pair:
+        """Return rho1 eta_t and rho2 eta_t."""
+        eta = at_time(self.eta, t, self.rho1)
+        return Pair(self.rho1 * eta, self.rho2 * eta)
+
+    def weight(self, t: Any) -> Pair:
+        """Return a = alpha eta_{t-1}^2 and c = beta eta_{t-1}^2; 1/B at t = 0."""
+        a = momentum_weight(self.alpha, self.eta, t, 2, self.first_batch)
+        c = momentum_weight(self.beta, self.eta, t, 2, self.first_batch)
+        return Pair(a, c)
+
+    def local(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
+        """Make p local steps."""
+
+        def G(key: Key):
+            return evaluate(hypergradient_and_slope(self.hypergradient, oracle, key))
+
+        def iterate(carry: tuple[Pair, Pair, Pair], time: tuple[Any, Key]):
+            (w, d, before), (t, key) = carry, time
+            d = Storm()(G(key), w, before, d, self.weight(t))
+            return move(w, self.step(t), d), d, w
+
+        w, d = message.point, message.direction
+        d = first_batch(G, w, d, turn, self.first_batch)
+        start = (w, d, previous_point(w, memory, turn))
+        w, d, before = local_steps(iterate, start, turn, self.local_steps)
+        return Memory(before, jnp.asarray(turn.index, jnp.int32)), Iterate(w, d)

@@ -13,61 +13,79 @@ Reference: Yu, Jin, Yang, arXiv 1905.03817.
 Deviations: none known; the variant that restarts m at every average is not offered.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from fedbilevel._types import Pair
-from fedbilevel.algorithms import _options
-from fedbilevel.algorithms._lower_only import AbstractLowerOnly
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._local import (
+    Iterate,
+    averaged,
+    check_counts,
+    local_steps,
+    move,
+)
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.estimators import AbstractEstimator, HeavyBall
-from fedbilevel.schedules import as_number, is_known
+from fedbilevel.estimators import HeavyBall
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import count, is_known, number
 
 __all__ = ["MomentumLocalSGD"]
 
 
-class MomentumLocalSGD(AbstractLowerOnly):
+class MomentumLocalSGD(AbstractAlgorithm):
     """Heavy-ball steps on y at the given x, averaged with their momentum."""
 
     reference: ClassVar[str] = "Yu, Jin, Yang 2019, arXiv 1905.03817"
     provenance: ClassVar[str] = "standard method, from memory"
+    answers: ClassVar[str] = "shared y, x fixed"
 
-    beta: Float[Array, "..."] = eqx.field(converter=as_number)
+    lr: Number = number("y moves by lr m")
+    beta: Number = number("m keeps beta of itself a step")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
 
     def __check_init__(self) -> None:
+        check_counts(self, local_steps=self.local_steps)
         if is_known(self.beta) and not 0 <= float(self.beta) < 1:
             raise InvalidInputError(
                 f"`MomentumLocalSGD(beta=...)` must be in [0, 1), got {self.beta:.4g}."
             )
 
-    def estimator(self) -> AbstractEstimator:
-        """Return the heavy ball."""
-        return HeavyBall()
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y), without momentum."""
+        return Iterate(Pair(x, y), Pair(None, _tree.zeros_like(y)))
 
-    def weight(self, t: Any) -> Pair:
-        """Return 1 - beta, and 1 at t = 0 where there is no momentum yet."""
-        return Pair(None, jnp.where(t == 0, jnp.ones_like(self.beta), 1 - self.beta))
+    def init_client(self, x: Upper, y: Lower) -> None:
+        """Return nothing: clients keep nothing between rounds."""
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """Name the options that `from_options` takes."""
-        return ("lr", "beta", "lower_step", "lower_weight")
+    def phases(self) -> Phases:
+        """Return the one exchange of a round; x is not sent back."""
 
-    @classmethod
-    def from_options(
-        cls, options: Mapping[str, str], clients: int, local_steps: int
-    ) -> Self:
-        """Build from letters, or so that it moves as far as the other methods do."""
-        del clients
-        beta = _options.optional_number(options, "beta")
-        if beta is None:
-            beta = 1 - _options.number(options, "lower_weight")
-        rate = _options.optional_number(options, "lr")
-        if rate is None:
-            # A sum of momentum beta is 1/(1 - beta) times longer than an average.
-            rate = (1 - beta) * _options.number(options, "lower_step")
-        return cls(rate, beta, local_steps=local_steps)
+        def without_x(sent: Iterate) -> Iterate:
+            return Iterate(Pair(None, sent.point.y), sent.direction)
+
+        return (averaged(self.local, without_x),)
+
+    def point(self, server: Iterate) -> Pair:
+        """Return x and the averaged y."""
+        return server.point
+
+    def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
+        """Make p local steps on y."""
+        x = message.point.x
+
+        def iterate(carry: tuple[Lower, Lower], time: tuple[Any, Key]):
+            (y, m), (t, key) = carry, time
+            zeta = oracle.draw_lower(key)
+            # At t = 0 there is no momentum yet.
+            forgets = jnp.where(t == 0, jnp.ones_like(self.beta), 1 - self.beta)
+            m = HeavyBall()(
+                lambda y: oracle.lower_gradient(x, y, zeta), y, None, m, forgets
+            )
+            return move(y, self.lr, m), m
+
+        start = (message.point.y, message.direction.y)
+        y, m = local_steps(iterate, start, turn, self.local_steps)
+        return client, Iterate(Pair(None, y), Pair(None, m))

@@ -17,18 +17,16 @@ Deviations: STORM in place of plain directions; z has the opposite sign of SOBA'
 `local_steps` only groups iterations into rounds.
 """
 
-from typing import ClassVar
-
+from fedbilevel.algorithms._preset import Preset
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 
 __all__ = ["Pooled"]
 
-
-class Pooled(FedBiOAcc):
-    """FedBiOAcc on the rows of all clients, as if they could be moved."""
-
-    reference: ClassVar[str] = "Dagreou et al. 2022, arXiv 2201.13409"
-    provenance: ClassVar[str] = "updates read in a public benchmark; STORM is ours"
-    answers: ClassVar[str] = "shared y, data pooled"
-    allows_private: ClassVar[bool] = False
-    pools: ClassVar[bool] = True
+Pooled = Preset(
+    FedBiOAcc,
+    summary="FedBiOAcc on the rows of all clients, as if they could be moved.",
+    reference="Dagreou et al. 2022, arXiv 2201.13409",
+    provenance="updates read in a public benchmark; STORM is ours",
+    answers="shared y, data pooled",
+    pools=True,
+)

@@ -1,0 +1,39 @@
+"""A method that is another one with other parts: a name, a reference and the parts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedbilevel.algorithms._base import AbstractAlgorithm
+
+__all__ = ["Preset"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Builds the algorithm `kind` with some fields fixed; called like a class.
+
+    `letters` are the names of the preset's own paper, in the order of positional
+    arguments, with the field that each stands for. `pools` asks for the rows of all
+    clients on one machine (`ClientData.pooled`).
+    """
+
+    kind: type[AbstractAlgorithm]
+    summary: str
+    reference: str
+    provenance: str
+    answers: str = AbstractAlgorithm.answers
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    letters: Mapping[str, str] = field(default_factory=dict)
+    pools: bool = False
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        """Build the algorithm."""
+        given = dict(zip(self.letters, values, strict=False))
+        if len(values) > len(self.letters) or given.keys() & named.keys():
+            raise TypeError(
+                f"positional arguments are {', '.join(self.letters) or 'not taken'}, "
+                "each at most once."
+            )
+        fields = {self.letters.get(n, n): v for n, v in (given | named).items()}
+        return self.kind(**{**self.parts, **fields})

@@ -1,13 +1,17 @@
 """Runs an algorithm on a problem: the same numbers on every runtime."""
 
+from fedbilevel.runtime.configuration import configure as configure
 from fedbilevel.runtime.counts import Ledger as Ledger
 from fedbilevel.runtime.counts import count as count
+from fedbilevel.runtime.driver import Checkpoints as Checkpoints
 from fedbilevel.runtime.driver import Outcome as Outcome
+from fedbilevel.runtime.driver import Watch as Watch
 from fedbilevel.runtime.driver import execute as execute
 from fedbilevel.runtime.job import Job as Job
+from fedbilevel.runtime.job import Sampling as Sampling
 from fedbilevel.runtime.job import State as State
 from fedbilevel.runtime.mesh import join as join
 from fedbilevel.runtime.reference import ReferenceRuntime as ReferenceRuntime
-from fedbilevel.runtime.settings import configure as configure
 from fedbilevel.runtime.simulator import SimulatorRuntime as SimulatorRuntime
-from fedbilevel.runtime.sweep import sweep as sweep
+from fedbilevel.runtime.stopping import Stopping as Stopping
+from fedbilevel.runtime.sweeping import SweepRuntime as SweepRuntime

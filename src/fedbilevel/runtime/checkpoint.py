@@ -24,13 +24,13 @@ from jaxtyping import PyTree
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.errors import CheckpointError
-from fedbilevel.problem.stored import sources
+from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime.job import Job
 
 __all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
 
 FILE_NAME = "checkpoint.npz"
-_FORMAT = 2
+_FORMAT = 3
 DAMAGED = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile)
 
 
@@ -43,10 +43,13 @@ class Snapshot(eqx.Module):
     seconds: dict[str, float]
 
 
-def fingerprint(job: Job, every: int) -> str:
-    """Return a digest of all that decides a trajectory, the data included."""
+def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
+    """Return a digest of all that decides a trajectory, the data included.
+
+    `more` are arrays that do, too: what differs between the runs of a sweep.
+    """
     digest = hashlib.sha256()
-    arrays, static = eqx.partition(job, eqx.is_array)
+    arrays, static = eqx.partition((job, more), eqx.is_array)
     names = _tree.leaf_names(arrays)
     for name, leaf in zip(names, jax.tree.leaves(arrays), strict=True):
         plain = (
@@ -61,9 +64,9 @@ def fingerprint(job: Job, every: int) -> str:
         type(job.algorithm).__name__,
         job.algorithm.parameters(),
         _told(jax.tree.leaves(static)),
-        _told(list(vars(job.problem).values())),
+        _told(job.problem.functions()),
         _told(job.channel),
-        (job.participants, job.upper_batch, job.lower_batch, every),
+        (job.clients, job.participants, job.upper_batch, job.lower_batch, every),
         jax.tree.leaves(job.private),
         sources((job.data.upper, job.data.lower)),
     )
@@ -103,7 +106,7 @@ def _told(part: Any, above: tuple[int, ...] = ()) -> Any:
     return name
 
 
-def save(folder: Path, snapshot: Snapshot, mark: str) -> Path:
+def save(folder: Path, snapshot: Snapshot, fingerprint: str) -> Path:
     """Replace the checkpoint in `folder` by this one."""
     named = zip(
         _tree.leaf_names(snapshot.state), jax.tree.leaves(snapshot.state), strict=True
@@ -112,7 +115,7 @@ def save(folder: Path, snapshot: Snapshot, mark: str) -> Path:
     arrays |= {f"column/{name}": value for name, value in snapshot.columns.items()}
     about = {
         "format": _FORMAT,
-        "fingerprint": mark,
+        "fingerprint": fingerprint,
         "round": snapshot.round,
         "seconds": snapshot.seconds,
     }
@@ -121,7 +124,7 @@ def save(folder: Path, snapshot: Snapshot, mark: str) -> Path:
     return folder / FILE_NAME
 
 
-def load(folder: Path, like: PyTree, mark: str) -> Snapshot | None:
+def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
     """Return the checkpoint in `folder`, its state like `like`, or None."""
     path = folder / FILE_NAME
     if not path.exists():
@@ -129,9 +132,11 @@ def load(folder: Path, like: PyTree, mark: str) -> Snapshot | None:
     arrays, about = _read(path)
     if about.get("format") != _FORMAT:
         raise CheckpointError(
-            f"{path} has format {about.get('format')}, this version reads {_FORMAT}."
+            f"{path} has format {about.get('format')}, this version reads {_FORMAT}. "
+            "Finish the run with the version of fedbilevel that began it, or start it "
+            "again in a new folder."
         )
-    if about["fingerprint"] != mark:
+    if about["fingerprint"] != fingerprint:
         raise CheckpointError(
             f"{path} belongs to another configuration (algorithm, parameters, data, "
             "start, batch, cohort, channel or random seed differ). Continue it with "

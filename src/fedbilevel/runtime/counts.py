@@ -9,20 +9,69 @@ counts once per point. Totals are over all participants.
 """
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from fedbilevel._types import Key
-from fedbilevel.algorithms import Phase, Phases, Repeat, Turn, every_phase
-from fedbilevel.runtime import _keys
-from fedbilevel.runtime._traced import SAMPLES, Exchange, trace
-from fedbilevel.runtime._walk import Times, drawn_times, plain_loop, walk
+from fedbilevel.algorithms import (
+    Each,
+    Phase,
+    Phases,
+    Repeat,
+    ServerTurn,
+    every_phase,
+)
+from fedbilevel.channels import Channel, count_blocks
+from fedbilevel.problem.stored_rows import fetched
+from fedbilevel.runtime import keys
+from fedbilevel.runtime.exchange import Link, for_place, server_turn
 from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.walk import Times, drawn_times, plain_loop, walk
 
 __all__ = ["Ledger", "count"]
+
+_GRADIENTS = {
+    "_upper_gradients": "upper_gradients",
+    "_lower_gradient": "lower_gradient",
+    "_lower_gradient_upper": "lower_gradient_upper",
+    "_hessian_product": "hessian_product",
+    "_cross_product": "cross_product",
+    "_unrolled_gradient": "unrolled_gradient",
+}
+_DRAWS = {"_draw_upper": "upper_samples", "_draw_lower": "lower_samples"}
+SAMPLES = tuple(_DRAWS.values())
+
+
+class ExchangeCost:
+    """What one exchange costs a participant.
+
+    `down` lists the leaves of what is sent: which leaf of the server's state each is,
+    if any, its floats and bytes. `replaced` are the leaves of that state which change.
+    `up` are the floats and bytes that travel back, `blocks` those of the reply.
+    """
+
+    def __init__(self, calls, down, up, replaced, blocks) -> None:
+        self.calls, self.down, self.up, self.replaced = calls, down, up, replaced
+        self.blocks = blocks
+
+    def traffic(self, known: frozenset[int]) -> Counter[str]:
+        """Count what travels; what a client already holds is not sent again."""
+        sent = [(f, b) for source, f, b in self.down if source not in known]
+        return Counter(
+            floats_down=sum(floats for floats, _ in sent),
+            bytes_down=sum(size for _, size in sent),
+            floats_up=self.up[0],
+            bytes_up=self.up[1],
+        )
+
+    def known_after(self, known: frozenset[int]) -> frozenset[int]:
+        """Return which leaves of the server's state clients hold after the exchange."""
+        received = {source for source, _, _ in self.down if source is not None}
+        return frozenset((known | received) - self.replaced)
 
 
 def count(job: Job, rounds: int) -> dict[str, Any]:
@@ -38,11 +87,11 @@ class Ledger:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._setup = _Stage(job, _keys.SETUP, job.algorithm.setup())
-        self._rounds = _Stage(job, _keys.ROUNDS, job.algorithm.phases())
+        self._setup = _Stage(job, keys.SETUP, job.algorithm.setup())
+        self._rounds = _Stage(job, keys.ROUNDS, job.algorithm.phases())
 
-    def each(self, key: Key, rounds: int) -> tuple[Counter[str], list[Counter[str]]]:
-        """Return what one participant does in the setup, and in each round."""
+    def each(self, key: Key, rounds: int) -> tuple["Tally", list["Tally"]]:
+        """Return what is done in the setup, and in each round."""
         before, known = self._setup.tally(
             0, frozenset(), self._setup.drawn_lengths(key, 1)
         )
@@ -62,14 +111,14 @@ class Ledger:
         """Return exchanges, bytes sent and samples drawn, in all, after each round."""
         before, each = self.each(key, rounds)
 
-        def total(names: tuple[str, ...]) -> np.ndarray:
-            values = [sum(tally[name] for name in names) for tally in (before, *each)]
+        def total(*names: str) -> np.ndarray:
+            values = [sum(one.total[name] for name in names) for one in (before, *each)]
             return np.cumsum(np.asarray(values, np.int64))[1:]
 
         return {
-            "exchanges": total(("exchanges",)),
-            "bytes": total(("bytes_down", "bytes_up")) * self.job.participants,
-            "samples": total(SAMPLES) * self.job.participants,
+            "exchanges": total("exchanges"),
+            "bytes": total("bytes_down", "bytes_up"),
+            "samples": total(*SAMPLES),
         }
 
     def blocks(self, key: Key, rounds: int) -> np.ndarray:
@@ -81,27 +130,34 @@ class Ledger:
         """Return the totals of a run."""
         # Two rounds at least: later ones may find known what the first had to send.
         before, each = self.each(key, max(rounds, 2))
-        total = Counter(dict.fromkeys(each[1], 0))
+        total = Counter(dict.fromkeys(each[1].total, 0))
         for tally in (before, *each[:rounds]):
-            total.update(tally)
-        n, exchanges = self.job.participants, total.pop("exchanges", 0)
+            total.update(tally.total)
+        exchanges = total.pop("exchanges", 0)
         kinds = ("floats_down", "floats_up", "bytes_down", "bytes_up")
         later = each[1:]
         mean = {
-            kind: sum(tally[kind] for tally in later) / len(later) for kind in kinds
+            kind: sum(one.each[kind] for one in later) / len(later) for kind in kinds
         }
         return {
             "rounds": rounds,
-            "participants": n,
+            "participants": self.job.participants,
             "exchanges": exchanges,
-            **{kind: total.pop(kind, 0) * n for kind in kinds},
+            **{kind: total.pop(kind, 0) for kind in kinds},
             "per_client_and_round": {
                 kind: int(value) if value.is_integer() else value
                 for kind, value in mean.items()
             },
-            "samples": {name: total.pop(name, 0) * n for name in SAMPLES},
-            "calls": {name: value * n for name, value in sorted(total.items())},
+            "samples": {name: total.pop(name, 0) for name in SAMPLES},
+            "calls": dict(sorted(total.items())),
         }
+
+
+class Tally(NamedTuple):
+    """What a round costs a client that takes part in all of it, and everybody."""
+
+    each: Counter[str]
+    total: Counter[str]
 
 
 class _Stage:
@@ -110,8 +166,7 @@ class _Stage:
     def __init__(self, job: Job, stage: int, phases: Phases) -> None:
         self.job, self.stage, self.phases = job, stage, phases
         self.server = job.algorithm.init_server(job.x, job.y)
-        self.memory = job.algorithm.init_client(job.x, job.y)
-        self.costs: dict[tuple[int, bool], Exchange] = {}
+        self.costs: dict[tuple[int, bool], ExchangeCost] = {}
 
     def drawn_lengths(self, key: Key, turns: int) -> dict[int, np.ndarray]:
         """Return how long each random `Repeat` is in every round."""
@@ -133,23 +188,29 @@ class _Stage:
 
     def tally(
         self, index: int, known: frozenset[int], lengths: dict[int, np.ndarray]
-    ) -> tuple[Counter[str], frozenset[int]]:
+    ) -> tuple[Tally, frozenset[int]]:
         """Add up one round from what clients know; return also what they know then."""
-        tally: Counter[str] = Counter()
+        tally = Tally(Counter(), Counter())
 
         def visit(known: frozenset[int], phase: Phase, number: int, turn: int):
             cost = self._cost(phase, number, turn == 0)
-            tally.update(cost.calls)
-            if self.job.algorithm.pools:
+            self._add(tally, cost.calls, phase)
+            if not self.job.data.travels:
                 return known
-            tally.update(cost.traffic(known))
+            self._add(tally, cost.traffic(known), phase)
+            tally.total["exchanges"] += 1
             # A cohort is drawn anew for every exchange: whoever comes may know nothing.
-            everyone = self.job.participants == self.job.sites
+            everyone = self.job.participants == self.job.clients
             return cost.known_after(known) if everyone else frozenset()
 
         times = _known_times(lengths)
         known = walk(self.phases, known, index, visit, plain_loop, times)
         return tally, known
+
+    def _add(self, tally: Tally, costs: Counter[str], phase: Phase) -> None:
+        cohort = self.job.cohort(phase)
+        tally.each.update(costs)
+        tally.total.update({name: cohort * value for name, value in costs.items()})
 
     def blocks(self, key: Key, turns: int) -> list[int]:
         """Return the blocks of a reply in every exchange, one after the other."""
@@ -163,12 +224,11 @@ class _Stage:
             walk(self.phases, None, index, visit, plain_loop, times)
         return found
 
-    def _cost(self, phase: Phase, number: int, first: bool) -> Exchange:
+    def _cost(self, phase: Phase, number: int, first: bool) -> ExchangeCost:
         if (number, first) not in self.costs:
-            key = _keys.client_key(self.job.key, self.stage, number, 0)
-            turn = Turn(key, 0 if first else 1)
-            self.costs[number, first] = trace(
-                self.job, phase, self.server, self.memory, turn
+            where, index = (self.stage, number), 0 if first else 1
+            self.costs[number, first] = _trace(
+                self.job, phase, where, self.server, index
             )
         return self.costs[number, first]
 
@@ -180,3 +240,128 @@ def _known_times(lengths: dict[int, np.ndarray]) -> Times:
         return int(lengths[first][turn]) if repeat.random else repeat.times
 
     return times
+
+
+def _trace(
+    job: Job, phase: Phase, where: tuple[int, int], server: PyTree, index: int
+) -> ExchangeCost:
+    """Trace one exchange, without computing anything."""
+    cohort, link = job.cohort(phase), Link.of(job, phase, where)
+    ids, present = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
+    turn = server_turn(job, where, index, ids, present)
+    calls: Counter[str] = Counter()
+
+    def local(server: PyTree):
+        memory = job.algorithm.init_client(job.x, job.y)
+        message = for_place(phase.message(server, turn), 0)
+        mine = keys.client_turn(job.key, where, 0, index)
+        return phase.local(message, memory, job.oracle(0), mine)[1]
+
+    traced, reply = jax.make_jaxpr(local, return_shape=True)(server)
+    _walk_program(traced.jaxpr, 1, job, calls)
+    public, reply = job.public(server), job.public(reply)
+    down = _sent_leaves(link, public, turn)
+    replaced = _replaced_leaves(link, public, reply, turn)
+    up = _weigh_coded(job.channel, reply)
+    return ExchangeCost(calls, down, up, replaced, count_blocks(reply))
+
+
+def _sent_leaves(link: Link, public: PyTree, turn: ServerTurn) -> list[tuple]:
+    """Return what one participant is sent, leaf by leaf."""
+    traced, shapes = jax.make_jaxpr(
+        lambda server: link.sent(server, turn), return_shape=True
+    )(public)
+    inputs, cohort = traced.jaxpr.invars, link.job.cohort(link.phase)
+
+    def is_each(node: Any) -> bool:
+        return isinstance(node, Each)
+
+    def shares(node: Any) -> Any:
+        part = cohort if is_each(node) else 0
+        return jax.tree.map(lambda _: part, node)
+
+    # What differs by participant is never known before.
+    parts = jax.tree.leaves(jax.tree.map(shares, shapes, is_leaf=is_each))
+    leaves = zip(traced.jaxpr.outvars, jax.tree.leaves(shapes), parts, strict=True)
+    found = []
+    for leaf, shape, part in leaves:
+        floats, size = _weigh(shape)
+        source = inputs.index(leaf) if leaf in inputs and not part else None
+        each = max(part, 1)
+        found.append((source, floats // each, size // each))
+    return found
+
+
+def _replaced_leaves(
+    link: Link, public: PyTree, reply: PyTree, turn: ServerTurn
+) -> set[int]:
+    """Return which leaves of the server's state an exchange changes."""
+    cohort = link.job.cohort(link.phase)
+
+    def taken_in(server: PyTree, reply: PyTree) -> PyTree:
+        stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * cohort), reply)
+        mean = link.reduced(stacked, jnp.ones(cohort), lambda v: v, lambda v: v)
+        return link.absorb(server, mean if link.phase.gathers else reply, turn)
+
+    after = jax.make_jaxpr(taken_in)(public, reply).jaxpr
+    same = zip(after.invars, after.outvars, strict=False)
+    return {i for i, (old, new) in enumerate(same) if old is not new}
+
+
+def _weigh_coded(channel: Channel, reply: PyTree) -> tuple[int, int]:
+    floats, size = _weigh(channel.coded_shape(reply))
+    width = channel.reduction.bytes_per_number
+    return floats, size if width is None else width * floats
+
+
+def _weigh(tree: PyTree) -> tuple[int, int]:
+    leaves = jax.tree.leaves(tree)
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return (
+        sum(leaf.size for leaf in floats),
+        sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+    )
+
+
+def _walk_program(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
+    for equation in jaxpr.eqns:
+        name = equation.params.get("name")
+        sizes = [variable.aval.size for variable in equation.outvars]
+        if name in _GRADIENTS:
+            tally[_GRADIENTS[name]] += times * _points(name, sizes, job)
+        elif name in _DRAWS:
+            rows = job.data.upper if name == "_draw_upper" else job.data.lower
+            one_row = jax.tree.leaves(jax.eval_shape(_first_row, rows))[0].size
+            tally[_DRAWS[name]] += times * (sizes[0] // one_row)
+        else:
+            inner = times * equation.params.get("length", 1)
+            for body in _bodies(equation.params):
+                _walk_program(body, inner, job, tally)
+
+
+def _first_row(rows: PyTree) -> PyTree:
+    return fetched(jax.tree.map(lambda leaf: leaf[0, 0], rows))
+
+
+def _points(name: str, sizes: list[int], job: Job) -> int:
+    """Return at how many stacked points a call is evaluated."""
+    like_x = [leaf.size for leaf in jax.tree.leaves(job.x)]
+    like_y = [leaf.size for leaf in jax.tree.leaves(job.y)]
+    expected = {
+        "_upper_gradients": like_x + like_y,
+        "_lower_gradient": like_y,
+        "_hessian_product": like_y,
+    }.get(name, like_x)
+    # Outputs that do not depend on the point stay unstacked; the others tell.
+    return max(size // one for size, one in zip(sizes, expected, strict=True))
+
+
+def _bodies(params: dict[str, Any]) -> list[Any]:
+    found = []
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(item, "eqns"):
+                found.append(item)
+            elif hasattr(item, "jaxpr"):
+                found.append(item.jaxpr)
+    return found

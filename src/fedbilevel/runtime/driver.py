@@ -1,34 +1,118 @@
-"""Drives a runtime through its rounds: chunks, checkpoints, progress, failures."""
+"""Drives a runtime through its rounds: chunks, checkpoints, progress, ends, failures.
+
+One driver serves a run, a sweep and a federation.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import numpy as np
 
+from fedbilevel._types import Key
 from fedbilevel.algorithms import every_phase
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.runtime import checkpoint, mesh
-from fedbilevel.runtime._program import CAPACITY
 from fedbilevel.runtime.checkpoint import Snapshot
+from fedbilevel.runtime.counts import Ledger
 from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.program import CAPACITY
+from fedbilevel.runtime.stopping import (
+    BUDGET,
+    RUNNING,
+    Rule,
+    Stopping,
+    Track,
+    affordable_rounds,
+    tracked,
+)
 
-__all__ = ["Checkpoints", "Outcome", "Runtime", "execute"]
+__all__ = [
+    "Advance",
+    "Checkpoints",
+    "Found",
+    "Outcome",
+    "Runtime",
+    "Span",
+    "Watch",
+    "execute",
+    "failure",
+    "rounds_in_python",
+]
 
 _GLANCE = 0.5  # seconds between two looks of the host at the run
+NEVER = Stopping()
 Watch = Callable[[int, int, dict[str, float]], None]
-Found = tuple[int, int, int]
+Found = tuple[int, int, int]  # round, phase and client of a reply that is not finite
 
 
+@dataclass(frozen=True)
+class Span:
+    """Rounds `start` to `stop` of `total`, measured every `every` rounds.
+
+    `limits` are the rounds after which single runs of a sweep must end. With `ends` the
+    rule may end a run before; `track` is how it stands.
+    """
+
+    start: int
+    stop: int
+    total: int
+    every: int
+    limits: np.ndarray
+    rule: Rule
+    track: Track
+    ends: bool
+
+    def is_due(self, done: int) -> bool:
+        """Say whether there is a measurement after so many rounds."""
+        last = done == self.total or bool((self.limits == done).any())
+        return done % self.every == 0 or last
+
+    def measured(self, done: int) -> np.ndarray:
+        """Return the rounds up to `done` after which there is a measurement."""
+        rounds = range(self.start + 1, done + 1)
+        return np.asarray([r for r in rounds if self.is_due(r)], np.int64)
+
+
+class Advance(NamedTuple):
+    """What some rounds brought.
+
+    `rows` have a row for every measurement; `done` counts the rounds that are over;
+    `place` is where a reply was not finite, so that the run cannot go on.
+    """
+
+    state: Any
+    rows: dict[str, np.ndarray]
+    done: int
+    track: Track
+    place: Found | None = None
+
+
+@runtime_checkable
 class Runtime(Protocol):
-    """What the driver asks of a runtime."""
+    """What the driver asks of a runtime.
+
+    `runs` is the shape of what a sweep carries, () for a single run; `roots` are the
+    keys of the runs.
+    """
 
     job: Job
     compile_seconds: float
 
-    def mark(self, every: int) -> str:
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The number of runs of a sweep, as a shape."""
+        ...
+
+    @property
+    def roots(self) -> Sequence[Key]:
+        """The keys of all runs."""
+        ...
+
+    def fingerprint(self, every: int) -> str:
         """Return what tells a run from all others, measured every so many rounds."""
         ...
 
@@ -40,9 +124,7 @@ class Runtime(Protocol):
         """Return the state before the first round, and what failed on the way."""
         ...
 
-    def advance(
-        self, state: Any, start: int, stop: int, total: int, every: int
-    ) -> tuple[Any, dict[str, np.ndarray], Found | None]:
+    def advance(self, state: Any, span: Span) -> Advance:
         """Run some rounds."""
         ...
 
@@ -79,11 +161,17 @@ class Checkpoints(eqx.Module):
 
 
 class Outcome(eqx.Module):
-    """The last state, the measured columns, and the seconds spent."""
+    """The last state, the measured columns, the seconds spent, and how it ended.
+
+    `ended` says why, in words. Of a sweep `track` has the reason and the last round of
+    every run, and columns have an axis over runs.
+    """
 
     state: Any
     columns: dict[str, np.ndarray]
     seconds: dict[str, float]
+    ended: str = ""
+    track: Track | None = None
 
 
 def execute(
@@ -91,6 +179,7 @@ def execute(
     rounds: int,
     *,
     measure_every: int = 1,
+    stopping: Stopping = NEVER,
     checkpoints: Checkpoints | None = None,
     watch: Watch | None = None,
 ) -> Outcome:
@@ -101,28 +190,88 @@ def execute(
     Where several processes have joined, all of them stop then.
     """
     check_rounds(rounds, measure_every)
-    _require_same_run(runtime, rounds, measure_every, checkpoints)
+    _require_same_run(runtime, rounds, measure_every, stopping, checkpoints)
     keeper = _Keeper(runtime, checkpoints, measure_every)
+    limits = _limits(runtime, stopping, rounds)
     state, columns, done = keeper.begin(rounds)
-    chunk = 1
-    while done < rounds:
-        stop = int(min(rounds, done + chunk, keeper.latest_stop()))
+    total = max(int(limits.max()), done)
+    rule = Rule.of(stopping, limits if runtime.runs else limits[0])
+    if columns:
+        rule.check(columns)
+    track = tracked(rule, columns, runtime.runs, measure_every)
+    ends = stopping.looks or bool((limits < total).any())
+    chunk, late = 1, False
+    while done < total and bool((np.asarray(track.reason) == RUNNING).any()):
+        stop = int(min(total, done + chunk, keeper.latest_stop()))
+        span = Span(done, stop, total, measure_every, limits, rule, track, ends)
         began, compiling = time.perf_counter(), runtime.compile_seconds
-        state, rows, found = runtime.advance(state, done, stop, rounds, measure_every)
-        if found is not None:
-            raise failure(runtime.job, found, keeper.last_good)
-        columns = _extend(columns, rows, done, stop, rounds, measure_every)
+        step = runtime.advance(state, span)
+        if step.place is not None:
+            raise failure(runtime.job, step.place, keeper.last_good)
+        state, track = step.state, step.track
+        columns = _extend(columns, step.rows, span.measured(step.done))
         spent = time.perf_counter() - began - (runtime.compile_seconds - compiling)
-        chunk, due = mesh.decided_by_first(
-            _next_chunk(stop - done, spent, measure_every), keeper.due(stop)
+        chunk, due, late = mesh.decided_by_first(
+            _next_chunk(step.done - done, spent, measure_every),
+            keeper.due(step.done),
+            stopping.seconds is not None and keeper.running() >= stopping.seconds,
         )
-        done = stop
-        if done == rounds or due:
+        done = step.done
+        if due or late:
             keeper.keep(state, columns, done)
-        if mesh.any_process(_asked_to_stop(watch, done, rounds, columns)):
+        if mesh.any_process(_asked_to_stop(watch, done, total, columns)):
             keeper.keep(state, columns, done)
-            raise KeyboardInterrupt(keeper.farewell(done, rounds))
-    return Outcome(runtime.fetch(state), columns, keeper.seconds())
+            raise KeyboardInterrupt(keeper.where_it_stands(done, rounds))
+        if late:
+            # Not before the next measurement: the last round is always measured.
+            total = min(total, -(-done // measure_every) * measure_every)
+    keeper.keep(state, columns, done)
+    reason = _reason(track, bool(late) or (done == total < rounds))
+    told = stopping.told(reason, done, rounds)
+    return Outcome(runtime.fetch(state), columns, keeper.seconds(), told, track)
+
+
+def _reason(track: Track, spent: bool) -> int:
+    """Return why a run ended; of a sweep that of the run that ended last."""
+    reasons, ended = np.atleast_1d(track.reason), np.atleast_1d(track.ended)
+    if (reasons == RUNNING).any():
+        return BUDGET if spent else RUNNING
+    return int(reasons[np.argmax(ended)])
+
+
+def _limits(runtime: Runtime, stopping: Stopping, rounds: int) -> np.ndarray:
+    """Return how many rounds each run may make."""
+    if stopping.bytes is None and stopping.samples is None:
+        return np.full(len(runtime.roots), rounds, np.int32)
+    ledger = Ledger(runtime.job)
+    return affordable_rounds(stopping, rounds, ledger, runtime.roots)
+
+
+def rounds_in_python(
+    span: Span, state: Any, one_round: Callable, measure: Callable
+) -> Advance:
+    """Go through the rounds of a span one by one.
+
+    `one_round(state, index)` returns the next state and, if there was one, a failure;
+    `measure(state, index)` returns the columns of a round.
+    """
+    rows, track, done, place = [], span.track, span.start, None
+    for index in range(span.start, span.stop):
+        state, place = one_round(state, index)
+        if place is not None:
+            break
+        done = index + 1
+        if span.is_due(done):
+            rows.append(measure(state, index))
+            span.rule.check(rows[-1])
+            track = track.seen(span.rule, rows[-1], np.asarray(True))
+        if span.ends:
+            track = track.after(span.rule, done)
+            if int(track.reason) != RUNNING:
+                break
+    names = sorted(rows[0]) if rows else ()
+    table = {name: np.asarray([row[name] for row in rows]) for name in names}
+    return Advance(state, table, done, track, place)
 
 
 def check_rounds(rounds: int, measure_every: int) -> None:
@@ -134,13 +283,18 @@ def check_rounds(rounds: int, measure_every: int) -> None:
 
 
 def _require_same_run(
-    runtime: Runtime, rounds: int, every: int, checkpoints: Checkpoints | None
+    runtime: Runtime,
+    rounds: int,
+    every: int,
+    stopping: Stopping,
+    checkpoints: Checkpoints | None,
 ) -> None:
     """Raise if processes that joined were given different runs: they would wait."""
 
     def describe() -> str:
         kept = checkpoints and checkpoints.every_rounds
-        return f"{runtime.mark(every)} {rounds} {kept} {not checkpoints}"
+        ends = f"{rounds} {stopping}"
+        return f"{runtime.fingerprint(every)} {ends} {kept} {not checkpoints}"
 
     mesh.require_same(describe, "run")
 
@@ -151,18 +305,12 @@ def _asked_to_stop(
     """Show how far the run is, and say whether it shall stop."""
     if watch is None:
         return False
-    newest = {name: float(c[-1]) for name, c in columns.items() if len(c)}
+    newest = {name: float(np.mean(c[-1])) for name, c in columns.items() if len(c)}
     try:
         watch(done, rounds, newest)
     except KeyboardInterrupt:
         return True
     return False
-
-
-def measured_rounds(start: int, stop: int, total: int, every: int) -> np.ndarray:
-    """Return the rounds after which a run measures, counted from 1."""
-    rounds = range(start + 1, stop + 1)
-    return np.asarray([r for r in rounds if r % every == 0 or r == total], np.int64)
 
 
 def failure(job: Job, found: Found, last_good: str | None = None) -> NonFiniteError:
@@ -180,9 +328,9 @@ class _Keeper:
         self, runtime: Runtime, checkpoints: Checkpoints | None, every: int
     ) -> None:
         self.runtime, self.checkpoints = runtime, checkpoints
-        self.mark = runtime.mark(every) if checkpoints else ""
+        self.fingerprint = runtime.fingerprint(every) if checkpoints else ""
         self.began = self.kept_at = time.perf_counter()
-        self.kept_round, self.last_good = 0, None
+        self.kept_round, self.last_good = -1, None
         self.earlier: dict[str, float] = {}
 
     def begin(self, rounds: int) -> tuple[Any, dict[str, np.ndarray], int]:
@@ -207,28 +355,33 @@ class _Keeper:
     def _last(self) -> Snapshot | None:
         if self.checkpoints is None:
             return None
-        return checkpoint.load(self.checkpoints.folder, self.runtime.blank(), self.mark)
+        folder = self.checkpoints.folder
+        return checkpoint.load(folder, self.runtime.blank(), self.fingerprint)
 
     def latest_stop(self) -> float:
         """Return the round at which the next checkpoint by rounds is due."""
         every = self.checkpoints.every_rounds if self.checkpoints else None
-        return self.kept_round + every if every else float("inf")
+        return max(self.kept_round, 0) + every if every else float("inf")
 
     def due(self, done: int) -> bool:
         """Say whether a checkpoint is due."""
         seconds = time.perf_counter() - self.kept_at
         held = self.checkpoints
-        return held is not None and held.due(done - self.kept_round, seconds)
+        return held is not None and held.due(done - max(self.kept_round, 0), seconds)
 
     def keep(self, state: Any, columns: dict[str, np.ndarray], done: int) -> None:
         """Write a checkpoint, if they are kept at all."""
-        if self.checkpoints is None:
+        if self.checkpoints is None or done == self.kept_round:
             return
         folder = self.checkpoints.folder
         snapshot = Snapshot(self.runtime.fetch(state), columns, done, self.seconds())
-        mesh.on_first(lambda: checkpoint.save(folder, snapshot, self.mark))
+        mesh.on_first(lambda: checkpoint.save(folder, snapshot, self.fingerprint))
         self.last_good = f"{folder}, after round {done}"
         self.kept_at, self.kept_round = time.perf_counter(), done
+
+    def running(self) -> float:
+        """Return the seconds of running so far, those before a resume included."""
+        return self.seconds()["run"]
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent so far, those before a resume included."""
@@ -237,8 +390,8 @@ class _Keeper:
         now = {"compile": compiling, "run": running}
         return {name: now[name] + self.earlier.get(name, 0.0) for name in now}
 
-    def farewell(self, done: int, rounds: int) -> str:
-        """Say where the run stands when it is asked to stop."""
+    def where_it_stands(self, done: int, rounds: int) -> str:
+        """Say how far the run came when it was asked to stop."""
         kept = f" Kept in {self.last_good}." if self.last_good else ""
         return f"After round {done} of {rounds}.{kept}"
 
@@ -250,14 +403,8 @@ def _next_chunk(rounds: int, spent: float, every: int) -> int:
 
 
 def _extend(
-    columns: dict[str, np.ndarray],
-    rows: dict[str, np.ndarray],
-    start: int,
-    stop: int,
-    total: int,
-    every: int,
+    columns: dict[str, np.ndarray], rows: dict[str, np.ndarray], measured: np.ndarray
 ) -> dict[str, np.ndarray]:
-    measured = measured_rounds(start, stop, total, every)
     if not len(measured):
         return columns
     fresh = {"round": measured, **rows}

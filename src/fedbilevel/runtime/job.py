@@ -1,6 +1,6 @@
 """What is to be run, and what is carried while it runs."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -8,21 +8,15 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Int, PyTree, UInt8
+from jaxtyping import Array, PyTree, UInt8
 
-from fedbilevel._blocks import NOTHING, either, is_any, join, split
-from fedbilevel._types import Key, Lower, Metrics, Pair, Upper
-from fedbilevel.algorithms import AbstractAlgorithm, Phase, Turn, every_phase
+from fedbilevel._blocks import combine, either, is_any, split
+from fedbilevel._types import Key, Lower, Metrics, Pair, Scalar, Upper
+from fedbilevel.algorithms import AbstractAlgorithm, Phase, SeesTurn, every_phase
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.problem import (
-    ClientData,
-    Oracle,
-    Problem,
-    check_problem,
-    largest_curvature,
-)
-from fedbilevel.runtime import _keys
+from fedbilevel.problem import Data, Oracle, Problem, check_problem, largest_curvature
+from fedbilevel.runtime import keys
 
 __all__ = [
     "ABSENT",
@@ -31,11 +25,11 @@ __all__ = [
     "RENEWED",
     "Job",
     "Kept",
+    "Sampling",
     "State",
-    "reply_shape",
-    "start_kept",
+    "first_server",
+    "stages",
     "start_server",
-    "start_state",
     "strongly_typed",
 ]
 
@@ -43,20 +37,39 @@ ABSENT, PRESENT, RENEWED = 0, 1, 2  # of a client in an exchange
 OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "bytes", "samples")
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """What is drawn: rows for a sample, and clients for an exchange.
+
+    `batch` is the number of rows per sample on both levels; None takes all rows, so
+    that oracles are deterministic. `participants` take part in each exchange, drawn
+    anew, uniformly and without replacement; None asks all clients.
+    """
+
+    batch: int | None = 1
+    participants: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.batch < 1:
+            raise InvalidInputError(f"batch={self.batch}: draw at least one row.")
+
+
 class Job(eqx.Module):
     """An algorithm on a problem with data, start, metrics, cohort size, key, channel.
 
+    `clients` is K; a site of a federation holds the data of one of them alone.
     `channel` is what is done to replies between clients and server.
     """
 
     algorithm: AbstractAlgorithm
     problem: Problem
-    data: ClientData
+    data: Data
     x: Upper
     y: Lower
     metrics: Metrics | None
     key: Key
     private: Pair = eqx.field(static=True)
+    clients: int = eqx.field(static=True)
     participants: int = eqx.field(static=True)
     upper_batch: int | None = eqx.field(static=True)
     lower_batch: int | None = eqx.field(static=True)
@@ -67,56 +80,50 @@ class Job(eqx.Module):
     def of(
         algorithm: AbstractAlgorithm,
         problem: Problem,
-        data: ClientData,
+        data: Data,
         x: Upper,
         y: Lower,
         *,
         metrics: Metrics | None = None,
         seed: int = 0,
-        participants: int | None = None,
-        batch: int | None = 1,
-        private: Pair = NOTHING,
+        sampling: Sampling | None = None,
         channel: Channel = PLAIN,
     ) -> "Job":
-        """Check everything that can be checked before running, and bind it.
-
-        `batch` is the number of rows per sample on both levels; None takes all rows,
-        so that oracles are deterministic. `private` marks blocks of x or y (True, or a
-        tree of True and False) that each client keeps to itself.
-        """
+        """Check everything that can be checked before running, and bind it."""
         x, y = jax.tree.map(strongly_typed, (x, y))
-        count = data.clients if participants is None else participants
+        drawn = sampling or Sampling()
+        count = data.clients if drawn.participants is None else drawn.participants
         if not 1 <= count <= data.clients:
             raise InvalidInputError(
                 f"participants={count}: choose between 1 and the {data.clients} "
                 "clients there are."
             )
-        if algorithm.pools:
-            count = 1
-        if batch is not None and batch < 1:
-            raise InvalidInputError(f"batch={batch}: draw at least one row.")
         check_problem(problem, data, x, y)
-        marks = _private_blocks(algorithm, private, x, y)
-        key = jr.key(seed)
-        job = Job(
-            algorithm, problem, data, x, y, metrics, key, marks, count, batch, batch
-        )
+        flags = _private_blocks(algorithm, problem, data, x, y)
+        sizes = (data.clients, count)
+        start = (algorithm, problem, data, x, y, metrics, jr.key(seed), flags, *sizes)
+        job = Job(*start, drawn.batch, drawn.batch)
+        _check_phases(job)
         job = replace(job, channel=_checked(channel, job))
         job.check_curvature(algorithm)
         job._check_metrics()
         return job
 
-    @property
-    def sites(self) -> int:
-        """How many take part: the clients, or the one machine that holds all rows."""
-        return 1 if self.algorithm.pools else self.data.clients
-
     def oracle(self, client: Array | int) -> Oracle:
         """Return the oracle of one client."""
-        where = None if self.algorithm.pools else client
         return Oracle(
-            self.problem, self.data, where, self.upper_batch, self.lower_batch
+            self.problem, self.data, client, self.upper_batch, self.lower_batch
         )
+
+    def measured(self, x: Upper, y: Lower) -> dict[str, Scalar]:
+        """Return the metrics at a point, if there are any."""
+        if self.metrics is None:
+            return {}
+        return self.metrics(x, y, *self.problem.inputs)
+
+    def cohort(self, phase: Phase) -> int:
+        """Return how many clients a phase asks."""
+        return self.clients if phase.everyone else self.participants
 
     def public(self, tree: PyTree) -> PyTree:
         """Return what of a message, a reply or the server's state may travel."""
@@ -133,32 +140,33 @@ class Job(eqx.Module):
         kept. A client that is absent keeps what it had before.
         """
         shape = (attendance.ndim, attendance.shape[-1:])
-        if shape != (2, (self.sites,)) or not (attendance > ABSENT).any(axis=1).all():
+        if shape != (2, (self.clients,)) or not (attendance > ABSENT).any(axis=1).all():
             raise InvalidInputError(
                 f"attendance of shape {attendance.shape}: give a row per exchange with "
-                f"an entry for each of the {self.sites} clients, one of them present."
+                f"an entry for each of the {self.clients} clients, one of them present."
+            )
+        phases = [phase for _, every in stages(self) for phase in every]
+        if self.participants < self.clients and any(one.gathers for one in phases):
+            raise InvalidInputError(
+                f"`{type(self.algorithm).__name__}` keeps replies apart by the places "
+                "of a drawn cohort, which a record of attendance does not tell. Only "
+                "runs in which all clients take part can be replayed."
             )
         self.channel.check(int((attendance > ABSENT).sum(axis=1).min()))
         record = jnp.asarray(attendance, jnp.uint8)
-        return replace(self, attendance=record, participants=self.sites)
+        return replace(self, attendance=record, participants=self.clients)
 
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
         """Raise if the lower level curves too much at the start for one of them."""
         probe = jr.fold_in(self.key, 2)
-        values = np.asarray(
-            largest_curvature(
-                self.oracle(jnp.asarray(0)), self.sites, self.x, self.y, probe
-            )
-        )
+        oracle, clients = self.oracle(jnp.asarray(0)), self.data.clients
+        values = np.asarray(largest_curvature(oracle, clients, self.x, self.y, probe))
         worst = int(np.argmax(values))
         for algorithm in algorithms:
             algorithm.check(float(values[worst]), worst)
 
     def _check_metrics(self) -> None:
-        shapes = (
-            {} if self.metrics is None else jax.eval_shape(self.metrics, self.x, self.y)
-        )
-        for name, shape in shapes.items():
+        for name, shape in jax.eval_shape(self.measured, self.x, self.y).items():
             if name in OWN_COLUMNS or shape.shape != ():
                 raise InvalidInputError(
                     f"metric '{name}' of shape {shape.shape}: a metric is one number, "
@@ -186,70 +194,47 @@ class State(eqx.Module):
 
     server: PyTree
     clients: Kept
-    exchanges: Int[Array, ""] | None = None
+    exchanges: PyTree = None
 
     def joined(self) -> PyTree:
         """Return the server's state with the private blocks of all clients, stacked."""
-        return join(self.server, self.clients.own)
+        return combine(self.server, self.clients.own)
+
+
+def stages(job: Job) -> list[tuple[int, list[Phase]]]:
+    """Return the phases of a round and of the setup, each with its stage."""
+    return [
+        (keys.ROUNDS, every_phase(job.algorithm.phases())),
+        (keys.SETUP, every_phase(job.algorithm.setup())),
+    ]
+
+
+def first_server(job: Job) -> PyTree:
+    """Return the server's state before the first exchange, with all blocks."""
+    return jax.tree.map(strongly_typed, job.algorithm.init_server(job.x, job.y))
 
 
 def start_server(job: Job) -> PyTree:
     """Return what the server carries before the first exchange."""
-    return job.public(_first_server(job))
-
-
-def start_kept(job: Job) -> Kept:
-    """Return what a client keeps before its first exchange."""
-    memory = jax.tree.map(strongly_typed, job.algorithm.init_client(job.x, job.y))
-    return Kept(memory, job.own(_first_server(job)), _start_channel(job))
-
-
-def _start_channel(job: Job) -> dict[tuple[int, int], PyTree] | None:
-    if not job.channel.coders:
-        return None
-    stages = {
-        _keys.ROUNDS: job.algorithm.phases(),
-        _keys.SETUP: job.algorithm.setup(),
-    }
-    return {
-        (stage, number): job.channel.start(reply_shape(job, phase))
-        for stage, phases in stages.items()
-        for number, phase in enumerate(every_phase(phases))
-    }
-
-
-def reply_shape(job: Job, phase: Phase) -> PyTree:
-    """Return the shapes of what a client may send in a phase; nothing is computed."""
-
-    def reply() -> PyTree:
-        memory = job.algorithm.init_client(job.x, job.y)
-        message = phase.down(_first_server(job))
-        return phase.local(message, memory, job.oracle(0), Turn(job.key, 0))[1]
-
-    return job.public(jax.eval_shape(reply))
-
-
-def start_state(job: Job) -> State:
-    """Return the states before the first exchange."""
-    clients = jax.tree.map(
-        lambda a: jnp.broadcast_to(a, (job.sites, *a.shape)), start_kept(job)
-    )
-    counter = None if job.attendance is None else jnp.zeros((), jnp.int32)
-    return State(start_server(job), clients, counter)
-
-
-def _first_server(job: Job) -> PyTree:
-    return jax.tree.map(strongly_typed, job.algorithm.init_server(job.x, job.y))
+    return job.public(first_server(job))
 
 
 def _checked(channel: Channel, job: Job) -> Channel:
     """Return the channel for the participants of a job that it suits."""
     if channel.is_plain:
         return channel
-    if job.algorithm.pools:
+    name = type(job.algorithm).__name__
+    if not job.data.travels:
         raise InvalidInputError(
-            f"`{type(job.algorithm).__name__}` holds all rows in one place, so nothing "
-            "travels that a channel could protect, compress or reduce. Leave it out."
+            "all rows are in one place, so nothing travels that a channel could "
+            "protect, compress or reduce. Leave it out."
+        )
+    gathering = [one.name for _, every in stages(job) for one in every if one.gathers]
+    if gathering and not channel.plain_mean:
+        raise InvalidInputError(
+            f"`{name}` needs every reply by itself in '{gathering[0]}', so that they "
+            f"cannot be reduced by `{type(channel.reduction).__name__}`. Leave out the "
+            "reduction, or use another algorithm."
         )
     weights = np.asarray(job.data.weights)
     if channel.privacy is not None and (weights != weights[0]).any():
@@ -263,21 +248,40 @@ def _checked(channel: Channel, job: Job) -> Channel:
 
 
 def _private_blocks(
-    algorithm: AbstractAlgorithm, private: Pair, x: Upper, y: Lower
+    algorithm: AbstractAlgorithm, problem: Problem, data: Data, x: Upper, y: Lower
 ) -> Pair:
-    if is_any(private) and not algorithm.allows_private:
+    if is_any(problem.private) and not data.travels:
+        raise InvalidInputError(
+            "blocks of this problem are private to each client, but all rows are in "
+            "one place, where there is only one copy of them. Leave the rows on their "
+            "clients."
+        )
+    if is_any(problem.private) and not algorithm.allows_private:
         raise InvalidInputError(
             f"`{type(algorithm).__name__}` needs whole levels in one place, but blocks "
             "of this problem are private to each client. Use a method of one loop, "
             "such as FedBiO or LocalBSGVRM."
         )
     try:
-        return either(private, algorithm.private, x, y)
+        return either(problem.private, algorithm.private_blocks(), x, y)
     except ValueError as error:
         raise InvalidInputError(
-            f"private={private}: give True, False, or a tree of them shaped like the "
-            f"start, for each of x and y. {error}"
+            f"private={problem.private}: give True, False, or a tree of them shaped "
+            f"like the start, for each of x and y. {error}"
         ) from error
+
+
+def _check_phases(job: Job) -> None:
+    """Raise where the phases of an algorithm do not suit private blocks."""
+    if not is_any(job.private):
+        return
+    for _, every in stages(job):
+        for phase in every:
+            if phase.gathers or isinstance(phase.down, SeesTurn):
+                raise InvalidInputError(
+                    f"`{type(job.algorithm).__name__}`: phase '{phase.name}' speaks to "
+                    "each client apart, which it cannot where blocks are private."
+                )
 
 
 def strongly_typed(leaf: Any) -> Array:

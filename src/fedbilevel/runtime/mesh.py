@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, PyTree
 
 from fedbilevel.errors import InvalidInputError, OtherProcessError
-from fedbilevel.runtime._roll_call import call_roll
+from fedbilevel.runtime.rendezvous import meet
 
 __all__ = [
     "any_process",
@@ -65,7 +65,7 @@ def join(
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take over SIGTERM, at which a run stops in order.
     jax.config.update("jax_enable_preemption_service", False)
-    call_roll(host, port, processes, process, patience)
+    meet(host, port, processes, process, patience)
     try:
         jax.distributed.initialize(
             coordinator,

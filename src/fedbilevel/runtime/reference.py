@@ -3,33 +3,31 @@
 It computes the same numbers as the simulator and is meant to be read and to debug with.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.algorithms import Phase, Phases, Turn, every_phase
+from fedbilevel._types import Key
+from fedbilevel.algorithms import Phase, Phases, every_phase
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import StageError
-from fedbilevel.runtime import _keys
-from fedbilevel.runtime._exchange import (
+from fedbilevel.runtime import keys
+from fedbilevel.runtime.checkpoint import fingerprint
+from fedbilevel.runtime.driver import Advance, Found, Span, rounds_in_python
+from fedbilevel.runtime.exchange import (
     Link,
-    absorb,
     client_measurement,
     combine_measurements,
-    reduce_replies,
-)
-from fedbilevel.runtime._walk import drawn_times, plain_loop, walk
-from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.driver import Found
-from fedbilevel.runtime.job import (
-    ABSENT,
-    RENEWED,
-    Job,
-    State,
+    for_place,
+    server_turn,
     start_kept,
     start_state,
 )
+from fedbilevel.runtime.job import ABSENT, RENEWED, Job, State
+from fedbilevel.runtime.walk import drawn_times, plain_loop, walk
 
 __all__ = ["ReferenceRuntime"]
 
@@ -43,7 +41,17 @@ class ReferenceRuntime:
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    def mark(self, every: int) -> str:
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The shape of a single run."""
+        return ()
+
+    @property
+    def roots(self) -> Sequence[Key]:
+        """The key of the run."""
+        return (self.job.key,)
+
+    def fingerprint(self, every: int) -> str:
         """Return the fingerprint of the job."""
         return fingerprint(self.job, every)
 
@@ -55,22 +63,17 @@ class ReferenceRuntime:
         """Return the state before round 0, after any setup phases."""
         phases = self.job.algorithm.setup()
         with jax.disable_jit():
-            return self._all_phases(
-                phases, _keys.SETUP, 0, (start_state(self.job), None)
-            )
+            return self._all_phases(phases, keys.SETUP, 0, start_state(self.job))
 
-    def advance(self, state: State, start: int, stop: int, total: int, every: int):
-        """Run rounds; return state, rows, and a failure (round, phase, client)."""
-        rows, carry = [], (state, None)
+    def advance(self, state: State, span: Span) -> Advance:
+        """Run some rounds."""
+
+        def one_round(state: State, index: int) -> tuple[State, Found | None]:
+            phases = self.job.algorithm.phases()
+            return self._all_phases(phases, keys.ROUNDS, index, state)
+
         with jax.disable_jit():
-            for index in range(start, stop):
-                phases = self.job.algorithm.phases()
-                carry = self._all_phases(phases, _keys.ROUNDS, index, carry)
-                if (index + 1) % every == 0 or index + 1 == total:
-                    rows.append(self._measure(carry[0], index))
-        names = sorted(rows[0]) if rows else ()
-        table = {name: np.asarray([row[name] for row in rows]) for name in names}
-        return carry[0], table, carry[1]
+            return rounds_in_python(span, state, one_round, self._measure)
 
     def fetch(self, state: State) -> State:
         """Return the state on the host."""
@@ -81,31 +84,38 @@ class ReferenceRuntime:
         return jax.tree.map(jnp.asarray, state)
 
     def _all_phases(
-        self, phases: Phases, stage: int, index: int, begin: tuple[State, Found | None]
+        self, phases: Phases, stage: int, index: int, state: State
     ) -> tuple[State, Found | None]:
-        shown = index if stage == _keys.ROUNDS else -1
+        shown = index if stage == keys.ROUNDS else -1
 
         def visit(carry, phase: Phase, number: int, turn: int):
-            state, failure = carry
+            state, found = carry
             state, bad = self._exchange(state, phase, (stage, number), turn, shown)
-            fresh = failure is None and bad is not None
-            return state, (shown, number, bad) if fresh else failure
+            fresh = found is None and bad is not None
+            return state, (shown, number, bad) if fresh else found
 
         times = drawn_times(self.job.key, stage)
-        return walk(phases, begin, index, visit, plain_loop, times)
+        return walk(phases, (state, None), index, visit, plain_loop, times)
 
     def _exchange(
-        self, state: State, phase: Phase, where: tuple[int, int], turn: int, shown: int
+        self, state: State, phase: Phase, where: tuple[int, int], index: int, shown: int
     ) -> tuple[State, int | None]:
-        job, kept, replies, bad = self.job, state.clients, [], []
-        link = Link.of(job, phase, where)
-        message = self._stage(phase, "down", shown, None, phase.down, state.server)
-        chosen, renewed = self._participants(state, where, turn)
-        for client in chosen:
-            now = Turn(_keys.client_key(job.key, *where, client), turn)
+        job, link = self.job, Link.of(self.job, phase, where)
+        asked = self._asked(phase, where, index)
+        came = self._attendance(state, asked)
+        ids, everybody = jnp.asarray(asked, jnp.int32), jnp.ones(len(asked), bool)
+        turn = server_turn(job, where, index, ids, everybody)
+        sent = self._stage(phase, "down", shown, None, link.sent, state.server, turn)
+        kept, replies, bad = state.clients, [], []
+        for place, client in enumerate(asked):
             one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
-            one = start_kept(job) if client in renewed else one
-            arguments = (message, one, now, client)
+            one = start_kept(job) if came[place] == RENEWED else one
+            mine = keys.client_turn(job.key, where, client, index)
+            arguments = (for_place(sent, place), one, mine, client)
+            if came[place] == ABSENT:
+                # Whatever stands in the place of somebody who is not there.
+                replies.append(replies[-1] if replies else None)
+                continue
             one, reply, finite = self._stage(
                 phase, "local", shown, client, link.answer, *arguments
             )
@@ -115,32 +125,37 @@ class ReferenceRuntime:
             replies.append(reply)
             if not bool(finite):
                 bad.append(client)
-        weights = job.data.weights[jnp.asarray(chosen)]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-        mean = reduce_replies(job, stacked, weights, _alone, _alone)
-        arguments = (job, phase, state.server, mean)
-        server = self._stage(phase, "up", shown, None, absorb, *arguments)
-        done = None if state.exchanges is None else state.exchanges + 1
-        return State(server, kept, done), min(bad, default=None)
+        somebody = next(reply for reply in replies if reply is not None)
+        filled = [somebody if reply is None else reply for reply in replies]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled)
+        present = jnp.asarray(came) > ABSENT
+        weights = jnp.where(present, job.data.weights[ids], 0)
+        reply = link.reduced(stacked, weights, _alone, _alone)
+        turn = server_turn(job, where, index, ids, present)
+        arguments = (state.server, reply, turn)
+        server = self._stage(phase, "up", shown, None, link.absorb, *arguments)
+        exchanges = None if state.exchanges is None else state.exchanges + 1
+        return State(server, kept, exchanges), min(bad, default=None)
 
-    def _participants(
-        self, state: State, where: tuple[int, int], index: int
-    ) -> tuple[list[int], list[int]]:
-        """Return who works in this exchange, and who of them begins anew."""
-        clients, count = self.job.sites, self.job.participants
-        if self.job.attendance is not None:
-            came = np.asarray(self.job.attendance[state.exchanges])
-            chosen, renewed = np.nonzero(came > ABSENT)[0], np.nonzero(came == RENEWED)
-            return chosen.tolist(), renewed[0].tolist()
+    def _asked(self, phase: Phase, where: tuple[int, int], index: int) -> list[int]:
+        """Return who is asked in this exchange."""
+        clients, count = self.job.clients, self.job.cohort(phase)
         if count == clients:
-            return list(range(clients)), []
-        drawn = _keys.draw_cohort(self.job.key, *where, index, clients, count)
-        return [int(client) for client in drawn], []
+            return list(range(clients))
+        drawn = keys.draw_cohort(self.job.key, *where, index, clients, count)
+        return [int(client) for client in drawn]
+
+    def _attendance(self, state: State, asked: list[int]) -> list[int]:
+        """Return how those that are asked attend."""
+        if self.job.attendance is None:
+            return [ABSENT + 1] * len(asked)
+        record = np.asarray(self.job.attendance[state.exchanges])
+        return record[np.asarray(asked)].tolist()
 
     def _measure(self, state: State, index: int) -> dict[str, np.ndarray]:
         job, values = self.job, []
         last = every_phase(job.algorithm.phases())[-1]
-        for client in range(job.sites):
+        for client in range(job.data.clients):
             own = jax.tree.map(lambda leaf, k=client: leaf[k], state.clients.own)
             arguments = (job, client, state.server, own)
             values.append(
@@ -149,8 +164,7 @@ class ReferenceRuntime:
                 )
             )
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
-        weights = job.data.weights[: job.sites]
-        mean = weighted_mean(stacked, weights, _alone)
+        mean = weighted_mean(stacked, job.data.weights, _alone)
         columns = combine_measurements(job, state.server, mean)
         return {name: np.asarray(value) for name, value in columns.items()}
 

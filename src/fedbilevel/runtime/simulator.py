@@ -1,17 +1,23 @@
 """The fast runtime: one compiled program on all devices, also of other processes."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from fedbilevel._evaluation import ACCELERATOR, PROCESSOR, Evaluation
+from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.runtime import _program
-from fedbilevel.runtime._compile import compiled
-from fedbilevel.runtime._layout import Layout, devices_for
+from fedbilevel.runtime import program
 from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.driver import Found
-from fedbilevel.runtime.job import Job, State, start_state
+from fedbilevel.runtime.compilation import compiled
+from fedbilevel.runtime.driver import Advance, Found, Span
+from fedbilevel.runtime.exchange import start_state
+from fedbilevel.runtime.job import Job, State
+from fedbilevel.runtime.layout import Layout, devices_for
 
 __all__ = ["SimulatorRuntime"]
 
@@ -32,14 +38,22 @@ class SimulatorRuntime:
                 f"clients_at_once={clients_at_once}: at least 1, or None to choose."
             )
         self.job = job
-        devices = devices_for(job.participants)
-        at_once = clients_at_once or default_at_once(job)
-        self.layout = Layout(job.sites, job.participants, devices, at_once)
+        self.layout = layout_for(job, clients_at_once)
         self.compile_seconds = 0.0
         self._fixed = (self.layout, self.layout.place_job(job))
         self._varying = (self._fixed[1].algorithm, self._fixed[1].key)
 
-    def mark(self, every: int) -> str:
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The shape of a single run."""
+        return ()
+
+    @property
+    def roots(self) -> Sequence[Key]:
+        """The key of the run."""
+        return (self.job.key,)
+
+    def fingerprint(self, every: int) -> str:
         """Return the fingerprint of the job."""
         return fingerprint(self.job, every)
 
@@ -52,22 +66,19 @@ class SimulatorRuntime:
         state = self.layout.place_state(start_state(self.job))
         if not self.job.algorithm.setup():
             return state, None
-        program = self._compile(_program.setup, self._varying, state, donate=(1,))
-        state, failure = program(self._fixed, self._varying, state)
+        run = self._compile(program.setup, self._varying, state, donate=(1,))
+        state, failure = run(self._fixed, self._varying, state)
         return state, first_failure(failure)
 
-    def advance(self, state: State, start: int, stop: int, total: int, every: int):
-        """Run rounds; return state, rows, and a failure (round, phase, client)."""
-        span = _program.Span(
-            *(jnp.asarray(n, jnp.int32) for n in (start, stop, total, every))
-        )
-        span = self.layout.place(span, PartitionSpec())
-        arguments = (self._varying, state, span)
-        program = self._compile(_program.advance, *arguments, donate=(1,))
-        state, (rows, used, failure) = program(self._fixed, *arguments)
+    def advance(self, state: State, span: Span) -> Advance:
+        """Run some rounds."""
+        arguments = (self._varying, state, placed_span(self.layout, span))
+        run = self._compile(program.advance, *arguments, donate=(1,))
+        state, (rows, used, failure, track, done) = run(self._fixed, *arguments)
         count = int(used)
         table = {name: np.asarray(column)[:count] for name, column in rows.items()}
-        return state, table, first_failure(failure)
+        track = jax.tree.map(np.asarray, track)
+        return Advance(state, table, int(done), track, first_failure(failure))
 
     def fetch(self, state: State) -> State:
         """Return the state on the host, one entry per client."""
@@ -78,21 +89,46 @@ class SimulatorRuntime:
         return self.layout.place_state(jax.tree.map(jnp.asarray, state))
 
     def _compile(self, function, *arguments, donate: tuple[int, ...]):
-        program, seconds = compiled(function, self._fixed, arguments, donate)
+        run, seconds = compiled(function, self._fixed, arguments, donate, evaluation())
         self.compile_seconds += seconds
-        return program
+        return run
 
 
-def first_failure(failure: _program.Failure) -> Found | None:
+def placed_span(layout: Layout, span: Span) -> Any:
+    """Return a span as the compiled program takes it."""
+    whole = program.Span(
+        start=jnp.asarray(span.start, jnp.int32),
+        stop=jnp.asarray(span.stop, jnp.int32),
+        total=jnp.asarray(span.total, jnp.int32),
+        every=jnp.asarray(span.every, jnp.int32),
+        limits=jnp.asarray(span.limits, jnp.int32),
+        rule=span.rule,
+        track=jax.tree.map(jnp.asarray, span.track),
+        ends=span.ends,
+    )
+    return layout.place(whole, PartitionSpec())
+
+
+def evaluation() -> Evaluation:
+    """Return how programs are best written for the devices there are."""
+    return PROCESSOR if jax.default_backend() == "cpu" else ACCELERATOR
+
+
+def first_failure(failure: program.Failure) -> Found | None:
     """Return (round, phase, client) of the first failure, if there was one."""
-    if int(failure.client) == _program.NOBODY:
+    if int(failure.client) == program.NOBODY:
         return None
     return int(failure.round), int(failure.phase), int(failure.client)
 
 
-def default_at_once(job: Job) -> int | None:
-    """Return 1 for large messages on the CPU, else None: all at once."""
+def layout_for(job: Job, clients_at_once: int | None, sweeps: bool = False) -> Layout:
+    """Return how the clients of a job are spread over the devices.
+
+    For large messages on the CPU one client at a time is faster, else all at once.
+    """
     server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
     floats = sum(leaf.size for leaf in jax.tree.leaves(server))
     large = jax.default_backend() == "cpu" and floats >= _LARGE_MESSAGE
-    return 1 if large else None
+    at_once = clients_at_once or (1 if large else None)
+    devices = devices_for(job.participants)
+    return Layout(job.clients, job.participants, devices, at_once, sweeps)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
+from fedbilevel.problem import Data
 from fedbilevel.runtime import mesh
 from fedbilevel.runtime.job import Job, State, strongly_typed
 
@@ -55,10 +56,9 @@ class Layout(eqx.Module):
         """How many clients one device evaluates."""
         return -(-self.clients // self.devices)
 
-    @property
-    def places(self) -> int:
-        """How many participants one device works on in an exchange."""
-        return -(-self.participants // self.devices)
+    def places(self, count: int) -> int:
+        """Return on how many of so many participants one device works."""
+        return -(-count // self.devices)
 
     def mesh(self) -> Mesh:
         """Return the devices as one axis; if one suffices, one of this process."""
@@ -75,9 +75,10 @@ class Layout(eqx.Module):
         whole = _all(state, PartitionSpec())
         return replace(whole, clients=_all(state.clients, spread))
 
-    def data_spec(self) -> PartitionSpec:
-        """Say how the data are spread."""
-        return PartitionSpec(AXIS) if self.everyone else PartitionSpec()
+    def data_spec(self, data: Data) -> PartitionSpec:
+        """Say how the data are spread; rows that lie in one place are not."""
+        spread = self.everyone and data.travels
+        return PartitionSpec(AXIS) if spread else PartitionSpec()
 
     @property
     def missing(self) -> int:
@@ -117,7 +118,7 @@ class Layout(eqx.Module):
         if self.missing:
             weights = data.weights.at[self.clients :].set(0)
             data = eqx.tree_at(lambda one: one.weights, data, weights)
-        placed = self.place(data, self.data_spec())
+        placed = self.place(data, self.data_spec(data))
         rest = self.place(eqx.tree_at(lambda one: one.data, job, None), PartitionSpec())
         return eqx.tree_at(
             lambda one: one.data, rest, placed, is_leaf=lambda leaf: leaf is None

@@ -3,6 +3,7 @@
     root -> stage (rounds, setup) -> phase -> client -> t      samples of a client
     root -> stage -> phase -> client -> 2^32 - 2 -> turn       noise on its reply
     root -> stage -> phase -> turn                             cohort of an exchange
+    root -> stage -> phase -> turn                             what all have in common
     root -> stage -> first phase -> turn                       length of a repeat
 
 A turn counts how often a phase ran before. So a trajectory depends on neither the
@@ -15,14 +16,28 @@ import jax.random as jr
 from jaxtyping import Array, Int
 
 from fedbilevel._types import Key
+from fedbilevel.algorithms import Turn
 
 ROUNDS, SETUP = 0, 1
-_COHORTS, _LENGTHS = 16, 32  # apart from all stages
+_COHORTS, _LENGTHS, _SHARED = 16, 32, 48  # apart from all stages
 
 
 def client_key(root: Key, stage: int, phase: int, client: Array | int) -> Key:
     """Return the key of one client in one phase, the same in every round."""
     return jr.fold_in(jr.fold_in(jr.fold_in(root, stage), phase), client)
+
+
+def shared_key(root: Key, stage: int, phase: int, turn: Array | int) -> Key:
+    """Return the key that server and clients have in common in one exchange."""
+    return jr.fold_in(jr.fold_in(jr.fold_in(root, _SHARED + stage), phase), turn)
+
+
+def client_turn(
+    root: Key, where: tuple[int, int], client: Array | int, index: Array | int
+) -> Turn:
+    """Return the turn of one client in one exchange."""
+    own, shared = client_key(root, *where, client), shared_key(root, *where, index)
+    return Turn(own, index, shared)
 
 
 def draw_cohort(

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["call_roll"]
+__all__ = ["meet"]
 
 _GO = "go"
 _LONGEST = 4096  # bytes of a message
@@ -20,9 +20,7 @@ _PAUSE = 0.1  # seconds between two attempts to connect
 _STRANGER = 2.0  # seconds that process 0 waits for a connection to say who it is
 
 
-def call_roll(
-    host: str, port: int, processes: int, process: int, patience: float
-) -> None:
+def meet(host: str, port: int, processes: int, process: int, patience: float) -> None:
     """Return when all processes are there; raise in all of them if one is missing."""
     deadline = time.monotonic() + patience
     if process == 0:

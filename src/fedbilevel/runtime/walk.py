@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases, Repeat, every_phase
-from fedbilevel.runtime import _keys
+from fedbilevel.runtime import keys
 
 # carry, phase, its number, how often it ran before -> carry
 Visit = Callable[[Any, Phase, int, Any], Any]
@@ -51,7 +51,7 @@ def drawn_times(root: Key, stage: int) -> Times:
     def times(repeat: Repeat, first: int, index: Array | int) -> Any:
         if not repeat.random:
             return repeat.times
-        return _keys.draw_length(root, stage, first, index, repeat.times)
+        return keys.draw_length(root, stage, first, index, repeat.times)
 
     return times
 

@@ -8,18 +8,26 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from fedbilevel import _evaluation
+from fedbilevel._evaluation import Evaluation
+
 _LARGEST = 64
 _programs: OrderedDict[Any, Any] = OrderedDict()
 
 
 def compiled(
-    function: Callable[..., Any], fixed: Any, arguments: tuple, donate: tuple[int, ...]
+    function: Callable[..., Any],
+    fixed: Any,
+    arguments: tuple,
+    donate: tuple[int, ...],
+    evaluation: Evaluation,
 ) -> tuple[Callable[..., Any], float]:
     """Return `function(fixed, *arguments)` compiled for these shapes, and the seconds.
 
     Array leaves are inputs, so other values reuse the program; everything else in
     `fixed` and `arguments` identifies it, and where arrays lie follows from `fixed`.
-    `donate` names arguments whose memory the result may take over.
+    `donate` names arguments whose memory the result may take over, `evaluation` how the
+    program is best written.
     """
     arrays, static = eqx.partition((fixed, *arguments), eqx.is_array)
     leaves, structure = jax.tree.flatten(static)
@@ -30,6 +38,7 @@ def compiled(
     identity = (
         function,
         donate,
+        evaluation,
         tuple(leaves),
         structure,
         tuple(shapes),
@@ -38,7 +47,8 @@ def compiled(
     seconds = 0.0
     if identity not in _programs:
         started = time.perf_counter()
-        _programs[identity] = _build(function, static, arrays, donate)
+        with _evaluation.using(evaluation):
+            _programs[identity] = _build(function, static, arrays, donate)
         seconds = time.perf_counter() - started
         if len(_programs) > _LARGEST:
             _programs.popitem(last=False)

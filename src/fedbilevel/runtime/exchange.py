@@ -1,0 +1,295 @@
+"""The one definition of an exchange on both of its ends, and of what is measured."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._blocks import combine, is_any
+from fedbilevel._types import Pair, Scalar
+from fedbilevel.algorithms import Each, Gathered, Phase, ServerTurn, Turn
+from fedbilevel.channels import weighted_mean
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.runtime import keys
+from fedbilevel.runtime.job import (
+    Job,
+    Kept,
+    State,
+    first_server,
+    stages,
+    start_server,
+    strongly_typed,
+)
+
+__all__ = [
+    "Link",
+    "Measurement",
+    "client_measurement",
+    "combine_measurements",
+    "for_place",
+    "server_turn",
+    "start_kept",
+    "start_state",
+]
+
+Across = Callable[[Any], Any]  # of what the devices hold
+
+
+def server_turn(
+    job: Job,
+    where: tuple[int, int],
+    index: Array | int,
+    ids: Array | None,
+    present: Array,
+) -> ServerTurn:
+    """Return what the server knows of an exchange."""
+    shared = keys.shared_key(job.key, *where, index)
+    return ServerTurn(index, shared, ids, present, job.clients)
+
+
+def for_place(sent: PyTree, place: Array | int) -> PyTree:
+    """Return the message of one place: of every `Each` its own entry."""
+
+    def is_each(node: Any) -> bool:
+        return isinstance(node, Each)
+
+    def entry(node: Any) -> Any:
+        if not is_each(node):
+            return node
+        return jax.tree.map(lambda leaf: leaf[place], node.tree)
+
+    return jax.tree.map(entry, sent, is_leaf=is_each)
+
+
+def _check_places(message: PyTree, phase: str, cohort: int) -> None:
+    """Raise unless every `Each` has an entry for each participant."""
+    nodes = jax.tree.leaves(message, is_leaf=lambda node: isinstance(node, Each))
+    for node in nodes:
+        for leaf in jax.tree.leaves(node.tree) if isinstance(node, Each) else ():
+            if leaf.shape[:1] != (cohort,):
+                raise InvalidInputError(
+                    f"phase '{phase}' has messages for {leaf.shape[0]} participants, "
+                    f"but {cohort} take part. Make the two numbers equal."
+                )
+
+
+class Link(eqx.Module):
+    """One phase of a job between a client and the server, through the job's channel.
+
+    `where` is the stage and the number of the phase; `like` has the shapes of a reply
+    where the channel codes it.
+    """
+
+    job: Job
+    phase: Phase
+    where: tuple[int, int] = eqx.field(static=True)
+    like: PyTree
+
+    @staticmethod
+    def of(job: Job, phase: Phase, where: tuple[int, int]) -> "Link":
+        """Find out the shapes, where they are needed."""
+        bare = Link(job, phase, where, None)
+        like = bare.reply_shape() if job.channel.coders else None
+        return Link(job, phase, where, like)
+
+    @property
+    def hides(self) -> bool:
+        """Say whether clients keep blocks that the server does not have."""
+        return is_any(self.job.private)
+
+    def sent(self, server: PyTree, turn: ServerTurn) -> PyTree:
+        """Return what travels to the clients.
+
+        Where blocks are private that is all of the server's state, and a client, who
+        puts its own blocks in, forms the message itself.
+        """
+        if self.hides:
+            return server
+        message = self.phase.message(server, turn)
+        _check_places(message, self.phase.name, self.job.cohort(self.phase))
+        return message
+
+    def work(
+        self, sent: PyTree, kept: Kept, turn: Turn, client: Array | int
+    ) -> tuple[Kept, PyTree, Array]:
+        """Do one client's part.
+
+        `sent` is what this client got. Return anew what it keeps, exactly what travels
+        back, and whether all of the reply was finite.
+        """
+        job, phase, own, message = self.job, self.phase, kept.own, sent
+        alone = self._as_a_server(turn)
+        if self.hides:
+            server = combine(sent, own)
+            message = phase.message(server, alone)
+        memory, reply = phase.local(message, kept.memory, job.oracle(client), turn)
+        if self.hides:
+            # Private blocks are updated as the server updates the others.
+            own = job.own(phase.taken_in(combine(sent, own), reply, alone))
+        coded, held = job.public(reply), kept.channel
+        if held is not None:
+            change = self._combine(_tree.subtract, coded, self.known(sent, turn))
+            coded, after = job.channel.encode(
+                change, held[self.where], turn.channel_key()
+            )
+            held = {**held, self.where: after}
+        return Kept(memory, own, held), coded, _tree.all_finite(reply)
+
+    def _as_a_server(self, turn: Turn) -> ServerTurn:
+        everybody = jnp.ones(self.job.cohort(self.phase), bool)
+        return ServerTurn(turn.index, turn.shared, None, everybody, self.job.clients)
+
+    def known(self, sent: PyTree, turn: Turn | ServerTurn) -> PyTree | None:
+        """Return what both sides know of a reply from what was sent; None for zeros."""
+        if self.phase.about is None:
+            return None
+        if not self.hides:
+            return self.phase.about(sent)
+        alone = turn if isinstance(turn, ServerTurn) else self._as_a_server(turn)
+        return self.phase.about(self.phase.message(sent, alone))
+
+    def received(self, sent: PyTree, coded: PyTree, turn: Turn | ServerTurn) -> PyTree:
+        """Do the server's part: return the reply that arrives with what was sent."""
+        if not self.job.channel.coders:
+            return coded
+        change = self.job.channel.decode(coded, self.like)
+        return self._combine(_tree.add, change, self.known(sent, turn))
+
+    def answer(
+        self, sent: PyTree, kept: Kept, turn: Turn, client: Array | int
+    ) -> tuple[Kept, PyTree, Array]:
+        """Do both, where nothing lies between them."""
+        kept, coded, finite = self.work(sent, kept, turn, client)
+        return kept, self.received(sent, coded, turn), finite
+
+    def _combine(self, combine: Callable, tree: PyTree, known: PyTree | None) -> PyTree:
+        return tree if known is None else combine(tree, known)
+
+    def reduced(
+        self,
+        replies: PyTree,
+        weights: Float[Array, " places"],
+        total: Across,
+        together: Across,
+    ) -> PyTree:
+        """Make one reply of all, or gather them; places of weight 0 are not clients.
+
+        `total` adds up what the devices hold, `together` lines it up.
+        """
+        reduction = self.job.channel.reduction
+        if self.phase.gathers:
+            count = self.job.cohort(self.phase)
+            every = together((replies, weights))
+            # Devices are filled up with places that are nobody's.
+            return Gathered(*jax.tree.map(lambda leaf: leaf[:count], every))
+        if reduction.adds_up:
+            return weighted_mean(replies, weights, total)
+        return reduction(*together((replies, weights)))
+
+    def absorb(self, server: PyTree, reply: PyTree, turn: ServerTurn) -> PyTree:
+        """Return the server's state after it has taken in the replies."""
+        try:
+            return self.job.public(self.phase.taken_in(server, reply, turn))
+        except (TypeError, ValueError, AttributeError) as error:
+            if not self.hides:
+                raise
+            raise InvalidInputError(
+                f"`{type(self.job.algorithm).__name__}`: phase '{self.phase.name}' "
+                f"cannot take in a mean without the private blocks: {error}. On the "
+                "server, `up` sees None in the place of every block that clients keep; "
+                "it must work on what is left."
+            ) from error
+
+    def reply_shape(self) -> PyTree:
+        """Return the shapes of what a client may send; nothing is computed."""
+        return self.job.public(jax.eval_shape(self._first_reply))
+
+    def _first_reply(self) -> PyTree:
+        job, cohort = self.job, self.job.cohort(self.phase)
+        ids = jnp.arange(cohort, dtype=jnp.int32)
+        turn = server_turn(job, self.where, 0, ids, jnp.ones(cohort, bool))
+        memory = job.algorithm.init_client(job.x, job.y)
+        sent = self.phase.message(first_server(job), turn)
+        _check_places(sent, self.phase.name, cohort)
+        message = for_place(sent, 0)
+        mine = keys.client_turn(job.key, self.where, 0, 0)
+        return self.phase.local(message, memory, job.oracle(0), mine)[1]
+
+
+def start_kept(job: Job) -> Kept:
+    """Return what a client keeps before its first exchange."""
+    memory = jax.tree.map(strongly_typed, job.algorithm.init_client(job.x, job.y))
+    return Kept(memory, job.own(first_server(job)), _start_channel(job))
+
+
+def _start_channel(job: Job) -> dict[tuple[int, int], PyTree] | None:
+    if not job.channel.coders:
+        return None
+    return {
+        (stage, number): job.channel.start(
+            Link(job, phase, (stage, number), None).reply_shape()
+        )
+        for stage, every in stages(job)
+        for number, phase in enumerate(every)
+    }
+
+
+def start_state(job: Job) -> State:
+    """Return the states before the first exchange."""
+    clients = jax.tree.map(
+        lambda a: jnp.broadcast_to(a, (job.data.clients, *a.shape)), start_kept(job)
+    )
+    counter = None if job.attendance is None else jnp.zeros((), jnp.int32)
+    return State(start_server(job), clients, counter)
+
+
+class Measurement(eqx.Module):
+    """What one client measures at its point; means over clients make the columns."""
+
+    upper: Scalar
+    slope: PyTree
+    own_slope: Scalar
+    metrics: dict[str, Scalar]
+
+
+def client_measurement(
+    job: Job,
+    client: Array | int,
+    server: PyTree,
+    own: PyTree,
+    *,
+    everything: bool = False,
+) -> Measurement:
+    """Measure over all of a client's rows, at the shared point with its own blocks.
+
+    Metrics of a point that all share are left to the server, unless `everything` is to
+    be measured here, where the rows are.
+    """
+    point, oracle = job.algorithm.point(combine(server, own)), job.oracle(client)
+    upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
+    slope = Pair(None, oracle.lower_gradient(point.x, point.y, oracle.all_lower()))
+    mine = job.own(slope)
+    square = _tree.dot(mine, mine) if jax.tree.leaves(mine) else jnp.zeros_like(upper)
+    here = everything or is_any(job.private)
+    metrics = job.measured(point.x, point.y) if here else {}
+    return Measurement(upper, job.public(slope), square, metrics)
+
+
+def combine_measurements(job: Job, server: PyTree, mean: Measurement) -> dict:
+    """Return the columns of one round from the clients' mean measurements.
+
+    The slope of a private block is its root mean square over clients. Where blocks are
+    private a metric is the mean of its values on the clients.
+    """
+    square = mean.own_slope
+    if jax.tree.leaves(mean.slope):
+        square = square + _tree.dot(mean.slope, mean.slope)
+    columns = {"upper_loss": mean.upper, "lower_gradient_norm": jnp.sqrt(square)}
+    if is_any(job.private) or job.metrics is None:
+        return {**columns, **mean.metrics}
+    point = job.algorithm.point(server)
+    return {**columns, **job.measured(point.x, point.y)}

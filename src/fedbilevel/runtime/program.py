@@ -1,0 +1,320 @@
+"""The compiled program: rounds in a loop, clients mapped, nothing on the host between.
+
+The number of rounds is an input, so one compilation serves every chunk of a run. Rows
+of measurements are written into a buffer of fixed size. The runs of a sweep go through
+the loop side by side, each round mapped over them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Int, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Keys
+from fedbilevel.algorithms import AbstractAlgorithm, Phase, Phases
+from fedbilevel.channels import weighted_mean
+from fedbilevel.runtime import keys
+from fedbilevel.runtime.exchange import (
+    Link,
+    client_measurement,
+    combine_measurements,
+    for_place,
+    server_turn,
+    start_kept,
+)
+from fedbilevel.runtime.job import ABSENT, RENEWED, Job, Kept, State
+from fedbilevel.runtime.layout import Layout
+from fedbilevel.runtime.stopping import RUNNING, Rule, Track
+from fedbilevel.runtime.walk import compiled_loop, drawn_times, walk
+
+CAPACITY = 512  # rows of measurements one call can return
+NOBODY = jnp.iinfo(jnp.int32).max
+
+
+class Span(eqx.Module):
+    """Rounds `start` to `stop` of `total`, measured every `every` rounds.
+
+    Also measured are the rounds after which a run of a sweep must end, `limits`. With
+    `ends` the rule may end a run before.
+    """
+
+    start: Int[Array, ""]
+    stop: Int[Array, ""]
+    total: Int[Array, ""]
+    every: Int[Array, ""]
+    limits: Int[Array, " runs"]
+    rule: Rule
+    track: Track
+    ends: bool = eqx.field(static=True)
+
+    def is_due(self, done: Array) -> Bool[Array, ""]:
+        """Say whether there is a measurement after so many rounds."""
+        last = (done == self.total) | jnp.any(done == self.limits)
+        return (done % self.every == 0) | last
+
+
+class Failure(eqx.Module):
+    """The first reply that was not finite; client NOBODY where there was none."""
+
+    round: Int[Array, "..."]
+    phase: Int[Array, "..."]
+    client: Int[Array, "..."]
+
+
+class Progress(eqx.Module):
+    """What the loop over rounds carries."""
+
+    state: State
+    rows: dict[str, Array]
+    used: Int[Array, ""]
+    failure: Failure
+    track: Track
+    done: Int[Array, ""]
+
+
+# What differs between the runs of a sweep.
+Varying = tuple[AbstractAlgorithm, Key | Keys]
+# Maps a function of a job, and of what each run carries, over the runs.
+Runs = Callable[..., Any]
+
+
+def advance(fixed: tuple[Layout, Job], varying: Varying, state: State, span: Span):
+    """Run some rounds; return state, rows of measurements, their number, and more."""
+    return _on_devices(_rounds, fixed, varying, state, span)
+
+
+def setup(fixed: tuple[Layout, Job], varying: Varying, state: State):
+    """Run the phases that come before the first round."""
+    return _on_devices(_setup, fixed, varying, state, None)
+
+
+def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any):
+    layout, job = fixed
+    data, rest = job.data, eqx.tree_at(lambda one: one.data, job, None)
+    arrays, static = eqx.partition((rest, varying, span), eqx.is_array)
+
+    def body(arrays: Any, data: Any, state: State):
+        rest, varying, span = eqx.combine(arrays, static)
+
+        def on_runs(of_run: Callable, *carried: Any) -> Any:
+            def bound(varying: Varying, *carried: Any) -> Any:
+                job = eqx.tree_at(
+                    lambda one: (one.algorithm, one.key, one.data),
+                    rest,
+                    (*varying, data),
+                    is_leaf=lambda leaf: leaf is None,
+                )
+                return of_run(job, *carried)
+
+            mapped = eqx.filter_vmap(bound) if layout.sweeps else bound
+            return mapped(varying, *carried)
+
+        return function(layout, on_runs, state, span)
+
+    if layout.devices == 1:
+        return body(arrays, data, state)
+    specs = layout.state_specs(state)
+    return jax.shard_map(
+        body,
+        mesh=layout.mesh(),
+        in_specs=(PartitionSpec(), layout.data_spec(data), specs),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=False,
+    )(arrays, data, state)
+
+
+def _setup(layout: Layout, on_runs: Runs, state: State, span: None):
+    def of_run(job: Job, state: State):
+        begin = (state, _no_failure())
+        return _all_phases(layout, job, job.algorithm.setup(), keys.SETUP, 0, begin)
+
+    return on_runs(of_run, state)
+
+
+def _all_phases(
+    layout: Layout,
+    job: Job,
+    phases: Phases,
+    stage: int,
+    index: Array | int,
+    begin: tuple[State, Failure],
+) -> tuple[State, Failure]:
+    """Run every exchange of one round, or of the setup."""
+    shown = index if stage == keys.ROUNDS else -1
+
+    def visit(carry: Any, phase: Phase, number: int, turn: Array | int):
+        state, failure = carry
+        state, bad = _exchange(layout, job, state, phase, (stage, number), turn)
+        return state, _first(failure, shown, number, bad)
+
+    times = drawn_times(job.key, stage)
+    return walk(phases, begin, index, visit, compiled_loop, times)
+
+
+def _no_failure(runs: tuple[int, ...] = ()) -> Failure:
+    nothing = jnp.full(runs, NOBODY, jnp.int32)
+    return Failure(nothing, nothing, nothing)
+
+
+def _first(failure: Failure, index: Array | int, number: int, bad: Array) -> Failure:
+    found = Failure(jnp.asarray(index, jnp.int32), jnp.asarray(number, jnp.int32), bad)
+    fresh = (failure.client == NOBODY) & (bad != NOBODY)
+    return _tree.select(fresh, found, failure)
+
+
+def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
+    def measured(state: State) -> dict[str, Array]:
+        return on_runs(lambda job, state: _measure(layout, job, state), state)
+
+    def one_round(progress: Progress) -> Progress:
+        index = progress.done
+
+        def of_run(job: Job, state: State, failure: Failure):
+            phases, begin = job.algorithm.phases(), (state, failure)
+            return _all_phases(layout, job, phases, keys.ROUNDS, index, begin)
+
+        state, failure = on_runs(of_run, progress.state, progress.failure)
+        running = progress.track.reason == RUNNING
+        if span.ends and layout.sweeps:
+            # A run that has ended waits for the others where it is.
+            state = _where(running, state, progress.state)
+            failure = _where(running, failure, progress.failure)
+        done, due = index + 1, span.is_due(index + 1)
+
+        def write(rows: dict[str, Array]) -> dict[str, Array]:
+            values = measured(state)
+            return {n: rows[n].at[progress.used].set(values[n]) for n in rows}
+
+        rows = jax.lax.cond(due, write, lambda rows: rows, progress.rows)
+        track = progress.track
+        if span.ends:
+            newest = {name: column[progress.used] for name, column in rows.items()}
+            own = due & span.rule.counts(done, span.every)
+            track = track.seen(span.rule, newest, own).after(span.rule, done)
+        used = progress.used + due.astype(jnp.int32)
+        return Progress(state, rows, used, failure, track, done)
+
+    shapes = jax.eval_shape(measured, state)
+    span.rule.check(shapes)
+    rows = {n: jnp.zeros((CAPACITY, *s.shape), s.dtype) for n, s in shapes.items()}
+    nobody, zero = _no_failure(span.track.reason.shape), jnp.zeros((), jnp.int32)
+    begin = Progress(state, rows, zero, nobody, span.track, span.start)
+
+    def goes_on(progress: Progress) -> Array:
+        more = progress.done < span.stop
+        if not span.ends:
+            return more
+        return more & jnp.any(progress.track.reason == RUNNING)
+
+    end = jax.lax.while_loop(goes_on, one_round, begin)
+    return end.state, (end.rows, end.used, end.failure, end.track, end.done)
+
+
+def _exchange(
+    layout: Layout,
+    job: Job,
+    state: State,
+    phase: Phase,
+    where: tuple[int, int],
+    index: Array | int,
+) -> tuple[State, Array]:
+    """Run one exchange; also return the first client whose reply is not finite."""
+    count, link = job.cohort(phase), Link.of(job, phase, where)
+    everybody = _asked(job, where, index, count)
+    places, ids, position = _on_this_device(layout, everybody)
+    weights = jnp.where(ids < job.clients, job.data.weights[position], 0)
+    all_came = _attendance(job, state, everybody)
+    present = jnp.ones(count, bool) if all_came is None else all_came > ABSENT
+    before_replies = server_turn(job, where, index, everybody, jnp.ones(count, bool))
+    sent = link.sent(state.server, before_replies)
+
+    def local(identity: Array, place: Array, held: Array, kept: Kept):
+        turn = keys.client_turn(job.key, where, identity, index)
+        return link.answer(for_place(sent, place), kept, turn, held)
+
+    before = held = state.clients
+    came = _attendance(job, state, jnp.minimum(ids, job.clients - 1))
+    if came is not None:
+        weights = jnp.where(came > ABSENT, weights, 0)
+        held = _where(came == RENEWED, start_kept(job), held)
+    if not layout.everyone:
+        held = jax.tree.map(lambda leaf: leaf[position], before)
+    held, replies, finite = layout.over_places(local, ids, places, position, held)
+    reply = link.reduced(replies, weights, layout.total, layout.together)
+    turn = server_turn(job, where, index, everybody, present)
+    server = link.absorb(state.server, reply, turn)
+    if came is not None:
+        held = _where(came > ABSENT, held, before)
+    if not layout.everyone:
+        held = _put_back(layout, before, ids, held)
+    bad = jnp.min(jnp.where(finite | (weights <= 0), NOBODY, ids))
+    exchanges = None if state.exchanges is None else state.exchanges + 1
+    return State(server, held, exchanges), layout.least(bad)
+
+
+def _asked(job: Job, where: tuple[int, int], index: Array | int, count: int) -> Array:
+    """Return the clients that are asked, in their places."""
+    if count == job.clients:
+        return jnp.arange(count, dtype=jnp.int32)
+    return keys.draw_cohort(job.key, *where, index, job.clients, count)
+
+
+def _attendance(job: Job, state: State, ids: Array) -> Array | None:
+    """Return how clients attended, if that was recorded."""
+    if job.attendance is None:
+        return None
+    return job.attendance[state.exchanges, ids]
+
+
+def _where(chosen: Array, these: PyTree, others: PyTree) -> PyTree:
+    """Choose by the leading axis; leaves without one are the same for all."""
+
+    def pick(this: Array, other: Array) -> Array:
+        flags = chosen.reshape((-1,) + (1,) * (other.ndim - 1))
+        return jnp.where(flags, this, other)
+
+    return jax.tree.map(pick, these, others)
+
+
+def _on_this_device(layout: Layout, asked: Array) -> tuple[Array, Array, Array]:
+    """Return the places of this device, who works there, and where their data lie.
+
+    Places beyond the last one that was asked are nobody's: there the number of the
+    client is that of all clients.
+    """
+    count, each = asked.shape[0], layout.places(asked.shape[0])
+    here = jnp.arange(each, dtype=jnp.int32) + layout.device() * each
+    places = jnp.minimum(here, count - 1)
+    if layout.everyone:
+        return places, here, jnp.arange(each, dtype=jnp.int32)
+    beyond = jnp.full(each * layout.devices, layout.clients, asked.dtype)
+    ids = beyond.at[:count].set(asked)[here]
+    return places, ids, jnp.minimum(ids, layout.clients - 1)
+
+
+def _put_back(layout: Layout, clients: PyTree, ids: Array, held: PyTree) -> PyTree:
+    ids, held = layout.together((ids, held))
+    return jax.tree.map(
+        lambda kept, new: kept.at[ids].set(new, mode="drop"), clients, held
+    )
+
+
+def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
+    places = jnp.arange(layout.client_places, dtype=jnp.int32)
+    ids = places + layout.device() * layout.client_places
+    position = places if layout.everyone else jnp.minimum(ids, layout.clients - 1)
+    weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
+
+    def of_client(place: Array):
+        own = jax.tree.map(lambda leaf: leaf[place], state.clients.own)
+        return client_measurement(job, place, state.server, own)
+
+    # One client at a time: a measurement reads all rows, and memory is what it costs.
+    values = jax.lax.map(of_client, position)
+    mean = weighted_mean(values, weights, layout.total)
+    return combine_measurements(job, state.server, mean)

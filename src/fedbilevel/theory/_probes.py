@@ -186,14 +186,13 @@ def at_point(
 def _disagreement(problem: Problem, data: ClientData, place: _Place) -> Array:
     in_y = ~place.in_x
 
-    def product_of(client: Array | None) -> Callable[[Array], Array]:
-        oracle = Oracle(problem, data, client)
+    def product_of(oracle: Oracle) -> Callable[[Array], Array]:
         return _hessian(place.lower(oracle, oracle.all_lower()), place.w)
 
-    mean = product_of(None)
+    mean = product_of(Oracle(problem, data.pooled(), 0))
 
     def of_client(client: Array) -> Scalar:
-        own = product_of(client)
+        own = product_of(Oracle(problem, data, client))
         return place.block_norm(lambda v: own(v) - mean(v), in_y, in_y)
 
     return jax.lax.map(of_client, jnp.arange(data.clients))

@@ -28,7 +28,7 @@ from fedbilevel.theory.rates import dominating
 
 __all__ = ["Calibration", "Plan", "practical_plan", "theory_plan"]
 
-_ALGORITHMS = {1: "local-bsgm", 2: "local-bsgvrm", 3: "local-bsgvrm"}
+_THEOREMS = (1, 2, 3)
 _MOST_ITERATIONS = 1e30
 
 
@@ -58,29 +58,15 @@ class Plan:
     dominating: str = ""
     notes: tuple[str, ...] = ()
 
-    @property
-    def algorithm(self) -> str:
-        """Return the algorithm the theorem is about."""
-        return _ALGORITHMS[self.theorem]
-
-    def options(self) -> dict[str, str]:
-        """Return the algorithm's options, as the command line writes them."""
-        names = ("eta", "alpha", "beta", "rho1", "rho2", "theta", "q")
-        options = {name: str(getattr(self, name)) for name in names}
-        if self.theorem > 1:
-            options["first_batch"] = str(self.first_batch)
-        return options
-
     def plain(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"algorithm": self.algorithm, **asdict(self)}
+        return asdict(self)
 
     @staticmethod
     def from_plain(data: dict[str, Any]) -> "Plan":
         """Read what `plain` wrote."""
-        values = {name: value for name, value in data.items() if name != "algorithm"}
-        plan = Plan(**values)
-        if plan.theorem not in _ALGORITHMS:
+        plan = Plan(**data)
+        if plan.theorem not in _THEOREMS:
             raise ValueError(f"theorem {plan.theorem}")
         return plan
 

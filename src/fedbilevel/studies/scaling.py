@@ -9,7 +9,7 @@ A calibration fixes the constants once, at small K and T; everything else is the
 corollary's exponents. Intervals are bootstraps over seeds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -17,20 +17,31 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from fedbilevel.calibration import metric_curves, with_plan
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.problem import ClientData, Problem
 from fedbilevel.result import Result
+from fedbilevel.runtime import Sampling
+from fedbilevel.studies.calibration import (
+    SettingOf,
+    metric_curves,
+    run_plan,
+    setting_by_clients,
+)
+from fedbilevel.theory.claims import claims_of
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
 __all__ = [
     "Fit",
     "Measured",
     "axis_of",
+    "complexity",
     "default_targets",
     "fit_exponent",
     "measure_complexity",
     "measure_speedup",
+    "speedup",
     "until",
 ]
 
@@ -38,15 +49,6 @@ Watch = Callable[[str], None]
 _RESAMPLES = 500
 _INTERVAL = (0.025, 0.975)
 _LONGER = 1.4  # times the planned T until a target must have been reached
-# M ~ K^a, M ~ T^b; T ~ K^c, T ~ epsilon^d; rounds ~ K^0, epsilon^e (Gao 2022, table 1)
-_ROOT = {"K": -1 / 2, "T": -1 / 2, "TK": -1.0, "Te": -2.0, "RK": 0.0, "Re": -1.5}
-_TWO_THIRDS = {"K": -2 / 3, "T": -2 / 3, "TK": -1.0, "Te": -1.5, "RK": 0.0, "Re": -1.0}
-_CLAIMS: Mapping[str, Mapping[str, float]] = {
-    "local-bsgm": _ROOT,
-    "local-bsgvrm": _TWO_THIRDS,
-    "fedbioacc": _TWO_THIRDS,
-    "fednest": {"K": 0.0, "T": -1 / 2, "TK": 0.0, "Te": -2.0, "RK": 0.0, "Re": -2.0},
-}
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,73 @@ def fit_exponent(
     return Fit(float(exponent), float(low), float(high), claimed)
 
 
+def speedup(
+    problem: Problem,
+    data: Callable[[int], ClientData],
+    start: tuple[Upper, Lower],
+    algorithm: type[AbstractAlgorithm],
+    *,
+    calibration: Calibration,
+    clients: Sequence[int],
+    iterations: Sequence[int],
+    seeds: int = 16,
+    metrics: Metrics | None = None,
+    headline: str = "upper_loss",
+    sampling: Sampling | None = None,
+    period_factor: float = 1.0,
+    target: float | None = None,
+    watch: Watch = lambda text: None,
+) -> dict[str, Any]:
+    """Measure how the error falls with K at fixed T, or with T at fixed K.
+
+    `data(clients)` are the rows of so many clients, and `calibration` is what
+    `calibrate` measured. See `measure_speedup` for the rest.
+    """
+    shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
+    return measure_speedup(
+        setting_by_clients(problem, data, start, **shared),
+        algorithm,
+        calibration,
+        clients,
+        iterations,
+        seeds=seeds,
+        period_factor=period_factor,
+        target=target,
+        watch=watch,
+    )
+
+
+def complexity(
+    problem: Problem,
+    data: Callable[[int], ClientData],
+    start: tuple[Upper, Lower],
+    algorithm: type[AbstractAlgorithm],
+    *,
+    calibration: Calibration,
+    clients: Sequence[int],
+    targets: Sequence[float],
+    seeds: int = 16,
+    metrics: Metrics | None = None,
+    headline: str = "upper_loss",
+    sampling: Sampling | None = None,
+    watch: Watch = lambda text: None,
+) -> dict[str, Any]:
+    """Measure iterations and rounds to epsilon, against K or against epsilon."""
+    shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
+    return measure_complexity(
+        setting_by_clients(problem, data, start, **shared),
+        algorithm,
+        calibration,
+        clients,
+        targets,
+        seeds=seeds,
+        watch=watch,
+    )
+
+
 def measure_speedup(
-    experiment: Experiment,
+    setting_of: SettingOf,
+    kind: type[AbstractAlgorithm],
     calibration: Calibration,
     clients: Sequence[int],
     iterations: Sequence[int],
@@ -128,28 +195,27 @@ def measure_speedup(
         period = max(1, round(period_factor * plan.local_steps))
         plan = replace(plan, local_steps=period, rounds=-(-T // period))
         watch(_told(plan))
-        run = with_plan(experiment, plan)
-        results = run.run_seeds(seeds)
+        setting, results = run_plan(setting_of, kind, plan, seeds)
         if target is None:
-            curves = metric_curves(run, results)
+            curves = metric_curves(setting, results)
             found.append(Measured.of(curves, lambda many: many[:, -1]))
         else:
-            metric = results[0].config["headline"]
-            curves = np.asarray([one.columns[metric] for one in results], float)
-            found.append(until(curves, target, plan))
+            columns = [one.columns[setting.headline] for one in results]
+            found.append(until(np.asarray(columns, float), target, plan))
         points.append(_point(plan, results, found[-1]))
-    claims = _CLAIMS[points[0]["algorithm"]]
+    claims = claims_of(kind).exponents
     key = {"clients": "K", "iterations": "T"}[axis]
     claimed = claims[key] if target is None else claims.get(f"T{key}")
     fit = fit_exponent([point[axis] for point in points], found, claimed)
     what = "mean metric" if target is None else "iterations"
     about = {"axis": axis, "value": what, "target": target}
     about["period_factor"] = period_factor
-    return _summary(experiment, calibration, points, about, fit)
+    return _summary(kind, calibration, points, about, fit)
 
 
 def measure_complexity(
-    experiment: Experiment,
+    setting_of: SettingOf,
+    kind: type[AbstractAlgorithm],
     calibration: Calibration,
     clients: Sequence[int],
     targets: Sequence[float],
@@ -163,20 +229,19 @@ def measure_complexity(
     for K, target in product(clients, targets):
         plan = practical_plan(calibration, K, target=target)
         watch(_told(plan))
-        run = with_plan(experiment, plan)
-        run = replace(run, rounds=int(_LONGER * plan.rounds) + 1)
-        results = run.run_seeds(seeds)
-        found.append(until(metric_curves(run, results), target, plan))
+        longer = int(_LONGER * plan.rounds) + 1
+        setting, results = run_plan(setting_of, kind, plan, seeds, longer)
+        found.append(until(metric_curves(setting, results), target, plan))
         rounds.append(found[-1].divided_by(plan.local_steps))
         point = _point(plan, results, found[-1])
         points.append({**point, "target": target, "rounds": rounds[-1].value})
-    claims = _CLAIMS[points[0]["algorithm"]]
+    claims = claims_of(kind).exponents
     key = {"clients": "K", "target": "e"}[axis]
     at = [point[axis] for point in points]
     fit = fit_exponent(at, found, claims[f"T{key}"])
     for_rounds = fit_exponent(at, rounds, claims[f"R{key}"])
     about = {"axis": axis, "value": "iterations", "rounds": asdict(for_rounds)}
-    return _summary(experiment, calibration, points, about, fit)
+    return _summary(kind, calibration, points, about, fit)
 
 
 def default_targets(
@@ -229,21 +294,20 @@ def _point(plan: Plan, results: Sequence[Result], found: Measured) -> dict[str, 
     return {
         **{name: getattr(plan, name) for name in names},
         **found.plain(),
-        "algorithm": results[0].algorithm,
         "seconds": sum(sum(result.seconds.values()) for result in results),
     }
 
 
 def _summary(
-    experiment: Experiment,
+    kind: type[AbstractAlgorithm],
     calibration: Calibration,
     points: list[dict[str, Any]],
     about: dict[str, Any],
     fit: Fit,
 ) -> dict[str, Any]:
     return {
-        "task": experiment.task,
-        "algorithm": points[0]["algorithm"],
+        "task": "custom",
+        "algorithm": kind.__name__,
         "theorem": calibration.theorem,
         **asdict(fit),
         **about,

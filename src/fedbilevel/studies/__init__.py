@@ -1,0 +1,21 @@
+"""What is done with runs: one, many seeds, a grid, a comparison, a theory.
+
+Everything here takes objects: a problem, data, a start and algorithms. Names and text
+are one layer above.
+"""
+
+from fedbilevel.studies.calibration import calibrate as calibrate
+from fedbilevel.studies.comparison import Comparison as Comparison
+from fedbilevel.studies.comparison import Contender as Contender
+from fedbilevel.studies.comparison import compare as compare
+from fedbilevel.studies.planning import check_theory as check_theory
+from fedbilevel.studies.planning import plan as plan
+from fedbilevel.studies.scaling import complexity as complexity
+from fedbilevel.studies.scaling import speedup as speedup
+from fedbilevel.studies.seeds import sweep as sweep
+from fedbilevel.studies.setting import Keeping as Keeping
+from fedbilevel.studies.setting import Setting as Setting
+from fedbilevel.studies.single import run as run
+from fedbilevel.studies.tuning import Trial as Trial
+from fedbilevel.studies.tuning import Tuned as Tuned
+from fedbilevel.studies.tuning import tune as tune

@@ -1,0 +1,167 @@
+"""Runs plans, and measures the one from which the practical plans are scaled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.result import Result
+from fedbilevel.runtime import Sampling
+from fedbilevel.studies.seeds import run_seeds
+from fedbilevel.studies.setting import Setting
+from fedbilevel.theory.claims import algorithm_by, letters_of
+from fedbilevel.theory.plan import Calibration, Plan, practical_plan
+
+__all__ = [
+    "SettingOf",
+    "calibrate",
+    "calibrated",
+    "first_guess",
+    "metric_curves",
+    "run_plan",
+    "setting_by_clients",
+]
+
+SettingOf = Callable[[int], Setting]  # of the number of clients
+_STEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+def setting_by_clients(
+    problem: Problem,
+    data: Callable[[int], ClientData],
+    start: tuple[Upper, Lower],
+    *,
+    metrics: Metrics | None,
+    headline: str,
+    sampling: Sampling | None,
+) -> SettingOf:
+    """Return settings that differ in the number of clients alone."""
+
+    def setting(clients: int) -> Setting:
+        drawn = sampling or Sampling()
+        return Setting(problem, data(clients), start, metrics, headline, drawn)
+
+    return setting
+
+
+def run_plan(
+    setting_of: SettingOf,
+    kind: type[AbstractAlgorithm],
+    plan: Plan,
+    seeds: int,
+    rounds: int | None = None,
+) -> tuple[Setting, list[Result]]:
+    """Run a plan from so many seeds; return the setting with the results."""
+    setting = setting_of(plan.clients)
+    job = setting.job(algorithm_by(plan, kind))
+    return setting, run_seeds(job, rounds or plan.rounds, range(seeds))
+
+
+def first_guess(
+    algorithm: AbstractAlgorithm, setting: Setting, iterations: int
+) -> Calibration:
+    """Return a calibration that is not measured yet, from an algorithm's letters."""
+    theorem, letters, rule = letters_of(algorithm, setting.data.clients)
+    dx, dy = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in setting.start)
+    theta = float(rule.theta)
+    return Calibration(theorem, iterations, letters, theta, rule.q, (dx, dy), value=1.0)
+
+
+def calibrate(
+    problem: Problem,
+    data: Callable[[int], ClientData],
+    start: tuple[Upper, Lower],
+    algorithm: AbstractAlgorithm,
+    *,
+    iterations: int,
+    clients: int = 1,
+    seeds: int = 16,
+    metrics: Metrics | None = None,
+    headline: str = "upper_loss",
+    sampling: Sampling | None = None,
+    search: bool = True,
+) -> Calibration:
+    """Measure an algorithm once, at small K and T, for plans to be scaled from.
+
+    `data(clients)` are the rows of so many clients. With `search` a quarter to four
+    times the algorithm's eta are tried, and the best is taken.
+    """
+    shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
+    setting_of = setting_by_clients(problem, data, start, **shared)
+    first = first_guess(algorithm, setting_of(clients), iterations)
+    return calibrated(setting_of, type(algorithm), first, seeds, search=search)
+
+
+def calibrated(
+    setting_of: SettingOf,
+    kind: type[AbstractAlgorithm],
+    first: Calibration,
+    seeds: int,
+    *,
+    search: bool,
+) -> Calibration:
+    """Measure a first guess, or the best of some steps around it."""
+    if not search:
+        return _measured(setting_of, kind, first, seeds)
+    tried = []
+    for factor in _STEP_FACTORS:
+        letters = replace(first.letters, eta=factor * first.letters.eta)
+        guess = replace(first, letters=letters)
+        try:
+            tried.append(_measured(setting_of, kind, guess, seeds))
+        except (NonFiniteError, InvalidInputError):  # longer steps diverge, too
+            break
+    if not tried:
+        raise InvalidInputError(
+            f"`{kind.__name__}` diverges even with a quarter of the given step: set a "
+            "smaller eta, or other letters."
+        )
+    return min(tried, key=lambda one: one.value)
+
+
+def _measured(
+    setting_of: SettingOf,
+    kind: type[AbstractAlgorithm],
+    calibration: Calibration,
+    seeds: int,
+) -> Calibration:
+    letters, iterations = calibration.letters, calibration.iterations
+    plan = practical_plan(calibration, letters.clients, iterations=iterations)
+    curves = metric_curves(*run_plan(setting_of, kind, plan, seeds))
+    return replace(calibration, value=float(curves.mean(axis=0)[-1]))
+
+
+def metric_curves(
+    setting: Setting, results: Sequence[Result]
+) -> Float[np.ndarray, "seeds rounds"]:
+    """Return the running mean of the headline metric after every round.
+
+    It is known between two rounds only. From one to the next the mean over seeds is
+    taken as exponential, so that long rounds count the fast fall at the beginning
+    rightly; where it is flat, beginning and end count half each. The beginning of the
+    first round counts where the metrics tell it.
+    """
+    columns = np.asarray([one.columns[setting.headline] for one in results], float)
+    told = setting.headline_at_start()
+    start = columns[:, :1] if told is None else told
+    before = np.hstack([np.broadcast_to(start, (len(results), 1)), columns[:, :-1]])
+    share = _share_of_beginning(before.mean(axis=0), columns.mean(axis=0))
+    each = share * before + (1 - share) * columns
+    return np.cumsum(each, axis=1) / np.arange(1, columns.shape[1] + 1)
+
+
+def _share_of_beginning(
+    begin: Float[np.ndarray, " rounds"], end: Float[np.ndarray, " rounds"]
+) -> Float[np.ndarray, " rounds"]:
+    """Return w with w a + (1 - w) b the mean of an exponential from a to b."""
+    share = np.full(begin.shape, 0.5)
+    falls = (begin > 0) & (end > 0) & (np.abs(begin - end) > 1e-3 * np.abs(end))
+    ratio = begin[falls] / end[falls]
+    share[falls] = 1 / np.log(ratio) - 1 / (ratio - 1)
+    return share

@@ -1,0 +1,175 @@
+"""Several algorithms in one setting: same data, start, samples and cohorts for all.
+
+Each may be tuned first: all its candidates are tried, with as many random seeds as are
+compared, but others, and the one with the best mean headline is taken.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import PLAIN, Channel
+from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.problem import ClientData, Data, Problem
+from fedbilevel.result import Result
+from fedbilevel.runtime import Sampling, Stopping, Watch
+from fedbilevel.runtime.driver import NEVER
+from fedbilevel.studies.seeds import run_seeds
+from fedbilevel.studies.setting import Keeping, Setting, open_folder
+from fedbilevel.studies.tuning import Trial, tuned
+
+__all__ = ["Comparison", "Contender", "compare", "compared"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An algorithm of a comparison: one candidate, or several to be tuned over.
+
+    With `pools` it runs on the rows of all clients, as if they could be moved.
+    """
+
+    candidates: Sequence[AbstractAlgorithm]
+    pools: bool = False
+
+    @staticmethod
+    def of(given: Any) -> "Contender":
+        """Take a contender, an algorithm, or a list of candidates."""
+        if isinstance(given, Contender):
+            return given
+        alone = isinstance(given, AbstractAlgorithm)
+        return Contender((given,) if alone else tuple(given))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result per seed for each algorithm, or where it diverged; and its trials."""
+
+    headline: str
+    results: dict[str, list[Result]] = field(default_factory=dict)
+    diverged: dict[str, NonFiniteError] = field(default_factory=dict)
+    trials: dict[str, list[Trial]] = field(default_factory=dict)
+
+
+def compare(
+    problem: Problem,
+    data: Data,
+    start: tuple[Upper, Lower],
+    algorithms: Mapping[str, Any],
+    *,
+    rounds: int,
+    seeds: Sequence[int] = (0, 1, 2, 3),
+    headline: str = "upper_loss",
+    sampling: Sampling | None = None,
+    metrics: Metrics | None = None,
+    channel: Channel = PLAIN,
+    measure_every: int = 1,
+    stopping: Stopping = NEVER,
+    keeping: Keeping | None = None,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Run every algorithm from the same seeds.
+
+    `algorithms` has, by name, an algorithm, a list of candidates that are tuned over
+    first, or a `Contender`. The seeds of an algorithm are one compiled program. With
+    `keeping` results are saved as they come, and a comparison that was interrupted can
+    be resumed: what is there is not run again.
+    """
+    drawn = sampling or Sampling()
+    setting = Setting(problem, data, start, metrics, headline, drawn, channel)
+    contenders = {name: Contender.of(one) for name, one in algorithms.items()}
+    return compared(
+        setting,
+        contenders,
+        rounds,
+        seeds,
+        keeping=keeping,
+        measure_every=measure_every,
+        stopping=stopping,
+        watch=watch,
+    )
+
+
+def compared(
+    setting: Setting,
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    seeds: Sequence[int],
+    *,
+    keeping: Keeping | None = None,
+    about: Callable[[str], None] = lambda name: None,
+    **more: Any,
+) -> Comparison:
+    """Compare in a setting; `about(name)` is called before each of them."""
+    if not contenders or not seeds:
+        raise InvalidInputError(
+            "a comparison needs at least one algorithm and one seed."
+        )
+    if keeping is not None:
+        open_folder(Path(keeping.folder), keeping.resume)
+    found = Comparison(setting.headline)
+    for name, contender in contenders.items():
+        about(name)
+        folder = None if keeping is None else Path(keeping.folder) / name
+        done = _finished(folder, seeds)
+        if done is not None:
+            found.results[name] = done
+            continue
+        here = _setting_of(setting, contender)
+        try:
+            best = _best(here, name, contender, rounds, seeds, found, more)
+            found.results[name] = run_seeds(
+                here.job(best),
+                rounds,
+                seeds,
+                checkpoints=keeping and replace(keeping, folder=folder).checkpoints,
+                **more,
+            )
+        except NonFiniteError as error:
+            found.diverged[name] = error
+            continue
+        if folder is not None:
+            for result in found.results[name]:
+                result.save(folder / f"seed-{result.config['seed']}")
+    if not found.results:
+        raise next(iter(found.diverged.values()))
+    return found
+
+
+def _setting_of(setting: Setting, contender: Contender) -> Setting:
+    """Return the setting with all rows in one place, for who is allowed that."""
+    if not contender.pools or not isinstance(setting.data, ClientData):
+        return setting
+    sampling = replace(setting.sampling, participants=None)
+    return replace(setting, data=setting.data.pooled(), sampling=sampling)
+
+
+def _finished(folder: Path | None, seeds: Sequence[int]) -> list[Result] | None:
+    """Return the results of an algorithm that an earlier comparison finished."""
+    places = [] if folder is None else [folder / f"seed-{seed}" for seed in seeds]
+    if not places or not all((place / "result.json").exists() for place in places):
+        return None
+    return [Result.load(place) for place in places]
+
+
+def _best(
+    setting: Setting,
+    name: str,
+    contender: Contender,
+    rounds: int,
+    seeds: Sequence[int],
+    found: Comparison,
+    more: Mapping[str, Any],
+) -> AbstractAlgorithm:
+    """Return the best of the candidates; note the trials."""
+    if len(contender.candidates) == 1:
+        return contender.candidates[0]
+    unused = [seed + 1 + max(seeds) - min(seeds) for seed in seeds]
+    stopping = more.get("stopping", NEVER)
+    every = more.get("measure_every", 1) if stopping.looks else rounds
+    quiet = {**more, "measure_every": every}
+    best = tuned(setting, contender.candidates, rounds, unused, **quiet)
+    found.trials[name] = best.trials
+    return best.algorithm

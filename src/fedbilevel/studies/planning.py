@@ -1,0 +1,251 @@
+"""Theory for a problem: measures its constants, checks a run, plans one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.random as jr
+
+from fedbilevel._blocks import is_any
+from fedbilevel._types import Lower, Metrics, Pair, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.hypergradient.conjugate_gradient import newton_step
+from fedbilevel.problem import ClientData, Oracle, PooledData, Problem
+from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
+from fedbilevel.studies.calibration import calibrate
+from fedbilevel.studies.setting import Setting
+from fedbilevel.theory.claims import letters_of, theorem_for
+from fedbilevel.theory.conditions import conditions, largest_steps
+from fedbilevel.theory.constants import Constants, Inputs
+from fedbilevel.theory.estimation import Estimate, estimate_inputs
+from fedbilevel.theory.plan import Plan, practical_plan, theory_plan
+
+__all__ = [
+    "PRESETS",
+    "Ground",
+    "check_theory",
+    "checked",
+    "measure_ground",
+    "plan",
+    "planned_by_theory",
+    "refuse_constants",
+]
+
+PRESETS = ("theory", "practical")
+_NAMES = {
+    "l0": "L0",
+    "l1": "L1",
+    "l21": "L21",
+    "l22": "L22",
+    "mu": "mu",
+    "sigma": "sigma",
+}
+_START = ("phi0", "y0")
+_NEWTON_STEPS, _SOLVER_STEPS = 8, 50
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What plans and checks stand on.
+
+    `start` is (Phi(x_0) - least Phi seen, ||y_0 - y*(x_0)||^2), `sizes` (dx, dy).
+    """
+
+    inputs: Inputs
+    estimates: Mapping[str, Estimate]
+    start: tuple[float, float]
+    sizes: tuple[int, int]
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        found = {name: asdict(one) for name, one in self.estimates.items()}
+        return {"estimates": found, "sizes": list(self.sizes)}
+
+
+def measure_ground(
+    setting: Setting,
+    algorithm: AbstractAlgorithm,
+    rounds: int,
+    given: Mapping[str, float],
+) -> Ground:
+    """Measure the constants at the start, half way and the end of a run.
+
+    `given` are constants that are known: l0, l1, l21, l22, mu, sigma, phi0, y0. If all
+    are, nothing is run.
+    """
+    known = [*_NAMES, *_START]
+    for name in given:
+        if name not in known:
+            raise unknown_name("constant", name, known)
+    dx, dy = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in setting.start)
+    found: dict[str, Estimate] = {}
+    if len(given) < len(known):
+        found = _estimates(setting.job(algorithm), rounds)
+    for name, value in given.items():
+        told = _NAMES.get(name, name)
+        found[told] = Estimate(value, value, value, "given")
+    inputs = Inputs(**{mine: found[name].value for mine, name in _NAMES.items()})
+    start = (found["phi0"].value, found["y0"].value)
+    return Ground(inputs, found, start, (dx, dy))
+
+
+def _points_along(job: Job, rounds: int) -> list[Pair]:
+    points = [Pair(job.x, job.y)]
+    for stop in sorted({max(1, rounds // 2), rounds}):
+        outcome = execute(SimulatorRuntime(job), stop, measure_every=stop)
+        points.append(job.algorithm.point(outcome.state.joined()))
+    return points
+
+
+def _estimates(job: Job, rounds: int) -> dict[str, Estimate]:
+    if is_any(job.private) or isinstance(job.data, PooledData):
+        raise InvalidInputError(
+            "the theorems are about x and y that all clients share, and rows that each "
+            "keeps; here blocks are private, or rows are pooled."
+        )
+    points = _points_along(job, rounds)
+    found = estimate_inputs(
+        job.problem,
+        job.data,
+        [(point.x, point.y) for point in points],
+        upper_batch=job.upper_batch,
+        lower_batch=job.lower_batch,
+        key=jr.key(0),
+    )
+    together = Oracle(job.problem, job.data.pooled(), 0, None, None)
+    phi, distance = zip(*(_value(together, point) for point in points), strict=True)
+    told = f"by {_NEWTON_STEPS} Newton steps over all rows"
+    fall = float(phi[0] - min(phi))
+    square = float(distance[0])
+    how = f"Phi at the start less the least of {len(points)} points, y* {told}"
+    found["phi0"] = Estimate(fall, fall, fall, how)
+    found["y0"] = Estimate(square, square, square, f"y* {told}")
+    return found
+
+
+@jax.jit
+def _value(together: Oracle, point: Pair):
+    """Return Phi(x) and ||y - y*(x)||^2."""
+    y = point.y
+    for _ in range(_NEWTON_STEPS):
+        y = newton_step(together, point.x, y, _SOLVER_STEPS)
+    apart = jax.tree.map(lambda a, b: ((a - b) ** 2).sum(), point.y, y)
+    phi = together.upper_loss(point.x, y, together.all_upper())
+    return phi, sum(jax.tree.leaves(apart))
+
+
+def check_theory(
+    problem: Problem,
+    data: ClientData,
+    start: tuple[Upper, Lower],
+    algorithm: AbstractAlgorithm,
+    *,
+    rounds: int,
+    sampling: Sampling | None = None,
+    given: Mapping[str, float] | None = None,
+) -> tuple[Ground, dict[str, Any]]:
+    """Say which inequalities of its theorem an algorithm satisfies on a problem.
+
+    The constants are measured along a run of so many rounds, but for those `given`.
+    """
+    setting = Setting(problem, data, start, sampling=sampling or Sampling())
+    return checked(setting, algorithm, rounds, given or {})
+
+
+def checked(
+    setting: Setting,
+    algorithm: AbstractAlgorithm,
+    rounds: int,
+    given: Mapping[str, float],
+) -> tuple[Ground, dict[str, Any]]:
+    """Check in a setting."""
+    theorem, letters, rule = letters_of(algorithm, setting.data.clients)
+    ground = measure_ground(setting, algorithm, rounds, given)
+    constants = Constants(ground.inputs, float(rule.theta), rule.q)
+    found = conditions(theorem, constants, letters)
+    given_weights = () if theorem == 3 else (letters.alpha, letters.beta)
+    most = largest_steps(
+        theorem, constants, letters.clients, letters.local_steps, *given_weights
+    )
+    names = ("rho2", "rho1", "eta", "alpha", "beta")
+    return ground, {
+        "algorithm": type(algorithm).__name__,
+        "theorem": theorem,
+        "letters": asdict(letters),
+        "series": {"theta": constants.theta, "q": constants.q},
+        "constants": constants.as_dict(),
+        "conditions": [one.plain() for one in found],
+        "largest": {name: getattr(most, name) for name in names},
+        "holds": all(one.holds for one in found),
+    }
+
+
+def plan(
+    problem: Problem,
+    data: Callable[[int], ClientData],
+    start: tuple[Upper, Lower],
+    algorithm: AbstractAlgorithm,
+    *,
+    clients: int,
+    rounds: int,
+    preset: str = "practical",
+    theorem: int | None = None,
+    iterations: int | None = None,
+    target: float | None = None,
+    given: Mapping[str, float] | None = None,
+    metrics: Metrics | None = None,
+    headline: str = "upper_loss",
+    sampling: Sampling | None = None,
+    seeds: int = 16,
+) -> Plan:
+    """Plan a run from K and the iterations, or from K and a target.
+
+    `data(clients)` are the rows of so many clients. The preset `theory` takes the
+    theorem's own constants, measured along `rounds` rounds of the algorithm; the
+    `practical` one measures the algorithm itself over as many and scales.
+    """
+    aim = {"iterations": iterations, "target": target}
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    if preset == "theory":
+        setting = Setting(
+            problem, data(clients), start, sampling=sampling or Sampling()
+        )
+        ground = measure_ground(setting, algorithm, rounds, given or {})
+        number = theorem_for(type(algorithm), theorem)
+        return planned_by_theory(ground, number, clients, **aim)
+    refuse_constants(given or {})
+    base = calibrate(
+        problem,
+        data,
+        start,
+        algorithm,
+        iterations=rounds * letters_of(algorithm, clients)[1].local_steps,
+        seeds=seeds,
+        metrics=metrics,
+        headline=headline,
+        sampling=sampling,
+    )
+    return practical_plan(base, clients, **aim)
+
+
+def planned_by_theory(ground: Ground, theorem: int, clients: int, **aim: Any) -> Plan:
+    """Plan by the theorem's own constants; clients are assumed to be alike."""
+    return theory_plan(
+        theorem,
+        ground.inputs,
+        clients,
+        sizes=ground.sizes,
+        start=ground.start,
+        **aim,
+    )
+
+
+def refuse_constants(given: Mapping[str, float]) -> None:
+    """Raise if constants are given where they are not used."""
+    if given:
+        raise InvalidInputError(
+            "constants are for the theory preset; the practical one measures instead."
+        )

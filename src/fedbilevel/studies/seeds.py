@@ -1,0 +1,126 @@
+"""Many runs of one setting as one compiled program: seeds, and numbers of a grid."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.random as jr
+
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import PLAIN, Channel
+from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.problem import Data, Problem
+from fedbilevel.result import Result
+from fedbilevel.runtime import (
+    Checkpoints,
+    Job,
+    Ledger,
+    Outcome,
+    Sampling,
+    Stopping,
+    SweepRuntime,
+    Watch,
+    execute,
+    mesh,
+)
+from fedbilevel.runtime.driver import NEVER
+from fedbilevel.runtime.privacy import privacy_spent
+from fedbilevel.runtime.sweeping import single_outcomes
+from fedbilevel.studies.setting import Keeping, Setting, open_folder
+from fedbilevel.studies.single import result_of
+
+__all__ = ["run_seeds", "sweep", "swept"]
+
+
+def sweep(
+    problem: Problem,
+    data: Data,
+    start: tuple[Upper, Lower],
+    algorithms: AbstractAlgorithm | Sequence[AbstractAlgorithm],
+    *,
+    rounds: int,
+    seeds: Sequence[int],
+    sampling: Sampling | None = None,
+    metrics: Metrics | None = None,
+    channel: Channel = PLAIN,
+    measure_every: int = 1,
+    stopping: Stopping = NEVER,
+    keeping: Keeping | None = None,
+    watch: Watch | None = None,
+) -> list[Result | NonFiniteError]:
+    """Run one algorithm from many seeds, or pairs of algorithms and seeds, together.
+
+    Algorithms in a list may differ in their numbers, not in counts or kinds of parts.
+    A run that diverges leaves its error, and does not stop the others.
+    """
+    drawn = sampling or Sampling()
+    setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
+    alone = isinstance(algorithms, AbstractAlgorithm)
+    many = [algorithms] * len(seeds) if alone else list(algorithms)
+    if not many:
+        raise InvalidInputError("a sweep needs at least one algorithm and one seed.")
+    if keeping is not None:
+        mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
+    return swept(
+        setting.job(many[0]),
+        rounds,
+        () if alone else many,
+        seeds,
+        measure_every=measure_every,
+        stopping=stopping,
+        checkpoints=None if keeping is None else keeping.checkpoints,
+        watch=watch,
+        config={},
+    )
+
+
+def swept(
+    job: Job,
+    rounds: int,
+    algorithms: Sequence[AbstractAlgorithm],
+    seeds: Sequence[int],
+    *,
+    measure_every: int = 1,
+    stopping: Stopping = NEVER,
+    checkpoints: Checkpoints | None = None,
+    watch: Watch | None = None,
+    task: str = "custom",
+    config: dict[str, Any],
+) -> list[Result | NonFiniteError]:
+    """Run a job that was checked; `task` and `config` are recorded as given.
+
+    The seconds of a result are its share of what all of them took.
+    """
+    ledger = Ledger(job)
+    privacy_spent(job, ledger, rounds)  # or why not, before it runs
+    runtime = SweepRuntime(job, algorithms=algorithms, seeds=seeds)
+    outcome = execute(
+        runtime,
+        rounds,
+        measure_every=measure_every,
+        stopping=stopping,
+        checkpoints=checkpoints,
+        watch=watch,
+    )
+    shared = {"rounds": rounds, "runtime": runtime.name, "measure_every": measure_every}
+    found = single_outcomes(runtime, outcome, stopping, rounds, measure_every)
+    many = list(algorithms) or [job.algorithm] * len(seeds)
+    results = []
+    for one, algorithm, seed in zip(found, many, seeds, strict=True):
+        if isinstance(one, Outcome):
+            own = replace(job, algorithm=algorithm, key=jr.key(seed))
+            settings = {**shared, **config, "seed": seed}
+            one = result_of(own, one, ledger, task, settings)
+        results.append(one)
+    return results
+
+
+def run_seeds(job: Job, rounds: int, seeds: Sequence[int], **more: Any) -> list[Result]:
+    """Run a job once per random seed; raise where one of them diverges."""
+    found = swept(job, rounds, (), seeds, **{"config": {}, **more})
+    for one in found:
+        if isinstance(one, NonFiniteError):
+            raise one
+    return [one for one in found if isinstance(one, Result)]

@@ -1,0 +1,85 @@
+"""What the runs of a study have in common, and where their files are kept."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import PLAIN, Channel
+from fedbilevel.errors import CheckpointError
+from fedbilevel.problem import Data, Problem
+from fedbilevel.runtime import Checkpoints, Job, Sampling
+
+__all__ = ["Keeping", "Setting", "open_folder"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything of a run but its algorithm, its seed and its length.
+
+    `start` is (x, y), `metrics(x, y)` adds columns, and `headline` names the column
+    that decides which of two runs is better: the one where it ends lower.
+    """
+
+    problem: Problem
+    data: Data
+    start: tuple[Upper, Lower]
+    metrics: Metrics | None = None
+    headline: str = "upper_loss"
+    sampling: Sampling = field(default_factory=Sampling)
+    channel: Channel = PLAIN
+
+    def job(self, algorithm: AbstractAlgorithm, seed: int = 0) -> Job:
+        """Bind an algorithm, and check everything that can be checked."""
+        return Job.of(
+            algorithm,
+            self.problem,
+            self.data,
+            *self.start,
+            metrics=self.metrics,
+            seed=seed,
+            sampling=self.sampling,
+            channel=self.channel,
+        )
+
+    def headline_at_start(self) -> float | None:
+        """Return the headline before the first round, where the metrics tell it."""
+        if self.metrics is None:
+            return None
+        found = self.metrics(*self.start, *self.problem.inputs).get(self.headline)
+        return None if found is None else float(found)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where a run keeps checkpoints and its result, and how often it does.
+
+    A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
+    standing for never; one is always written in the end and on an interrupt. With
+    `resume` a run that was interrupted in the folder goes on, given the same arguments.
+    """
+
+    folder: Path | str
+    resume: bool = False
+    every_rounds: int | None = None
+    every_seconds: float | None = 30.0
+
+    def __post_init__(self) -> None:
+        _ = self.checkpoints  # which checks the numbers
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What the driver takes."""
+        return Checkpoints(Path(self.folder), self.every_rounds, self.every_seconds)
+
+
+def open_folder(folder: Path, resume: bool) -> None:
+    """Raise if a new run would meet files of another, or there is nothing to resume."""
+    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if used and not resume:
+        raise CheckpointError(
+            f"{folder} exists and is not empty. Choose another folder, remove it, or "
+            f"continue the run in it with `fedbilevel resume {folder}`."
+        )
+    if resume and not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a run folder: it does not exist.")

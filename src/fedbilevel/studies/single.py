@@ -1,0 +1,185 @@
+"""One call from problem to result."""
+
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import PLAIN, Channel
+from fedbilevel.problem import Data, Problem
+from fedbilevel.result import Result, to_plain
+from fedbilevel.runtime import (
+    Checkpoints,
+    Job,
+    Ledger,
+    Outcome,
+    Sampling,
+    SimulatorRuntime,
+    Stopping,
+    Watch,
+    execute,
+    mesh,
+)
+from fedbilevel.runtime.driver import NEVER
+from fedbilevel.runtime.privacy import privacy_spent
+from fedbilevel.studies.setting import Keeping, Setting, open_folder
+
+__all__ = ["named_leaves", "result_of", "run", "run_job"]
+
+
+def run(
+    problem: Problem,
+    data: Data,
+    start: tuple[Upper, Lower],
+    algorithm: AbstractAlgorithm,
+    *,
+    rounds: int,
+    seed: int = 0,
+    sampling: Sampling | None = None,
+    metrics: Metrics | None = None,
+    channel: Channel = PLAIN,
+    measure_every: int = 1,
+    stopping: Stopping = NEVER,
+    keeping: Keeping | None = None,
+    runtime: Callable[[Job], Any] = SimulatorRuntime,
+    watch: Watch | None = None,
+) -> Result:
+    """Run an algorithm on a problem and return what happened.
+
+    `start` is (x, y). `sampling` says how many rows a sample has and how many clients
+    take part, `metrics(x, y)` adds columns, `channel` is what is done to replies on
+    their way. `stopping` may end the run before its last round; the result's `ended`
+    says why it did. `keeping` names a folder for checkpoints and the result, and how to
+    go on after an interrupt. `runtime(job)` makes what computes: `ReferenceRuntime` is
+    slow and names what fails. `watch(done, total, newest)` is called about twice a
+    second.
+    """
+    drawn = sampling or Sampling()
+    setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
+    job = setting.job(algorithm, seed)
+    recorded = {} if channel.is_plain else {"channel": job.channel.describe()}
+    if keeping is not None:
+        mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
+    result = run_job(
+        job,
+        rounds,
+        measure_every=measure_every,
+        stopping=stopping,
+        runtime=runtime,
+        checkpoints=None if keeping is None else keeping.checkpoints,
+        watch=watch,
+        config={"seed": seed, **recorded},
+    )
+    if keeping is not None:
+        mesh.on_first(lambda: result.save(keeping.folder))
+    return result
+
+
+def run_job(
+    job: Job,
+    rounds: int,
+    *,
+    measure_every: int = 1,
+    stopping: Stopping = NEVER,
+    runtime: Callable[[Job], Any] = SimulatorRuntime,
+    checkpoints: Checkpoints | None = None,
+    watch: Watch | None = None,
+    task: str = "custom",
+    config: dict[str, Any],
+) -> Result:
+    """Run a job that was checked; `task` and `config` are recorded as given."""
+    ledger = Ledger(job)
+    privacy_spent(job, ledger, rounds)  # or why not, before it runs
+    made = runtime(job)
+    outcome = execute(
+        made,
+        rounds,
+        measure_every=measure_every,
+        stopping=stopping,
+        checkpoints=checkpoints,
+        watch=watch,
+    )
+    settings = {
+        "rounds": rounds,
+        "runtime": made.name,
+        "measure_every": measure_every,
+        **config,
+    }
+    return result_of(job, outcome, ledger, task, settings)
+
+
+def result_of(
+    job: Job,
+    outcome: Outcome,
+    ledger: Ledger,
+    task: str,
+    settings: dict[str, Any],
+    attended: Job | None = None,
+) -> Result:
+    """Put together what a run leaves behind.
+
+    `attended` is the job with its record of attendance, where there is one.
+    """
+    algorithm, rounds = job.algorithm, int(outcome.columns["round"][-1])
+    costs = ledger.cumulative(job.key, rounds)
+    measured = outcome.columns["round"] - 1
+    point = algorithm.point(outcome.state.joined())
+    spent = privacy_spent(attended or job, ledger, rounds)
+    config = {
+        "clients": job.clients,
+        "participants": job.participants,
+        "batch": job.upper_batch,
+        "precision": str(jax.tree.leaves(job.x)[0].dtype),
+        **settings,
+        "parameters": algorithm.parameters(),
+    }
+    return Result(
+        task=task,
+        algorithm=type(algorithm).__name__,
+        config=to_plain(config),
+        versions=versions(),
+        columns={
+            **outcome.columns,
+            **{name: column[measured] for name, column in costs.items()},
+        },
+        point={**named_leaves("x", point.x), **named_leaves("y", point.y)},
+        final={name: float(column[-1]) for name, column in outcome.columns.items()},
+        counts={**ledger.summary(job.key, rounds), **spent},
+        seconds=outcome.seconds,
+        ended=outcome.ended,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computed a result, and on which device."""
+    packages = ("fedbilevel", "jax", "jaxlib", "equinox", "numpy")
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in packages},
+        "device": f"{device.platform}: {device.device_kind}, {jax.device_count()}",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"
+
+
+def named_leaves(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+    """Return the leaves of a tree by name, on the host."""
+    names = _tree.leaf_names(tree)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return {
+        f"{prefix}.{name}" if name else prefix: leaf
+        for name, leaf in zip(names, leaves, strict=True)
+    }

@@ -1,0 +1,156 @@
+r"""What papers claim of their algorithms, by the type of the algorithm.
+
+Theorems 1, 2 and 3 are those of the founding paper. FedBiOAcc and FedNest have no
+schedules in its letters and take those of their nearest relative. Exponents, with M the
+mean of the metric over a run (Gao 2022, table 1; arXiv 2302.06701; arXiv 2205.02215):
+
+    M ~ K^a, M ~ T^b;   T ~ K^c, T ~ epsilon^d;   rounds ~ K^e, rounds ~ epsilon^f
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.hypergradient import Neumann
+from fedbilevel.schedules import Constant, Schedule, parse_schedule
+from fedbilevel.theory.conditions import Letters
+from fedbilevel.theory.plan import Plan
+
+__all__ = [
+    "CLAIMS",
+    "Claims",
+    "algorithm_by",
+    "claims_of",
+    "letters_of",
+    "subject_of",
+    "theorem_for",
+]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The theorems that plan an algorithm, its exponents, and how a plan is read."""
+
+    theorems: tuple[int, ...]
+    exponents: Mapping[str, float]
+    build: Callable[[Plan, Schedule], AbstractAlgorithm]
+
+
+_ROOT = {"K": -1 / 2, "T": -1 / 2, "TK": -1.0, "Te": -2.0, "RK": 0.0, "Re": -1.5}
+_TWO_THIRDS = {"K": -2 / 3, "T": -2 / 3, "TK": -1.0, "Te": -1.5, "RK": 0.0, "Re": -1.0}
+_NEST = {"K": 0.0, "T": -1 / 2, "TK": 0.0, "Te": -2.0, "RK": 0.0, "Re": -2.0}
+
+
+def _local_bsgm(plan: Plan, eta: Schedule) -> LocalBSGM:
+    letters = (plan.alpha, plan.beta, plan.rho1, plan.rho2)
+    rule = Neumann(plan.q, plan.theta)
+    return LocalBSGM(rule, eta, *letters, local_steps=plan.local_steps)
+
+
+def _local_bsgvrm(plan: Plan, eta: Schedule) -> LocalBSGVRM:
+    letters = (plan.alpha, plan.beta, plan.rho1, plan.rho2)
+    return LocalBSGVRM(
+        Neumann(plan.q, plan.theta),
+        eta,
+        *letters,
+        local_steps=plan.local_steps,
+        first_batch=plan.first_batch,
+    )
+
+
+def _fedbioacc(plan: Plan, eta: Schedule) -> FedBiOAcc:
+    steps = (plan.rho1, plan.rho2, plan.rho2)
+    weights = (plan.alpha, plan.beta, plan.beta)
+    return FedBiOAcc(eta, *steps, *weights, local_steps=plan.local_steps)
+
+
+def _fednest(plan: Plan, eta: Schedule) -> FedNest:
+    # One of its rounds moves as far as p local steps do.
+    whole = plan.local_steps * float(eta(0))
+    return FedNest(
+        alpha=whole * plan.rho1,
+        beta=whole * plan.rho2,
+        inner_rounds=1,
+        local_steps=plan.local_steps,
+        ell=1 / plan.theta,
+        terms=plan.q,
+        random_length=False,
+    )
+
+
+CLAIMS: Mapping[type[AbstractAlgorithm], Claims] = {
+    LocalBSGM: Claims((1,), _ROOT, _local_bsgm),
+    LocalBSGVRM: Claims((2, 3), _TWO_THIRDS, _local_bsgvrm),
+    FedBiOAcc: Claims((2, 3), _TWO_THIRDS, _fedbioacc),
+    FedNest: Claims((1,), _NEST, _fednest),
+}
+
+
+def claims_of(kind: type[AbstractAlgorithm]) -> Claims:
+    """Return what is claimed of an algorithm, or say of which something is."""
+    if kind not in CLAIMS:
+        known = ", ".join(f"`{one.__name__}`" for one in CLAIMS)
+        raise InvalidInputError(
+            f"no theorem is known of `{kind.__name__}`: there are theorems of {known}."
+        )
+    return CLAIMS[kind]
+
+
+def theorem_for(kind: type[AbstractAlgorithm], theorem: int | None) -> int:
+    """Return the theorem asked for, or the first one an algorithm is planned by."""
+    known = claims_of(kind).theorems
+    if theorem is not None and theorem not in known:
+        raise InvalidInputError(
+            f"theorem {theorem} is not about `{kind.__name__}`: there is "
+            f"{' and '.join(map(str, known))}."
+        )
+    return known[0] if theorem is None else theorem
+
+
+def subject_of(theorem: int) -> type[AbstractAlgorithm]:
+    """Return the algorithm that a theorem is about."""
+    return LocalBSGM if theorem == 1 else LocalBSGVRM
+
+
+def algorithm_by(plan: Plan, kind: type[AbstractAlgorithm]) -> AbstractAlgorithm:
+    """Return an algorithm with all the numbers of a plan."""
+    claims = claims_of(kind)
+    if plan.theorem not in claims.theorems:
+        raise InvalidInputError(
+            f"a plan by theorem {plan.theorem} is for "
+            f"`{subject_of(plan.theorem).__name__}`, not `{kind.__name__}`."
+        )
+    sizes = {"clients": plan.clients, "local_steps": plan.local_steps}
+    return claims.build(plan, parse_schedule(plan.eta, **sizes, rho1=plan.rho1))
+
+
+def letters_of(
+    algorithm: AbstractAlgorithm, clients: int
+) -> tuple[int, Letters, Neumann]:
+    """Return the theorem about an algorithm as it is, its letters, and its series."""
+    if not isinstance(algorithm, LocalBSGM | LocalBSGVRM):
+        raise InvalidInputError(
+            "the conditions are those of `LocalBSGM` and `LocalBSGVRM`, not of "
+            f"`{type(algorithm).__name__}`."
+        )
+    rule = algorithm.hypergradient
+    if not isinstance(rule, Neumann):
+        raise InvalidInputError("the theorems are about the stochastic Neumann series.")
+    storm = isinstance(algorithm, LocalBSGVRM)
+    constant = isinstance(algorithm.eta, Constant)
+    letters = Letters(
+        clients=clients,
+        local_steps=algorithm.local_steps,
+        eta=float(algorithm.eta(0)),
+        alpha=float(algorithm.alpha),
+        beta=float(algorithm.beta),
+        rho1=float(algorithm.rho1),
+        rho2=float(algorithm.rho2),
+        first_batch=algorithm.first_batch if storm else 1,
+    )
+    return (2 if constant else 3) if storm else 1, letters, rule

@@ -1,5 +1,5 @@
-"""A named experiment on real sites: what the server does, and what a site does."""
+"""Starts the processes of a federation over Flower, and keeps them going.
 
-from fedbilevel.deployment.server import serve as serve
-from fedbilevel.deployment.settings import shared_settings as shared_settings
-from fedbilevel.deployment.site import build_site as build_site
+What they do is in `fedbilevel.federation` and `fedbilevel.experiments.federated`. Needs
+`fedbilevel[flower]`.
+"""

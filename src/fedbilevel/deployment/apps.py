@@ -18,16 +18,23 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbilevel._files import write_atomically
-from fedbilevel.deployment.server import serve
-from fedbilevel.deployment.site import build_site
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import build_site, serve
+from fedbilevel.federation import Site, Terms
+from fedbilevel.federation.flower.grid import GridTransport
+from fedbilevel.federation.flower.messages import as_content, packet_of
 from fedbilevel.runtime import configure
-from fedbilevel.runtime.federation import Site, Terms
-from fedbilevel.runtime.flower.grid import GridTransport
-from fedbilevel.runtime.flower.messages import as_content, packet_of
 
-__all__ = ["ERROR", "LOG", "PROCESS", "PROGRESS", "client_app", "server_app"]
+__all__ = [
+    "ERROR",
+    "LOG",
+    "PROCESS",
+    "PROGRESS",
+    "client_app",
+    "server_app",
+    "settings_of",
+]
 
 PROCESS, PROGRESS, ERROR, LOG = (
     "server.pid",

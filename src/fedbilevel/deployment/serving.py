@@ -18,10 +18,10 @@ from fedbilevel.deployment.processes import (
 )
 from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
+from fedbilevel.federation import Terms
 from fedbilevel.result import Result
-from fedbilevel.runtime.driver import Watch
-from fedbilevel.runtime.federation import Terms
+from fedbilevel.runtime import Watch
 
 __all__ = ["serve_over_flower"]
 

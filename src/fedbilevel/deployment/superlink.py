@@ -15,7 +15,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from fedbilevel._files import write_atomically
 from fedbilevel.deployment.processes import Process
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.runtime.flower.messages import fingerprint
+from fedbilevel.federation.flower.messages import fingerprint
 
 __all__ = ["SuperLink", "key_of", "program"]
 

@@ -2,18 +2,18 @@
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
-from fedbilevel.deployment.settings import clients_of
 from fedbilevel.deployment.superlink import SuperLink, program
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import clients_of
+from fedbilevel.federation import Terms
 from fedbilevel.result import Result
-from fedbilevel.runtime.driver import Watch
-from fedbilevel.runtime.federation import Terms
+from fedbilevel.runtime import Watch
 
 __all__ = ["KINDS", "deployment_of", "federate", "persistent_node"]
 
@@ -68,8 +68,7 @@ def _node_command(experiment: Experiment, client: int, *more: str) -> list[str]:
 def deployment_of(experiment: Experiment) -> list[str]:
     """Return what a real deployment of an experiment would type."""
     options = {n: v for n, v in experiment.options.items() if n != "data"}
-    bare = Experiment(**{**asdict(experiment), "options": options})
-    shared = " ".join(_arguments_of(bare))
+    shared = " ".join(_arguments_of(replace(experiment, options=options)))
     return [
         f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --node-key node0.pub ... --out RUN",

@@ -1,0 +1,112 @@
+"""What a site kept after each exchange that may still matter, in memory and on disk.
+
+A reply that was computed may never be taken in: it came late, or the server fell back
+to its last checkpoint. The server therefore says, with every message, after which
+exchange this client stands (`accepted`), and which one no restart can undo (`kept`).
+From `kept` on a site holds a checkpoint of every exchange, and continues from the one
+it is told.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbilevel import _tree
+from fedbilevel._files import read_arrays, write_arrays
+from fedbilevel.federation.wire import PROTOCOL, RefusedError
+from fedbilevel.runtime.checkpoint import DAMAGED
+from fedbilevel.runtime.job import Kept
+
+__all__ = ["SiteCheckpoints"]
+
+START = 0  # the exchange after which a client stands before any
+
+
+class SiteCheckpoints:
+    """What one client of one federation kept, by exchange.
+
+    `attempt` is the newest start of the server that was heard of. `found` says whether
+    an earlier process left something.
+    """
+
+    def __init__(
+        self, start: Kept, folder: Path | None, federation: str, client: int
+    ) -> None:
+        self.client = client
+        self.start = jax.tree.map(np.asarray, start)
+        self.names = _tree.leaf_names(self.start)
+        self.path = None if folder is None else folder / f"{federation}.npz"
+        self.kept: dict[int, Kept] = {}
+        self.attempt = 0
+        self.found = self._load()
+
+    def at(self, exchange: int) -> Kept | None:
+        """Return what was kept after an exchange, or None if that is lost."""
+        if exchange == START or not self.names:
+            return self.start
+        return self.kept.get(exchange)
+
+    def put(self, exchange: int, kept: Kept, oldest: int) -> None:
+        """Keep one more checkpoint, and none from before `oldest`; write them all."""
+        self.kept = {n: one for n, one in self.kept.items() if n >= oldest}
+        self.kept[exchange] = jax.tree.map(np.asarray, kept)
+        self.save()
+
+    def save(self) -> None:
+        """Write all checkpoints, if they are to outlive this process."""
+        if self.path is None:
+            return
+        arrays = {
+            f"{exchange}/{name}": leaf
+            for exchange, kept in self.kept.items()
+            for name, leaf in zip(self.names, jax.tree.leaves(kept), strict=True)
+        }
+        about = {
+            "protocol": PROTOCOL,
+            "client": self.client,
+            "attempt": self.attempt,
+            "exchanges": sorted(self.kept),
+        }
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        write_arrays(self.path, arrays)
+
+    def _load(self) -> bool:
+        """Read what an earlier process left; say whether there was something."""
+        if self.path is None or not self.path.exists():
+            return False
+        try:
+            arrays = read_arrays(self.path)
+            about = json.loads(arrays["about"].tobytes())
+            self._check_protocol(about)
+            if about["client"] != self.client:
+                raise ValueError("the state of another client")
+            for exchange in about["exchanges"]:
+                leaves = [arrays[f"{exchange}/{name}"] for name in self.names]
+                self.kept[exchange] = self._checked(leaves)
+            self.attempt = int(about["attempt"])
+        except DAMAGED:
+            # Put aside, for a person to look at; the client begins anew.
+            self.path.replace(self.path.with_suffix(".damaged"))
+            self.kept, self.attempt = {}, 0
+        return True
+
+    def _check_protocol(self, about: dict[str, Any]) -> None:
+        # It is not damaged: the version that wrote it can still go on with it.
+        written = about.get("protocol", "2 or older")
+        if written != PROTOCOL:
+            raise RefusedError(
+                "version",
+                f"{self.path} was written under protocol {written}, this version of "
+                f"fedbilevel speaks {PROTOCOL}. Finish the federation with the version "
+                "that began it, or serve it again in a new folder",
+            )
+
+    def _checked(self, leaves: list[np.ndarray]) -> Kept:
+        expected = jax.tree.leaves(self.start)
+        for leaf, like in zip(leaves, expected, strict=True):
+            if (leaf.shape, leaf.dtype) != (like.shape, like.dtype):
+                raise ValueError("a state of other shapes")
+        return jax.tree.unflatten(jax.tree.structure(self.start), leaves)

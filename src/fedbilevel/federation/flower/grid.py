@@ -1,0 +1,187 @@
+"""The server's transport: Flower's grid, with our own pulling and deadline."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import cast
+
+import httpx
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+)
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from fedbilevel.federation.flower.messages import (
+    KIND,
+    as_content,
+    fingerprint,
+    packet_in,
+    packet_object,
+    push_objects,
+)
+
+__all__ = ["GridTransport"]
+
+_SHORTEST, _LONGEST = 0.05, 0.25  # seconds between two looks for replies
+
+
+class GridTransport:
+    """Pushes packets and pulls replies; `halt` is called often and may raise."""
+
+    def __init__(self, grid: Grid, halt: Callable[[], None]) -> None:
+        self.grid, self.halt = cast(HttpGrid, grid), halt
+        self._keys: dict[int, str] = {}
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that the SuperLink thinks are alive."""
+        with _a_failure_passes():
+            nodes = self.grid.get_nodes()
+            self._keys = {one.node_id: fingerprint(one.public_key) for one in nodes}
+        return set(self._keys)
+
+    def key(self, node: int) -> str:
+        """Return the fingerprint of a node's public key."""
+        return self._keys[node]
+
+    def exchange(
+        self,
+        packets: Mapping[int, bytes],
+        seconds: float,
+        enough: Callable[[set[int], float], bool],
+    ) -> dict[int, bytes]:
+        """Send to nodes; return what came back in time."""
+        began, pause, came = time.monotonic(), _SHORTEST, {}
+        mail = _Mail(self.grid)
+        if packets:
+            with _a_failure_passes():
+                mail.send(packets, seconds)
+        while mail.waiting:
+            self.halt()
+            newest = mail.look()
+            came |= newest
+            elapsed = time.monotonic() - began
+            if elapsed > seconds or enough(set(came), elapsed):
+                break
+            if mail.waiting:
+                pause = _SHORTEST if newest else min(1.5 * pause, _LONGEST)
+                time.sleep(pause)
+        return came
+
+
+@contextmanager
+def _a_failure_passes() -> Iterator[None]:
+    """Go on where the SuperLink failed: it was killed, and will be there again.
+
+    It forgets whoever was sending, and fails on a message that it has already.
+    """
+    try:
+        yield
+    except ObjectPushError:
+        pass
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise
+
+
+class _Mail:
+    """Messages and the replies to them; `waiting` has the nodes that owe one.
+
+    Flower's own way of pulling replies takes three requests where one object is of
+    interest, and waits for a node that died while it sent its reply.
+    """
+
+    def __init__(self, grid: HttpGrid) -> None:
+        self.waiting: dict[str, int] = {}  # node by the number of the message
+        self._client = grid._runtime_client
+        self._node, self._run = grid.node, grid.run.run_id
+        self._seen: dict[str, tuple[str, str]] = {}  # number and packet of a reply
+        self._pull = make_pull_object_fn_protobuf(
+            self._client.PullObject, self._node, self._run
+        )
+
+    def send(self, packets: Mapping[int, bytes], seconds: float) -> None:
+        """Send packets to nodes, to be answered within some seconds."""
+        # Nodes that are sent the same have it from the same object in Flower's store.
+        contents = {packet: as_content(packet) for packet in set(packets.values())}
+        headers, trees, objects = [], [], {}
+        with no_object_id_recompute():
+            for node, packet in packets.items():
+                message = Message(
+                    contents[packet], node, KIND, ttl=seconds, group_id="0"
+                )
+                message.metadata.__dict__["_message_id"] = message.object_id
+                headers.append(message_to_proto(remove_content_from_message(message)))
+                trees.append(get_object_tree(message))
+                objects |= get_all_nested_objects(message)
+            told = self._client.PushMessages(
+                PushAppMessagesRequest(
+                    messages_list=headers, message_object_trees=trees
+                )
+            )
+            push = make_push_object_fn_protobuf(
+                self._client.PushObject, self._node, self._run, told.session_id
+            )
+            push_objects(objects, told.objects_to_push, push)
+        numbers = zip(told.message_ids, packets, strict=True)
+        self.waiting = {number: node for number, node in numbers if number}
+
+    def look(self) -> dict[int, bytes]:
+        """Return the packets that came since the last look, by node."""
+        with _a_failure_passes():
+            self._announced([i for i in self.waiting if i not in self._seen])
+        came = {}
+        for asked, (reply, name) in list(self._seen.items()):
+            with _a_failure_passes():
+                try:
+                    content = self._pull(name)
+                except ObjectUnavailableError:
+                    continue  # it is on its way
+                except ObjectPullError:
+                    self._forget(asked)
+                    continue
+                came[self._forget(asked)] = packet_in(content)
+                self._client.ConfirmMessageReceived(
+                    ConfirmMessageReceivedRequest(
+                        node=self._node, run_id=self._run, message_object_id=reply
+                    )
+                )
+        return came
+
+    def _announced(self, numbers: Collection[str]) -> None:
+        """Note which replies there are; an error of Flower's counts as no answer.
+
+        A reply is known by the message it answers: the sender of an error is not the
+        node.
+        """
+        if not numbers:
+            return
+        answer = self._client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
+        trees = answer.message_object_trees
+        for reply, tree in zip(answer.messages_list, trees, strict=True):
+            asked = reply.metadata.reply_to_message_id
+            if reply.HasField("error"):
+                self._forget(asked)
+            else:
+                self._seen[asked] = reply.metadata.message_id, packet_object(tree)
+
+    def _forget(self, asked: str) -> int:
+        self._seen.pop(asked, None)
+        return self.waiting.pop(asked)

@@ -1,0 +1,231 @@
+"""A node that stays: one warm process, its state on disk, and nothing it is sent runs.
+
+It speaks Flower's Fleet API to an unmodified SuperLink, like `flower-supernode`, but
+answers packets in this process. The app that the SuperLink would send is not fetched.
+"""
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode import fleet_http_connection
+
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.federation.flower.messages import (
+    as_content,
+    packet_in,
+    packet_object,
+    push_objects,
+)
+
+__all__ = ["Connection", "serve_packets"]
+
+_SHORTEST, _LONGEST = 0.1, 1.0  # seconds between two looks for messages
+_BUSY = 5.0  # seconds after a message in which the next one is likely
+_RETRY = 3.0  # seconds between two attempts to connect
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the SuperLink is, HOST:PORT, and how a node proves who it is.
+
+    Without a certificate of the authority the connection is not encrypted. `patience`
+    are the seconds to try before giving up, at the start and after a loss.
+    """
+
+    superlink: str
+    root_certificates: Path | None = None
+    private_key: Path | None = None
+    patience: float = 300.0
+
+    def authority(self) -> bytes | None:
+        """Return the certificate of the authority, or None to do without encryption."""
+        if self.root_certificates is None:
+            return None
+        try:
+            text = self.root_certificates.read_bytes()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(cadata=text.decode("ascii"))
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(
+                f"{self.root_certificates} cannot be read as a certificate ({error}). "
+                "It must be the server's ca.crt, in PEM."
+            ) from error
+        return text
+
+    def keys(self) -> tuple[Any, Any] | None:
+        """Return the key pair, or None to be a node of no name."""
+        if self.private_key is None:
+            return None
+        try:
+            key = load_ssh_private_key(self.private_key.read_bytes(), None)
+        except (OSError, ValueError, UnsupportedAlgorithm) as error:
+            raise InvalidInputError(
+                f"{self.private_key} cannot be read as a private key ({error}). Make "
+                "one with `ssh-keygen -t ecdsa -b 384`."
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InvalidInputError(
+                f"{self.private_key} is no elliptic curve key. Make one with "
+                "`ssh-keygen -t ecdsa -b 384`."
+            )
+        return key, key.public_key()
+
+
+def serve_packets(
+    connection: Connection,
+    handle: Callable[[bytes], bytes],
+    *,
+    asked_to_stop: Callable[[], bool],
+    report: Callable[[str], None],
+) -> None:
+    """Answer packets until asked to stop; connect again whenever that was lost.
+
+    A node that was killed is not let in again until the SuperLink has noticed, about a
+    minute later, so attempts to connect are repeated.
+    """
+    _keep_this_process()
+    secrets, since = (connection.authority(), connection.keys()), time.monotonic()
+    while not asked_to_stop():
+        connected = _connected(connection, secrets, handle, asked_to_stop, report)
+        if asked_to_stop():
+            return
+        since = time.monotonic() if connected else since
+        if time.monotonic() - since > connection.patience:
+            raise FedbilevelError(
+                f"the SuperLink at {connection.superlink} did not let this node in for "
+                f"{connection.patience:g} seconds; the reason stands above. Check "
+                "address, certificate and key, and that the key is registered there."
+            )
+        report(f"no connection to {connection.superlink}, trying again")
+        time.sleep(_RETRY)
+
+
+def _connected(
+    connection: Connection,
+    secrets: tuple[bytes | None, tuple[Any, Any] | None],
+    handle: Callable[[bytes], bytes],
+    asked_to_stop: Callable[[], bool],
+    report: Callable[[str], None],
+) -> bool:
+    """Serve until the connection ends; say whether there was one."""
+    root, keys = secrets
+    connected = False
+    try:
+        with fleet_http_connection.http_request_response(
+            connection.superlink, root is None, root, keys, max_wait_time=_RETRY
+        ) as calls:
+            connected = True
+            report(f"node {calls[0]} at {connection.superlink}")
+            _Mailbox(calls).serve(handle, asked_to_stop)
+    except _NotLetInError as error:
+        report(f"refused or not reachable: {error}")
+    return connected
+
+
+class _NotLetInError(Exception):
+    """What Flower says where it could not connect."""
+
+
+def _keep_this_process() -> None:
+    """Let Flower raise an error where it would end this process.
+
+    If it cannot connect it exits, by force five seconds later, whoever catches that. If
+    it is not authorized, by a wrong clock or a key no longer registered, it sends this
+    process a Ctrl-C, which would look like the operator's.
+    """
+    setattr(fleet_http_connection, "flwr_exit", _not_let_in)  # noqa: B010
+    setattr(fleet_http_connection, "make_simple_http_retry_invoker", _retry)  # noqa: B010
+
+
+def _not_let_in(code: int, message: str) -> NoReturn:
+    reason = message.partition("\n")[2] or message
+    raise _NotLetInError(f"{reason} (Flower's code {code})")
+
+
+def _retry() -> RetryInvoker:
+    invoker = make_simple_http_retry_invoker()
+    hopeless = invoker.should_giveup
+
+    def give_up(error: Exception) -> bool:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == HTTPStatus.UNAUTHORIZED:
+            return True
+        return hopeless is not None and hopeless(error)
+
+    invoker.should_giveup = give_up
+    return invoker
+
+
+class _Mailbox:
+    """Messages of one connection."""
+
+    def __init__(self, calls: tuple) -> None:
+        _, self.receive, self.send, _, _, self.pull, self.push, self.confirm = calls
+
+    def serve(
+        self, handle: Callable[[bytes], bytes], asked_to_stop: Callable[[], bool]
+    ) -> None:
+        """Answer messages; look often while the federation is busy."""
+        pause, last = _SHORTEST, time.monotonic()
+        while not asked_to_stop():
+            try:
+                received = self._next()
+                if received is not None:
+                    self._answer(*received, handle)
+                    pause, last = _SHORTEST, time.monotonic()
+                    continue
+            except RunNotRunningException:
+                pass  # the server that asked is gone
+            if time.monotonic() - last > _BUSY:
+                pause = min(1.5 * pause, _LONGEST)
+            time.sleep(pause)
+
+    def _next(self) -> tuple[Message, bytes] | None:
+        """Return a message without its content, and the packet in it."""
+        received = self.receive()
+        if received is None:
+            return None
+        message, tree = received
+        run, name = message.metadata.run_id, packet_object(tree)
+        # The message is seen before all of it has been sent.
+        contents = pull_objects(
+            [name],
+            lambda name: self.pull(run, name),
+            initial_backoff=0.02,
+            backoff_cap=0.5,
+        )
+        self.confirm(run, tree.object_id)
+        return message, packet_in(contents[name])
+
+    def _answer(
+        self, message: Message, packet: bytes, handle: Callable[[bytes], bytes]
+    ) -> None:
+        began = time.monotonic()
+        reply = Message(content=as_content(handle(packet)), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        run = message.metadata.run_id
+        with no_object_id_recompute():
+            tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
+            wanted, session = self.send(reply, tree, time.monotonic() - began)
+            push_objects(
+                objects,
+                wanted,
+                lambda name, content: self.push(run, session, name, content),
+            )

@@ -1,0 +1,119 @@
+"""Key pairs of sites, what two of them share, and the masks made from it."""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedbilevel.errors import InvalidInputError
+
+__all__ = [
+    "KEY_BYTES",
+    "SiteKeys",
+    "add_mask",
+    "check_key",
+    "exchange_seed",
+    "pair_secret",
+    "sign",
+]
+
+KEY_BYTES = 32
+_WORDS_AT_ONCE = 2**17
+_ZEROS = memoryview(bytes(8 * _WORDS_AT_ONCE))
+
+
+class SiteKeys:
+    """A site's key pair for one run; keep `private_bytes` where only the site reads."""
+
+    def __init__(self, private: X25519PrivateKey) -> None:
+        self._private = private
+
+    @staticmethod
+    def generate() -> "SiteKeys":
+        """Draw a new pair."""
+        return SiteKeys(X25519PrivateKey.generate())
+
+    @staticmethod
+    def from_bytes(private: bytes) -> "SiteKeys":
+        """Restore a pair from its `private_bytes`."""
+        check_key(private, "the private key of this site")
+        return SiteKeys(X25519PrivateKey.from_private_bytes(private))
+
+    @property
+    def private_bytes(self) -> bytes:
+        """The private key: 32 bytes that restore the pair."""
+        return self._private.private_bytes_raw()
+
+    @property
+    def public_bytes(self) -> bytes:
+        """The public key: 32 bytes for the roster."""
+        return self._private.public_key().public_bytes_raw()
+
+    def shared_secret(self, public: bytes) -> bytes:
+        """Return what this site and the owner of a public key alone can compute."""
+        return self._private.exchange(X25519PublicKey.from_public_bytes(public))
+
+
+def check_key(key: bytes, whose: str) -> None:
+    """Raise unless a key or a seed has the length of one."""
+    if len(key) != KEY_BYTES:
+        raise InvalidInputError(
+            f"{whose} has {len(key)} bytes. Give the {KEY_BYTES} raw bytes that were "
+            "made for it."
+        )
+
+
+def pair_secret(
+    keys: SiteKeys, federation: str, roster: Mapping[int, bytes], pair: tuple[int, int]
+) -> bytes:
+    """Return the secret of two clients, the first of which owns the keys.
+
+    It is bound to the federation and to both numbers and public keys.
+    """
+    parts = [hashlib.sha256(federation.encode()).digest()]
+    for client in sorted(pair):
+        parts += [struct.pack("<Q", client), roster[client]]
+    try:
+        shared = keys.shared_secret(roster[pair[1]])
+    except ValueError as error:
+        raise InvalidInputError(
+            f"client {pair[1]}: no secret can be shared with the public key that the "
+            "roster holds for it. Have this client generate new keys."
+        ) from error
+    return _derive(shared, b"pair " + b"".join(parts))
+
+
+def exchange_seed(secret: bytes, digest: bytes) -> bytes:
+    """Return the seed of two clients for one exchange, given by its digest."""
+    return _derive(secret, b"exchange " + digest)
+
+
+def sign(client: int, other: int) -> int:
+    """Return the sign that `client` gives to the mask it shares with `other`."""
+    return 1 if other > client else -1
+
+
+def add_mask(words: np.ndarray, seed: bytes, factor: int) -> None:
+    """Add the mask of a seed, times 1 or -1, in place."""
+    # A seed makes one mask, so that the nonce may be the same for all.
+    stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    for start in range(0, words.size, _WORDS_AT_ONCE):
+        part = words[start : start + _WORDS_AT_ONCE]
+        mask = np.frombuffer(stream.update(_ZEROS[: part.nbytes]), "<u8")
+        if factor > 0:
+            part += mask
+        else:
+            part -= mask
+
+
+def _derive(secret: bytes, purpose: bytes) -> bytes:
+    info = b"fedbilevel secure mean 1 " + purpose
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)

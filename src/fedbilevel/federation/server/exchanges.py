@@ -1,0 +1,381 @@
+"""What the server asks of the sites, and what it takes of their answers."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
+
+from fedbilevel.algorithms import Each, ServerTurn
+from fedbilevel.channels import SecureMean
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.federation.server.blind_job import algorithm_fingerprint
+from fedbilevel.federation.server.guard import implausible
+from fedbilevel.federation.server.requests import Answers, PacketFor, Read, ask
+from fedbilevel.federation.server.roster import Member, Roster
+from fedbilevel.federation.site import known_in_clear, links_of
+from fedbilevel.federation.wire import (
+    EVERYONE,
+    Header,
+    RefusedError,
+    digest,
+    pack,
+    unpack_tree,
+)
+from fedbilevel.runtime.exchange import (
+    Link,
+    Measurement,
+    client_measurement,
+    for_place,
+    server_turn,
+    start_kept,
+)
+from fedbilevel.runtime.job import Job, start_server
+
+if TYPE_CHECKING:
+    from fedbilevel.federation.secure.server import MaskedServer
+
+__all__ = ["Exchanges", "Question", "Stand"]
+
+_SPARE = 1 << 20  # bytes a packet may have beyond its leaves
+_PAUSE = 0.5  # seconds before too few replies are asked for again
+_TRIES = 3  # to ask, if all who answer are refused
+# After which exchange a client stands, and which one no restart can undo.
+Stand = Callable[[int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One exchange: what the server says to whom.
+
+    `asked` are clients in their places, `sent` is what travels to them, and `turn` what
+    the server knows before the replies are there.
+    """
+
+    header: Header
+    link: Link
+    asked: list[int]
+    turn: ServerTurn
+    sent: PyTree
+
+    @functools.cached_property
+    def apart(self) -> bool:
+        """Whether each client is sent something of its own."""
+        nodes = jax.tree.leaves(self.sent, is_leaf=_is_each)
+        return any(_is_each(node) for node in nodes)
+
+    def place(self, client: int) -> int:
+        """Return whose message a client gets: that of its place, or the common one."""
+        return self.asked.index(client) if self.apart else 0
+
+    def message(self, place: int) -> PyTree:
+        """Return what is sent to a place."""
+        if place not in self._messages:
+            own = for_place(self.sent, place)
+            self._messages[place] = jax.tree.map(jnp.asarray, own)
+        return self._messages[place]
+
+    @functools.cached_property
+    def _messages(self) -> dict[int, PyTree]:
+        return {}
+
+    def common(self) -> frozenset[str]:
+        """Return the digests of what all are sent alike."""
+        nodes = jax.tree.leaves(self.sent, is_leaf=_is_each)
+        return frozenset(digest(node) for node in nodes if not _is_each(node))
+
+    def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
+        """Flag the places of those whose reply was taken."""
+        return jnp.asarray([client in taken for client in self.asked])
+
+
+def _is_each(node: Any) -> bool:
+    return isinstance(node, Each)
+
+
+class Exchanges:
+    """Asks the sites of a roster, and leaves out what cannot be believed.
+
+    `metrics` names what the sites measure. `left_out` is called with every reply that
+    was not taken: which, and why.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        roster: Roster,
+        metrics: tuple[str, ...],
+        left_out: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.job, self.roster, self.left_out = job, roster, left_out
+        roster.agree(algorithm_fingerprint(job))
+        self.site_seconds = 0.0  # of the slowest site in every exchange
+        self._futile = 0  # how often all answers were refused, in a row
+        self._links = links_of(job)
+        self._coded = {
+            where: job.channel.coded_shape(link.reply_shape())
+            for where, link in self._links.items()
+        }
+        shapes = jax.eval_shape(
+            lambda: client_measurement(job, 0, start_server(job), start_kept(job).own)
+        )
+        numbers = {name: shapes.upper for name in metrics}
+        self._measurement = replace(shapes, metrics=numbers)
+
+    def header(self, kind: str, done: int, exchange: int) -> Header:
+        """Return the header of a packet to all clients, with the round it is about."""
+        identity = self.roster.identity
+        return Header(
+            kind,
+            identity.federation,
+            identity.settings,
+            self.roster.algorithm,
+            EVERYONE,
+            attempt=identity.attempt,
+            round=done,
+            exchange=exchange,
+        )
+
+    def question(
+        self,
+        header: Header,
+        server: PyTree,
+        where: tuple[int, int],
+        index: int,
+        asked: list[int],
+    ) -> Question:
+        """Return what is said in one phase, which ran `index` times before."""
+        link, everybody = self._links[where], jnp.ones(len(asked), bool)
+        ids = jnp.asarray(asked, jnp.int32)
+        turn = server_turn(self.job, where, index, ids, everybody)
+        sent = link.sent(jax.tree.map(jnp.asarray, server), turn)
+        stage, number = where
+        header = replace(
+            header, stage=stage, phase=number, name=link.phase.name, index=index
+        )
+        return Question(header, link, asked, turn, jax.tree.map(np.asarray, sent))
+
+    def exchange(self, question: Question, stand: Stand) -> Answers:
+        """Return who replied, and what all replies make together."""
+        coded = self._coded[question.link.where]
+        if isinstance(self.job.channel.reduction, SecureMean):
+            return self._masked_exchange(question, stand, coded)
+        answers = self._replies(question, question.asked, stand, coded)
+        self._reduce(answers, question)
+        self._name(question.header, answers)
+        return answers
+
+    def _masked_exchange(
+        self, question: Question, stand: Stand, coded: PyTree
+    ) -> Answers:
+        link = question.link
+        if question.apart and link.phase.about is not None:
+            raise InvalidInputError(
+                f"phase '{link.phase.name}' sends each client a message of its own, so "
+                "that masked replies have no common scale. Use another aggregation."
+            )
+        told = self._masked.announced(question.asked)
+        if told is None:
+            return Answers()
+        question = replace(question, header=replace(question.header, info=told.info()))
+        like = self._masked.like(coded)
+        answers = self._replies(question, told.participants, stand, like)
+        about = known_in_clear(link, question.sent, question.turn)
+        self._masked.average(answers, question.header, told, coded, about)
+        if answers.taken:
+            answers.reply = link.received(question.sent, answers.reply, question.turn)
+        self._name(question.header, answers)
+        return answers
+
+    @functools.cached_property
+    def _masked(self) -> "MaskedServer":
+        # What masks need is loaded only if there are any.
+        from fedbilevel.federation.secure.server import MaskedServer
+
+        return MaskedServer(self.roster, self.ask)
+
+    def _replies(
+        self, question: Question, clients: list[int], stand: Stand, like: PyTree
+    ) -> Answers:
+        """Return what came back (tree, whether renewed), each checked by itself."""
+        header, common, spent = question.header, question.common(), []
+
+        @functools.cache
+        def packed(
+            place: int, accepted: int, kept: int, known: frozenset[str]
+        ) -> bytes:
+            leaves = jax.tree.leaves(question.message(place))
+            return pack(replace(header, accepted=accepted, kept=kept), leaves, known)
+
+        def packet_for(client: int, member: Member) -> bytes:
+            # In a cohort drawn anew a client may have missed what it should hold.
+            everyone = self.job.participants == self.roster.clients
+            known = member.known if everyone and member.info.get("holds") else ()
+            return packed(question.place(client), *stand(client), frozenset(known))
+
+        def read(client: int, reply: Header, listed: list, body: bytes):
+            accepted, kept = stand(client)
+            asked = replace(header, client=client, accepted=accepted, kept=kept)
+            if replace(reply, info=header.info) != asked:
+                raise RefusedError(
+                    "replayed", "answers another packet than the one sent"
+                )
+            tree = unpack_tree(listed, body, like)
+            if self.job.channel.coders:
+                tree = jax.tree.map(jnp.asarray, tree)
+            self.roster.members[client].known = common
+            info = reply.info or {}
+            seconds = info.get("seconds")
+            spent.append(seconds if isinstance(seconds, float) else 0.0)
+            return tree, bool(info.get("renewed"))
+
+        answers = self.ask(clients, packet_for, read, like)
+        self.site_seconds += max(spent, default=0.0)
+        return answers
+
+    def _reduce(self, answers: Answers, question: Question) -> None:
+        """Decode the replies, leave out those that are far off, reduce the others."""
+        link, turn, replies, places = question.link, question.turn, {}, {}
+        for client, (coded, _) in answers.taken.items():
+            places[client] = question.place(client)
+            message = question.message(places[client])
+            replies[client] = link.received(message, coded, turn)
+        known = {
+            place: link.known(question.message(place), turn)
+            for place in set(places.values())
+        }
+        far = implausible(replies, places, known, self.roster.terms.tolerance)
+        for client, how in far.items():
+            del answers.taken[client], replies[client]
+            answers.refused[client] = RefusedError("implausible", how)
+        if not replies:
+            return
+        # In all places, as in the simulator: one without a reply weighs nothing.
+        somebody = next(iter(replies.values()))
+        placed = [replies.get(client, somebody) for client in question.asked]
+        stacked = jax.tree.map(lambda *one: jnp.asarray(np.stack(one)), *placed)
+        present = question.present(replies)
+        weights = jnp.where(present, self.weights(question.asked), 0)
+        answers.reply = link.reduced(stacked, weights, _here, _here)
+
+    def weights(self, clients: list[int]) -> Float[Array, " clients"]:
+        """Return the weights of some clients; of one that never came it is 0."""
+        known = {k: member.weight for k, member in self.roster.members.items()}
+        return jnp.asarray([known.get(client, 0.0) for client in clients])
+
+    def enough(self, answers: Answers, asked: list[int]) -> bool:
+        """Say whether so many replies make one: by the terms, and by the reduction."""
+        count = len(answers.taken)
+        if count < max(min(self.roster.terms.minimum, len(asked)), 1):
+            return False
+        try:
+            self.job.channel.check(count)
+        except InvalidInputError as error:
+            self.roster.report(f"{count} replies are too few: {error}")
+            return False
+        return True
+
+    def measure(self, header: Header, server: PyTree, stand: Stand) -> Answers:
+        """Return the measurements of all clients that answer."""
+
+        def read(reply: Header, listed: list, body: bytes) -> Measurement:
+            return unpack_tree(listed, body, self._measurement, finite=False)
+
+        everyone = list(range(self.roster.clients))
+        return self._at_point(header, server, stand, everyone, read, self._measurement)
+
+    def conclude(self, header: Header, server: PyTree, stand: Stand) -> Answers:
+        """Return what clients that have more to say of a finished run tell of it."""
+
+        def read(reply: Header, listed: list, body: bytes) -> dict[str, Any]:
+            if listed or body:
+                raise RefusedError("oversized", "a conclusion carries no leaves")
+            return dict(reply.info or {})
+
+        return self._at_point(header, server, stand, self.concluding(), read, ())
+
+    def concluding(self) -> list[int]:
+        """Return the clients that have more to say of a finished run."""
+        members = self.roster.members.items()
+        return sorted(k for k, member in members if member.info.get("concludes"))
+
+    def _at_point(
+        self,
+        header: Header,
+        server: PyTree,
+        stand: Stand,
+        clients: list[int],
+        read_values: Callable[[Header, list, bytes], Any],
+        like: PyTree,
+    ) -> Answers:
+        """Let clients look at the server's point, and return what they tell."""
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
+
+        @functools.cache
+        def packed(accepted: int, kept: int) -> bytes:
+            return pack(replace(header, accepted=accepted, kept=kept), leaves)
+
+        def packet_for(client: int, member: Member) -> bytes:
+            return packed(*stand(client))
+
+        def read(client: int, reply: Header, listed: list, body: bytes) -> Any:
+            same = ("kind", "federation", "attempt", "round", "exchange")
+            if any(getattr(reply, name) != getattr(header, name) for name in same):
+                raise RefusedError(
+                    "replayed", "answers another packet than the one sent"
+                )
+            return read_values(reply, listed, body)
+
+        answers = self.ask(clients, packet_for, read, like)
+        self._name(header, answers)
+        return answers
+
+    def ask(
+        self, clients: list[int], packet_for: PacketFor, read: Read, like: PyTree
+    ) -> Answers:
+        """Ask clients for answers like `like`."""
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+        answers = ask(self.roster, clients, packet_for, read, size + _SPARE)
+        self._futile = 0 if answers.taken else self._futile
+        return answers
+
+    def _name(self, header: Header, answers: Answers) -> None:
+        for client, refusal in sorted(answers.refused.items()):
+            entry = {
+                "round": header.round,
+                "exchange": header.exchange,
+                "phase": header.name or header.kind,
+                "client": client,
+                "reason": refusal.reason,
+                "detail": refusal.detail,
+            }
+            self.left_out(entry)
+            self.roster.report(
+                f"round {header.round}, exchange {header.exchange}: client {client} "
+                f"is left out ({refusal})"
+            )
+
+    def pause(self, answers: Answers) -> None:
+        """Wait a little before asking again; raise where that would not help.
+
+        Nodes may come back, however long it takes. But if those that are there are
+        refused again and again, somebody must look.
+        """
+        futile = answers.refused and not answers.taken
+        self._futile = self._futile + 1 if futile else 0
+        if self._futile >= _TRIES:
+            reasons = {k: str(why) for k, why in sorted(answers.refused.items())}
+            raise FedbilevelError(
+                f"every reply was refused {_TRIES} times in a row. By client: {reasons}"
+            )
+        self.roster.report(f"only {len(answers.taken)} replies, asking again")
+        time.sleep(_PAUSE)
+
+
+def _here(value: Any) -> Any:
+    return value

@@ -1,0 +1,239 @@
+"""Who takes part in a federation: which node is which client, and who is late."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation.wire import (
+    EVERYONE,
+    Header,
+    RefusedError,
+    pack,
+    unpack,
+    unpack_start,
+)
+
+__all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
+
+_LARGEST_HELLO = 1 << 31
+_PAUSE = 0.2  # seconds between two looks for nodes
+_SHORT = 1.0  # seconds to wait for a node that did not answer before
+
+
+class Transport(Protocol):
+    """Carries packets to nodes and back."""
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that can be reached now."""
+        ...
+
+    def key(self, node: int) -> str:
+        """Return the fingerprint of the key by which a node was let in."""
+        ...
+
+    def exchange(
+        self,
+        packets: Mapping[int, bytes],
+        seconds: float,
+        enough: Callable[[set[int], float], bool],
+    ) -> dict[int, bytes]:
+        """Send to nodes; return what came back in time.
+
+        Waits until all answered, `seconds` passed, or `enough(answered, elapsed)`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long a server waits, and what it takes.
+
+    An exchange ends after `deadline` seconds; with fewer than `minimum` replies it is
+    made again. `patience` are the seconds to wait for all clients at the start. A reply
+    that moves more than `tolerance` times as far as the median one is left out. `keys`
+    are the fingerprints of the keys of clients 0, 1, ...: a node with another one is
+    not taken for that client.
+    """
+
+    deadline: float = 60.0
+    minimum: int = 1
+    patience: float = 600.0
+    tolerance: float = 1e3
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which federation this is, by a name drawn for it and its settings' fingerprint.
+
+    `attempt` counts the starts of its server.
+    """
+
+    federation: str
+    settings: str
+    attempt: int
+
+
+@dataclass
+class Member:
+    """A client and the node where it is.
+
+    `info` is what it said of itself, `start` the leaves of its first x and y, `known`
+    the digests of the leaves it holds.
+    """
+
+    node: int
+    algorithm: str
+    info: Mapping[str, Any]
+    start: list[np.ndarray]
+    late: bool = False
+    known: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def weight(self) -> float:
+        """The weight of this client in means."""
+        return float(self.info["weight"])
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What it knows of the task."""
+        return self.info["facts"]
+
+
+class Roster:
+    """The clients that said hello.
+
+    A node that comes later in a client's name wins: it is the same site, started again.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        clients: int,
+        identity: Identity,
+        terms: Terms,
+        report: Callable[[str], None],
+    ) -> None:
+        self.transport, self.clients = transport, clients
+        self.identity, self.terms, self.report = identity, terms, report
+        self.members: dict[int, Member] = {}
+        self.algorithm = ""  # its fingerprint, once that is agreed on
+        self._met: set[int] = set()
+        self._present: set[int] = set()  # when last looked
+        self._silent: set[int] = set()  # did not answer our last hello
+
+    def gather(self, seconds: float, enough: int) -> None:
+        """Wait until all clients came; raise if fewer than `enough` are there then."""
+        end = time.monotonic() + seconds
+        while True:
+            self.refresh()
+            if len(self.members) == self.clients:
+                return
+            if time.monotonic() > end:
+                break
+            time.sleep(_PAUSE)
+        missing = sorted(set(range(self.clients)) - set(self.members))
+        if len(self.members) < enough:
+            raise FedbilevelError(
+                f"clients {missing} did not come within {seconds:g} seconds. Start "
+                "their nodes, with the settings of the server, and serve again."
+            )
+        self.report(f"going on without clients {missing}")
+
+    def refresh(self) -> None:
+        """Forget nodes that left; say hello to those that are new."""
+        self._present = self.transport.nodes()
+        self._met &= self._present
+        fresh = self._present - self._met
+        if not fresh:
+            return
+        hello = Header(
+            "hello",
+            self.identity.federation,
+            self.identity.settings,
+            "",
+            EVERYONE,
+            self.identity.attempt,
+        )
+        answers = self.transport.exchange(
+            dict.fromkeys(fresh, pack(hello)),
+            self.terms.deadline,
+            lambda answered, elapsed: self._enough(fresh, answered, elapsed),
+        )
+        self._silent = fresh - set(answers)
+        for node, answer in answers.items():
+            self._met.add(node)
+            self._enlist(node, answer)
+
+    def _enough(self, asked: set[int], answered: set[int], elapsed: float) -> bool:
+        """Say whether to wait no longer for answers to a hello.
+
+        Nodes that were killed are still listed for a while. They are not waited for if
+        every client can have a node without them, and not as long a second time.
+        """
+        if len(answered) >= self.clients:
+            return True
+        return asked - answered <= self._silent and elapsed > _SHORT
+
+    def agree(self, algorithm: str) -> None:
+        """Keep the members that built this algorithm, and take no others from now."""
+        self.algorithm = algorithm
+        for client, member in list(self.members.items()):
+            if member.algorithm != algorithm:
+                del self.members[client]
+                self.report(f"client {client} is not taken: built another algorithm")
+        if not self.members:
+            raise FedbilevelError(
+                "all clients built another algorithm than the server. Start them with "
+                "the same settings and the same version of fedbilevel."
+            )
+
+    def reachable(self, clients: list[int]) -> list[int]:
+        """Return those of the clients that had a node when last looked."""
+        return [
+            client
+            for client in clients
+            if client in self.members and self.members[client].node in self._present
+        ]
+
+    def again(self, client: int) -> None:
+        """Say hello once more to a site that forgot us."""
+        self._met.discard(self.members[client].node)
+
+    def _enlist(self, node: int, answer: bytes) -> None:
+        try:
+            header, leaves, body = unpack(answer, _LARGEST_HELLO)
+            member = self._member(node, header, leaves, body)
+        except RefusedError as refusal:
+            self.report(f"node {node} is not taken: {refusal}")
+            return
+        self.members[header.client] = member
+        self.report(f"client {header.client} is at node {node}")
+
+    def _member(self, node: int, header: Header, leaves: list, body: bytes) -> Member:
+        info = header.info or {}
+        if header.kind == "refused":
+            raise RefusedError(str(info.get("reason")), str(info.get("detail")))
+        if (header.kind, header.federation) != ("hello", self.identity.federation):
+            raise RefusedError("federation", "answers another server")
+        if header.settings != self.identity.settings:
+            raise RefusedError("settings", "runs with other settings")
+        if header.client >= self.clients:
+            raise RefusedError("client", f"number {header.client} of {self.clients}")
+        expected = self.terms.keys[header.client : header.client + 1]
+        if expected and self.transport.key(node) != expected[0]:
+            raise RefusedError(
+                "key", f"says it is client {header.client}, by its key not"
+            )
+        weight = info.get("weight")
+        if not isinstance(weight, float) or not 0 < weight < np.inf:
+            raise RefusedError("weight", f"of client {header.client} is {weight!r:.40}")
+        if not isinstance(info.get("facts"), dict):
+            raise RefusedError("garbage", f"client {header.client} tells no facts")
+        if self.algorithm and header.algorithm != self.algorithm:
+            raise RefusedError("algorithm", "built another algorithm than the server")
+        return Member(node, header.algorithm, info, unpack_start(leaves, body))

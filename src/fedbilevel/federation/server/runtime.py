@@ -1,0 +1,222 @@
+"""The server's side of a federation: walks the phases, exchange by exchange.
+
+It is a runtime like the simulator, and makes the same numbers from the same key. Rows,
+memories and private blocks are at the sites; here are the server's state, and the
+record of who took part in each exchange, from which the simulator can replay the run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int, PyTree, UInt8
+
+from fedbilevel._types import Key
+from fedbilevel.algorithms import Phase, Phases
+from fedbilevel.channels import weighted_mean
+from fedbilevel.federation.server.exchanges import Exchanges, Question, Stand
+from fedbilevel.federation.server.requests import Answers
+from fedbilevel.federation.server.roster import Roster
+from fedbilevel.runtime import keys
+from fedbilevel.runtime.driver import Advance, Found, Span, rounds_in_python
+from fedbilevel.runtime.exchange import combine_measurements
+from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, Job, start_server
+from fedbilevel.runtime.walk import drawn_times, plain_loop, walk
+
+__all__ = ["Federated", "FederationRuntime"]
+
+
+class Federated(eqx.Module):
+    """What the server of a federation carries; what clients keep is not here.
+
+    `accepted` is the last exchange of each client that was taken in, `attendance` has a
+    row per exchange. `traffic` are bytes down, bytes up, and of both those that are not
+    leaves, in exchanges; measurements are not counted.
+    """
+
+    server: PyTree
+    accepted: Int[np.ndarray, " clients"]
+    attendance: UInt8[np.ndarray, "exchanges clients"]
+    traffic: Int[np.ndarray, "3"]
+
+    def joined(self) -> PyTree:
+        """Return the server's state; private blocks stay where they are."""
+        return self.server
+
+
+class FederationRuntime:
+    """Runs rounds on the sites of a roster.
+
+    `job` has no rows of anybody: see `blind_job`. `metrics` names what the sites
+    measure. `left_out` is called with every reply that was not taken.
+    """
+
+    name = "flower"
+    compile_seconds = 0.0
+
+    def __init__(
+        self,
+        job: Job,
+        roster: Roster,
+        metrics: tuple[str, ...],
+        left_out: Callable[[dict[str, Any]], None] = lambda entry: None,
+    ) -> None:
+        self.job, self.roster = job, roster
+        self.exchanges = Exchanges(job, roster, metrics, left_out)
+        self._durable = np.zeros(roster.clients, np.int64)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The shape of a single run."""
+        return ()
+
+    @property
+    def roots(self) -> Sequence[Key]:
+        """The key of the run."""
+        return (self.job.key,)
+
+    def fingerprint(self, every: int) -> str:
+        """Return the name of the federation, which is its own."""
+        return f"{self.roster.identity.federation} {every}"
+
+    def blank(self) -> Federated:
+        """Return the state before the first exchange."""
+        count = self.roster.clients
+        return Federated(
+            jax.tree.map(np.asarray, start_server(self.job)),
+            np.zeros(count, np.int64),
+            np.zeros((0, count), np.uint8),
+            np.zeros(3, np.int64),
+        )
+
+    def start(self) -> tuple[Federated, Found | None]:
+        """Return the state before round 0, after any setup phases."""
+        return self._all_phases(self.job.algorithm.setup(), keys.SETUP, 0, self.blank())
+
+    def advance(self, state: Federated, span: Span) -> Advance:
+        """Run some rounds."""
+
+        def one_round(state: Federated, index: int) -> tuple[Federated, Found | None]:
+            # What a round starts from is kept before it, if anything is kept at all.
+            self._durable = state.accepted
+            phases = self.job.algorithm.phases()
+            return self._all_phases(phases, keys.ROUNDS, index, state)
+
+        return rounds_in_python(span, state, one_round, self._measure)
+
+    def fetch(self, state: Federated) -> Federated:
+        """Return the state; it is on the host already."""
+        return state
+
+    def load(self, state: Federated) -> Federated:
+        """Take a state."""
+        return state
+
+    def conclude(self, state: Federated, rounds: int) -> list[dict[str, Any]]:
+        """Return what sites have to say of a run that has ended, after so many rounds.
+
+        Asked once, when it is known that the run goes on no further.
+        """
+        if not self.exchanges.concluding():
+            return []
+        exchanges = self.exchanges
+        header = exchanges.header("conclude", rounds, len(state.attendance))
+        answers = self._answered(
+            lambda: exchanges.conclude(header, state.server, self._stand(state))
+        )
+        return [answers.taken[client] for client in sorted(answers.taken)]
+
+    def _all_phases(
+        self, phases: Phases, stage: int, index: int, state: Federated
+    ) -> tuple[Federated, Found | None]:
+        shown = index if stage == keys.ROUNDS else -1
+
+        def visit(carry: Any, phase: Phase, number: int, turn: int):
+            state, failure = carry
+            if failure is not None:
+                return carry
+            state, bad = self._exchange(state, phase, (stage, number), turn, shown)
+            return state, None if bad is None else (shown, number, bad)
+
+        times = drawn_times(self.job.key, stage)
+        return walk(phases, (state, None), index, visit, plain_loop, times)
+
+    def _exchange(
+        self,
+        state: Federated,
+        phase: Phase,
+        where: tuple[int, int],
+        index: int,
+        shown: int,
+    ) -> tuple[Federated, int | None]:
+        """Make one exchange; also return a client, if all replies were not finite."""
+        exchanges, number = self.exchanges, len(state.attendance) + 1
+        header = exchanges.header("exchange", shown + 1, number)
+        asked = self._asked(phase, where, index)
+        question = exchanges.question(header, state.server, where, index, asked)
+        while True:
+            answers = exchanges.exchange(question, self._stand(state))
+            state = replace(state, traffic=state.traffic + answers.traffic)
+            reasons = {refusal.reason for refusal in answers.refused.values()}
+            if not answers.taken and reasons == {"not-finite"}:
+                return state, min(answers.refused)
+            if exchanges.enough(answers, asked):
+                return self._take_in(state, question, answers), None
+            exchanges.pause(answers)
+
+    def _take_in(
+        self, state: Federated, question: Question, answers: Answers
+    ) -> Federated:
+        """Take in the replies and record who took part."""
+        turn = replace(question.turn, present=question.present(answers.taken))
+        before = jax.tree.map(jnp.asarray, state.server)
+        server = question.link.absorb(before, answers.reply, turn)
+        row = np.full((1, self.roster.clients), ABSENT, np.uint8)
+        for client, (_, renewed) in answers.taken.items():
+            row[0, client] = RENEWED if renewed else PRESENT
+        return Federated(
+            jax.tree.map(np.asarray, server),
+            np.where(row[0] > ABSENT, question.header.exchange, state.accepted),
+            np.concatenate([state.attendance, row]),
+            state.traffic,
+        )
+
+    def _asked(self, phase: Phase, where: tuple[int, int], index: int) -> list[int]:
+        """Return who is asked in an exchange, by place."""
+        clients, count = self.roster.clients, self.job.cohort(phase)
+        if count == clients:
+            return list(range(clients))
+        drawn = keys.draw_cohort(self.job.key, *where, index, clients, count)
+        return [int(client) for client in drawn]
+
+    def _stand(self, state: Federated) -> Stand:
+        def stand(client: int) -> tuple[int, int]:
+            return int(state.accepted[client]), int(self._durable[client])
+
+        return stand
+
+    def _answered(self, ask: Callable[[], Answers]) -> Answers:
+        """Ask until somebody answers."""
+        while True:
+            answers = ask()
+            if answers.taken:
+                return answers
+            self.exchanges.pause(answers)
+
+    def _measure(self, state: Federated, index: int) -> dict[str, np.ndarray]:
+        """Let the sites measure, and average what they found."""
+        exchanges = self.exchanges
+        header = exchanges.header("measure", index + 1, len(state.attendance))
+        answers = self._answered(
+            lambda: exchanges.measure(header, state.server, self._stand(state))
+        )
+        clients = sorted(answers.taken)
+        values = [answers.taken[client] for client in clients]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
+        mean = weighted_mean(stacked, exchanges.weights(clients))
+        columns = combine_measurements(self.job, state.server, mean)
+        return {name: np.asarray(value) for name, value in columns.items()}

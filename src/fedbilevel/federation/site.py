@@ -1,0 +1,342 @@
+"""A site's side of a federation: packets in, packets out, its rows stay here.
+
+A site takes part in an exchange, measures at the server's point, and says hello. It
+answers every packet; one that does not fit is answered with the reason, and changes
+nothing. It executes nothing that it is sent.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from fedbilevel._blocks import combine
+from fedbilevel._types import Key
+from fedbilevel.algorithms import Turn
+from fedbilevel.channels import SecureMean
+from fedbilevel.federation.checkpoints import SiteCheckpoints
+from fedbilevel.federation.wire import (
+    EVERYONE,
+    Header,
+    RefusedError,
+    digest,
+    pack,
+    unpack,
+    unpack_tree,
+)
+from fedbilevel.runtime import keys
+from fedbilevel.runtime.exchange import (
+    Link,
+    client_measurement,
+    for_place,
+    server_turn,
+    start_kept,
+)
+from fedbilevel.runtime.job import Job, stages, start_server
+
+if TYPE_CHECKING:
+    from fedbilevel.federation.secure.site import SiteSecrets
+
+__all__ = ["Fingerprints", "Site", "known_in_clear", "links_of"]
+
+_SPARE = 1 << 20  # bytes a packet may have beyond its leaves
+_LONGEST_NAME = 64  # of a federation
+Where = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """What both sides compare: the settings, and the algorithm that was built."""
+
+    settings: str
+    algorithm: str
+
+
+class NoisyTurn(Turn):
+    """A turn whose noise comes from a key of the site's own."""
+
+    secret: Key
+
+    def channel_key(self) -> Key:
+        """Return the site's own key."""
+        return self.secret
+
+
+def links_of(job: Job) -> dict[Where, Link]:
+    """Return what happens in each phase, by its stage and number."""
+    return {
+        (stage, number): Link.of(job, phase, (stage, number))
+        for stage, phases in stages(job)
+        for number, phase in enumerate(phases)
+    }
+
+
+def known_in_clear(link: Link, sent: PyTree, turn: Any) -> PyTree | None:
+    """Return what both sides know of what travels back; None where that is zero.
+
+    A channel with coders lets changes travel, of which nothing is known.
+    """
+    if link.job.channel.coders:
+        return None
+    return link.known(jax.tree.map(jnp.asarray, sent), turn)
+
+
+class Site:
+    """One client of a federation; `job` holds its rows alone, as client 0.
+
+    `facts` are told to the server when it says hello. With a `folder` what the client
+    keeps outlives this process. `holds` says whether this process sees all packets, so
+    that the server need not repeat what it sent before. `conclude(state)` tells more of
+    a finished run from the server's state with the client's own blocks, stacked.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        client: int,
+        fingerprints: Fingerprints,
+        *,
+        facts: Mapping[str, Any],
+        folder: Path | None = None,
+        holds: bool = True,
+        conclude: Callable[[PyTree], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.job, self.client, self.fingerprints = job, client, fingerprints
+        self.facts, self.folder, self.holds = facts, folder, holds
+        self.conclude = conclude
+        self.checkpoints: dict[str, SiteCheckpoints] = {}
+        self._held: dict[str, np.ndarray] = {}
+        self._arrays, self._static = eqx.partition(job, eqx.is_array)
+        self._programs: dict[Any, Callable] = {}
+        self._masks = isinstance(job.channel.reduction, SecureMean)
+        self._secrets: dict[str, SiteSecrets] = {}
+        self._noise = jax.random.wrap_key_data(
+            jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
+        )
+        self._links = links_of(job)
+        self._state = jax.eval_shape(start_server, job)
+        self._messages = {where: _message(link) for where, link in self._links.items()}
+        sizes = [_size(one) for one in (self._state, *self._messages.values())]
+        self.largest = max(sizes) + _SPARE
+
+    def handle(self, packet: bytes) -> bytes:
+        """Answer a packet, whatever it holds."""
+        header = Header("refused", "", "", "", self.client, 0)
+        try:
+            header, listed, body = unpack(packet, self.largest)
+            return self._answer(header, listed, body)
+        except RefusedError as refusal:
+            info = {"reason": refusal.reason, "detail": refusal.detail}
+            return self._reply(replace(header, kind="refused", info=info))
+
+    def _answer(self, header: Header, listed: list, body: bytes) -> bytes:
+        kinds = {
+            "hello": self._hello,
+            "exchange": self._exchange,
+            "measure": self._measure,
+            "conclude": self._conclude,
+            "reveal": self._reveal,
+        }
+        if header.kind not in kinds:
+            raise RefusedError("garbage", f"kind {header.kind!r:.40} is not known")
+        if header.settings != self.fingerprints.settings:
+            raise RefusedError(
+                "settings", "the server runs with other settings than this site"
+            )
+        if header.kind != "hello":
+            self._check(header)
+        return kinds[header.kind](header, listed, body)
+
+    def _reply(self, header: Header, leaves: Sequence[np.ndarray] = ()) -> bytes:
+        return pack(replace(header, client=self.client), leaves)
+
+    def _check(self, header: Header) -> None:
+        if header.algorithm != self.fingerprints.algorithm:
+            raise RefusedError(
+                "algorithm", "the server built another algorithm than here"
+            )
+        if header.client != EVERYONE:
+            raise RefusedError("client", f"comes from client {header.client}")
+        held = self._checkpoints(header.federation)
+        if held is None:
+            raise RefusedError("federation", f"{header.federation!r:.40} said no hello")
+        if header.attempt < held.attempt:
+            raise RefusedError("attempt", "from a server that was replaced since")
+        held.attempt = header.attempt
+
+    def _checkpoints(self, federation: str) -> SiteCheckpoints | None:
+        """Return those of a federation that said hello, maybe before a restart."""
+        if federation not in self.checkpoints and federation.isalnum():
+            found = self._fresh(federation)
+            if found.found:
+                self.checkpoints[federation] = found
+        return self.checkpoints.get(federation)
+
+    def _fresh(self, federation: str) -> SiteCheckpoints:
+        start = start_kept(self.job)
+        return SiteCheckpoints(start, self.folder, federation, self.client)
+
+    def _hello(self, header: Header, listed: list, body: bytes) -> bytes:
+        if listed or body:
+            raise RefusedError("oversized", "a hello carries no leaves")
+        name = header.federation
+        if not (name.isalnum() and len(name) <= _LONGEST_NAME):
+            raise RefusedError("federation", "its name is not letters and digits")
+        if self._checkpoints(name) is None:
+            fresh = self._fresh(name)
+            fresh.attempt = header.attempt
+            fresh.save()
+            self.checkpoints = {name: fresh}
+        self._held = {}
+        info = {
+            "facts": dict(self.facts),
+            "weight": float(self.job.data.weights[0]),
+            "holds": self.holds,
+            "concludes": self.conclude is not None,
+        }
+        if self._masks:
+            info["key"] = self._secrets_of(name).public
+        reply = replace(header, algorithm=self.fingerprints.algorithm, info=info)
+        return self._reply(reply, _leaves((self.job.x, self.job.y)))
+
+    def _exchange(self, header: Header, listed: list, body: bytes) -> bytes:
+        began, where = time.perf_counter(), (header.stage, header.phase)
+        if where not in self._links or header.exchange < 1:
+            raise RefusedError(
+                "phase", f"there is no phase {header.phase} in this stage"
+            )
+        link = self._links[where]
+        if link.phase.name != header.name:
+            raise RefusedError(
+                "phase", f"'{header.name:.40}' where '{link.phase.name}' is due"
+            )
+        sent = unpack_tree(listed, body, self._messages[where], self._held)
+        checkpoints = self.checkpoints[header.federation]
+        base = checkpoints.at(header.accepted)
+        renewed = base is None
+        turn = self._turn(header, body)
+        kept, reply, finite = self._program(self._work, where)(
+            self._arrays, sent, checkpoints.start if renewed else base, turn
+        )
+        if not bool(finite):
+            raise RefusedError(
+                "not-finite", "the reply computed here holds NaN or infinity"
+            )
+        checkpoints.put(header.exchange, kept, header.kept)
+        if self.holds:
+            self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(sent)}
+        leaves = _leaves(reply)
+        if self._masks:
+            about = known_in_clear(link, sent, turn)
+            told, weight = header.info or {}, float(self.job.data.weights[0])
+            secrets = self._secrets_of(header.federation)
+            leaves = [secrets.mask(told, reply, weight, about)]
+        info = {"renewed": renewed, "seconds": time.perf_counter() - began}
+        return self._reply(replace(header, info=info), leaves)
+
+    def _turn(self, header: Header, body: bytes) -> Turn:
+        index = jnp.asarray(header.index, jnp.int32)
+        where = (header.stage, header.phase)
+        turn = keys.client_turn(self.job.key, where, self.client, index)
+        if self.job.channel.privacy is None:
+            return turn
+        secret = self._noise_key(header, body)
+        return NoisyTurn(turn.key, turn.index, turn.shared, secret)
+
+    def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
+        if not self._masks or listed or body:
+            raise RefusedError("mask", "there is nothing to reveal")
+        told = header.info or {}
+        dropped = told.get("dropped")
+        if not (isinstance(dropped, list) and all(type(k) is int for k in dropped)):
+            raise RefusedError("announcement", "nobody is said to have dropped out")
+        seeds = self._secrets_of(header.federation).reveal(told)
+        return self._reply(replace(header, info={"seeds": seeds}))
+
+    def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
+        server, own = self._point(header, listed, body)
+        measured = self._program(self._measured)(self._arrays, server, own)
+        return self._reply(replace(header, info=None), _leaves(measured))
+
+    def _conclude(self, header: Header, listed: list, body: bytes) -> bytes:
+        server, own = self._point(header, listed, body)
+        if self.conclude is None:
+            raise RefusedError("garbage", "there is nothing to conclude here")
+        stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], own)
+        told = dict(self.conclude(combine(server, stacked)))
+        return self._reply(replace(header, info=told))
+
+    def _point(self, header: Header, listed: list, body: bytes) -> tuple[Any, Any]:
+        """Return the server's state that was sent, and this client's own blocks."""
+        server = unpack_tree(listed, body, self._state)
+        checkpoints = self.checkpoints[header.federation]
+        kept = checkpoints.at(header.accepted) or checkpoints.start
+        return server, kept.own
+
+    def _secrets_of(self, federation: str) -> "SiteSecrets":
+        """Return this site's keys; what they need is loaded only if they are."""
+        if federation not in self._secrets:
+            from fedbilevel.federation.secure.site import SiteSecrets
+
+            own = SiteSecrets.of(federation, self.client, self.folder)
+            self._secrets = {federation: own}
+        return self._secrets[federation]
+
+    def _noise_key(self, header: Header, body: bytes) -> Key:
+        """Return a key that nobody else can know, another one for every message.
+
+        Noise that was used twice could be subtracted, as could noise that follows from
+        the run's key, which the server knows.
+        """
+        told = hashlib.sha256(repr(header).encode() + body).digest()
+        for word in np.frombuffer(told, np.uint32)[:4]:
+            self._noise = jax.random.fold_in(self._noise, word)
+        return self._noise
+
+    def _work(self, job: Job, where: Where, *rest: Any) -> Any:
+        sent, kept, turn = rest
+        phase = dict(stages(job))[where[0]][where[1]]
+        return Link.of(job, phase, where).work(sent, kept, turn, 0)
+
+    def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
+        return client_measurement(job, 0, server, own, everything=True)
+
+    def _program(self, function: Callable, *where: Where) -> Callable:
+        """Compile once; rows are an input, so that they are no constants in there."""
+        name = (function.__name__, where)
+        if name not in self._programs:
+
+            def whole(arrays: PyTree, *arguments: Any) -> PyTree:
+                return function(eqx.combine(arrays, self._static), *where, *arguments)
+
+            self._programs[name] = jax.jit(whole)
+        return self._programs[name]
+
+
+def _message(link: Link) -> PyTree:
+    """Return the shapes of what one client is sent in a phase."""
+    job, cohort = link.job, link.job.cohort(link.phase)
+
+    def first() -> PyTree:
+        ids, everybody = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
+        turn = server_turn(job, link.where, 0, ids, everybody)
+        return for_place(link.sent(start_server(job), turn), 0)
+
+    return jax.eval_shape(first)
+
+
+def _size(tree: PyTree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _leaves(tree: PyTree) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

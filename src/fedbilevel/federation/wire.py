@@ -1,0 +1,240 @@
+"""What travels between server and site: a header, and one flat packed array.
+
+    magic "FBL" and the protocol version     4 bytes
+    length of the header, big endian         4 bytes
+    SHA-256 of that length and the rest     32 bytes
+    header, JSON with keys in order
+    the leaves of a tree, one after the other, little endian
+
+Nothing in a packet is executed or unpickled. The receiver knows the tree it expects;
+shapes and types in the header are compared with it, never trusted. A packet that does
+not fit is refused with a reason; the SHA-256 is against damage, TLS against forgers.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from fedbilevel.errors import FedbilevelError
+
+__all__ = [
+    "EVERYONE",
+    "FRAME_BYTES",
+    "PROTOCOL",
+    "Header",
+    "RefusedError",
+    "Spec",
+    "digest",
+    "pack",
+    "spec_of",
+    "unpack",
+    "unpack_start",
+    "unpack_tree",
+]
+
+PROTOCOL = 3
+EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
+_MAGIC = b"FBL" + bytes([PROTOCOL])
+FRAME_BYTES = len(_MAGIC) + 4 + 32  # before the header
+_LONGEST_HEADER = 1 << 20
+_KINDS = ("<f2", "<f4", "<f8")  # of a start
+Spec = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class RefusedError(FedbilevelError):
+    """A packet that is not taken; `reason` is one word, `detail` what was wrong."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{reason}: {detail}")
+
+
+@dataclass(frozen=True)
+class Header:
+    """Where a packet belongs. Both sides compare all of it with what they expect.
+
+    `kind` is hello, exchange, measure, conclude or reveal, in a reply the same.
+    `client` is who replies; what the server sends is for everyone, so that clients
+    which stand at the same point get the same bytes, stored once on their way.
+    `federation` is a name drawn anew for every federation, `attempt` counts the starts
+    of its server. `settings` and `algorithm` are fingerprints. `exchange` numbers all
+    exchanges of the run, `index` those of one phase; `stage` is setup or rounds.
+    `accepted` is the last exchange of this client that the server took in, 0 for none,
+    and `kept` the last one that no restart of the server can undo. `info` has what
+    belongs to one kind alone.
+    """
+
+    kind: str
+    federation: str
+    settings: str
+    algorithm: str
+    client: int
+    attempt: int
+    round: int = 0
+    exchange: int = 0
+    stage: int = 0
+    phase: int = 0
+    name: str = ""
+    index: int = 0
+    accepted: int = 0
+    kept: int = 0
+    info: Mapping[str, Any] | None = None
+
+
+def digest(leaf: np.ndarray) -> str:
+    """Return a name for the content of a leaf."""
+    value = np.asarray(leaf, order="C")
+    start = hashlib.sha256(f"{value.dtype.str} {value.shape}".encode())
+    start.update(value.tobytes())
+    return start.hexdigest()[:32]
+
+
+def spec_of(tree: PyTree) -> Spec:
+    """Return types and shapes of the leaves of a tree, which may be abstract."""
+    return tuple(
+        (np.dtype(leaf.dtype).newbyteorder("<").str, tuple(leaf.shape))
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def pack(
+    header: Header,
+    leaves: Sequence[np.ndarray] = (),
+    known: frozenset[str] = frozenset(),
+) -> bytes:
+    """Return a packet; of leaves whose digest the receiver has, only that is sent."""
+    listed, body = [], []
+    for leaf in leaves:
+        value = np.asarray(leaf, order="C")
+        value = value.astype(value.dtype.newbyteorder("<"), copy=False)
+        here = not known or digest(value) not in known
+        listed.append(
+            [value.dtype.str, list(value.shape), None if here else digest(value)]
+        )
+        if here:
+            body.append(value.tobytes())
+    head = {**asdict(header), "leaves": listed}
+    text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    rest = b"".join([text.encode(), *body])
+    length = len(text.encode()).to_bytes(4, "big")
+    return _MAGIC + length + hashlib.sha256(length + rest).digest() + rest
+
+
+def unpack(packet: bytes, largest: int) -> tuple[Header, list, bytes]:
+    """Return header, the list of leaves and their bytes, or refuse the packet."""
+    if len(packet) > largest:
+        raise RefusedError(
+            "oversized", f"{len(packet)} bytes, at most {largest} expected"
+        )
+    if len(packet) < FRAME_BYTES or packet[:3] != _MAGIC[:3]:
+        raise RefusedError("garbage", "does not start like a packet")
+    if packet[3] != PROTOCOL:
+        raise RefusedError(
+            "version",
+            f"speaks protocol {packet[3]}, this side {PROTOCOL}; install the same "
+            "version of fedbilevel on both sides",
+        )
+    length = int.from_bytes(packet[4:8], "big")
+    rest = packet[FRAME_BYTES:]
+    if hashlib.sha256(packet[4:8] + rest).digest() != packet[8:FRAME_BYTES]:
+        raise RefusedError("damaged", "checksum differs, or the packet is cut off")
+    if length > min(len(rest), _LONGEST_HEADER):
+        raise RefusedError("garbage", f"announces a header of {length} bytes")
+    header, listed = _read_header(rest[:length])
+    return header, listed, rest[length:]
+
+
+def _read_header(text: bytes) -> tuple[Header, list]:
+    try:
+        values = json.loads(text)
+        listed = values.pop("leaves")
+        header = Header(**values)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RefusedError("garbage", f"header cannot be read ({error})") from error
+    for field in fields(Header):
+        value = getattr(header, field.name)
+        if field.name == "info":
+            right = value is None or isinstance(value, dict)
+        else:
+            right = type(value).__name__ == str(getattr(field.type, "__name__", ""))
+        if not right or (isinstance(value, int) and not 0 <= value < 2**53):
+            raise RefusedError(
+                "garbage", f"header field '{field.name}' is {value!r:.80}"
+            )
+    if not isinstance(listed, list):
+        raise RefusedError("garbage", "header does not list leaves")
+    return header, listed
+
+
+def unpack_tree(
+    listed: list,
+    body: bytes,
+    like: PyTree,
+    held: Mapping[str, np.ndarray] | None = None,
+    *,
+    finite: bool = True,
+) -> PyTree:
+    """Return the leaves as a tree like `like`; `held` are leaves by their digest."""
+    expected, leaves, position = spec_of(like), [], 0
+    if len(listed) != len(expected):
+        raise RefusedError("shape", f"{len(listed)} leaves, {len(expected)} expected")
+    for entry, (kind, shape) in zip(listed, expected, strict=True):
+        reference = _check_entry(entry, kind, shape)
+        if reference is not None:
+            if held is None or reference not in held:
+                raise RefusedError("unknown", "refers to a leaf that is not held here")
+            leaves.append(held[reference])
+            continue
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
+        if position + size > len(body):
+            raise RefusedError("truncated", f"{len(body)} bytes of leaves are too few")
+        part = body[position : position + size]
+        leaves.append(np.frombuffer(part, kind).reshape(shape))
+        position += size
+    if position != len(body):
+        raise RefusedError("oversized", f"{len(body) - position} bytes too many")
+    if finite and not all(np.isfinite(leaf).all() for leaf in leaves):
+        raise RefusedError("not-finite", "holds NaN or infinity")
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def unpack_start(listed: list, body: bytes) -> list[np.ndarray]:
+    """Return the leaves of a start, whose shapes only the site knows."""
+    leaves, position = [], 0
+    for entry in listed:
+        kind, shape = _described(entry)
+        end = position + int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize
+        if end > len(body):
+            raise RefusedError("truncated", "the start is cut off")
+        leaves.append(np.frombuffer(body[position:end], kind).reshape(shape))
+        position = end
+    if position != len(body) or not all(np.isfinite(leaf).all() for leaf in leaves):
+        raise RefusedError("not-finite", "the start has bytes too many, or no numbers")
+    return leaves
+
+
+def _described(entry: Any) -> tuple[str, tuple[int, ...]]:
+    known = isinstance(entry, list) and len(entry) == 3 and entry[0] in _KINDS
+    if not known or not isinstance(entry[1], list) or entry[2] is not None:
+        raise RefusedError("garbage", f"leaf listed as {entry!r:.80}")
+    if not all(type(n) is int and 0 <= n < 2**40 for n in entry[1]):
+        raise RefusedError("shape", f"{entry[1]!r:.80}")
+    return entry[0], tuple(entry[1])
+
+
+def _check_entry(entry: Any, kind: str, shape: tuple[int, ...]) -> str | None:
+    if not isinstance(entry, list) or len(entry) != 3:
+        raise RefusedError("garbage", f"leaf listed as {entry!r:.80}")
+    if entry[0] != kind:
+        raise RefusedError("dtype", f"{entry[0]!r:.40} where {kind} is expected")
+    if entry[1] != list(shape):
+        raise RefusedError("shape", f"{entry[1]!r:.80} where {list(shape)} is expected")
+    if not isinstance(entry[2], str | None):
+        raise RefusedError("garbage", f"leaf refers to {entry[2]!r:.80}")
+    return entry[2]

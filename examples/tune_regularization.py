@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fedbilevel import configure
-from fedbilevel.cli._progress import watched
-from fedbilevel.experiment import Experiment
+from fedbilevel.cli.progress import watched
+from fedbilevel.experiments import Experiment
 from fedbilevel.report import cost_table, result_table
 
 

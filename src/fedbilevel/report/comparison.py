@@ -11,7 +11,15 @@ from rich.table import Table
 from fedbilevel.report.tables import show
 from fedbilevel.result import Result
 
-__all__ = ["Standing", "default_target", "ranking", "ranking_table", "trials_table"]
+__all__ = [
+    "Standing",
+    "default_target",
+    "ranking",
+    "ranking_table",
+    "seconds",
+    "stacked",
+    "trials_table",
+]
 
 Results = Mapping[str, Sequence[Result]]
 _COUNTED = ("exchanges", "bytes", "samples")
@@ -63,17 +71,27 @@ def _standing(
     spread = float(np.std(ends, ddof=1)) if len(ends) > 1 else 0.0
     costs: dict[str, Any] = dict.fromkeys(("rounds", "seconds", *_COUNTED))
     if len(reached):
-        first = many[0].columns["round"][reached[0]]
-        costs["rounds"] = int(first)
+        first = reached[0]
+        costs["rounds"] = int(
+            stacked([r.columns["round"] for r in many])[:, first].max()
+        )
         for kind in _COUNTED:
-            at = [result.columns[kind][reached[0]] for result in many]
+            at = stacked([result.columns[kind] for result in many])[:, first]
             costs[kind] = round(float(np.mean(at)))
-        costs["seconds"] = float(np.mean([seconds(r)[reached[0]] for r in many]))
+        costs["seconds"] = float(np.mean(stacked([seconds(r) for r in many])[:, first]))
     return Standing(name, float(np.mean(ends)), spread, len(ends), **costs)
 
 
 def _mean(many: Sequence[Result], metric: str) -> np.ndarray:
-    return np.mean([result.columns[metric] for result in many], axis=0)
+    return stacked([result.columns[metric] for result in many]).mean(axis=0)
+
+
+def stacked(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Return columns as rows of one array; what ended early stays at its last value."""
+    longest = max(len(column) for column in columns)
+    return np.stack(
+        [np.pad(one, (0, longest - len(one)), mode="edge") for one in columns]
+    )
 
 
 def seconds(result: Result) -> np.ndarray:

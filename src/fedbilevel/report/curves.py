@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedbilevel.report._picture import as_png, new_figure
-from fedbilevel.report.comparison import seconds
+from fedbilevel.report.comparison import seconds, stacked
 from fedbilevel.result import Result
 
 __all__ = ["draw_curves"]
@@ -25,8 +25,8 @@ def draw_curves(
     smallest = min(np.min(r.columns[metric]) for many in results.values() for r in many)
     for panel, axis in zip(panels, _AXES, strict=True):
         for number, (name, many) in enumerate(results.items()):
-            values = np.asarray([result.columns[metric] for result in many])
-            costs = np.mean([_along(result, axis) for result in many], axis=0)
+            values = stacked([result.columns[metric] for result in many])
+            costs = stacked([_along(result, axis) for result in many]).mean(axis=0)
             color = f"C{number}"
             style = ("-", "--", ":")[number // 10 % 3]
             panel.plot(costs, values.mean(axis=0), style, color=color, label=name)

@@ -9,7 +9,7 @@ from rich.table import Table
 from fedbilevel.report._picture import as_png, new_figure
 from fedbilevel.report.tables import show
 
-__all__ = ["draw_holdings", "holdings_table"]
+__all__ = ["draw_label_counts", "label_counts_table"]
 
 _MOST_COLUMNS = 12
 _MOST_NAMED = 20
@@ -17,8 +17,8 @@ _MOST_NUMBERED = 100
 _TALLEST = 24.0  # inches
 
 
-def holdings_table(
-    counts: np.ndarray, class_names: Sequence[str], title: str = "Holdings"
+def label_counts_table(
+    counts: np.ndarray, class_names: Sequence[str], title: str = "Rows by class"
 ) -> Table:
     """Return the rows per client and class, with totals.
 
@@ -42,7 +42,7 @@ def holdings_table(
     return table
 
 
-def draw_holdings(
+def draw_label_counts(
     levels: Mapping[str, np.ndarray], class_names: Sequence[str]
 ) -> bytes:
     """Return a PNG with a panel for each level: a bar per client, stacked by class.

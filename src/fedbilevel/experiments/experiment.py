@@ -3,31 +3,82 @@
 import dataclasses
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-
-from fedbilevel import algorithms, channels, tasks
+from fedbilevel import algorithms, tasks
+from fedbilevel._blocks import is_any
 from fedbilevel._files import write_atomically
-from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.errors import CheckpointError, HeterogeneityWarning, unknown_name
+from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.channels import Channel
+from fedbilevel.errors import (
+    CheckpointError,
+    HeterogeneityWarning,
+    unknown_name,
+)
+from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.hypergradient import local_inverse_bias
-from fedbilevel.problem.stored import sources
+from fedbilevel.problem import PooledData
+from fedbilevel.problem.stored_rows import sources
 from fedbilevel.result import Result
-from fedbilevel.run import DELTA, open_folder, run_job, run_seeds
-from fedbilevel.runtime import Job, mesh
-from fedbilevel.runtime.driver import Checkpoints, Watch
+from fedbilevel.runtime import (
+    Checkpoints,
+    Job,
+    ReferenceRuntime,
+    Sampling,
+    SimulatorRuntime,
+    Stopping,
+    Watch,
+    mesh,
+)
+from fedbilevel.studies.seeds import run_seeds
+from fedbilevel.studies.setting import Setting, open_folder
+from fedbilevel.studies.single import run_job
 from fedbilevel.tasks._base import option_defaults
 
-__all__ = ["Experiment", "headline_only"]
+__all__ = ["Built", "Experiment", "headline_only"]
 
 _FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
 _CHANNEL = ("clip", "noise", "compress", "aggregate")
+_RUNTIMES: dict[str, Callable[[Job], Any]] = {
+    runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
+}
 _TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
+
+
+class Built(NamedTuple):
+    """What the names of an experiment stand for.
+
+    `config` are the settings to record; the task's options are among them.
+    """
+
+    task: tasks.Task
+    entry: Entry
+    algorithm: AbstractAlgorithm
+    setting: Setting
+    rounds: int
+    config: dict[str, Any]
+
+    def job(self, seed: int = 0) -> Job:
+        """Bind everything, and warn where the limit will be off."""
+        job = self.setting.job(self.algorithm, seed)
+        if self.task.convex:
+            _warn_if_biased(self.entry.name, job)
+        return job
+
+    def named(self, result: Result) -> Result:
+        """Return a result with the names, and with what the task concludes."""
+        shown = result.point if self.task.shows_point else {}
+        point = {name: leaf.tolist() for name, leaf in shown.items()}
+        more = {}
+        if self.task.conclusion is not None:
+            more = self.task.conclusion(self.task, result.point)
+        final = {**result.final, **point, **more}
+        return dataclasses.replace(result, algorithm=self.entry.name, final=final)
 
 
 @dataclass(frozen=True)
@@ -35,7 +86,8 @@ class Experiment:
     """Names and numbers that fix a run. None leaves a choice to the task.
 
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
-    `compress` and `aggregate` are read by `channels.read`; `delta` goes with the noise.
+    `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
+    `target`, `patience` and the budgets `max_...` end a run before its last round.
     """
 
     task: str
@@ -51,9 +103,14 @@ class Experiment:
     measure_every: int = 1
     checkpoint_rounds: int | None = None
     checkpoint_seconds: float = 30.0
+    target: float | None = None
+    patience: int | None = None
+    max_bytes: int | None = None
+    max_samples: int | None = None
+    max_seconds: float | None = None
     clip: float | None = None
     noise: float = 0.0
-    delta: float = DELTA
+    delta: float = 1e-5
     compress: str | None = None
     aggregate: str = "mean"
     options: Mapping[str, str] = field(default_factory=dict)
@@ -69,75 +126,83 @@ class Experiment:
 
         `watch` is shown the task's headline metric only.
         """
-        task, job, config = mesh.on_all(self.job)
-        keeper = None
+        built = mesh.on_all(self.build)
+        job = mesh.on_all(lambda: built.job(self.seed))
+        checkpoints = None
         if folder is not None:
             mesh.on_first(lambda: open_folder(folder, resume))
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
-            keeper = Checkpoints(folder, *every)
+            checkpoints = Checkpoints(folder, *every)
             mesh.on_first(lambda: self.save(folder))
         result = run_job(
             job,
-            config.pop("rounds"),
+            built.rounds,
             measure_every=self.measure_every,
-            runtime=self.runtime,
-            keeper=keeper,
-            watch=headline_only(watch, task.headline),
+            stopping=self.stopping(built.setting.headline),
+            runtime=self._runtime(),
+            checkpoints=checkpoints,
+            watch=headline_only(watch, built.setting.headline),
             task=self.task,
-            config={**config, "seed": self.seed},
-            delta=self.delta,
+            config={**built.config, "seed": self.seed},
         )
-        result = self._named(task, result)
+        result = built.named(result)
         if folder is not None:
             mesh.on_first(lambda: result.save(folder))
         return result
 
     def run_seeds(self, count: int) -> list[Result]:
         """Run from `count` random seeds, the experiment's own first, as one program."""
-        task, job, config = self.job()
+        built = self.build()
         results = run_seeds(
-            job,
-            config.pop("rounds"),
+            built.job(self.seed),
+            built.rounds,
             range(self.seed, self.seed + count),
             measure_every=self.measure_every,
+            stopping=self.stopping(built.setting.headline),
             task=self.task,
-            config=config,
-            delta=self.delta,
+            config=built.config,
         )
-        return [self._named(task, result) for result in results]
+        return [built.named(result) for result in results]
 
-    def job(self) -> tuple[tasks.Task, Job, dict[str, Any]]:
-        """Build task and algorithm; return them with the settings to record."""
+    def build(self) -> Built:
+        """Build what the names stand for, once."""
         channel = self.channel()  # before any data are loaded
-        task, algorithm, sizes, values = self._build()
-        shared = {"participants": self.participants, "channel": channel}
-        job = self.job_on(task, algorithm, **shared)
-        if task.convex:
-            _warn_if_biased(self.algorithm_for(task), job)
-        chosen = {name: sizes[name] for name in ("rounds", "local_steps")}
-        chosen |= self.channel_settings()
-        return task, job, {**chosen, "task": values, "headline": task.headline}
+        tasks.find(self.task)
+        if self.algorithm is not None:
+            algorithms.find(self.algorithm)
+        self._runtime()
+        task, values, _ = self.build_task()
+        entry = algorithms.find(self.algorithm_for(task))
+        algorithm = self.algorithm_by(entry, task.recommended, task.data.clients)
+        sizes = self.sizes(task.recommended)
+        chosen = {"local_steps": sizes["local_steps"], **self.channel_settings()}
+        config = {**chosen, "task": values, "headline": task.headline}
+        setting = self.setting(task, entry, channel)
+        return Built(task, entry, algorithm, setting, sizes["rounds"], config)
 
-    def job_on(
-        self, task: tasks.Task, algorithm: AbstractAlgorithm, **more: Any
-    ) -> Job:
-        """Return the job of an algorithm on the rows of a task."""
-        return Job.of(
-            algorithm,
+    def setting(self, task: tasks.Task, entry: Entry, channel: Channel) -> Setting:
+        """Return everything of the run but the algorithm."""
+        participants = None if entry.pools else self.participants
+        batch = self.sizes(task.recommended)["batch"]
+        return Setting(
             task.problem,
-            task.data,
-            task.x,
-            task.y,
-            metrics=task.metrics,
-            seed=self.seed,
-            batch=self.sizes(task.recommended)["batch"],
-            private=task.private,
-            **more,
+            task.data.pooled() if entry.pools else task.data,
+            (task.x, task.y),
+            task.metrics,
+            task.headline,
+            Sampling(batch, participants),
+            channel,
         )
 
-    def channel(self) -> channels.Channel:
+    def stopping(self, headline: str) -> Stopping:
+        """Return what ends a run before its last round."""
+        budgets = (self.max_bytes, self.max_samples, self.max_seconds)
+        return Stopping(headline, self.target, self.patience, *budgets)
+
+    def channel(self) -> Channel:
         """Return what replies go through."""
-        return channels.read(**{name: getattr(self, name) for name in _CHANNEL})
+        given = {name: getattr(self, name) for name in _CHANNEL}
+        return read_channel(**given, delta=self.delta)
 
     def channel_settings(self) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""
@@ -150,14 +215,10 @@ class Experiment:
             if name == "delta" or value != defaults[name]
         }
 
-    def _named(self, task: tasks.Task, result: Result) -> Result:
-        shown = result.point if task.shows_point else {}
-        point = {name: leaf.tolist() for name, leaf in shown.items()}
-        more = {} if task.conclusion is None else task.conclusion(task, result.point)
-        final = {**result.final, **point, **more}
-        return dataclasses.replace(
-            result, algorithm=self.algorithm_for(task), final=final
-        )
+    def _runtime(self) -> Callable[[Job], Any]:
+        if self.runtime not in _RUNTIMES:
+            raise unknown_name("runtime", self.runtime, _RUNTIMES)
+        return _RUNTIMES[self.runtime]
 
     def algorithm_for(self, task: tasks.Task) -> str:
         """Return the algorithm that was chosen, or the task's own."""
@@ -171,16 +232,6 @@ class Experiment:
         task = make(**values) if self.clients is None else make(self.clients, **values)
         return task, values, rest
 
-    def _build(
-        self,
-    ) -> tuple[tasks.Task, AbstractAlgorithm, dict[str, int], dict[str, Any]]:
-        tasks.find(self.task)
-        if self.algorithm is not None:
-            algorithms.find(self.algorithm)  # before any data are loaded
-        task, values, _ = self.build_task()
-        sizes = self.sizes(task.recommended)
-        return task, self.build_algorithm(task), sizes, values
-
     def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
         """Return rounds, local steps and batch: chosen, or else recommended."""
         chosen = {name: getattr(self, name) for name in _SIZES}
@@ -189,26 +240,21 @@ class Experiment:
             for name, value in chosen.items()
         }
 
-    def build_algorithm(self, task: tasks.Task) -> AbstractAlgorithm:
-        """Build the algorithm for a task that was built already."""
-        name = self.algorithm_for(task)
-        return self.algorithm_named(name, task.recommended, task.data.clients)
-
-    def algorithm_named(
-        self, name: str, recommended: Mapping[str, str], clients: int
+    def algorithm_by(
+        self, entry: Entry, recommended: Mapping[str, str], clients: int
     ) -> AbstractAlgorithm:
         """Build an algorithm from what a task recommends and what was chosen."""
-        kind = algorithms.find(name)
         known = option_defaults(tasks.find(self.task))
         _, options = self._split_options(known)
         for option in options:
-            if option not in kind.option_names():
-                raise unknown_name("option", option, [*known, *kind.option_names()])
+            if option not in options_of(entry):
+                raise unknown_name("option", option, [*known, *options_of(entry)])
         steps = self.sizes(recommended)["local_steps"]
-        settings = {"warm_start": "0", **recommended, **options}
+        cohort = str(self.participants or clients)
+        settings = {"participants": cohort, **recommended, **options}
         for size in _SIZES:
             settings.pop(size, None)
-        return kind.from_options(settings, clients, steps)
+        return algorithm_from(entry, settings, clients, steps)
 
     @staticmethod
     def load(folder: Path) -> "Experiment":
@@ -248,20 +294,21 @@ def headline_only(watch: Watch | None, headline: str) -> Watch | None:
 def _warn_if_biased(name: str, job: Job) -> None:
     """Warn where averaging the clients' own inverse Hessians leads elsewhere."""
     data = job.data
-    private = any(jax.tree.leaves(job.private))
     # Every row is read many times: too slow where rows are left in a file.
-    unseen = private or sources((data.upper, data.lower))
+    unseen = is_any(job.private) or sources((data.upper, data.lower))
     if not job.algorithm.inverts_locally or unseen or data.clients == 1:
         return
-    bias = float(local_inverse_bias(job.problem, job.data, job.x, job.y))
+    if isinstance(data, PooledData):
+        return
+    bias = float(local_inverse_bias(job.problem, data, job.x, job.y))
     if not bias > _TOLERATED_BIAS:  # NaN, from a lower level without curvature, is not
         return
-    kinds = {other: algorithms.find(other) for other in algorithms.names()}
+    entries = [algorithms.find(other) for other in algorithms.names()]
     shared = AbstractAlgorithm.answers
     unbiased = [
-        other
-        for other, kind in kinds.items()
-        if kind.answers == shared and not kind.inverts_locally
+        entry.name
+        for entry in entries
+        if entry.answers == shared and not entry.kind.inverts_locally
     ]
     warnings.warn(
         f"{name} inverts each client's own Hessian, but these clients' data differ: "

@@ -1,0 +1,302 @@
+"""The arguments of the commands: each is declared once, and read in groups.
+
+Typer makes options of a function's parameters. `takes` gives a command the arguments of
+groups as if it had declared them, and calls it with what each group was read into:
+
+    @takes(experiment=EXPERIMENT.without("data"))
+    def command(experiment: Experiment, as_json: AsJson = False) -> None: ...
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.theory import with_theorems
+
+__all__ = [
+    "EXPERIMENT",
+    "FEDERATED",
+    "THEOREM_ALGORITHM",
+    "Argument",
+    "AsJson",
+    "Group",
+    "NewFolder",
+    "PlanFile",
+    "Seeds",
+    "Theorem",
+    "at_least_one",
+    "option",
+    "read_counts",
+    "read_grid",
+    "read_numbers",
+    "read_settings",
+    "takes",
+]
+
+REQUIRED = inspect.Parameter.empty
+_ENDING = "When the run ends before its last round"
+_CHANNEL = "What replies go through"
+_COUNTS = ("clients", "rounds", "local_steps", "batch")
+_COUNTS += ("patience", "max_bytes", "max_samples")
+
+
+class Argument(NamedTuple):
+    """How typer reads an argument, and what it is if it is left out."""
+
+    annotation: Any
+    default: Any = REQUIRED
+
+
+def option(
+    kind: Any, default: Any, text: str, *names: str, panel: str | None = None
+) -> Argument:
+    """Declare an option of a type; without a name it has that of its parameter."""
+    told = typer.Option(*names, help=text, rich_help_panel=panel)
+    return Argument(Annotated[kind, told], default)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arguments that are read together, by a function that is given them by name."""
+
+    arguments: Mapping[str, Argument]
+    read: Callable[..., Any]
+
+    def only(self, *names: str) -> "Group":
+        """Return a group of these arguments alone."""
+        return replace(self, arguments={name: self.arguments[name] for name in names})
+
+    def without(self, *names: str) -> "Group":
+        """Return the group without these arguments."""
+        return self.only(*(name for name in self.arguments if name not in names))
+
+    def having(self, **arguments: Argument) -> "Group":
+        """Return the group with more arguments, or with other ones in their place."""
+        return replace(self, arguments={**self.arguments, **arguments})
+
+    def defaulting(self, **values: Any) -> "Group":
+        """Return the group with other values for what is left out."""
+        changed = {n: self.arguments[n]._replace(default=v) for n, v in values.items()}
+        return self.having(**changed)
+
+
+def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the arguments of groups, before its own."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def called(**given: Any) -> None:
+            made = {}
+            for name, group in groups.items():
+                mine = {one: given.pop(one) for one in group.arguments}
+                made[name] = group.read(**mine)
+            command(**made, **given)
+
+        own = inspect.signature(command).parameters.items()
+        every = {
+            **{n: a for group in groups.values() for n, a in group.arguments.items()},
+            **{n: Argument(p.annotation, p.default) for n, p in own if n not in groups},
+        }
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=one.default,
+                annotation=one.annotation,
+            )
+            for name, one in every.items()
+        ]
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__annotations__ = {n: one.annotation for n, one in every.items()}
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+def read_experiment(**given: Any) -> Experiment:
+    """Return the experiment that the arguments of a command say."""
+    if "stop_patience" in given:
+        given["patience"] = given.pop("stop_patience")
+    at_least_one(**{name: given[name] for name in _COUNTS if name in given})
+    seconds = given.get("max_seconds")
+    if seconds is not None and not seconds > 0:
+        raise InvalidInputError(f"--max-seconds {seconds:g}: must be above 0.")
+    options = read_settings(given.pop("settings") or [], given.pop("data", None))
+    return Experiment(**given, options=options)
+
+
+_SETTINGS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="an option of the task or the algorithm; may be repeated",
+    ),
+]
+EXPERIMENT = Group(
+    {
+        "task": Argument(
+            Annotated[str, typer.Argument(help="see `fedbilevel list tasks`")]
+        ),
+        "algorithm": option(
+            str | None,
+            None,
+            "see `fedbilevel list algorithms`; the task's own if left out",
+        ),
+        "clients": option(int | None, None, "number of clients, K"),
+        "participants": option(
+            int | None, None, "clients drawn per exchange; all if left out"
+        ),
+        "rounds": option(int | None, None, "communication rounds"),
+        "local_steps": option(int | None, None, "local steps between two rounds, p"),
+        "batch": option(int | None, None, "rows per sample"),
+        "seed": option(int, 0, "random seed of samples and cohorts"),
+        "data": option(
+            str | None,
+            None,
+            "name, file or folder of the data; see `fedbilevel list data`",
+        ),
+        "settings": Argument(_SETTINGS, None),
+        "runtime": option(str, "simulator", "simulator or reference"),
+        "precision": option(str, "float32", "float32 or float64"),
+        "measure_every": option(int, 1, "rounds between two measurements"),
+        "checkpoint_rounds": option(int | None, None, "rounds between two checkpoints"),
+        "checkpoint_seconds": option(float, 30.0, "seconds between two checkpoints"),
+        "target": option(
+            float | None,
+            None,
+            "value of the task's main metric at or below which the run ends",
+            panel=_ENDING,
+        ),
+        "patience": option(
+            int | None,
+            None,
+            "measurements in a row, none better than the best before, that end it",
+            panel=_ENDING,
+        ),
+        "max_bytes": option(
+            int | None,
+            None,
+            "bytes that all clients together may send and receive",
+            panel=_ENDING,
+        ),
+        "max_samples": option(
+            int | None, None, "rows that all clients together may draw", panel=_ENDING
+        ),
+        "max_seconds": option(
+            float | None,
+            None,
+            "seconds that it may run, without those of compiling",
+            panel=_ENDING,
+        ),
+        "clip": option(
+            float | None,
+            None,
+            "norm that every block of a client's change is cut down to",
+            panel=_CHANNEL,
+        ),
+        "noise": option(
+            float,
+            0.0,
+            "noise multiplier of a block: deviation of the sum / clip",
+            panel=_CHANNEL,
+        ),
+        "delta": option(float, 1e-5, "delta at which epsilon is told", panel=_CHANNEL),
+        "compress": option(
+            str | None,
+            None,
+            "topk:FRACTION or quantize:BITS, of what goes up",
+            panel=_CHANNEL,
+        ),
+        "aggregate": option(
+            str,
+            "mean",
+            "mean, secure, median, trimmed-mean:FRACTION, geometric-median or "
+            "krum:FAULTY",
+            panel=_CHANNEL,
+        ),
+    },
+    read_experiment,
+)
+# There --patience has long been the seconds to wait for nodes.
+FEDERATED = EXPERIMENT.without(
+    "runtime", "checkpoint_rounds", "checkpoint_seconds", "patience"
+).having(
+    stop_patience=EXPERIMENT.arguments["patience"],
+    clients=option(int, REQUIRED, "number of sites, K"),
+)
+THEOREM_ALGORITHM = option(str, "local-bsgvrm", ", ".join(with_theorems()))
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="print one JSON object, nothing else")
+]
+NewFolder = Annotated[
+    Path | None, typer.Option(help="new folder for checkpoints and result")
+]
+PlanFile = Annotated[
+    Path | None, typer.Option(help="file made by `fedbilevel plan --out`")
+]
+Seeds = Annotated[int, typer.Option(help="random seeds of every point")]
+Theorem = Annotated[
+    int | None,
+    typer.Option(help="1: LocalBSGM; 2, 3: LocalBSGVRM with constant, decaying step"),
+]
+
+
+def read_settings(settings: list[str], data: str | None = None) -> dict[str, str]:
+    """Read KEY=VALUE, dashes in an option's name being underscores.
+
+    `data` is one of them that has an argument of its own.
+    """
+    options = {} if data is None else {"data": data}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InvalidInputError(
+                f"--set {text}: write KEY=VALUE, for example theta=0.1."
+            )
+        owner, dot, rest = name.rpartition(".")
+        options[f"{owner}{dot}{rest.replace('-', '_')}"] = value
+    return options
+
+
+def read_grid(settings: list[str]) -> dict[str, list[str]]:
+    """Read KEY=VALUE,VALUE,... with the values to try."""
+    return {name: values.split(",") for name, values in read_settings(settings).items()}
+
+
+def read_numbers(name: str, text: str) -> list[float]:
+    """Read numbers separated by commas, each above 0."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise InvalidInputError(
+            f"--{name} {text}: write numbers above 0, separated by commas."
+        )
+    return numbers
+
+
+def read_counts(name: str, text: str) -> list[int]:
+    """Read whole numbers separated by commas, each at least 1."""
+    numbers = read_numbers(name, text)
+    if not all(number.is_integer() for number in numbers):
+        raise InvalidInputError(f"--{name} {text}: write whole numbers.")
+    return [int(number) for number in numbers]
+
+
+def at_least_one(**counts: int | None) -> None:
+    """Raise if one of the counts is below 1; None is left to the task."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise InvalidInputError(
+                f"--{name.replace('_', '-')} {value}: must be at least 1."
+            )

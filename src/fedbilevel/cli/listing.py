@@ -1,0 +1,143 @@
+"""The command `list`: the tasks, algorithms and data there are, and their options."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedbilevel import algorithms, datasets, tasks
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.experiments.options import options_of
+from fedbilevel.tasks._base import option_defaults
+
+__all__ = ["list_entries"]
+
+
+def list_entries(
+    kind: Annotated[
+        str | None, typer.Argument(help="tasks, algorithms or data; all if left out")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="one of them, to be shown with its options")
+    ] = None,
+) -> None:
+    """Show the tasks, algorithms and data there are, and the options of one."""
+    if kind is not None and kind not in _TABLES:
+        raise unknown_name("list", kind, _TABLES)
+    if kind is not None and name is not None:
+        if kind not in _DETAILS:
+            raise InvalidInputError(
+                f"nothing more is known of data '{name}'. A task or an algorithm has "
+                "options: `fedbilevel list tasks NAME`."
+            )
+        _DETAILS[kind](name)
+        return
+    for one in [kind] if kind else _TABLES:
+        Console().print(_TABLES[one]())
+
+
+def _algorithm_table() -> Table:
+    caption = "`fedbilevel list algorithms NAME` shows the options of one."
+    table = _table("Algorithms", caption)
+    table.add_column("algorithm", no_wrap=True)
+    for heading in ("what it is", "answers", "reference"):
+        table.add_column(heading)
+    for name in algorithms.names():
+        entry = algorithms.find(name)
+        table.add_row(name, entry.summary, entry.answers, entry.reference)
+    return table
+
+
+def _show_algorithm(name: str) -> None:
+    entry = algorithms.find(name)
+    about = {
+        name: entry.summary,
+        "Answers": entry.answers,
+        "Reference": entry.reference,
+        "How known": entry.provenance,
+    }
+    for label, text in about.items():
+        _print(f"{label}: {text}")
+    caption = (
+        "Give one with --set OPTION=VALUE. What is left out and has no default of its "
+        "own is what the task recommends."
+    )
+    if "local_steps" in entry.letters.values():
+        caption += " --local-steps is p."
+    table = _table("Options", caption)
+    table.add_column("option", no_wrap=True)
+    for heading in ("type", "default", "meaning"):
+        table.add_column(heading)
+    for one in options_of(entry).values():
+        table.add_row(one.name, one.kind, one.default, one.meaning)
+    Console().print(table)
+
+
+def _task_table() -> Table:
+    caption = "`fedbilevel list tasks NAME` says more of one."
+    table = _table("Tasks", caption)
+    table.add_column("task", no_wrap=True)
+    for heading in ("what it is", "options (defaults)"):
+        table.add_column(heading)
+    for name in tasks.names():
+        options = option_defaults(tasks.find(name)).items()
+        told = ", ".join(f"{option}={default}" for option, default in options)
+        table.add_row(name, _paragraph(_task_text(name)), told)
+    return table
+
+
+def _show_task(name: str) -> None:
+    make = tasks.find(name)
+    _print(f"{name}: {_paragraph(_task_text(name))}")
+    more = inspect.getdoc(make)
+    if more:
+        _print(more)
+    table = _table("Options", "Give one with --set OPTION=VALUE.")
+    for heading in ("option", "type", "default"):
+        table.add_column(heading, no_wrap=True)
+    for option, default in option_defaults(make).items():
+        table.add_row(option, _KINDS[type(default)], str(default))
+    Console().print(table)
+
+
+def _data_table() -> Table:
+    table = _table("Data", "A name, or a file or folder that is laid out so.")
+    table.add_column("--data")
+    for name in (*datasets.names(), *datasets.LAYOUTS):
+        table.add_row(name)
+    return table
+
+
+_TABLES: dict[str, Callable[[], Table]] = {
+    "tasks": _task_table,
+    "algorithms": _algorithm_table,
+    "data": _data_table,
+}
+_DETAILS: dict[str, Callable[[str], None]] = {
+    "tasks": _show_task,
+    "algorithms": _show_algorithm,
+}
+_KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+def _table(title: str, caption: str) -> Table:
+    return Table(
+        title=title, title_justify="left", caption=caption, caption_justify="left"
+    )
+
+
+def _print(text: str) -> None:
+    Console().print(text, markup=False, highlight=False)
+
+
+def _task_text(name: str) -> str:
+    module = importlib.import_module(tasks.find(name).__module__)
+    return inspect.getdoc(module) or ""
+
+
+def _paragraph(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())

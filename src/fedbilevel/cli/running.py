@@ -1,0 +1,188 @@
+"""Commands that run a task: `run`, `resume` and `compare`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedbilevel.cli.arguments import (
+    EXPERIMENT,
+    AsJson,
+    NewFolder,
+    PlanFile,
+    read_grid,
+    takes,
+)
+from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
+from fedbilevel.cli.output import (
+    print_json,
+    show_result,
+    write_json,
+    write_picture,
+)
+from fedbilevel.cli.progress import watched
+from fedbilevel.cli.theory import follow_file
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments import comparison as comparisons
+from fedbilevel.experiments.comparison import NamedComparison
+from fedbilevel.report import (
+    Standing,
+    default_target,
+    draw_curves,
+    ranking,
+    ranking_table,
+    trials_table,
+)
+from fedbilevel.runtime import configure, mesh
+
+__all__ = ["compare", "resume", "run"]
+
+
+@takes(experiment=EXPERIMENT, hosts=HOSTS)
+def run(
+    experiment: Experiment,
+    hosts: Hosts,
+    plan: PlanFile = None,
+    out: NewFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an algorithm on a task.
+
+    Sizes that are left out are those the task recommends. Several processes, each
+    started with the same arguments but its own number, compute one run together.
+    """
+    hosts.join_if_asked()
+    if plan is not None:
+        experiment = follow_file(plan, experiment)
+    _execute(experiment, out, resume=False, as_json=as_json)
+
+
+@takes(hosts=HOSTS)
+def resume(
+    hosts: Hosts,
+    folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
+    as_json: AsJson = False,
+) -> None:
+    """Continue an interrupted run; the result is that of the run never interrupted."""
+    experiment = Experiment.load(folder)
+    hosts.join_if_asked()
+    _execute(experiment, folder, resume=True, as_json=as_json)
+
+
+def _execute(
+    experiment: Experiment, folder: Path | None, *, resume: bool, as_json: bool
+) -> None:
+    configure(experiment.precision)
+    with only_ours_on_stdout(), watched(experiment.task, quiet=as_json) as watch:
+        result = experiment.run(folder, resume=resume, watch=watch)
+    if mesh.is_first():
+        show_result(result, folder, as_json)
+
+
+_COMPARED = EXPERIMENT.only(
+    *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
+    *("settings", "precision", "measure_every"),
+)
+_TARGET = "value whose cost is told; nine tenths of the way if left out"
+_TUNE = (
+    "values of an option to try first, with other random seeds; of all combinations "
+    "each algorithm takes its best; may be repeated"
+)
+
+
+@takes(experiment=_COMPARED)
+def compare(
+    experiment: Experiment,
+    names: Annotated[
+        str, typer.Option("--algorithms", help="names, separated by commas")
+    ],
+    seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 4,
+    target: Annotated[float | None, typer.Option(help=_TARGET)] = None,
+    tune: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE,...", help=_TUNE)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="new folder for results and curves")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="go on with the comparison in the folder of --out, given the same "
+            "settings; what is finished there is not run again",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare algorithms on a task: same data, start and cohorts for all.
+
+    Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone;
+    so do those of --tune.
+    """
+    if resume and out is None:
+        raise InvalidInputError("--resume needs --out, the folder to go on in.")
+    configure(experiment.precision)
+    with watched("building the task", quiet=as_json) as watch:
+        made = comparisons.compare(
+            experiment,
+            [name.strip() for name in names.split(",")],
+            seeds,
+            grid=read_grid(tune or []),
+            folder=out,
+            resume=resume,
+            about=lambda name: watch.begin(f"{name}, {seeds} seeds"),
+            watch=watch,
+        )
+    shown = _Shown.of(experiment.task, made, target)
+    if out is not None:
+        write_json(out / "comparison.json", shown.summary())
+        curves = draw_curves(made.found.results, shown.metric, shown.target)
+        write_picture(out / "curves.png", curves)
+    if as_json:
+        print_json(shown.summary())
+        return
+    shown.print_tables()
+    if out is not None:
+        Console().print(f"Saved in {out}: results, comparison.json, curves.png")
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A comparison with its ranking."""
+
+    task: str
+    made: NamedComparison
+    metric: str
+    target: float
+    standings: Sequence[Standing]
+
+    @staticmethod
+    def of(task: str, made: NamedComparison, target: float | None) -> "_Shown":
+        results, metric = made.found.results, made.found.headline
+        value = default_target(results, metric) if target is None else target
+        return _Shown(task, made, metric, value, ranking(results, metric, value))
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "metric": self.metric,
+            "target": self.target,
+            "ranking": [one.plain() for one in self.standings],
+            "trials": self.made.trials,
+            "diverged": self._diverged(),
+        }
+
+    def _diverged(self) -> Mapping[str, str]:
+        return {name: str(error) for name, error in self.made.found.diverged.items()}
+
+    def print_tables(self) -> None:
+        console = Console()
+        if self.made.trials:
+            console.print(trials_table(self.made.trials, self.metric))
+        console.print(ranking_table(self.standings, self.metric, self.target))
+        for name, error in self._diverged().items():
+            console.print(f"{name} diverged: {error}", markup=False)

@@ -1,0 +1,251 @@
+"""Commands about theorems: `check-theory`, `plan`, `speedup` and `complexity`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedbilevel import algorithms, report
+from fedbilevel.cli.arguments import (
+    EXPERIMENT,
+    THEOREM_ALGORITHM,
+    AsJson,
+    Seeds,
+    Theorem,
+    at_least_one,
+    option,
+    read_counts,
+    read_numbers,
+    read_settings,
+    takes,
+)
+from fedbilevel.cli.output import print_json, write_json, write_picture
+from fedbilevel.cli.progress import status
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import Experiment, theory
+from fedbilevel.runtime import configure
+from fedbilevel.studies import scaling
+from fedbilevel.theory.claims import subject_of
+from fedbilevel.theory.plan import Plan
+
+__all__ = ["check_theory", "complexity", "follow_file", "plan", "speedup"]
+
+Constants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--constant",
+        metavar="KEY=VALUE",
+        help="a known one of l0, l1, l21, l22, mu, sigma, phi0, y0; may be repeated",
+    ),
+]
+Folder = Annotated[Path | None, typer.Option(help="folder for table and figure")]
+_CHECKED = EXPERIMENT.only(
+    *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "settings"),
+    "precision",
+).having(algorithm=option(str, "local-bsgvrm", "local-bsgm or local-bsgvrm"))
+_MEASURED = EXPERIMENT.only("task", "algorithm", "batch", "settings").having(
+    algorithm=THEOREM_ALGORITHM
+)
+_PLANNED = _MEASURED.defaulting(task="quadratic")
+
+
+@takes(experiment=_CHECKED)
+def check_theory(
+    experiment: Experiment, constants: Constants = None, as_json: AsJson = False
+) -> None:
+    """Say which conditions of its theorem a run satisfies, and what the others need.
+
+    The constants are measured at the start, half way and the end of the run.
+    """
+    given = _read_constants(constants)
+    configure(experiment.precision)
+    with status("measuring constants"):
+        ground, summary = theory.check_theory(experiment, given)
+    if as_json:
+        print_json({**summary, **ground.plain()})
+        return
+    console = Console()
+    console.print(report.estimates_table(ground.plain()["estimates"]))
+    for name, one in ground.estimates.items():
+        console.print(f"{name}: {one.how}", markup=False, highlight=False)
+    console.print(report.conditions_table(summary))
+    limits = ", ".join(f"{n} = {v:.4g}" for n, v in summary["largest"].items())
+    console.print(f"The largest steps with which all hold: {limits}", markup=False)
+
+
+@takes(experiment=_PLANNED)
+def plan(
+    experiment: Experiment,
+    clients: Annotated[int, typer.Option(help="number of clients, K")] = 8,
+    target: Annotated[
+        float | None, typer.Option(help="epsilon: the mean of the metric to reach")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="local iterations in all, T")
+    ] = None,
+    preset: Annotated[
+        str,
+        typer.Option(help="theory: literal constants; practical: calibrated, scaled"),
+    ] = "practical",
+    theorem: Theorem = None,
+    constants: Constants = None,
+    seeds: Seeds = 16,
+    out: Annotated[
+        Path | None, typer.Option(help="file for the plan, for `run --plan`")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a run: all parameters, its cost, its bound, from K and epsilon or T."""
+    at_least_one(clients=clients, seeds=seeds)
+    configure(experiment.precision)
+    with status("measuring"):
+        found = theory.planned(
+            experiment,
+            clients,
+            preset=preset,
+            theorem=theorem,
+            iterations=iterations,
+            target=target,
+            given=_read_constants(constants),
+            seeds=seeds,
+        )
+    summary = {"algorithm": _subject(found), **found.plain()}
+    if out is not None:
+        write_json(out, summary)
+    if as_json:
+        print_json(summary)
+        return
+    console = Console()
+    console.print(report.plan_table(summary))
+    if found.terms:
+        console.print(report.terms_table(found.terms))
+    for note in found.notes:
+        console.print(f"Note: {note}", markup=False)
+    if out is not None:
+        console.print(f"Run it: fedbilevel run {experiment.task} --plan {out}")
+
+
+def _subject(found: Plan) -> str:
+    """Return the name of the algorithm that a plan is for."""
+    return theory.name_of(subject_of(found.theorem))
+
+
+def follow_file(path: Path, experiment: Experiment) -> Experiment:
+    """Return the experiment with the algorithm and the numbers of a plan in a file."""
+    try:
+        written = json.loads(path.read_text())
+        written.pop("algorithm", None)  # the theorem says it
+        found = Plan.from_plain(written)
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"--plan {path}: not a plan of `fedbilevel plan --out` ({error})."
+        ) from error
+    configure(experiment.precision)
+    return theory.follow(found, experiment)
+
+
+@takes(experiment=_MEASURED)
+def speedup(
+    experiment: Experiment,
+    theorem: Theorem = None,
+    clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,2,4,8,16",
+    iterations: Annotated[
+        str | None, typer.Option(help="local iterations, T; the calibration's")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="count the iterations to this value instead")
+    ] = None,
+    period_factor: Annotated[
+        float, typer.Option(help="times the corollary's local steps, p")
+    ] = 1.0,
+    seeds: Seeds = 16,
+    out: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how the error falls with K at fixed T, or with T at fixed K.
+
+    Several values of --clients or of --iterations make the axis.
+    """
+    at_least_one(seeds=seeds)
+    configure(experiment.precision)
+    many = read_counts("clients", clients)
+    lengths = iterations and read_counts("iterations", iterations)
+    with status("calibrating") as watch:
+        base = theory.calibrate(experiment, theorem, seeds)
+        summary = scaling.measure_speedup(
+            theory.setting_of(experiment),
+            algorithms.find(str(experiment.algorithm)).kind,
+            base,
+            many,
+            lengths or [base.iterations],
+            seeds=seeds,
+            period_factor=period_factor,
+            target=target,
+            watch=watch,
+        )
+    _show_scaling(experiment, summary, out, as_json)
+
+
+@takes(experiment=_MEASURED)
+def complexity(
+    experiment: Experiment,
+    theorem: Theorem = None,
+    clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,2,4,8",
+    targets: Annotated[
+        str | None,
+        typer.Option(help="values of epsilon; those with whole local steps, p"),
+    ] = None,
+    seeds: Seeds = 16,
+    out: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure iterations and rounds to epsilon, against K or against epsilon.
+
+    Several values of --clients or of --targets make the axis; with one of --clients
+    alone, epsilon is.
+    """
+    at_least_one(seeds=seeds)
+    configure(experiment.precision)
+    many = read_counts("clients", clients)
+    values = targets and read_numbers("targets", targets)
+    with status("calibrating") as watch:
+        base = theory.calibrate(experiment, theorem, seeds)
+        periods = (1,) if len(many) > 1 else (3, 4, 6)
+        summary = scaling.measure_complexity(
+            theory.setting_of(experiment),
+            algorithms.find(str(experiment.algorithm)).kind,
+            base,
+            many,
+            values or scaling.default_targets(base, max(many), periods),
+            seeds=seeds,
+            watch=watch,
+        )
+    _show_scaling(experiment, summary, out, as_json)
+
+
+def _show_scaling(
+    experiment: Experiment, found: dict[str, Any], folder: Path | None, as_json: bool
+) -> None:
+    summary = {**found, "task": experiment.task, "algorithm": experiment.algorithm}
+    if folder is not None:
+        write_json(folder / "summary.json", summary)
+        write_picture(folder / "figure.png", report.draw_scaling(summary))
+    if as_json:
+        print_json(summary)
+        return
+    console = Console()
+    console.print(report.scaling_table(summary))
+    for note in dict.fromkeys(n for point in summary["points"] for n in point["notes"]):
+        console.print(f"Note: {note}", markup=False)
+    if folder is not None:
+        console.print(f"Saved in {folder}: summary.json, figure.png")
+
+
+def _read_constants(constants: list[str] | None) -> dict[str, float]:
+    given = read_settings(constants or [])
+    try:
+        return {name: float(value) for name, value in given.items()}
+    except ValueError as error:
+        raise InvalidInputError(f"--constant: {error}.") from None

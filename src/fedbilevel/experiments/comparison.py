@@ -1,0 +1,198 @@
+"""Compares algorithms by name: which options are whose, and what a grid stands for."""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedbilevel import algorithms, tasks
+from fedbilevel._files import write_atomically
+from fedbilevel.algorithms import Entry
+from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+from fedbilevel.experiments.experiment import Built, Experiment, headline_only
+from fedbilevel.experiments.options import options_of
+from fedbilevel.runtime import Watch
+from fedbilevel.studies.comparison import Comparison, Contender, compared
+from fedbilevel.studies.setting import Keeping, Setting
+from fedbilevel.tasks._base import option_defaults
+
+__all__ = ["NamedComparison", "compare"]
+
+T = TypeVar("T")
+_SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class NamedComparison:
+    """A comparison, and the options and mean headline of every trial, by name."""
+
+    found: Comparison
+    trials: dict[str, list[tuple[dict[str, str], float]]]
+
+
+def compare(
+    experiment: Experiment,
+    names: Sequence[str],
+    seeds: int,
+    *,
+    grid: Mapping[str, Sequence[str]] | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    about: Callable[[str], None] = lambda name: None,
+    watch: Watch | None = None,
+) -> NamedComparison:
+    """Run every named algorithm from the same seeds.
+
+    Options of the experiment go to each algorithm that knows them; `name.option` goes
+    to one alone. So do those of the `grid`, each with the values to try. With a folder
+    results are saved there as they come; `resume` goes on with the comparison in it,
+    where what is finished is not run again. `about(name)` is called before each
+    algorithm, and `watch` is shown the task's headline metric while it runs.
+    """
+    if not names or len(set(names)) < len(names) or seeds < 1:
+        raise InvalidInputError(
+            f"algorithms={','.join(names)}, seeds={seeds}: name each algorithm once, "
+            "and ask for at least one seed."
+        )
+    settings = {"experiment": asdict(experiment), "seeds": seeds, "grid": grid or {}}
+    if folder is not None:
+        _check_folder(folder, resume, settings)
+    built, contenders, points = _built(experiment, names, grid or {})
+    if folder is not None:
+        text = json.dumps(settings, indent=2) + "\n"
+        write_atomically(folder / _SETTINGS, lambda file: file.write(text.encode()))
+    found = compared(
+        _as_given(built.setting, experiment, built),
+        contenders,
+        built.rounds,
+        range(experiment.seed, experiment.seed + seeds),
+        # The folder was looked at: it is new, or this comparison's own.
+        keeping=None if folder is None else Keeping(folder, resume=True),
+        about=about,
+        measure_every=experiment.measure_every,
+        stopping=experiment.stopping(built.setting.headline),
+        watch=headline_only(watch, built.setting.headline),
+        task=experiment.task,
+        config=built.config,
+    )
+    _name_results(built, found, folder)
+    trials = {
+        name: [(p, t.value) for p, t in zip(points[name], many, strict=True)]
+        for name, many in found.trials.items()
+    }
+    return NamedComparison(found, trials)
+
+
+def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:
+    """Raise unless a folder is new, or holds this very comparison to go on with."""
+    path = folder / _SETTINGS
+    if not resume:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise CheckpointError(
+                f"{folder} exists and is not empty. Choose another folder, remove it, "
+                "or go on with the comparison in it: the same command with --resume."
+            )
+        return
+    if not path.exists():
+        raise CheckpointError(
+            f"{folder} holds no {_SETTINGS}: no comparison began there."
+        )
+    try:
+        held = json.loads(path.read_text())
+        plain = json.loads(json.dumps(settings))
+        apart = _unlike(held, plain) - {"experiment"}
+        apart |= _unlike(held["experiment"], plain["experiment"])
+    except (ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    if apart:
+        raise CheckpointError(
+            f"{folder} holds a comparison with other settings of "
+            f"{', '.join(sorted(apart))}. Go on with the settings it was begun with, "
+            "or choose a new folder."
+        )
+
+
+def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+
+
+def _built(
+    experiment: Experiment, names: Sequence[str], grid: Mapping[str, Sequence[str]]
+) -> tuple[Built, dict[str, Contender], dict[str, list[dict[str, str]]]]:
+    """Build the task once, and every candidate; return with the options of each."""
+    entries = {name: algorithms.find(name) for name in names}
+    known = {name: set(options_of(entry)) for name, entry in entries.items()}
+    for_task = set(option_defaults(tasks.find(experiment.task)))
+    options = {
+        name: _for_one(experiment.options, name, known, for_task) for name in names
+    }
+    points = {name: _points(_for_one(grid, name, known, set())) for name in names}
+    only_task = {n: v for n, v in experiment.options.items() if n in for_task}
+    built = replace(experiment, algorithm=names[0], options=only_task).build()
+    contenders = {
+        name: _contender(experiment, built, entry, options[name], points[name])
+        for name, entry in entries.items()
+    }
+    return built, contenders, points
+
+
+def _name_results(built: Built, found: Comparison, folder: Path | None) -> None:
+    """Give results the names, and what the task concludes, also where they are kept."""
+    for name, results in found.results.items():
+        one = built._replace(entry=algorithms.find(name))
+        found.results[name] = [one.named(result) for result in results]
+        if folder is not None:
+            for result in found.results[name]:
+                result.save(folder / name / f"seed-{result.config['seed']}")
+
+
+def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting:
+    """Return the setting with the rows where they are, whoever came first."""
+    sampling = replace(setting.sampling, participants=experiment.participants)
+    return replace(setting, data=built.task.data, sampling=sampling)
+
+
+def _contender(
+    experiment: Experiment,
+    built: Built,
+    entry: Entry,
+    options: Mapping[str, str],
+    points: Sequence[dict[str, str]],
+) -> Contender:
+    """Build every candidate of an algorithm."""
+    task, candidates = built.task, []
+    for point in points:
+        one = replace(experiment, algorithm=entry.name, options={**options, **point})
+        candidates.append(one.algorithm_by(entry, task.recommended, task.data.clients))
+    setting = experiment.setting(task, entry, built.setting.channel)
+    shown = built._replace(entry=entry, algorithm=candidates[0], setting=setting)
+    shown.job()  # which warns where the limit will be off
+    return Contender(candidates, entry.pools)
+
+
+def _points(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    every = itertools.product(*grid.values())
+    return [dict(zip(grid, values, strict=True)) for values in every]
+
+
+def _for_one(
+    options: Mapping[str, T],
+    name: str,
+    known: Mapping[str, set[str]],
+    for_task: set[str],
+) -> dict[str, T]:
+    """Return the options that one algorithm, or the task, takes."""
+    chosen: dict[str, T] = {}
+    for option, value in options.items():
+        owner, dot, rest = option.rpartition(".")
+        if dot and owner not in known:
+            raise unknown_name("algorithm of the option", owner, known)
+        takers = for_task.union(*known.values()) if not dot else known[owner]
+        if rest not in takers:
+            raise unknown_name("option", rest, sorted(takers))
+        mine = owner == name if dot else rest in for_task | known[name]
+        if mine:
+            chosen[rest] = value
+    return chosen

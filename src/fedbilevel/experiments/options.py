@@ -1,0 +1,339 @@
+"""Algorithms from options as the command line writes them, and back.
+
+An algorithm's fields are its options: their names are the letters of its paper, their
+types say how a text is read. Steps and weights may also be given as effective values,
+which mean the same for every algorithm and which tasks recommend; one table says what
+letter each of them sets.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, NamedTuple
+
+from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.algorithms.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.lfednest import LFedNest
+from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.hypergradient import AbstractHypergradient, Neumann
+from fedbilevel.schedules import (
+    Constant,
+    CubeRootDecay,
+    Schedule,
+    TheoremThree,
+    parse_schedule,
+)
+
+__all__ = ["Option", "algorithm_from", "as_options", "options_of"]
+
+# What effective values, and the parts of a series, mean for every algorithm.
+MEANINGS = {
+    "upper_step": "how far x moves along its direction at t = 0",
+    "lower_step": "how far y moves along its direction at t = 0",
+    "auxiliary_step": "how far z moves along its direction at t = 0; as y if left out",
+    "upper_weight": "what x's direction forgets of itself in a step at t = 0",
+    "lower_weight": "what y's direction forgets of itself in a step at t = 0",
+    "auxiliary_weight": "what z's direction forgets in a step; as y's if left out",
+    "q": "factors of the Neumann series, Q",
+    "theta": "step of the Neumann series, below 1/L1",
+}
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What a letter is if it is not given: the first of some options, converted.
+
+    Divided by the schedule `over` at t = 0, to a power, where that is only a shape;
+    multiplied by the count `times`.
+    """
+
+    names: tuple[str, ...]
+    over: str | None = None
+    power: int = 1
+    times: str | None = None
+    convert: Callable[[float, Mapping[str, Any]], float] = lambda value, _: value
+
+
+def _storm(schedule: str, power: int, *letters: str) -> dict[str, Effective]:
+    """Return steps and weights of x, y and maybe z, coupled to a schedule."""
+    levels = (("upper",), ("lower",), ("auxiliary", "lower"))
+    count = len(letters) // 2
+    table = {}
+    for letter, names in zip(letters[:count], levels, strict=False):
+        steps = tuple(f"{name}_step" for name in names)
+        table[letter] = Effective(steps, over=schedule)
+    for letter, names in zip(letters[count:], levels, strict=False):
+        weights = tuple(f"{name}_weight" for name in names)
+        table[letter] = Effective(weights, over=schedule, power=power)
+    return table
+
+
+_WHOLE_STEPS = {
+    "alpha": Effective(("upper_step",), times="local_steps"),
+    "beta": Effective(("lower_step",), times="local_steps"),
+}
+# Letters that mean the same in every method that has them.
+_USUAL = {
+    "lr": Effective(("lower_step",)),
+    "lr_x": Effective(("upper_step",)),
+    "lr_y": Effective(("lower_step",)),
+    "lr_z": Effective(("auxiliary_step", "lr_y", "lower_step")),
+    "theta": Effective(("theta",)),
+    "terms": Effective(("q",)),
+    "chains": Effective(("participants",)),
+}
+_FOUNDING = (LocalBSGM, LocalBSGVRM)
+ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
+    LocalBSGM: _storm("eta", 1, "rho1", "rho2", "alpha", "beta"),
+    LocalBSGVRM: _storm("eta", 2, "rho1", "rho2", "alpha", "beta"),
+    FedBiOAcc: _storm("a", 2, "eta", "gamma", "tau", "c_nu", "c_omega", "c_q"),
+    FedBiOAccClientwise: _storm("a", 2, "eta", "gamma", "c_nu", "c_omega"),
+    FedNest: {
+        **_WHOLE_STEPS,
+        "ell": Effective(("theta",), convert=lambda theta, _: 1 / theta),
+    },
+    LFedNest: _WHOLE_STEPS,
+    SimFBO: {
+        "gamma_x": Effective(("upper_step",)),
+        "gamma_y": Effective(("lower_step",)),
+        "gamma_z": Effective(("auxiliary_step", "lower_step")),
+    },
+    MomentumLocalSGD: {
+        "beta": Effective(("lower_weight",), convert=lambda weight, _: 1 - weight),
+        # A sum of momentum beta is 1/(1 - beta) times longer than an average.
+        "lr": Effective(
+            ("lower_step",), convert=lambda step, made: (1 - made["beta"]) * step
+        ),
+    },
+}
+# Choices that have words of their own.
+_WORDS = {
+    "alternating": ("order", {"simultaneous": False, "alternating": True}),
+    "random_length": ("length", {"random": True, "full": False}),
+}
+_SCHEDULE = "1"  # a shape that changes nothing
+
+
+class Option(NamedTuple):
+    """An option of an algorithm, for people."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def options_of(entry: Entry) -> dict[str, Option]:
+    """Return every option that an algorithm takes."""
+    known: dict[str, Option] = {}
+    for letter, one in _fields(entry).items():
+        meaning, sets = one.metadata.get("meaning", ""), _effective(entry, one.name)
+        if one.type is AbstractHypergradient:
+            known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
+            continue
+        default = "from " + " or ".join(sets.names) if sets else _default(one)
+        known[letter] = Option(letter, _kind(one), default, meaning)
+        if one.name in _WORDS:
+            word, values = _WORDS[one.name]
+            chosen = next(n for n, flag in values.items() if flag == one.default)
+            kind = " or ".join(values)
+            known[word] = Option(word, kind, chosen, f"sets {letter}: {meaning}")
+        for name in sets.names if sets else ():
+            if name in MEANINGS:
+                known[name] = Option(name, *_KINDS[name], MEANINGS[name])
+    return known
+
+
+_KINDS = {name: ("number", "the task's") for name in MEANINGS}
+_KINDS["q"] = ("count", "the task's")
+
+
+def _fields(entry: Entry) -> dict[str, Field]:
+    """Return the fields that options set, by letter; p is a size of the experiment."""
+    by_name = {one.name: one for one in fields(entry.kind)}
+    return {
+        letter: by_name[name]
+        for letter, name in entry.letters.items()
+        if name != "local_steps"
+    }
+
+
+def _effective(entry: Entry, name: str) -> Effective | None:
+    return ALIASES.get(entry.kind, {}).get(name) or _USUAL.get(name)
+
+
+def _kind(one: Field) -> str:
+    if one.type is int:
+        return "count"
+    if one.type is bool:
+        return "true or false"
+    return "number or schedule" if one.type == Schedule else "number"
+
+
+def _default(one: Field) -> str:
+    if one.type == Schedule:
+        return _SCHEDULE
+    if one.default is MISSING:
+        return "must be given"
+    return "none" if one.default is None else str(one.default).lower()
+
+
+def algorithm_from(
+    entry: Entry, settings: Mapping[str, str], clients: int, local_steps: int
+) -> AbstractAlgorithm:
+    """Build an algorithm; of the settings those count that it knows."""
+    given = {"participants": str(clients), **settings}
+    return _Reader(entry, given, clients, local_steps).build()
+
+
+@dataclass
+class _Reader:
+    """Reads the fields of one algorithm from its options."""
+
+    entry: Entry
+    options: Mapping[str, str]
+    clients: int
+    local_steps: int
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> AbstractAlgorithm:
+        """Read all fields."""
+        of_letter = _fields(self.entry)
+        # What others depend on comes first.
+        early = {"beta"} if self.entry.kind is MomentumLocalSGD else set()
+        for letter in sorted(of_letter, key=lambda name: name not in early):
+            one = of_letter[letter]
+            if one.type != Schedule:
+                self._read(letter, one)
+        for letter, one in of_letter.items():
+            if one.type == Schedule:
+                rho1 = 1.0 if self._is_shape(letter) else self.made.get("rho1", 1.0)
+                self.made[one.name] = self._schedule(letter, rho1)
+        if "local_steps" in self.entry.letters:
+            self.made["local_steps"] = self.local_steps
+        return self.entry.make(**self._by_letter())
+
+    def _by_letter(self) -> dict[str, Any]:
+        return {
+            letter: self.made[name]
+            for letter, name in self.entry.letters.items()
+            if name in self.made
+        }
+
+    def _read(self, letter: str, one: Field) -> None:
+        word, values = _WORDS.get(one.name, ("", {}))
+        effective = _effective(self.entry, one.name)
+        if one.type is AbstractHypergradient:
+            self.made[one.name] = Neumann(self._count("q"), self._number("theta"))
+        elif letter in self.options:
+            self.made[one.name] = self._value(letter, one)
+        elif word in self.options:
+            if self.options[word] not in values:
+                raise unknown_name(word, self.options[word], values)
+            self.made[one.name] = values[self.options[word]]
+        elif effective is not None:
+            self.made[one.name] = self._converted(one, effective)
+        elif one.default is MISSING:
+            raise InvalidInputError(
+                f"{self.entry.name}: option {letter} has no value, and the task "
+                f"recommends none. Give {letter}=VALUE ({one.metadata['meaning']})."
+            )
+
+    def _value(self, letter: str, one: Field) -> Any:
+        if one.type is int:
+            return self._count(letter)
+        if one.type is bool:
+            words = {"true": True, "false": False}
+            if self.options[letter] not in words:
+                raise unknown_name(f"value of {letter}", self.options[letter], words)
+            return words[self.options[letter]]
+        return self._number(letter)
+
+    def _converted(self, one: Field, effective: Effective) -> Any:
+        name = next(
+            (n for n in effective.names if n in self.options), effective.names[-1]
+        )
+        if one.type is int:
+            return self._count(name)
+        value = effective.convert(self._number(name), self.made)
+        if effective.times is not None:
+            value *= self.local_steps
+        if effective.over is not None:
+            value /= self._scale(effective.over) ** effective.power
+        return value
+
+    def _scale(self, name: str) -> float:
+        """Return a schedule at t = 0 where it is a shape only, else 1."""
+        (letter,) = (a for a, b in self.entry.letters.items() if b == name)
+        return float(self._schedule(letter, 1.0)(0)) if self._is_shape(letter) else 1.0
+
+    def _is_shape(self, letter: str) -> bool:
+        """Say whether the effective values stay in force under a schedule.
+
+        In the founding paper's letters a constant eta, or any other letter, means what
+        it means there: those that are not given are then the effective values at
+        eta = 1.
+        """
+        own = all(a == b for a, b in self.entry.letters.items())
+        if self.entry.kind not in _FOUNDING or not own:
+            return True
+        others = {"alpha", "beta", "rho1", "rho2"} & self.options.keys()
+        text = self.options.get(letter, "decay")
+        return not others and text.startswith("decay")
+
+    def _schedule(self, letter: str, rho1: float) -> Any:
+        text = self.options.get(letter, _SCHEDULE)
+        sizes = {"clients": self.clients, "local_steps": self.local_steps}
+        return parse_schedule(text, **sizes, rho1=rho1)
+
+    def _number(self, name: str) -> float:
+        return self._as(float, name, "number")
+
+    def _count(self, name: str) -> int:
+        return self._as(int, name, "whole number")
+
+    def _as(self, kind: Callable[[str], Any], name: str, told: str) -> Any:
+        if name not in self.options:
+            raise InvalidInputError(
+                f"{self.entry.name}: option {name} has no value, and the task "
+                f"recommends none. Give {name}=VALUE."
+            )
+        try:
+            return kind(self.options[name])
+        except ValueError:
+            raise InvalidInputError(
+                f"option {name}='{self.options[name]}' is not a {told}."
+            ) from None
+
+
+def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
+    """Write the parameters of an algorithm as options that build it again."""
+    written: dict[str, str] = {}
+    for letter, one in _fields(entry).items():
+        value = getattr(algorithm, one.name)
+        if isinstance(value, Neumann):
+            written |= {"q": str(value.q), "theta": repr(float(value.theta))}
+        elif one.type == Schedule:
+            written[letter] = _schedule_text(value)
+        elif isinstance(value, bool):
+            written[letter] = str(value).lower()
+        elif isinstance(value, int):
+            written[letter] = str(value)
+        elif value is not None:
+            written[letter] = repr(float(value))
+    return written
+
+
+def _schedule_text(value: Any) -> str:
+    if isinstance(value, Constant):
+        return repr(float(value.value))
+    if isinstance(value, CubeRootDecay):
+        return f"decay:{float(value.c0)!r}:{float(value.w0)!r}"
+    if isinstance(value, TheoremThree):
+        return f"theorem3:{float(value.l_hat)!r}:{float(value.l_phi)!r}"
+    raise InvalidInputError(f"a schedule of type {type(value).__name__} has no text.")

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test slow bench soak theory results clean
+.PHONY: install demo test test-all bench soak theory results readme clean
 
 install: .venv/installed
 
@@ -19,11 +19,15 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
-# What would take `make test` beyond twenty minutes on two cores.
-slow: install
-	$(BIN)/pytest -m slow -n 2 --dist loadgroup
+# What would take `make test` beyond ten minutes on two cores.
+test-all: install
+	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -m slow -n 2 --dist loadfile
+
+# The table of methods, from the algorithms themselves.
+readme: install
+	$(BIN)/python docs/methods.py
 
 bench: install
 	$(BIN)/python benchmarks/speed.py

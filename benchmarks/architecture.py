@@ -10,7 +10,7 @@ import itertools
 from statistics import median
 
 from fedbilevel import configure, tasks
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
 from fedbilevel.tasks._search_space import EDGES, OPERATIONS
 from fedbilevel.tasks.architecture import retrained_accuracy
 

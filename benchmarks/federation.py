@@ -16,9 +16,9 @@ from fedbilevel.deployment import trial
 from fedbilevel.deployment.processes import free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
+from fedbilevel.federation import Terms
 from fedbilevel.result import Result
-from fedbilevel.runtime.federation import Terms
 
 ROUNDS, WARM = 40, 5
 FLOATS_PER_UNIT = 2 * (65 + 10)  # of local-bsgm on digits: x, y and their directions

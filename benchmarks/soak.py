@@ -20,12 +20,12 @@ import numpy as np
 from fedbilevel._files import read_arrays
 from fedbilevel.deployment import apps, trial
 from fedbilevel.deployment.processes import Process, free_port
-from fedbilevel.deployment.server import ATTENDANCE, replay
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import ATTENDANCE, replay
+from fedbilevel.federation import Terms
 from fedbilevel.runtime import configure
-from fedbilevel.runtime.federation import Terms
 from fedbilevel.runtime.job import ABSENT
 
 NODES = 4

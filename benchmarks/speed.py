@@ -21,11 +21,15 @@ import numpy as np
 from plain_program import plain_program
 
 from fedbilevel import configure
-from fedbilevel.algorithms import Turn, every_phase
+from fedbilevel.algorithms import every_phase
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
-from fedbilevel.runtime import Job, SimulatorRuntime
+from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, Stopping, keys
+from fedbilevel.runtime.driver import Span
+from fedbilevel.runtime.exchange import Link, server_turn, start_kept
+from fedbilevel.runtime.job import start_server
+from fedbilevel.runtime.stopping import Rule, Track
 from fedbilevel.tasks import regularization
 
 FEATURES, CLASSES, ROWS, LOCAL_STEPS = 784, 10, 500, 10
@@ -53,19 +57,22 @@ def make_job(clients: int, q: int, batch: int) -> Job:
         local_steps=LOCAL_STEPS,
     )
     start = (jnp.full(FEATURES, -5.0), jnp.zeros((CLASSES, FEATURES)))
-    return Job.of(algorithm, regularization.make().problem, data, *start, batch=batch)
+    problem, sampling = regularization.make().problem, Sampling(batch)
+    return Job.of(algorithm, problem, data, *start, sampling=sampling)
 
 
 def step_operations(job: Job) -> float:
     """Count the multiply-adds of one client step in the traced program, twice each."""
     (phase,) = every_phase(job.algorithm.phases())
-    server = job.algorithm.init_server(job.x, job.y)
-    client = job.algorithm.init_client(job.x, job.y)
+    where, everybody = (keys.ROUNDS, 0), jnp.arange(job.clients, dtype=jnp.int32)
+    link = Link.of(job, phase, where)
+    turn = server_turn(job, where, 1, everybody, everybody >= 0)
+    mine = keys.client_turn(job.key, where, 0, 1)
 
-    def local(message, client):
-        return phase.local(message, client, job.oracle(0), Turn(job.key, 1))
+    def local(server, kept):
+        return link.work(link.sent(server, turn), kept, mine, 0)
 
-    traced = jax.make_jaxpr(local)(phase.down(server), client)
+    traced = jax.make_jaxpr(local)(start_server(job), start_kept(job))
     return _operations(traced.jaxpr) / LOCAL_STEPS
 
 
@@ -105,16 +112,22 @@ def _timed(call) -> float:
     return time.perf_counter() - began
 
 
+def _span(start: int, stop: int) -> Span:
+    """Return rounds that end before all others: nothing is measured with them."""
+    last = np.asarray([10**6], np.int32)
+    rule, track = Rule.of(Stopping(), last[0]), Track.start()
+    return Span(start, stop, 10**6, 10**6, last, rule, track, ends=False)
+
+
 def ours(job: Job, rounds: int) -> tuple[float, float]:
     """Return seconds per client step, and to compile."""
     runtime = SimulatorRuntime(job)
     state, _ = runtime.start()
-    # The total lies beyond the last round, so nothing is measured and timed with it.
-    state, _, _ = runtime.advance(state, 0, 1, 10**6, 10**6)
+    state = runtime.advance(state, _span(0, 1)).state
     spent = []
     for _ in range(3):
         began = time.perf_counter()
-        state, _, _ = runtime.advance(state, 1, 1 + rounds, 10**6, 10**6)
+        state = runtime.advance(state, _span(1, 1 + rounds)).state
         spent.append(time.perf_counter() - began)
     steps = rounds * LOCAL_STEPS * job.data.clients
     return min(spent) / steps, runtime.compile_seconds

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbilevel._blocks import is_any
 from fedbilevel.algorithms import AbstractAlgorithm, every_phase
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
@@ -20,6 +21,7 @@ from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
+from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
 from fedbilevel.algorithms.lfednest import LFedNest
@@ -28,10 +30,12 @@ from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.pooled import Pooled
+from fedbilevel.algorithms.scaffold import Scaffold
+from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import Neumann
-from fedbilevel.problem import ClientData, Problem
-from fedbilevel.runtime import Job
+from fedbilevel.problem import ClientData, Data, PooledData, Problem
+from fedbilevel.runtime import Job, Sampling
 from fedbilevel.schedules import CubeRootDecay
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 
@@ -41,10 +45,15 @@ THETA = 0.3
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, its module, and what one client sends each way in a round.
+    """An algorithm, its module, and what one client sends in a round.
 
-    `floats` is the formula of the literature, for clients that keep what they were
-    sent. The limits on the task two-client: `two_client` at p = 1, None if x stays.
+    `floats` is the formula of the literature for what goes up, for clients that keep
+    what they were sent, and for what goes down unless `floats_down` is given. The
+    limits on the task two-client: `two_client` at p = 1, None if x stays; it ends at
+    most `wanders` away, which is far where the choice of clients is random. `pools`
+    runs it on the rows of all clients in one place, `slopes` names the phases whose
+    replies are no points, and `chains` asks for so many clients, each with a message of
+    its own.
     """
 
     name: str
@@ -52,6 +61,11 @@ class Case:
     floats: Callable[[int, int], int]
     exchanges: int = 1
     two_client: float | None = None
+    wanders: float = 1e-6
+    floats_down: Callable[[int, int], int] | None = None
+    slopes: tuple[str, ...] = ()
+    pools: bool = False
+    chains: int | None = None
 
 
 NEST: dict[str, Any] = {"alpha": 0.2, "beta": 0.3, "inner_rounds": 2, "local_steps": 2}
@@ -97,9 +111,28 @@ CASES = [
     ),
     Case(
         "fedbioacc-local",
-        FedBiOAccLocal(Neumann(1, THETA), **STORM, alternating=True),
+        FedBiOAccLocal(Neumann(1, THETA), **STORM),
         floats=lambda dx, dy: 2 * dx,
         two_client=OWN,
+    ),
+    Case(
+        "fedmbo",
+        FedMBO(
+            lr_x=0.1,
+            lr_y=0.2,
+            theta=THETA,
+            terms=2,
+            chains=3,
+            inner_rounds=2,
+            random_length=False,
+        ),
+        floats=lambda dx, dy: (2 + 1 + 2) * dy + 2 * dx,
+        floats_down=lambda dx, dy: dx + (2 + 2 + 1) * dy,
+        exchanges=2 + 2 + 2,
+        two_client=SHARED,
+        wanders=0.3,
+        slopes=("lower", "chain_start", "last_hop"),
+        chains=3,
     ),
     Case(
         "fednest",
@@ -107,6 +140,7 @@ CASES = [
         floats=lambda dx, dy: (2 * 2 + 1 + 2) * dy + 2 * dx,
         exchanges=2 * 2 + 2 + 3,
         two_client=SHARED,
+        slopes=("inner_anchor", "series_start", "outer_anchor"),
     ),
     Case(
         "fednest-sgd",
@@ -114,6 +148,7 @@ CASES = [
         floats=lambda dx, dy: (2 + 1 + 2) * dy + 2 * dx,
         exchanges=2 + 2 + 3,
         two_client=SHARED,
+        slopes=("series_start", "outer_anchor"),
     ),
     Case(
         "lfednest",
@@ -128,6 +163,7 @@ CASES = [
         floats=lambda dx, dy: 2 * 2 * dy + dx,
         exchanges=2 * 2 + 1,
         two_client=BIASED,
+        slopes=("inner_anchor",),
     ),
     Case(
         "local-bsgm",
@@ -161,61 +197,94 @@ CASES = [
         Pooled(**STORM, tau=0.3, c_q=6.0),
         floats=lambda dx, dy: 0,
         exchanges=0,
+        pools=True,
         two_client=SHARED,
+    ),
+    Case(
+        "scaffold",
+        Scaffold(0.2, 0.7, local_steps=2),
+        floats=lambda dx, dy: 2 * dy,
+    ),
+    Case(
+        "simfbo",
+        SimFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, local_steps=2, radius=1.5),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        slopes=("local",),
     ),
 ]
 NAMES = [case.name for case in CASES]
 
 
-def for_cases(chosen: Callable[[AbstractAlgorithm], bool] = lambda _: True):
-    """Run a test for every row, or those whose algorithm has a property.
+def for_cases(chosen: Callable[[Case], bool] = lambda _: True):
+    """Run a test for every row, or those that have a property."""
+    return pytest.mark.parametrize("case", _rows(chosen, lambda case: False))
 
-    One process tests all of one algorithm, and so compiles each of its programs once.
-    """
-    rows = [
-        pytest.param(case, id=case.name, marks=pytest.mark.xdist_group(case.name))
+
+def _rows(chosen: Callable[[Case], bool], takes_long: Callable[[Case], bool]) -> list:
+    slow = pytest.mark.slow
+    return [
+        pytest.param(case, id=case.name, marks=slow if takes_long(case) else ())
         for case in CASES
-        if chosen(case.algorithm)
+        if chosen(case)
     ]
-    return pytest.mark.parametrize("case", rows)
 
 
-def _structure(algorithm: AbstractAlgorithm) -> tuple:
+def structures_first(chosen: Callable[[Case], bool] = lambda _: True):
+    """Run a test for every row, too, but at length only for one of each structure."""
+    long = _rows(chosen, lambda case: case.name not in _STRUCTURES)
+    return pytest.mark.parametrize("case", long)
+
+
+def _structure(case: Case) -> tuple:
     """Return what a runtime sees of an algorithm: the shapes of its states."""
-    x, y = jnp.zeros(1), jnp.zeros(1)
+    algorithm, (x, y) = case.algorithm, (jnp.zeros(1), jnp.zeros(1))
     kinds = (algorithm.init_server(x, y), algorithm.init_client(x, y))
-    return (
-        *(type(kind) for kind in kinds),
-        tuple(jax.tree.leaves(algorithm.private)),
-        algorithm.pools,
-    )
+    private = tuple(jax.tree.leaves(algorithm.private_blocks()))
+    return (*(type(kind) for kind in kinds), private, case.pools)
 
 
-_STRUCTURES = {_structure(case.algorithm): case.algorithm for case in CASES}
+def keeps_something(case: Case) -> bool:
+    """Say whether clients carry a state from round to round."""
+    kept = case.algorithm.init_client(jnp.zeros(1), jnp.zeros(1)) is not None
+    return not case.pools and (kept or is_any(case.algorithm.private_blocks()))
+
+
+def has_several_phases(case: Case) -> bool:
+    """Say whether a round has several exchanges."""
+    return len(every_phase(case.algorithm.phases())) > 1
+
+
+_DISTINCT = {_structure(case): case.name for case in CASES}
+_STRUCTURES = set(_DISTINCT.values())
 EVERY = for_cases()
 # One algorithm of each structure, where a test is about runtimes and costs a program.
-STRUCTURES = for_cases(
-    lambda algorithm: any(algorithm is one for one in _STRUCTURES.values())
-)
-FEDERATED = for_cases(
-    lambda algorithm: any(
-        algorithm is one and not one.pools for one in _STRUCTURES.values()
-    )
-)
-
-
-def _demanding(algorithm: AbstractAlgorithm) -> bool:
-    """Say whether clients keep something, or a round has several exchanges."""
-    keeps = algorithm.init_client(jnp.zeros(1), jnp.zeros(1)) is not None
-    return not algorithm.pools and (keeps or len(every_phase(algorithm.phases())) > 1)
-
-
+STRUCTURES = for_cases(lambda case: case.name in _STRUCTURES)
 # Those of the structures that ask most of a runtime: memories, private blocks, nests.
 DEMANDING = for_cases(
-    lambda algorithm: (
-        any(algorithm is one for one in _STRUCTURES.values()) and _demanding(algorithm)
+    lambda case: (
+        case.name in _STRUCTURES
+        and not case.pools
+        and (keeps_something(case) or has_several_phases(case))
     )
 )
+
+
+def case_of(name: str) -> Case:
+    """Return a row by its name."""
+    (found,) = (case for case in CASES if case.name == name)
+    return found
+
+
+def data_for(case: Case, clients: int) -> Data:
+    """Return quadratic data as a case needs it: for so many clients, maybe pooled."""
+    data = quadratic_data(case.chains or clients)
+    return data.pooled() if case.pools else data
+
+
+def cohort_of(case: Case, participants: int) -> int | None:
+    """Return so many participants, unless a case leaves no choice."""
+    return None if case.pools or case.chains else participants
 
 
 # Without the noise functions: here a sample is a row, drawn from a client's few.
@@ -258,7 +327,7 @@ def _client(client: int, noise: float, seed: int, count: int):
 
 def quadratic_job(
     algorithm: AbstractAlgorithm,
-    data: ClientData,
+    data: Data,
     *,
     seed: int = 0,
     participants: int | None = None,
@@ -272,9 +341,9 @@ def quadratic_job(
         data,
         jnp.arange(1.0, DX + 1),
         -jnp.arange(1.0, DY + 1),
-        metrics=ClosedForm.of(data),
+        metrics=ClosedForm.of(data.parts if isinstance(data, PooledData) else data),
         seed=seed,
-        participants=participants,
+        sampling=Sampling(participants=participants),
         channel=channel,
     )
     return with_precision(job, precision)

@@ -7,19 +7,19 @@ from pathlib import Path
 import equinox as eqx
 import jax
 
-from fedbilevel.runtime import Job
-from fedbilevel.runtime.federation import (
+from fedbilevel.federation import (
     FederationRuntime,
+    Fingerprints,
     Identity,
-    Marks,
     Roster,
     Site,
     Terms,
-    algorithm_mark,
-    server_job,
+    algorithm_fingerprint,
+    blind_job,
 )
+from fedbilevel.runtime import Job, Sampling
 
-EXPERIMENT, TASK = "e1", "settings"
+FEDERATION, SETTINGS = "f1", "settings"
 _PROGRAMS: dict[int, dict] = {}
 _JOBS: list[Job] = []
 _MOST = 20_000  # packets of one test
@@ -35,11 +35,10 @@ def site_job(job: Job, client: int) -> Job:
 
 def site_of(job: Job, client: int, folder: Path | None = None, **more) -> Site:
     """Return one client of a job as a site."""
-    marks = Marks(TASK, algorithm_mark(job, job.sites))
-    metrics = jax.eval_shape(job.metrics, job.x, job.y) if job.metrics else {}
-    facts = {"metrics": sorted(metrics)}
+    fingerprints = Fingerprints(SETTINGS, algorithm_fingerprint(job))
+    facts = {"metrics": sorted(jax.eval_shape(job.measured, job.x, job.y))}
     site = Site(
-        site_job(job, client), client, marks, facts=facts, folder=folder, **more
+        site_job(job, client), client, fingerprints, facts=facts, folder=folder, **more
     )
     # Sites of one job run the same programs on other rows: compile them once.
     site._programs = _PROGRAMS.setdefault(id(job), {})
@@ -97,18 +96,17 @@ def server_of(
     left_out=_ignore,
 ):
     """Return the server of a federation; it is given no rows."""
-    identity = Identity(EXPERIMENT, TASK, attempt)
-    roster = Roster(net, job.sites, identity, terms, report)
+    identity = Identity(FEDERATION, SETTINGS, attempt)
+    roster = Roster(net, job.clients, identity, terms, report)
     roster.gather(terms.patience, enough=1)
-    blind = server_job(
+    blind = blind_job(
         job.algorithm,
         (job.x, job.y),
-        clients=job.sites,
-        participants=job.participants,
-        batch=job.upper_batch,
-        key=job.key,
+        job.clients,
+        job.key,
+        sampling=Sampling(job.upper_batch, job.participants),
         private=job.private,
         channel=job.channel,
     )
-    names = next(iter(roster.members.values())).info["metrics"]
-    return FederationRuntime(blind, roster, EXPERIMENT, tuple(names), left_out)
+    names = next(iter(roster.members.values())).facts["metrics"]
+    return FederationRuntime(blind, roster, tuple(names), left_out)

@@ -15,8 +15,15 @@ import numpy as np
 
 from fedbilevel import ClientData, Problem
 from fedbilevel.cli.app import app
-from fedbilevel.runtime import Job, Outcome, SimulatorRuntime, driver, execute
-from fedbilevel.runtime.driver import Checkpoints
+from fedbilevel.runtime import (
+    Checkpoints,
+    Job,
+    Outcome,
+    Sampling,
+    SimulatorRuntime,
+    driver,
+    execute,
+)
 
 DEVICES, CLIENTS, ROUNDS = 2, 5, 4
 COMMAND = "run two-client --algorithm fedavg --rounds 4 --precision float64 --json"
@@ -40,15 +47,19 @@ def rows(client: int) -> dict[str, np.ndarray]:
 
 def jobs() -> dict[str, Job]:
     """Return small runs; five clients do not fill four devices evenly."""
-    from tests.cases import CASES, with_precision  # computes, so not before joining
+    from tests.cases import case_of, with_precision  # computes: not before joining
 
-    every = {case.name: case.algorithm for case in CASES}
     data = [rows(client) for client in range(CLIENTS)]
     arguments = (Problem(loss, loss), ClientData.from_clients(data, data))
     start = (jnp.ones(2), jnp.ones(2))
     return {
         title: with_precision(
-            Job.of(every[name], *arguments, *start, participants=participants),
+            Job.of(
+                case_of(name).algorithm,
+                *arguments,
+                *start,
+                sampling=Sampling(participants=participants),
+            ),
             "float32",
         )
         for title, (name, participants) in CHOSEN.items()

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedbilevel._files import read_arrays
-from fedbilevel.deployment import build_site
-from fedbilevel.experiment import Experiment
-from fedbilevel.runtime.federation import Site
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import build_site
+from fedbilevel.federation import Site
 
 _DIGITS = re.compile(rb"(?=(\d\.\d{7}))")
 

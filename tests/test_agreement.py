@@ -9,14 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
-from fedbilevel.deployment import build_site, serve
 from fedbilevel.deployment.processes import Process
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
-from fedbilevel.errors import InvalidInputError
-from fedbilevel.runtime.federation import Terms
+from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import build_site, replay, serve
+from fedbilevel.federation import Terms
+from fedbilevel.federation.wire import unpack
 from tests.federation import Loopback
-from tests.planted import settings
+from tests.planted import settings, sites_with_rows
 
 TERMS = Terms(patience=1)
 
@@ -53,6 +55,78 @@ def test_advice_that_depends_on_rows_is_named_and_can_be_chosen(tmp_path):
     chosen = {"upper_step": "20", "lower_step": "0.5"}
     result = serve_sites(tmp_path / "chosen", [few, many], **chosen)
     assert result.final["round"] == 2
+
+
+def trial_sites(experiment: Experiment) -> Loopback:
+    """Return sites that take their share of the rows of all clients."""
+    clients = range(experiment.clients or 0)
+    return Loopback({k: build_site(experiment, k, trial=True) for k in clients})
+
+
+def ignore(*_) -> None:
+    """Do nothing with what is told."""
+
+
+def test_sites_whose_replies_are_masked_are_taken_and_replayed(tmp_path):
+    """They tell keys of their own, in which they may differ."""
+    experiment = replace(settings("quadratic"), aggregate="secure")
+    experiment.save(tmp_path)
+    net = trial_sites(experiment)
+    result = serve(net, experiment, tmp_path, TERMS, report=ignore)
+    deployed, outcome, algorithm = replay(tmp_path)
+    point = algorithm.point(outcome.state.server)
+    assert result.final["round"] == 2
+    np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_that_ends_early_is_replayed_as_far_as_it_went(tmp_path):
+    # How long to run is the server's business: the sites do not know of it.
+    sites = settings("quadratic", noise="0")
+    ends = {"target": 1e6, "patience": 3, "max_bytes": 10**6, "max_seconds": 1e6}
+    experiment = replace(sites, rounds=9, measure_every=2, **ends)
+    net = trial_sites(sites)
+    experiment.save(tmp_path)
+    result = serve(net, experiment, tmp_path, TERMS, report=ignore)
+    assert result.final["round"] == 2 and "reached 1e+06" in result.ended
+    deployed, outcome, algorithm = replay(tmp_path)
+    point = algorithm.point(outcome.state.server)
+    np.testing.assert_allclose(deployed.point["x"], point.x, rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("target", [None, 1e6])
+def test_sites_conclude_when_a_run_has_ended_however_it_did(target, tmp_path):
+    sites, _ = sites_with_rows(tmp_path, "cleaning", corrupted="0.5")
+    experiment = replace(settings("cleaning", corrupted="0.5"), target=target)
+    net = Loopback(dict(enumerate(sites)))
+    result = serve(net, experiment, tmp_path / "run", TERMS, report=ignore)
+    assert result.final["round"] == (2 if target is None else 1)
+    assert {"weight_auc", "weight_clean"} <= set(result.final)
+    kinds = [unpack(packet, 1 << 30)[0].kind for _, packet, _ in net.sent]
+    assert kinds.count("conclude") == len(sites)
+
+
+def test_an_algorithm_that_needs_all_rows_is_not_for_sites():
+    with pytest.raises(InvalidInputError, match="'pooled' needs the rows of all"):
+        build_site(replace(settings("quadratic"), algorithm="pooled"), 0, trial=True)
+
+
+def test_noise_needs_sites_of_equal_weight(tmp_path):
+    experiment = replace(settings("quadratic"), clip=1.0, noise=1.0)
+    net = trial_sites(experiment)
+    heavier = 2 * net.sites[1].job.data.weights
+    data = replace(net.sites[1].job.data, weights=heavier)
+    net.sites[1].job = replace(net.sites[1].job, data=data)
+    with pytest.raises(InvalidInputError, match="weights from 1 to 2"):
+        serve(net, experiment, tmp_path, TERMS, report=ignore)
+
+
+def test_a_federation_of_an_older_protocol_is_not_continued(tmp_path):
+    held = '{"experiment": "0", "task": "0", "attempt": 1}'
+    (tmp_path / "federation.json").write_text(held)
+    with pytest.raises(CheckpointError, match="begun under protocol 2 or older"):
+        serve(Loopback({}), settings("quadratic"), tmp_path, TERMS)
+    assert (tmp_path / "federation.json").read_text() == held
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):

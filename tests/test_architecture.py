@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
 from fedbilevel.tasks import architecture
 from fedbilevel.tasks._search_space import OPERATIONS, mixed_scores, single_scores
 

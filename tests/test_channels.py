@@ -14,9 +14,9 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel import channels, run
+from fedbilevel import run
 from fedbilevel._types import Pair
-from fedbilevel.algorithms import Turn, every_phase
+from fedbilevel.algorithms import every_phase
 from fedbilevel.channels import (
     Channel,
     GeometricMedian,
@@ -32,45 +32,47 @@ from fedbilevel.channels import (
 )
 from fedbilevel.channels.accountant import epsilon
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.channels import read_channel
 from fedbilevel.runtime import (
+    Checkpoints,
     Job,
     Ledger,
+    Outcome,
     ReferenceRuntime,
     SimulatorRuntime,
-    _compile,
-    _keys,
+    Stopping,
+    SweepRuntime,
     checkpoint,
+    compilation,
     count,
     execute,
-    sweep,
+    keys,
 )
-from fedbilevel.runtime._exchange import Link
-from fedbilevel.runtime.driver import Checkpoints
-from fedbilevel.runtime.job import (
-    ABSENT,
-    PRESENT,
-    RENEWED,
-    reply_shape,
+from fedbilevel.runtime.exchange import (
+    Link,
+    for_place,
+    server_turn,
     start_kept,
-    start_server,
     start_state,
 )
+from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, stages, start_server
 from fedbilevel.runtime.privacy import privacy_spent
+from fedbilevel.runtime.sweeping import single_outcomes
 from tests.cases import (
-    CASES,
     DX,
     DY,
     EVERY,
     ROWWISE,
+    case_of,
+    data_for,
     quadratic_data,
     quadratic_job,
 )
 
-ALGORITHMS = {case.name: case.algorithm for case in CASES}
-BSGVRM = ALGORITHMS["local-bsgvrm"]
-MOMENTUM = ALGORITHMS["momentum-local-sgd"]  # the cheapest: y and its direction
-DELTA = 1e-5
+BSGVRM = case_of("local-bsgvrm").algorithm
+MOMENTUM = case_of("momentum-local-sgd").algorithm  # the cheapest: y, its direction
+DELTA = 1e-6  # other than the default
 ROBUST = (Median(), TrimmedMean(0.2), GeometricMedian(), Krum(1))
 
 
@@ -262,51 +264,55 @@ def test_one_faulty_client_ruins_the_mean_only(rule):
     np.testing.assert_allclose(rule(same, weights)["x"], honest["x"][0], rtol=1e-12)
 
 
-def stages(algorithm):
-    return {_keys.ROUNDS: algorithm.phases(), _keys.SETUP: algorithm.setup()}
+def links(job):
+    """Return every phase of a job, with what the server knows of its first exchange."""
+    for stage, phases in stages(job):
+        for number, phase in enumerate(phases):
+            cohort, where = job.cohort(phase), (stage, number)
+            ids, present = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
+            yield Link.of(job, phase, where), server_turn(job, where, 1, ids, present)
 
 
 @EVERY
 def test_what_both_sides_know_is_shaped_like_the_reply(case):
-    job = quadratic_job(case.algorithm, quadratic_data(2))
+    job = quadratic_job(case.algorithm, data_for(case, 2))
     unknown = []
-    for phases in stages(case.algorithm).values():
-        for phase in every_phase(phases):
-            message = jax.eval_shape(lambda phase=phase: phase.down(start_server(job)))
-            if phase.about is None:
-                unknown.append(phase.name)
-                continue
-            about = jax.eval_shape(phase.about, message)
-            reply = reply_shape(job, phase)
-            assert jax.tree.structure(about) == jax.tree.structure(reply), phase.name
-            for left, right in zip(
-                jax.tree.leaves(about), jax.tree.leaves(reply), strict=True
-            ):
-                assert (left.shape, left.dtype) == (right.shape, right.dtype)
-    # These send slopes.
-    assert set(unknown) <= {"inner_anchor", "series_start", "outer_anchor"}
+    for link, turn in links(job):
+
+        def known(link=link, turn=turn):
+            return link.known(for_place(link.sent(start_server(job), turn), 0), turn)
+
+        if link.phase.about is None:
+            unknown.append(link.phase.name)
+            continue
+        about, reply = jax.eval_shape(known), link.reply_shape()
+        assert jax.tree.structure(about) == jax.tree.structure(reply), link.phase.name
+        for left, right in paired(about, reply):
+            assert (left.shape, left.dtype) == (right.shape, right.dtype)
+    assert sorted(unknown) == sorted(case.slopes)
 
 
 @pytest.mark.parametrize("name", ["momentum-local-sgd", "fednest", "lfednest"])
 def test_a_tiny_clip_leaves_what_both_sides_know(name):
-    clip, algorithm = 1e-9, ALGORITHMS[name]
+    clip, algorithm = 1e-9, case_of(name).algorithm
     channel = Channel((Privacy(clip),))
     job = quadratic_job(algorithm, quadratic_data(2), channel=channel)
     # A server somewhere on its way, not at zeros.
     leaves, structure = jax.tree.flatten(start_server(job))
-    keys = jr.split(jr.key(3), len(leaves))
-    drawn = [jr.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    drawn = [
+        jr.normal(key, leaf.shape)
+        for key, leaf in zip(jr.split(jr.key(3), len(leaves)), leaves, strict=True)
+    ]
     server = jax.tree.unflatten(structure, drawn)
-    for stage, phases in stages(algorithm).items():
-        for number, phase in enumerate(every_phase(phases)):
-            link = Link.of(job, phase, (stage, number))
-            message, turn = phase.down(server), Turn(jr.key(0), 1)
-            answer = jax.jit(lambda *given, link=link: link.answer(*given, 0)[1])
-            reply = answer(message, start_kept(job), turn)
-            known = jax.tree.map(jnp.zeros_like, reply)
-            known = known if phase.about is None else phase.about(message)
-            far = [jnp.abs(a - b).max() for a, b in paired(reply, known)]
-            assert 0 < max(far) <= clip * (1 + 1e-6), phase.name
+    for link, server_side in links(job):
+        sent = for_place(link.sent(server, server_side), 0)
+        turn = keys.client_turn(job.key, link.where, 0, 1)
+        answer = jax.jit(lambda *given, link=link: link.answer(*given, 0)[1])
+        reply = answer(sent, start_kept(job), turn)
+        known = link.known(sent, turn)
+        known = jax.tree.map(jnp.zeros_like, reply) if known is None else known
+        far = [jnp.abs(a - b).max() for a, b in paired(reply, known)]
+        assert 0 < max(far) <= clip * (1 + 1e-6), link.phase.name
 
 
 def paired(a, b):
@@ -324,11 +330,12 @@ COMBINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMBINED)
 def test_simulator_is_reference_through_a_channel(name):
     algorithm, coders, rule, (participants, clients), rounds = COMBINED[name]
     job = quadratic_job(
-        ALGORITHMS[algorithm],
+        case_of(algorithm).algorithm,
         quadratic_data(clients),
         participants=participants,
         channel=Channel(coders, rule),
@@ -358,7 +365,10 @@ def test_a_record_replays_a_channel_with_its_own_shares_of_noise():
 def test_a_sweep_through_a_channel_equals_single_runs():
     channel = Channel((Privacy(2.0, 0.1), TopK(0.5)), Median())
     job = quadratic_job(MOMENTUM, quadratic_data(3), channel=channel)
-    for seed, outcome in zip((0, 7), sweep(job, 2, seeds=(0, 7)), strict=True):
+    runtime = SweepRuntime(job, seeds=(0, 7))
+    found = single_outcomes(runtime, execute(runtime, 2), Stopping(), 2, 1)
+    for seed, outcome in zip((0, 7), found, strict=True):
+        assert isinstance(outcome, Outcome)
         single = dataclasses.replace(job, key=jr.key(seed))
         assert_close(execute(SimulatorRuntime(single), 2).state, outcome.state)
 
@@ -384,21 +394,21 @@ def test_the_default_channel_changes_nothing():
     marks = [checkpoint.fingerprint(job, 1) for job in (default, explicit)]
     assert marks[0] == marks[1]
     first = execute(SimulatorRuntime(default), 2)
-    programs = len(_compile._programs)
+    programs = len(compilation._programs)
     second = execute(SimulatorRuntime(explicit), 2)
-    assert len(_compile._programs) == programs
+    assert len(compilation._programs) == programs
     assert_close((first.state, first.columns), (second.state, second.columns), 0)
     assert count(default, 3) == count(explicit, 3)
 
 
 def test_traffic_is_what_is_coded():
     x, y = jnp.zeros(40, jnp.float32), jnp.zeros((30, 2), jnp.float32)
-    nest = ALGORITHMS["fednest"]
+    nest = case_of("fednest").algorithm
     job = quadratic_job(nest, quadratic_data(3), precision="float32")
     single = quadratic_job(BSGVRM, quadratic_data(3), precision="float32")
 
     def up(base, *arguments, **given):
-        channel = channels.read(*arguments, **given).shared_by(3)
+        channel = read_channel(*arguments, **given).shared_by(3)
         found = count(dataclasses.replace(base, channel=channel), 2)
         every = found["per_client_and_round"]
         return every["floats_up"], every["bytes_up"]
@@ -415,17 +425,20 @@ def test_traffic_is_what_is_coded():
     assert up(single, compress="quantize:12") == (4, 4 * 4 + 2 * floats)
     # Nine replies of one block each, seven of y and two of x.
     assert up(job, compress="topk:0.1") == (9, 9 * 8)
-    channel = channels.read(compress="topk:0.1")
+    channel = read_channel(compress="topk:0.1")
     coded = channel.coded_shape(Pair(x, y))
     assert sum(leaf.size * 4 for leaf in jax.tree.leaves(coded)) == (4 + 6) * 8
 
 
 def test_what_a_client_returns_is_what_is_counted():
-    channel = channels.read(clip=1.0, compress="topk:0.5")
+    channel = read_channel(clip=1.0, compress="topk:0.5")
     job = quadratic_job(MOMENTUM, quadratic_data(2), channel=channel)
     (phase,) = every_phase(job.algorithm.phases())
-    link = Link.of(job, phase, (_keys.ROUNDS, 0))
-    message, turn = phase.down(start_server(job)), Turn(job.key, 0)
+    where, everybody = (keys.ROUNDS, 0), jnp.ones(2, bool)
+    link = Link.of(job, phase, where)
+    ids = jnp.arange(2, dtype=jnp.int32)
+    message = link.sent(start_server(job), server_turn(job, where, 0, ids, everybody))
+    turn = keys.client_turn(job.key, where, 0, 0)
     kept, coded, _ = link.work(message, start_kept(job), turn, 0)
     # Only leaves travel; the server knows the rest from the shapes.
     structure = jax.tree.structure(channel.coded_shape(link.like))
@@ -433,7 +446,7 @@ def test_what_a_client_returns_is_what_is_counted():
         structure, [np.asarray(leaf) for leaf in jax.tree.leaves(coded)]
     )
     again, reply, _ = link.answer(message, start_kept(job), turn, 0)
-    assert_close(link.received(message, travelled), reply, 0)
+    assert_close(link.received(message, travelled, turn), reply, 0)
     assert_close(kept, again, 0)
     sent = sum(leaf.nbytes for leaf in jax.tree.leaves(travelled))
     assert sent == count(job, 2)["per_client_and_round"]["bytes_up"]
@@ -474,31 +487,31 @@ def test_epsilon_is_that_of_the_library():
 
 def run_noisy(channel):
     start = (jnp.ones(DX), jnp.ones(DY))
-    arguments = {"rounds": 2, "channel": channel, "delta": DELTA}
-    return run(ROWWISE, quadratic_data(3), start, MOMENTUM, **arguments)
+    return run(ROWWISE, quadratic_data(3), start, MOMENTUM, rounds=2, channel=channel)
 
 
 def test_a_result_tells_what_was_spent():
-    result = run_noisy(Channel((Privacy(1.0, 2.0),), SecureMean()))
+    result = run_noisy(Channel((Privacy(1.0, 2.0, delta=DELTA),), SecureMean()))
     # Two rounds, with y and its direction in each.
     expected = direct_epsilon(2.0 / np.sqrt(2), 2)
     assert result.counts["epsilon"] == pytest.approx(expected)
     assert result.counts["delta"] == DELTA
+    privacy = {"clip": 1, "noise": 2, "participants": 3, "delta": DELTA}
     assert result.config["channel"] == {
-        "coders": [{"kind": "Privacy", "clip": 1, "noise": 2, "participants": 3}],
+        "coders": [{"kind": "Privacy", **privacy}],
         "reduction": {"kind": "SecureMean"},
     }
 
 
 def spent(name, coders=(), rule=None, rounds=3, cohort=(3, 3), record=None):
-    channel = Channel((Privacy(1.0, 2.0), *coders), rule or Mean())
+    channel = Channel((Privacy(1.0, 2.0, delta=DELTA), *coders), rule or Mean())
     participants, clients = cohort
     data = quadratic_data(clients, noise=0.0)
     job = quadratic_job(
-        ALGORITHMS[name], data, participants=participants, channel=channel
+        case_of(name).algorithm, data, participants=participants, channel=channel
     )
     job = job if record is None else job.replaying(record)
-    found = privacy_spent(job, Ledger(job), rounds, DELTA)
+    found = privacy_spent(job, Ledger(job), rounds)
     assert found["delta"] == DELTA
     return pytest.approx(found["epsilon"])
 
@@ -588,29 +601,30 @@ REFUSED = {
     ),
     "two-compressions": (lambda: Channel((TopK(0.1), Quantize(8))), "only the last"),
     "secure-compressed": (
-        lambda: channels.read(compress="topk:0.1", aggregate="secure"),
+        lambda: read_channel(compress="topk:0.1", aggregate="secure"),
         "cannot be compressed",
     ),
-    "noise-alone": (lambda: channels.read(noise=1.0), "without a clip"),
+    "noise-alone": (lambda: read_channel(noise=1.0), "without a clip"),
     "no-clip": (lambda: Privacy(0.0), "clip must be above 0"),
-    "fraction": (lambda: channels.read(compress="topk:0"), "above 0, at most 1"),
-    "bits": (lambda: channels.read(compress="quantize:1"), "between 2 and 16"),
+    "fraction": (lambda: read_channel(compress="topk:0"), "above 0, at most 1"),
+    "bits": (lambda: read_channel(compress="quantize:1"), "between 2 and 16"),
     "trimmed-half": (lambda: TrimmedMean(0.5), "below 0.5"),
     "no-steps": (lambda: GeometricMedian(0), "at least 1"),
     "faulty": (lambda: Krum(-1), "must not be negative"),
-    "unread": (lambda: channels.read(compress="quantize:x"), "like quantize:8"),
-    "no-number": (lambda: channels.read(aggregate="krum"), "like krum:1"),
-    "a-number": (lambda: channels.read(aggregate="median:1"), "like median"),
-    "unknown": (lambda: channels.read(aggregate="medain"), "Did you mean 'median'"),
-    "unknown-coder": (lambda: channels.read(compress="zip"), "Known: quantize, topk"),
+    "unread": (lambda: read_channel(compress="quantize:x"), "like quantize:8"),
+    "no-number": (lambda: read_channel(aggregate="krum"), "like krum:1"),
+    "a-number": (lambda: read_channel(aggregate="median:1"), "like median"),
+    "unknown": (lambda: read_channel(aggregate="medain"), "Did you mean 'median'"),
+    "unknown-coder": (lambda: read_channel(compress="zip"), "Known: quantize, topk"),
 }
 
 
 def job_with(channel, name="local-bsgvrm", weights=(1.0, 1.0, 1.0)):
     data = quadratic_data(3)
     data = eqx.tree_at(lambda one: one.weights, data, jnp.asarray(weights))
-    start = (jnp.ones(DX), jnp.ones(DY))
-    return Job.of(ALGORITHMS[name], ROWWISE, data, *start, channel=channel)
+    case, start = case_of(name), (jnp.ones(DX), jnp.ones(DY))
+    rows = data.pooled() if case.pools else data
+    return Job.of(case.algorithm, ROWWISE, rows, *start, channel=channel)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -637,6 +651,7 @@ def test_an_experiment_reads_and_records_its_channel(tmp_path):
     values = [result.config[name] for name in named]
     assert values == [0.5, 1.0, 1e-5, "quantize:8", "median"]
     assert result.counts["epsilon"] > 0
-    (task, job, config) = Experiment("two-client", "fedavg", clip=0.5).job()
-    assert job.channel.coders == (Privacy(0.5, participants=task.data.clients),)
-    assert not {"noise", "compress", "aggregate"} & set(config)
+    built = Experiment("two-client", "fedavg", clip=0.5).build()
+    participants = built.task.data.clients
+    assert built.job().channel.coders == (Privacy(0.5, participants=participants),)
+    assert not {"noise", "delta", "compress", "aggregate"} & set(built.config)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedbilevel import algorithms, tasks
 from fedbilevel.cli.app import app
+from fedbilevel.experiments.options import options_of
 
 PROGRAM = str(Path(sys.executable).parent / "fedbilevel")
 TWO_CLIENT = "run two-client --algorithm local-bsgvrm --local-steps 1".split()
@@ -76,8 +77,9 @@ def test_json_is_one_object_with_the_answer(two_client):
     assert two_client.done.returncode == 0, two_client.done.stderr
     assert len(two_client.done.stdout.splitlines()) == 1
     found = json.loads(two_client.done.stdout)
-    keys = {"task", "algorithm", "config", "final", "counts", "seconds"}
+    keys = {"task", "algorithm", "config", "final", "counts", "seconds", "ended"}
     assert set(found) == keys
+    assert found["ended"] == "after all 1500 rounds"
     assert found["task"] == "two-client"
     assert found["algorithm"] == "local-bsgvrm"
     # Where averaged local hypergradients end; the solution itself is (1, 1/2).
@@ -117,6 +119,21 @@ def test_without_json_there_are_tables_and_a_progress_bar(call):
     assert "two-client" in done.stderr
     assert "3/3" in done.stderr
     assert "3/3" not in done.stdout
+    assert "Ended after all 3 rounds." in done.stdout
+
+
+def test_a_run_ends_at_its_target_and_says_so(call, two_client):
+    sizes = ("--precision", "float64", "--rounds", 1500, "--target", 0.01)
+    done = call(*TWO_CLIENT, *sizes, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    # Every round was measured by the run without a target.
+    curve = arrays_in(two_client.folder / "columns.npz")["grad_norm_sq"]
+    first = 1 + int(np.argmax(curve <= 0.01))
+    assert 1 < first < 1500
+    assert found["ended"] == f"after round {first}: grad_norm_sq reached 0.01"
+    assert found["counts"]["rounds"] == first
+    assert found["final"]["grad_norm_sq"] == pytest.approx(curve[first - 1])
 
 
 def stop_midway(environment: dict[str, str], folder: Path) -> tuple[int, str, str]:
@@ -146,6 +163,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.files}
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_run_never_interrupted(call, environment, tmp_path):
     whole, halted = tmp_path / "whole", tmp_path / "halted"
     straight = call(*LONG, "--out", whole)
@@ -208,9 +226,16 @@ def invoke(*arguments: str):
         (("run", "quadratic", "--set", "=1"), "--set =1: write KEY=VALUE"),
         (("run", "quadratic", "--rounds", "0"), "--rounds 0: must be at least 1"),
         (("resume", "no-such-folder"), "no-such-folder holds no experiment.json"),
-        (("holdings", "quadratic"), "task 'quadratic' have no classes to count"),
-        (("holdings", "cleaning", "--set", "theta=1"), "unknown option 'theta'"),
+        (("run", "quadratic", "--patience", "0"), "--patience 0: must be at least 1"),
+        (("run", "quadratic", "--max-bytes", "0"), "--max-bytes 0: must be at least 1"),
+        (("run", "quadratic", "--max-seconds", "0"), "--max-seconds 0: must be above"),
+        (("compare", "quadratic", "--algorithms", "fedbio", "--resume"), "needs --out"),
+        (("label-counts", "quadratic"), "task 'quadratic' have no classes to count"),
+        (("label-counts", "cleaning", "--set", "theta=1"), "unknown option 'theta'"),
         (("list", "task"), "unknown list 'task'. Did you mean 'tasks'?"),
+        (("list", "tasks", "cleanin"), "unknown task 'cleanin'. Did you mean"),
+        (("list", "data", "digits"), "nothing more is known of data 'digits'"),
+        (("run", "quadratic", "--process", "0"), "belong together"),
     ],
 )
 def test_malformed_arguments(arguments, told):
@@ -219,17 +244,25 @@ def test_malformed_arguments(arguments, told):
     assert told in done.stderr
 
 
-def test_holdings_are_told_and_drawn(tmp_path):
-    out = tmp_path / "holdings.png"
+def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    out = str(tmp_path / "file" / "counts.png")
+    done = invoke("label-counts", "regularization", "--out", out)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: ") and out.rpartition("/")[0] in done.stderr
+
+
+def test_label_counts_are_told_and_drawn(tmp_path):
+    out = tmp_path / "counts.png"
     chosen = ("regularization", "--clients", "4", "--set", "partition=shards:2")
-    done = invoke("holdings", *chosen, "--json", "--out", str(out))
+    done = invoke("label-counts", *chosen, "--json", "--out", str(out))
     counts = json.loads(done.stdout)
     both = np.asarray(counts["training"]) + counts["validation"]
     assert both.shape == (4, len(counts["classes"]))
     assert both.sum() == 1797 - int(0.2 * 1797)
     assert ((both > 0).sum(axis=1) <= 6).all()  # a shard has three classes at most
     assert out.read_bytes().startswith(b"\x89PNG")
-    told = invoke("holdings", *chosen).stdout
+    told = invoke("label-counts", *chosen).stdout
     assert "Rows for training" in told and "Rows for validation" in told
 
 
@@ -249,3 +282,53 @@ def test_list_names_all_tasks_and_algorithms():
     cells = {word for line in done.stdout.splitlines() for word in line.split()[1:2]}
     assert expected <= cells
     assert "two-client" not in invoke("list", "algorithms").stdout
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_an_algorithm_is_listed_with_every_option(name):
+    entry = algorithms.find(name)
+    done = invoke("list", "algorithms", name)
+    assert done.exit_code == 0
+    told = " ".join(done.stdout.split())
+    for text in (entry.summary, entry.answers, entry.reference, entry.provenance):
+        assert text in told
+    rows = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line]
+    first = [row[0].strip() for row in rows if row[0].strip()]
+    assert first == list(options_of(entry))
+
+
+def test_a_task_is_listed_with_every_option():
+    done = invoke("list", "tasks", "regularization")
+    assert done.exit_code == 0
+    assert "Per-feature l2 strengths" in done.stdout
+    rows = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line]
+    found = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    assert found["train"] == ["number", "0.2"]
+    assert found["data"] == ["text", "digits"]
+
+
+def options_by_name(command: str) -> dict:
+    return {one.name: one for one in get_group(app).commands[command].params}
+
+
+def test_commands_that_share_an_argument_share_its_name_and_default():
+    run, federate, serve, node = (
+        options_by_name(name) for name in ("run", "federate", "serve", "node")
+    )
+    # What is not the same is so on purpose.
+    differs = {"clients", "data", "out", "patience", "deadline"}
+    for other in (federate, serve, node):
+        shared = run.keys() & other.keys() - differs
+        assert {"task", "algorithm", "seed", "settings", "clip", "aggregate"} <= shared
+        for name in shared:
+            assert run[name].opts == other[name].opts
+            assert run[name].default == other[name].default
+            assert run[name].help == other[name].help
+    assert not run["clients"].required and federate["clients"].default == 4
+    assert serve["clients"].required and node["clients"].required
+    assert "data" not in serve and "rounds" not in node
+    # Everything that must be the same on a server and its nodes can be typed for both.
+    only_server = {"rounds", "measure_every", "target", "stop_patience"}
+    only_server |= {"max_bytes", "max_samples", "max_seconds"}
+    experiment = (run.keys() | {"stop_patience"}) & serve.keys() - {"out", "as_json"}
+    assert experiment - node.keys() == only_server

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbilevel import _evaluation
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
@@ -19,11 +20,20 @@ from fedbilevel.hypergradient import (
     RandomNeumann,
 )
 from fedbilevel.problem import Oracle, Problem
-from fedbilevel.runtime import Job, Ledger, ReferenceRuntime, _keys, count
+from fedbilevel.runtime import Job, Ledger, ReferenceRuntime, Sampling, count, keys
+from fedbilevel.runtime.driver import NEVER, Span
+from fedbilevel.runtime.stopping import Rule, Track
 from fedbilevel.tasks import find
 from tests.cases import DX as QX
 from tests.cases import DY as QY
-from tests.cases import EVERY, quadratic_data, quadratic_job
+from tests.cases import (
+    EVERY,
+    cohort_of,
+    data_for,
+    quadratic_data,
+    quadratic_job,
+    structures_first,
+)
 
 CLIENTS, DX, DY, Q, P = 3, 5, 6, 4, 2
 TASK = find("quadratic")(CLIENTS)
@@ -58,7 +68,8 @@ def make_job(
         return leaf.astype(dtype) if dtype and floating else leaf
 
     data, x, y = jax.tree.map(cast, (TASK.data, TASK.x, TASK.y))
-    return Job.of(built, problem, data, x, y, participants=participants, batch=batch)
+    drawing = Sampling(batch, participants)
+    return Job.of(built, problem, data, x, y, sampling=drawing)
 
 
 @pytest.mark.parametrize("algorithm", [LocalBSGM, LocalBSGVRM])
@@ -155,6 +166,13 @@ def tally(monkeypatch):
     return seen
 
 
+def unmeasured(index: int) -> Span:
+    """Return one round of nine that are measured at their end."""
+    limits = np.asarray([9], np.int32)
+    rule = Rule.of(NEVER, jnp.asarray(9))
+    return Span(index, index + 1, 9, 9, limits, rule, Track.start(), False)
+
+
 def assert_counts_are_real(job, tally):
     # Checking a job and tracing it call the oracle as well, hence before the run.
     counts = [count(job, rounds) for rounds in (1, 2)]
@@ -163,7 +181,7 @@ def assert_counts_are_real(job, tally):
     state, _ = runtime.start()
     for index, found in enumerate(counts):
         # No measurement falls into these rounds: it would take gradients, too.
-        state, *_ = runtime.advance(state, index, index + 1, total=9, every=9)
+        state = runtime.advance(state, unmeasured(index)).state
         jax.effects_barrier()
         assert Counter({**found["calls"], **found["samples"]}) == tally
 
@@ -181,6 +199,7 @@ def test_counts_are_the_calls_of_a_real_run(tally, algorithm, rest):
     assert_counts_are_real(make_job(algorithm, problem=QUIET, batch=2, **rest), tally)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [Exact(), ConjugateGradient(3), FrozenNeumann(3, 0.3), RandomNeumann(Q + 1, 0.3)],
@@ -191,7 +210,7 @@ def test_counts_of_other_rules_are_the_calls_of_a_real_run(tally, rule):
 
 
 @pytest.mark.parametrize("rule", [Neumann(Q, 0.3), RandomNeumann(Q + 1, 0.3)])
-def test_an_accelerator_draws_later_but_the_same_samples(monkeypatch, rule):
+def test_an_accelerator_draws_later_but_the_same_samples(rule):
     # With noise: a client of this task has one row, whatever the key.
     job = make_job(LocalBSGVRM, rule=rule, batch=2, first_batch=3)
 
@@ -201,9 +220,9 @@ def test_an_accelerator_draws_later_but_the_same_samples(monkeypatch, rule):
 
     counts, value = count(job, 2), estimate()
     # The accelerator's program can be traced, and its parts run, on the CPU.
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert count(job, 2) == counts
-    np.testing.assert_allclose(estimate(), value, rtol=1e-12)
+    with _evaluation.using(_evaluation.ACCELERATOR):
+        assert count(job, 2) == counts
+        np.testing.assert_allclose(estimate(), value, rtol=1e-12)
 
 
 def test_deterministic_oracles_draw_no_samples():
@@ -221,17 +240,18 @@ def test_a_series_without_factors_runs_in_the_reference_runtime(tally, rule):
 
 @EVERY
 def test_traffic_is_the_formula_of_the_literature(case):
-    job = quadratic_job(case.algorithm, quadratic_data(3))
-    found, floats = count(job, 5), case.floats(QX, QY)
-    for way in ("down", "up"):
+    found = count(quadratic_job(case.algorithm, data_for(case, 3)), 5)
+    down = case.floats_down or case.floats
+    for way, floats in (("down", down(QX, QY)), ("up", case.floats(QX, QY))):
         assert found["per_client_and_round"][f"floats_{way}"] == floats
         assert found["per_client_and_round"][f"bytes_{way}"] == 8 * floats
     assert found["exchanges"] == 5 * case.exchanges + len(case.algorithm.setup())
 
 
-@EVERY
+@structures_first()
 def test_counts_of_every_algorithm_are_the_calls_of_a_real_run(tally, case):
-    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
+    data, cohort = data_for(case, 3), cohort_of(case, 2)
+    job = quadratic_job(case.algorithm, data, participants=cohort)
     assert_counts_are_real(job, tally)
 
 
@@ -244,7 +264,7 @@ def test_random_lengths_cost_what_is_drawn():
     # The series is the second entry of a round; the two phases of FedInn come before
     # its start, and so its only phase has the number 3.
     lengths = [
-        int(_keys.draw_length(job.key, _keys.ROUNDS, 3, index, terms - 1))
+        int(keys.draw_length(job.key, keys.ROUNDS, 3, index, terms - 1))
         for index in range(rounds)
     ]
     assert set(lengths) == {0, 1, 2, 3}

@@ -289,29 +289,39 @@ def test_libsvm_with_its_test_part(tmp_path, packed):
         assert list(official(dataset).label) == [1]
 
 
-def test_libsvm_alone_agrees_with_scikit_learn(tmp_path):
-    from sklearn.datasets import dump_svmlight_file, load_svmlight_file
+def test_libsvm_alone_as_scikit_learn_writes_it(tmp_path):
+    from sklearn.datasets import dump_svmlight_file
 
     path = tmp_path / "random"
     features = RNG.normal(size=(20, 7)) * (RNG.random((20, 7)) < 0.5)
-    dump_svmlight_file(features, RNG.integers(0, 3, 20), str(path), zero_based=False)
-    expected, label = load_svmlight_file(str(path))
+    label = RNG.integers(0, 3, 20)
+    dump_svmlight_file(features, label, str(path), zero_based=False)
     dataset = load(path)
-    dense = np.asarray(expected.todense(), np.float32)
-    np.testing.assert_array_equal(dataset.features, dense)
+    np.testing.assert_array_equal(dataset.features, features.astype(np.float32))
     np.testing.assert_array_equal(dataset.label, label)
     assert dataset.test is None
+
+
+def test_libsvm_as_other_programs_write_it(tmp_path):
+    text = "\ufeff1\t1:nan 2:1e39\r\n# 3:3\r\n 0 2:-2.5e-1 # 3:3"
+    (tmp_path / "toy").write_bytes(text.encode())
+    dataset = load(tmp_path / "toy")
+    np.testing.assert_array_equal(dataset.features, [[np.nan, np.inf], [0, -0.25]])
+    assert list(dataset.label) == [1, 0]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"1 1:1\n1 2:x\n", "line 2: '1 2:x' is not LIBSVM text"),
-        (b"1 1:1\n1 0:2\n", "line 2: .*indices count from 1"),
-        (b"1 qid:3 1:2\n", "line 1"),
+        (b"1 1:1\n1 0:2\n", "line 2: .*indices ascend from 1"),
+        (b"1 1:1\n\n#\n1 2:1 1:1\n", "line 4: '1 2:1 1:1' is not LIBSVM text"),
+        (b"1 1:1\n1 9999999999:2\n", "line 2: .*too large"),
+        (b"1 1:1\n1 qid:3 1:2\n", "line 2: .*query numbers"),
         (b"<!DOCTYPE html>", "line 1: .*known by their names"),
-        (b"", "no LIBSVM features"),
-        (b"\x89\xff\x00", "cannot be read as LIBSVM text"),
+        (b"", "bad has no LIBSVM features"),
+        (b"# 1:1\n1\n", "bad has no LIBSVM features"),
+        (b"\x89\xff\x00", "bad, line 1: .* is not LIBSVM text"),
         (b"0.5 1:1\n", "Labels are classes"),
     ],
 )
@@ -578,7 +588,7 @@ def test_a9a_comes_from_the_cache_or_is_fetched_whole(tmp_path, monkeypatch):
     assert asked == [page]
 
 
-@pytest.mark.parametrize("reply", [b"<html>Log in</html>", None])
+@pytest.mark.parametrize("reply", [b"<html>Log in</html>", b"", None])
 def test_a9a_that_cannot_be_fetched_leaves_nothing(tmp_path, monkeypatch, reply):
     def fetch(address, timeout):
         if reply is None:
@@ -690,12 +700,14 @@ def test_hugging_face_errors(monkeypatch, splits, message):
     [
         ("PIL", "drawings.zip", r"install fedbilevel\[data\]"),
         ("sklearn", "iris", r"install fedbilevel\[data\]"),
+        ("sklearn", "toy", r"by scikit-learn: install fedbilevel\[data\]"),
         ("sklearn.datasets", "openml:toy", r"install fedbilevel\[data\]"),
         ("datasets", "huggingface:toy", "pip install datasets"),
     ],
 )
 def test_a_missing_library_is_named(tmp_path, monkeypatch, library, source, message):
     write_drawings(tmp_path / "drawings.zip")
+    write_libsvm(tmp_path, packed=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, library, None)  # so that any import of it fails
     with fails(message, FedbilevelError):

@@ -16,7 +16,7 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesRespo
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedbilevel.runtime.flower.grid import GridTransport
+from fedbilevel.federation.flower.grid import GridTransport
 
 
 def announced(request: Any) -> PullAppMessagesResponse:

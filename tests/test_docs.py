@@ -1,16 +1,28 @@
 """What the README shows works as it stands, and the demo keeps its promise."""
 
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
+import pytest
 import typer.main
 
+import fedbilevel
+from fedbilevel import algorithms
+from fedbilevel.algorithms import AbstractAlgorithm, entry_of
 from fedbilevel.cli.app import app
+from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.result import Result
+from fedbilevel.runtime import ReferenceRuntime, SimulatorRuntime, count, execute
+from tests import cases
+from tests.cases import DX, DY, quadratic_data, quadratic_job
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -39,6 +51,7 @@ def test_the_readme_example_runs(tmp_path):
     assert int(printed[-1]) == 2 * (5 + 5) * 4 * 2 * 200
 
 
+@pytest.mark.slow
 def test_the_demo_tunes(tmp_path):
     printed = run_python(
         str(ROOT / "examples" / "tune_regularization.py"), folder=tmp_path
@@ -69,3 +82,85 @@ def test_the_commands_of_the_deployment_guide_can_be_typed():
     assert all(found.values()) and len(found["serve"]) == len(found["node"]) == 2
     # Server and nodes must be started alike.
     assert len({*found["serve"], *found["node"]}) == 1
+
+
+def loaded(path: Path, name: str) -> Any:
+    """Import a file that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_methods_of_the_readme_are_those_there_are():
+    """`make readme` writes them; a new file in the folder is a new row."""
+    methods = loaded(ROOT / "docs" / "methods.py", "methods")
+    assert methods.with_table(README) == README
+    assert all(f"| `{name}` |" in README for name in algorithms.names())
+
+
+def test_the_skeleton_of_an_algorithm_runs_as_it_stands(tmp_path):
+    guide = (ROOT / "docs" / "add-an-algorithm.md").read_text()
+    file, row = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    path = tmp_path / "local_bsg.py"
+    path.write_text(file)
+    module = loaded(path, "local_bsg")
+    (name,) = module.__all__
+    kind = getattr(module, name)
+    assert kind.__mro__[1] is AbstractAlgorithm and "Deviations:" in module.__doc__
+    case = eval(row, {**vars(cases), name: kind})
+    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
+    fast, slow = (execute(one(job), 2) for one in (SimulatorRuntime, ReferenceRuntime))
+    for left, right in zip(
+        jax.tree.leaves((fast.state, fast.columns)),
+        jax.tree.leaves((slow.state, slow.columns)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
+    floats = count(quadratic_job(case.algorithm, quadratic_data(3)), 3)
+    assert floats["per_client_and_round"]["floats_up"] == case.floats(DX, DY)
+    # Its options come from its fields, with the values that tasks recommend.
+    entry = entry_of(case.name, kind)
+    assert {"lr_x", "upper_step", "q", "theta"} <= set(options_of(entry))
+    advice = {"upper_step": "0.3", "lower_step": "0.2", "q": "4", "theta": "0.1"}
+    built: Any = algorithm_from(entry, advice, clients=3, local_steps=5)
+    assert (float(built.lr_x), built.hypergradient.q) == (0.3, 4)
+
+
+@pytest.mark.slow
+def test_own_objects_are_compared_tuned_stopped_and_resumed(tmp_path, capsys):
+    path = ROOT / "examples" / "own_model.py"
+    # Nothing private, and no option as text: what it takes are objects.
+    assert not re.findall(r"\._|import _|fedbilevel\.[a-z]", path.read_text())
+    found = loaded(path, "own_model").main(tmp_path)
+    told = capsys.readouterr().out
+    assert list(found.results) == ["LocalBSGVRM", "FedBiO", "no tuning"]
+    assert all(len(results) == 4 for results in found.results.values())
+    # The grid was tried, and the best of it was taken.
+    trials = found.trials["LocalBSGVRM"]
+    best = min(trials, key=lambda trial: trial.value).algorithm
+    taken = found.results["LocalBSGVRM"][0].config["parameters"]
+    assert len(trials) == 4 and taken["rho1"] == float(best.rho1)
+    ends = [one.ended for many in found.results.values() for one in many]
+    assert any("15 measurements without a lower test_error" in end for end in ends)
+    for results in found.results.values():
+        for result in results:
+            rounds = int(result.final["round"])
+            assert rounds == 150 or f"after round {rounds}:" in result.ended
+    assert "Interrupted. After round 10 of 40. Kept in" in told
+    assert "ends where the other does: True" in told
+    # What is saved is read without running anything again.
+    saved = Result.load(tmp_path / "comparison" / "FedBiO" / "seed-2")
+    assert saved.final == found.results["FedBiO"][2].final
+
+
+def test_what_users_type_is_importable():
+    names = (
+        "Channel ClientData FedNest Keeping LocalBSGVRM Neumann Pair Problem Result "
+    )
+    names += "Sampling Stopping check_theory compare complexity dirichlet iid plan run "
+    names += "shards speedup sweep tune"
+    for name in names.split():
+        assert hasattr(fedbilevel, name), name

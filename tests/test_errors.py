@@ -1,5 +1,6 @@
 """Every bad input meets an error that says what, where, and what to do."""
 
+import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 import fedbilevel
-from fedbilevel import ClientData, Problem
+from fedbilevel import ClientData, Keeping, Problem, Sampling, Stopping
+from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.errors import (
@@ -21,13 +23,20 @@ from fedbilevel.errors import (
     NonFiniteError,
     StageError,
 )
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
-from fedbilevel.runtime import Job, checkpoint, sweep
-from fedbilevel.runtime.job import start_state
+from fedbilevel.runtime import (
+    Job,
+    ReferenceRuntime,
+    SimulatorRuntime,
+    SweepRuntime,
+    checkpoint,
+    execute,
+)
+from fedbilevel.runtime.exchange import start_state
 from fedbilevel.tasks import two_client
 
-RUNTIMES = pytest.mark.parametrize("runtime", ["simulator", "reference"])
+RUNTIMES = pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
 START = (jnp.zeros(()), jnp.zeros(()))
 
 
@@ -56,8 +65,17 @@ def halving(method: Any = LocalBSGM, theta: float = 0.5, **changes: Any) -> Any:
     return method(Neumann(q=1, theta=theta), **{**letters, "local_steps": 1, **changes})
 
 
-def run(data: ClientData, algorithm: Any = None, problem=PROBLEM, **changes: Any):
-    arguments = {"rounds": 6, **changes}
+def run(
+    data: ClientData,
+    algorithm: Any = None,
+    problem=PROBLEM,
+    sampling: dict[str, Any] | None = None,
+    keeping: dict[str, Any] | None = None,
+    **changes: Any,
+):
+    arguments = {"rounds": 6, "sampling": Sampling(**(sampling or {})), **changes}
+    if keeping is not None:
+        arguments["keeping"] = Keeping(**keeping)
     return fedbilevel.run(problem, data, START, algorithm or halving(), **arguments)
 
 
@@ -96,20 +114,28 @@ def test_momentum_weight_of_one_or_more(method, letter, product, bound):
     [
         ({"rounds": 0}, r"rounds=0, .*at least 1"),
         ({"measure_every": 0}, r"measure_every=0: .*at least 1"),
-        ({"batch": 0}, r"batch=0: draw at least one row"),
-        ({"participants": 0}, r"participants=0: .*between 1 and the 2 clients"),
-        ({"participants": 3}, r"participants=3: .*between 1 and the 2 clients"),
-        ({"checkpoint_rounds": -1}, r"checkpoint_rounds=-1"),
-        ({"runtime": "simulater"}, r"unknown runtime .*'simulator'\?.*reference"),
+        ({"sampling": {"batch": 0}}, r"batch=0: draw at least one row"),
+        ({"sampling": {"participants": 0}}, r"=0: .*between 1 and the 2 clients"),
+        ({"sampling": {"participants": 3}}, r"=3: .*between 1 and the 2 clients"),
+        ({"keeping": {"every_rounds": -1}}, r"checkpoint_rounds=-1 must be above 0"),
+        ({"keeping": {"every_seconds": 0.0}}, r"checkpoint_seconds=0.0 must be above"),
     ],
-    ids=lambda part: str(part)[:20],
+    ids=str,
 )
 def test_sizes_out_of_range(tmp_path, changes, told):
     def watch(done, total, newest):
         assert done > 0, "the run goes backwards, without end"
 
+    keeping = {"folder": tmp_path, **changes.get("keeping", {})}
     with pytest.raises(InvalidInputError, match=told):
-        run(data_with(9, 9), folder=tmp_path, watch=watch, **changes)
+        run(data_with(9, 9), watch=watch, **{**changes, "keeping": keeping})
+
+
+@pytest.mark.parametrize("name", ["patience", "bytes", "samples", "seconds"])
+def test_limits_that_are_none(name):
+    limit: Any = {name: 0}
+    with pytest.raises(InvalidInputError, match=rf"{name}=0\)`: it must be above 0"):
+        Stopping(**limit)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +202,7 @@ def test_nan_names_client_round_and_last_good_checkpoint(tmp_path, runtime):
     data, kept = data_with(9, 9, 0.6), f"{tmp_path}, after round 2"
     told = rf"round 3, phase 'local', client 2: .*kept in {re.escape(kept)}\.$"
     with pytest.raises(NonFiniteError, match=told) as caught:
-        run(data, runtime=runtime, folder=tmp_path, checkpoint_rounds=1)
+        run(data, runtime=runtime, keeping={"folder": tmp_path, "every_rounds": 1})
     error = caught.value
     assert (error.round, error.phase, error.client) == (3, "local", 2)
     assert error.checkpoint == kept
@@ -200,7 +226,8 @@ def test_overflow_names_the_round(runtime):
 def test_of_several_failing_clients_both_runtimes_name_the_same(runtime):
     # In round 3 of seed 3 the cohort is drawn in the order 3, 2, 1, and all fail.
     with pytest.raises(NonFiniteError, match=r"round 3, phase 'local', client 1:"):
-        run(data_with(9, 0.6, 0.6, 0.6), runtime=runtime, participants=3, seed=3)
+        cohort = {"participants": 3}
+        run(data_with(9, 0.6, 0.6, 0.6), runtime=runtime, sampling=cohort, seed=3)
 
 
 def test_a_loss_that_raises_during_a_round():
@@ -218,7 +245,7 @@ def test_a_loss_that_raises_during_a_round():
     told = r"round 2, phase 'local', stage 'local', client 1: ZeroDivisionError: broken"
     problem = Problem(upper, fragile)
     with pytest.raises(StageError, match=told) as caught:
-        run(data_with(9, 7, 9), None, problem, runtime="reference", watch=arm)
+        run(data_with(9, 7, 9), None, problem, runtime=ReferenceRuntime, watch=arm)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -231,6 +258,7 @@ def test_a_loss_that_raises_during_a_round():
         ({"options": {"theta": "big"}}, r"option theta='big' is not a number"),
         ({"options": {"noise": "big"}}, r"option noise='big' is not of type float"),
         ({"options": {"eta": "linear:1"}}, r"eta='linear:1' is no schedule"),
+        ({"runtime": "simulater"}, r"unknown runtime .*'simulator'\?.*reference"),
         ({"local_steps": 0}, r"local_steps=...\)` must be at least 1, got 0"),
     ],
 )
@@ -243,16 +271,17 @@ def test_a_folder_that_is_in_use_or_not_there(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     told = rf"exists and is not empty.*`fedbilevel resume {re.escape(str(tmp_path))}`"
     with pytest.raises(CheckpointError, match=told):
-        run(data_with(9), folder=tmp_path)
+        run(data_with(9), keeping={"folder": tmp_path})
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(CheckpointError, match=r"absent is not a run folder"):
-        run(data_with(9), folder=tmp_path / "absent", resume=True)
+        absent = {"folder": tmp_path / "absent", "resume": True}
+        run(data_with(9), keeping=absent)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    run(data_with(9, 9), folder=folder)
+    run(data_with(9, 9), keeping={"folder": folder})
     return folder
 
 
@@ -263,14 +292,15 @@ def finished(tmp_path_factory):
         {"algorithm": halving(LocalBSGVRM)},
         {"data": data_with(9, 9, a=2.0)},
         {"seed": 1},
-        {"batch": 2},
-        {"participants": 1},
+        {"sampling": {"batch": 2}},
+        {"sampling": {"participants": 1}},
         {"measure_every": 2},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: next(iter(change.get("sampling", change))),
 )
 def test_a_checkpoint_of_another_configuration(finished, change):
-    arguments = {"data": data_with(9, 9), "folder": finished, "resume": True}
+    keeping = {"folder": finished, "resume": True}
+    arguments = {"data": data_with(9, 9), "keeping": keeping}
     with pytest.raises(CheckpointError, match=r"belongs to another configuration"):
         run(**{**arguments, **change})
 
@@ -321,7 +351,25 @@ def test_a_damaged_checkpoint(finished, tmp_path, share):
     path.write_bytes(whole[: int(share * len(whole))])
     told = rf"{re.escape(str(path))} cannot be read as a checkpoint.*damaged"
     with pytest.raises(CheckpointError, match=told):
-        run(data_with(9, 9), folder=folder, resume=True)
+        run(data_with(9, 9), keeping={"folder": folder, "resume": True})
+
+
+def test_a_checkpoint_of_an_older_format(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    path = folder / checkpoint.FILE_NAME
+    arrays = read_arrays(path)
+    about = json.loads(arrays["about"].tobytes())
+    assert about["format"] == 3
+    older = json.dumps({**about, "format": 2}).encode()
+    write_arrays(path, {**arrays, "about": np.frombuffer(older, np.uint8)})
+    told = (
+        rf"{re.escape(str(path))} has format 2, this version reads 3\. Finish .* "
+        r"version of fedbilevel that began it, or start it again in a new folder\."
+    )
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match=told):
+        run(data_with(9, 9), keeping={"folder": folder, "resume": True})
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -336,6 +384,17 @@ def test_a_damaged_checkpoint(finished, tmp_path, share):
     ids=["counts", "kinds", "lengths", "nothing", "rounds"],
 )
 def test_a_sweep_that_cannot_be_one_program(changes, told):
-    job = Job.of(halving(), PROBLEM, data_with(9, 9), *START)
+    def sweep(rounds: int = 2, **lists: Any) -> None:
+        job = Job.of(halving(), PROBLEM, data_with(9, 9), *START)
+        execute(SweepRuntime(job, **lists), rounds)
+
     with pytest.raises(InvalidInputError, match=told):
-        sweep(job, **{"rounds": 2, **changes})
+        sweep(**changes)
+
+
+@pytest.mark.parametrize("algorithms", [halving(), []], ids=["no seed", "nothing"])
+def test_a_sweep_of_nothing(algorithms):
+    with pytest.raises(InvalidInputError, match="at least one algorithm and one seed"):
+        fedbilevel.sweep(
+            PROBLEM, data_with(9, 9), START, algorithms, rounds=2, seeds=()
+        )

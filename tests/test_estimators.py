@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbilevel import _evaluation
 from fedbilevel._types import Pair
-from fedbilevel.estimators import HeavyBall, MovingAverage, Plain, Spider, Storm
-from fedbilevel.estimators._base import at_both
+from fedbilevel.estimators import HeavyBall, MovingAverage, Plain, Storm, at_both
 
 STEPS = 10
 
@@ -49,7 +49,7 @@ def assert_same(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-@pytest.mark.parametrize("estimator", [Storm(), MovingAverage(), HeavyBall(), Spider()])
+@pytest.mark.parametrize("estimator", [Storm(), MovingAverage(), HeavyBall()])
 def test_weight_one_is_plain_whatever_the_memory(estimator):
     G, point = sampled(0), tree(1)
     plain = Plain()(G, point, tree(2), tree(3), 0.3)
@@ -59,21 +59,13 @@ def test_weight_one_is_plain_whatever_the_memory(estimator):
     assert_close(estimator(G, point, tree(4), tree(5), 1.0), plain, 1e-14)
 
 
-def test_storm_of_weight_zero_is_spider_between_refreshes():
-    arguments = (sampled(0), tree(1), tree(2), tree(3))
-    storm = Storm()(*arguments, 0.0)
-    assert_close(storm, Spider()(*arguments, 0.0, large=sampled(9)), 1e-14)
-    assert np.abs(storm.x["p"] - Plain()(*arguments, 0.0).x["p"]).max() > 0.1
-
-
-@pytest.mark.parametrize("estimator", [Storm(), Spider()])
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.99])
-def test_without_noise_the_direction_is_exact(estimator, weight):
+def test_without_noise_the_direction_is_exact(weight):
     before = tree(0)
     direction = deterministic(before)
     for t in range(1, STEPS):
         point = tree(t)
-        direction = estimator(deterministic, point, before, direction, weight)
+        direction = Storm()(deterministic, point, before, direction, weight)
         assert_close(direction, deterministic(point), 1e-12)
         before = point
 
@@ -122,24 +114,7 @@ def test_recursion_with_a_weight_per_block(estimator, recursion):
         assert_close(direction, expected, 1e-12)
 
 
-def test_spider_adds_differences_and_starts_anew_from_the_large_batch():
-    expected = direction = tree(100)
-    for t in range(STEPS):
-        G, large = sampled(t), sampled(1000 + t)
-        point, before = tree(t + 1), tree(t)
-        weight = 1.0 if t % 4 == 0 else 0.0
-        direction = Spider()(G, point, before, direction, weight, large=large)
-        if t % 4 == 0:
-            expected = large(point)
-        else:
-            expected = jax.tree.map(
-                lambda d, now, then: d + now - then, expected, G(point), G(before)
-            )
-        assert_close(direction, expected, 1e-12)
-
-
-@pytest.mark.parametrize("estimator", [Storm(), Spider()])
-def test_both_points_see_the_same_sample(estimator):
+def test_both_points_see_the_same_sample():
     # Noise that is added cancels in the difference, but only if it is the same one.
     offset = tree(7)
 
@@ -147,15 +122,17 @@ def test_both_points_see_the_same_sample(estimator):
         return jax.tree.map(jnp.add, deterministic(point), offset)
 
     memory = (tree(1), tree(2), tree(3), 0.0)
-    found, quiet = estimator(noisy, *memory), estimator(deterministic, *memory)
+    found, quiet = Storm()(noisy, *memory), Storm()(deterministic, *memory)
     assert_close(found, quiet, 1e-12)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_at_both_is_two_calls(monkeypatch, backend):
+@pytest.mark.parametrize("stacks", [False, True])
+def test_at_both_is_two_calls(stacks):
     # The two ways of visiting the points must agree, and each can run here.
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     G, point, before = sampled(0), tree(1), tree(2)
-    now, then = at_both(G, point, before)
+    way = _evaluation.ACCELERATOR if stacks else _evaluation.PROCESSOR
+    assert way.stacks_points == stacks
+    with _evaluation.using(way):
+        now, then = at_both(G, point, before)
     assert_close(now, G(point), 1e-14)
     assert_close(then, G(before), 1e-14)

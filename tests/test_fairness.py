@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
 from fedbilevel.problem import Oracle
 from fedbilevel.tasks import fairness
 

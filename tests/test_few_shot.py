@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedbilevel import datasets
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Exact
 from fedbilevel.problem import Oracle
 from fedbilevel.tasks import _domains, few_shot
@@ -153,6 +153,7 @@ def test_sinusoids_are_drawn_as_documented():
     assert mean == pytest.approx((5**3 - 0.1**3) / (3 * 4.9) / 2, rel=0.1)
 
 
+@pytest.mark.slow
 def test_learning_to_learn_makes_new_waves_ten_times_easier():
     sizes: Any = {"clients": 12, "rounds": 400, "measure_every": 400}
     options = {"q": "5", "upper_step": "0.1"}
@@ -211,6 +212,7 @@ def test_episodes_of_characters_are_apart_in_every_way(tmp_path):
         np.testing.assert_array_equal(same, t[:, None] == u[None])
 
 
+@pytest.mark.slow
 def test_characters_are_told_apart_after_a_short_run(tmp_path, monkeypatch):
     monkeypatch.setattr(_domains, "_CHANNELS", (4,))
     folder = draw_alphabets(tmp_path)

@@ -16,13 +16,13 @@ import pytest
 from fedbilevel._files import read_arrays
 from fedbilevel.deployment import apps, trial
 from fedbilevel.deployment.processes import Process, free_port
-from fedbilevel.deployment.server import ATTENDANCE, replay
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
-from fedbilevel.experiment import Experiment
-from fedbilevel.runtime.federation import Terms
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import ATTENDANCE, replay
+from fedbilevel.federation import Terms
 
-pytestmark = pytest.mark.xdist_group("flower")
+pytestmark = pytest.mark.slow
 LONGEST = 500  # seconds for all faults together
 EXPERIMENT = Experiment(
     "quadratic",

@@ -1,5 +1,6 @@
 """Problems whose answers are known: the limits of T2 and T3, T4's invariant."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from fedbilevel import algorithms, tasks
-from fedbilevel.algorithms import Turn
-from fedbilevel.algorithms._single_loop import Iterate
+from fedbilevel._blocks import is_any
+from fedbilevel.algorithms import Iterate
+from fedbilevel.algorithms._local import Memory, hypergradient_and_slope
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
@@ -17,27 +19,28 @@ from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.experiments.options import algorithm_from
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
-from fedbilevel.runtime import Job, SimulatorRuntime, execute
+from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute, keys
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
-from tests.cases import for_cases, quadratic_data, quadratic_job
+from tests.cases import quadratic_data, quadratic_job, structures_first
 
 
-def two_client_job(algorithm) -> Job:
+def two_client_job(algorithm, *, pools: bool = False) -> Job:
     task = tasks.find("two-client")()
     return Job.of(
         algorithm,
         task.problem,
-        task.data,
+        task.data.pooled() if pools else task.data,
         task.x,
         task.y,
         metrics=task.metrics,
-        batch=None,
+        sampling=Sampling(None),
     )
 
 
-@for_cases()
+@structures_first()
 def test_two_clients_end_where_their_question_leads(case):
     """The shared y has x = 1, own y have 24/29, averaged inverses end at 8/7."""
     task = tasks.find("two-client")()
@@ -47,17 +50,18 @@ def test_two_clients_end_where_their_question_leads(case):
         "length": "full",
         "inner_rounds": "3",
     }
-    algorithm = algorithms.find(case.name).from_options(options, 2, 1)
-    outcome = execute(SimulatorRuntime(two_client_job(algorithm)), 1500)
+    algorithm = algorithm_from(algorithms.find(case.name), options, 2, 1)
+    job = two_client_job(algorithm, pools=case.pools)
+    outcome = execute(SimulatorRuntime(job), 1500)
     point = algorithm.point(outcome.state.joined())
     x = 0.0 if case.two_client is None else case.two_client
-    np.testing.assert_allclose(point.x, x, atol=1e-6)
-    own = case.two_client == 24 / 29
+    np.testing.assert_allclose(point.x, x, atol=case.wanders)
+    own = is_any(algorithm.private_blocks())
     y = [[x], [x / 3]] if own else [x / 2]
-    np.testing.assert_allclose(point.y, y, atol=1e-6)
+    np.testing.assert_allclose(point.y, y, atol=case.wanders)
     # The exact gradient of Phi for a shared y is (x - 1) / 2.
     np.testing.assert_allclose(
-        outcome.columns["grad_norm_sq"][-1], (x - 1) ** 2 / 4, atol=1e-6
+        outcome.columns["grad_norm_sq"][-1], (x - 1) ** 2 / 4, atol=case.wanders
     )
 
 
@@ -156,18 +160,17 @@ def test_mean_direction_tracks_mean_gradient(keeps_own_previous):
 def _invariant_errors(job: Job, keeps_own_previous: bool) -> list[float]:
     algorithm: LocalBSGVRM = job.algorithm  # pyright: ignore[reportAssignmentType]
     server = algorithm.init_server(job.x, job.y)
+    single = replace(algorithm, local_steps=1)
     clients = [server] * 3
     previous = [server.point] * 3
 
     @jax.jit
     def one_step(iterate, before, t, client):
-        oracle, turn = job.oracle(client), Turn(job.key, t)
-
-        carry = (iterate.point, iterate.direction, (before,))
-        time = (turn.steps(1)[0], turn.keys(1)[0])
-        point, direction, (at,) = algorithm.one_step(oracle, carry, time)
-        exact = algorithm.directions(oracle, job.key)["x"](at)
-        return Iterate(point, direction), at, exact
+        oracle, turn = job.oracle(client), keys.client_turn(job.key, (0, 0), client, t)
+        memory, after = single.local(iterate, Memory(before, t - 1), oracle, turn)
+        at, rule = memory.evaluated, single.hypergradient
+        exact = hypergradient_and_slope(rule, oracle, job.key).x(at)
+        return after, at, exact
 
     errors = []
     for t in range(20):

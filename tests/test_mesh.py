@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,11 +18,18 @@ from typer.testing import CliRunner
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError, OtherProcessError
 from fedbilevel.result import Result
-from fedbilevel.runtime import SimulatorRuntime, execute, join, mesh
-from fedbilevel.runtime._roll_call import call_roll
+from fedbilevel.runtime import (
+    SimulatorRuntime,
+    Stopping,
+    driver,
+    execute,
+    join,
+    mesh,
+)
+from fedbilevel.runtime.rendezvous import meet
 from tests.mesh_worker import ROUNDS, jobs, leaves_of
 
-pytestmark = pytest.mark.xdist_group("mesh")  # one pair of processes for all
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 PATIENCE = 300  # seconds after which a process counts as hanging
 SHORT = 0.5  # seconds to wait for what does not come
@@ -102,7 +110,7 @@ def test_arguments_are_checked(arguments, message):
 
 
 def test_joining_comes_before_computing(monkeypatch):
-    monkeypatch.setattr(mesh, "call_roll", lambda *_: None)
+    monkeypatch.setattr(mesh, "meet", lambda *_: None)
     assert jax.device_count() > 0
     with pytest.raises(InvalidInputError, match="before anything is computed"):
         join("localhost:29400", 2, 1)
@@ -122,7 +130,7 @@ def roll(*calls: tuple[int, int], patience: float = PATIENCE) -> list[str | None
 
     def call(number: int) -> None:
         try:
-            call_roll("127.0.0.1", port, *calls[number], patience)
+            meet("127.0.0.1", port, *calls[number], patience)
         except InvalidInputError as error:
             raised[number] = str(error)
 
@@ -159,11 +167,11 @@ def test_a_coordinator_that_does_not_answer():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(InvalidInputError, match="refused"):
-            call_roll("127.0.0.1", port, 2, 1, SHORT)
+            meet("127.0.0.1", port, 2, 1, SHORT)
         with pytest.raises(InvalidInputError, match=f"cannot listen on port {port}"):
-            call_roll("127.0.0.1", port, 2, 0, SHORT)
+            meet("127.0.0.1", port, 2, 0, SHORT)
     with pytest.raises(InvalidInputError, match="no such host"):
-        call_roll("no..host", port, 2, 1, SHORT)
+        meet("no..host", port, 2, 1, SHORT)
 
 
 @pytest.fixture
@@ -195,6 +203,17 @@ def test_processes_with_different_runs_are_told(among_three):
     among_three.say = lambda mine: [mine + 1, mine]
     with pytest.raises(InvalidInputError, match="process 1 has another run"):
         mesh.require_same(lambda: "one", "run")
+
+
+def test_runs_that_would_end_apart_are_different_runs(monkeypatch):
+    # Else one process would wait for another that has stopped.
+    told = []
+    monkeypatch.setattr(mesh, "require_same", lambda say, what: told.append(say()))
+    runtime: Any = SimpleNamespace(fingerprint=lambda every: f"job {every}")
+    plain, early, short = Stopping(), Stopping(target=0.1), Stopping(bytes=9)
+    for rounds, stopping in ((4, plain), (5, plain), (4, early), (4, short)):
+        driver._require_same_run(runtime, rounds, 1, stopping, None)
+    assert len(set(told)) == len(told) == 4
 
 
 def test_the_command_line_wants_all_three_options():

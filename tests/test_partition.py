@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedbilevel import partition, report
-from fedbilevel.datasets import from_arrays
+from fedbilevel import report
+from fedbilevel.datasets import from_arrays, partition
 from fedbilevel.errors import InvalidInputError
 
 CLASSES = 10
@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("split", SEEDED.values(), ids=SEEDED.keys())
 def shares(split, clients: int, seeds: int) -> np.ndarray:
     """Return each client's share of each class, for each seed."""
     counts = [
-        partition.holdings(LABEL, split(LABEL, clients, seed), CLASSES)
+        partition.label_counts(LABEL, split(LABEL, clients, seed), CLASSES)
         for seed in range(seeds)
     ]
     return np.stack(counts) / 600
@@ -109,13 +109,13 @@ def test_shards_hold_few_classes():
     for seed in range(16):
         parts = partition.shards(LABEL, 100, seed)
         assert {len(part) for part in parts} == {60}
-        held = partition.holdings(LABEL, parts, CLASSES)
+        held = partition.label_counts(LABEL, parts, CLASSES)
         # 200 shards of 30: none crosses a class.
         assert (held > 0).sum(axis=1).max() <= 2
         assert set(np.unique(held)) == {0, 30, 60}
-    crossing = partition.holdings(LABEL, partition.shards(LABEL, 7, 0), CLASSES)
+    crossing = partition.label_counts(LABEL, partition.shards(LABEL, 7, 0), CLASSES)
     assert (crossing > 0).sum(axis=1).max() <= 4
-    one = partition.holdings(LABEL, partition.shards(LABEL, 10, 0, 1), CLASSES)
+    one = partition.label_counts(LABEL, partition.shards(LABEL, 10, 0, 1), CLASSES)
     assert ((one > 0).sum(axis=1) == 1).all()
 
 
@@ -135,7 +135,7 @@ def test_dominant_meets_its_fraction(fraction):
 def test_dominant_falls_back_to_the_pool():
     label = np.asarray([0] * 10 + [1] * 90)
     parts = partition.dominant(label, 4, 0, 1.0)
-    held = partition.holdings(label, parts, 2)
+    held = partition.label_counts(label, parts, 2)
     assert (held.sum(axis=1) == 25).all()
     # Class 0 is used up by client 0, which is filled up, as is client 2, by class 1.
     np.testing.assert_array_equal(held[:, 0], [10, 0, 0, 0])
@@ -275,12 +275,12 @@ def test_an_unknown_column_lists_the_known():
         partition.parse("column:sit")(DATA, 3, 0)
 
 
-# Holdings
+# Label counts
 
 
-def test_holdings_count_rows():
+def test_label_counts_count_rows():
     label = np.asarray([0, 1, 1, 2])
-    counts = partition.holdings(label, [np.asarray([0, 1]), np.asarray([2])], 4)
+    counts = partition.label_counts(label, [np.asarray([0, 1]), np.asarray([2])], 4)
     np.testing.assert_array_equal(counts, [[1, 1, 0, 0], [0, 1, 0, 0]])
 
 
@@ -294,7 +294,7 @@ def text_of(table) -> list[list[str]]:
 
 
 def test_the_table_has_totals():
-    table = report.holdings_table(np.asarray([[1, 1200], [3, 0]]), ("cat", "dog"))
+    table = report.label_counts_table(np.asarray([[1, 1200], [3, 0]]), ("cat", "dog"))
     assert text_of(table) == [
         ["client", "cat", "dog", "rows"],
         ["0", "1", "1,200", "1,201"],
@@ -306,7 +306,7 @@ def test_the_table_has_totals():
 def test_the_table_sums_up_many_classes():
     counts = np.eye(2, 30, dtype=int) * 5 + 1
     names = [str(number) for number in range(30)]
-    assert text_of(report.holdings_table(counts, names)) == [
+    assert text_of(report.label_counts_table(counts, names)) == [
         ["client", "classes held", "rows of the largest", "rows"],
         ["0", "30", "6", "35"],
         ["1", "30", "6", "35"],
@@ -319,7 +319,7 @@ def test_the_picture_has_room_for_every_client(clients, classes):
     counts = np.ones((clients, classes), int)
     counts[:, 0] = 0
     names = [str(number) for number in range(classes)]
-    picture = report.draw_holdings({"training": counts}, names)
+    picture = report.draw_label_counts({"training": counts}, names)
     assert picture.startswith(b"\x89PNG")
     height = int.from_bytes(picture[20:24])
     assert 10 * clients < height < 3000

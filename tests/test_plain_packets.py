@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 import fedbilevel
-from fedbilevel.deployment import serve
-from fedbilevel.runtime.federation import Terms
-from fedbilevel.runtime.federation.wire import unpack
+from fedbilevel.experiments.federated import serve
+from fedbilevel.federation import Terms
+from fedbilevel.federation.wire import unpack
 from tests.federation import Loopback
 from tests.planted import (
     Planted,
@@ -75,8 +75,8 @@ def test_neither_rows_nor_private_blocks_are_in_any_packet(tmp_path):
         assert all(kind[:2] in ("<f", "<i") for kind, *_ in listed), header
     weights = []
     for site in sites:
-        (generations,) = site.generations.values()
-        weights += jax.tree.leaves([kept.own for kept in generations.kept.values()])
+        (checkpoints,) = site.checkpoints.values()
+        weights += jax.tree.leaves([kept.own for kept in checkpoints.kept.values()])
     private, sent = Planted(np.stack(weights)[None]), b"".join(packets)
     assert len(private.text) > 10 and private.found_below(tmp_path / "state")
     assert rows.found_below(tmp_path / "rows0") and rows.found_below(tmp_path / "rows1")

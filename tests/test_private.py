@@ -1,5 +1,6 @@
 """Blocks that belong to one client: kept there, and the right problem solved."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import ClientData, Problem
+from fedbilevel import ClientData, Problem, Sampling, run
+from fedbilevel._blocks import NOTHING, is_any
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import every_phase
 from fedbilevel.algorithms.fedbio import FedBiO
@@ -17,13 +19,19 @@ from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.pooled import Pooled
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Exact, Neumann
-from fedbilevel.run import run
-from fedbilevel.runtime import Job, ReferenceRuntime, SimulatorRuntime, count, execute
+from fedbilevel.runtime import (
+    Job,
+    ReferenceRuntime,
+    SimulatorRuntime,
+    count,
+    execute,
+    keys,
+)
+from fedbilevel.runtime.exchange import Link, server_turn
 from fedbilevel.tasks._quadratics import ClosedForm
-from tests.cases import for_cases, quadratic_data, quadratic_job
+from tests.cases import data_for, for_cases, quadratic_data, quadratic_job
 
 STORM: dict[str, Any] = {"eta": 0.3, "gamma": 0.4, "c_nu": 0.5, "c_omega": 0.5}
 
@@ -47,7 +55,7 @@ def own_solution(data):
         FedBiOAccClientwise(Exact(), 1.0, **STORM, local_steps=1),
         FedBiOAccLocal(Exact(), 1.0, **STORM, local_steps=1),
     ],
-    ids=lambda algorithm: type(algorithm).__name__,
+    ids=["clientwise", "before-the-move", "after-the-move"],
 )
 def test_own_lower_levels_reach_their_own_optimum(algorithm):
     data = quadratic_data(3, noise=0.0)
@@ -85,13 +93,17 @@ def test_a_shared_lower_level_has_another_optimum(algorithm):
     assert np.abs(own_solution(data) - shared).max() > 0.1
 
 
-@for_cases(lambda algorithm: any(jax.tree.leaves(algorithm.private)))
+@for_cases(lambda case: is_any(case.algorithm.private_blocks()))
 def test_what_is_private_is_in_no_message(case):
-    job = quadratic_job(case.algorithm, quadratic_data(3))
+    job = quadratic_job(case.algorithm, data_for(case, 3))
     state = execute(SimulatorRuntime(job), 1).state
-    (phase,) = every_phase(case.algorithm.phases())
-    sizes = {leaf.size for leaf in jax.tree.leaves(phase.down(state.server))}
-    assert sizes == {job.x.size}
+    for number, phase in enumerate(every_phase(case.algorithm.phases())):
+        where = (keys.ROUNDS, number)
+        turn = server_turn(job, where, 0, jnp.arange(3), jnp.ones(3, bool))
+        link = Link.of(job, phase, where)
+        sent = link.sent(state.server, turn)
+        sizes = {leaf.size for leaf in jax.tree.leaves((sent, link.reply_shape()))}
+        assert sizes == {job.x.size}
     # And every client has a y of its own.
     y = state.joined().point.y
     assert y.shape == (3, *job.y.shape)
@@ -106,7 +118,7 @@ def lower(x, y, rows):
     return jnp.mean((y - rows["a"] * x["own"]) ** 2) + 0.5 * jnp.sum(y**2)
 
 
-def mixed_job(clients, **changes):
+def mixed_job(clients, private=NOTHING, participants=None):
     draw = np.random.default_rng(1)
     rows = [{"a": draw.normal(size=(4, 1))} for _ in range(clients)]
     data = ClientData.from_clients(
@@ -114,7 +126,9 @@ def mixed_job(clients, **changes):
     )
     algorithm = LocalBSGM(Neumann(2, 0.2), 1.0, 0.5, 0.5, 0.1, 0.1, local_steps=2)
     start = ({"own": jnp.ones(1), "shared": jnp.zeros(1)}, jnp.zeros(1))
-    return Job.of(algorithm, Problem(upper, lower), data, *start, **changes)
+    problem = Problem(upper, lower, private=private)
+    drawing = Sampling(participants=participants)
+    return Job.of(algorithm, problem, data, *start, sampling=drawing)
 
 
 PRIVATE = Pair({"own": True, "shared": False}, False)
@@ -122,7 +136,7 @@ PRIVATE = Pair({"own": True, "shared": False}, False)
 
 @pytest.mark.parametrize("participants", [3, 2])
 def test_one_block_of_x_may_be_private(participants):
-    job = mixed_job(3, private=PRIVATE, participants=participants)
+    job = mixed_job(3, PRIVATE, participants)
     fast = execute(SimulatorRuntime(job), 3)
     slow = execute(ReferenceRuntime(job), 3)
     for one, other in zip(
@@ -139,7 +153,7 @@ def test_one_block_of_x_may_be_private(participants):
 
 
 def test_one_client_has_nothing_to_hide():
-    hidden = execute(SimulatorRuntime(mixed_job(1, private=PRIVATE)), 4)
+    hidden = execute(SimulatorRuntime(mixed_job(1, PRIVATE)), 4)
     plain = execute(SimulatorRuntime(mixed_job(1)), 4)
     for name in ("own", "shared"):
         np.testing.assert_array_equal(
@@ -168,13 +182,20 @@ def test_the_result_holds_every_client_and_measures_its_own():
     np.testing.assert_allclose(result.final["upper_loss"], np.mean(losses), rtol=1e-12)
 
 
+def test_rows_in_one_place_have_no_clients_to_keep_blocks():
+    job = quadratic_job(FedBiO(0.1, 0.1, 0.1, local_steps=1), quadratic_data(2))
+    own = replace(job.problem, private=Pair(False, True))
+    with pytest.raises(InvalidInputError, match="all rows are in one place"):
+        Job.of(job.algorithm, own, quadratic_data(2).pooled(), job.x, job.y)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "private", "told"),
     [
         (
-            Pooled(1.0, **STORM, tau=0.4, c_q=0.5, local_steps=1),
+            FedNest(alpha=0.1, beta=0.1, ell=3.0, terms=2, local_steps=1),
             Pair(False, True),
-            "`Pooled` needs whole levels in one place",
+            "`FedNest` needs whole levels in one place",
         ),
         (
             FedBiO(0.1, 0.1, 0.1, local_steps=1),
@@ -185,5 +206,6 @@ def test_the_result_holds_every_client_and_measures_its_own():
 )
 def test_private_blocks_that_cannot_be(algorithm, private, told):
     job = quadratic_job(FedBiO(0.1, 0.1, 0.1, local_steps=1), quadratic_data(2))
+    start = (job.data, job.x, job.y)
     with pytest.raises(InvalidInputError, match=told):
-        Job.of(algorithm, job.problem, job.data, job.x, job.y, private=private)
+        Job.of(algorithm, replace(job.problem, private=private), *start)

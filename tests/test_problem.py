@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
+from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Oracle, Problem
+from fedbilevel.runtime import (
+    Job,
+    ReferenceRuntime,
+    SimulatorRuntime,
+    compilation,
+    execute,
+)
 
 # Client 2 has as many rows on both levels: one key for two samples would show there.
 UPPER_SIZES, LOWER_SIZES = (5, 1, 4), (2, 6, 4)
@@ -289,3 +297,73 @@ def test_derivatives_match_dense_ones(rows, seed):
     flat = ravel_pytree(found["jvp"])[0]
     atol = 1e-12 * max(1, np.abs(slope_along_v).max())
     np.testing.assert_allclose(flat, slope_along_v, rtol=0, atol=atol)
+
+
+# Input that is never optimized, of shapes that nothing else has.
+BACKBONE = {
+    "in": jnp.asarray(np.random.default_rng(8).standard_normal((FEATURES, 7))),
+    "out": jnp.asarray(np.random.default_rng(9).standard_normal((7, 4))),
+}
+
+
+def on_features(x, y, rows, frozen):
+    features = jnp.tanh(rows["u"] @ frozen["in"]) @ frozen["out"]
+    fit = jnp.mean((features @ y - rows["v"]) ** 2)
+    return fit + 0.1 * jnp.sum(jnp.exp(x) * y**2)
+
+
+def of_backbone(x, y, frozen):
+    return {"reach": jnp.sum(x) + jnp.sum(frozen["out"] @ y)}
+
+
+def frozen_job(frozen) -> Job:
+    problem = Problem(on_features, on_features, frozen=frozen)
+    return job_on(problem, of_backbone)
+
+
+def job_on(problem, metrics) -> Job:
+    algorithm = FedBiO(0.05, 0.05, 0.05, local_steps=1)
+    start = (jnp.zeros(4), jnp.ones(4))
+    return Job.of(algorithm, problem, DATA, *start, metrics=metrics)
+
+
+def test_frozen_arrays_give_the_numbers_of_arrays_closed_over():
+    def loss(x, y, rows):
+        return on_features(x, y, rows, BACKBONE)
+
+    closed = job_on(Problem(loss, loss), lambda x, y: of_backbone(x, y, BACKBONE))
+    one, other = (
+        execute(SimulatorRuntime(job), 3) for job in (frozen_job(BACKBONE), closed)
+    )
+    slow = execute(ReferenceRuntime(frozen_job(BACKBONE)), 1)
+    assert set(one.columns) == set(other.columns) and "reach" in one.columns
+    for left, right in zip(
+        jax.tree.leaves((one.state, one.columns)),
+        jax.tree.leaves((other.state, other.columns)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+    for name, column in slow.columns.items():
+        np.testing.assert_allclose(column, one.columns[name][:1], rtol=1e-12)
+
+
+def test_frozen_arrays_are_one_input_and_other_values_do_not_compile_again():
+    first = SimulatorRuntime(frozen_job(BACKBONE))
+    second = SimulatorRuntime(frozen_job(jax.tree.map(jnp.negative, BACKBONE)))
+    before = execute(first, 2)
+    program = next(reversed(compilation._programs.values()))
+    after = execute(second, 2)
+    assert second.compile_seconds == 0
+    assert (before.columns["reach"] != after.columns["reach"]).all()
+    held = eqx.filter(first.job, eqx.is_array)
+    for leaf in BACKBONE.values():
+        for inputs in (held, program.args_info):
+            ends = [one.shape[-2:] for one in jax.tree.leaves(inputs)]
+            assert ends.count(leaf.shape) == 1
+    # And they are part of what a checkpoint belongs to.
+    assert first.fingerprint(1) != second.fingerprint(1)
+
+
+def test_what_is_no_array_cannot_be_frozen():
+    with pytest.raises(InvalidInputError, match="a leaf of type .*Give arrays alone"):
+        Problem(on_features, on_features, frozen={**BACKBONE, "activation": jnp.tanh})

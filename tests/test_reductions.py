@@ -129,7 +129,7 @@ def test_alike_exact_clients_follow_the_hypergradient_itself():
     outcome = execute(SimulatorRuntime(job), 4, measure_every=4)
     oracle, rule = job.oracle(0), job.algorithm.hypergradient  # pyright: ignore[reportAttributeAccessIssue]
     # Without noise the momentum is exact: u is h at the point before the last move.
-    at = jax.tree.map(lambda leaf: leaf[0], outcome.state.clients.memory.evaluated[0])
+    at = jax.tree.map(lambda leaf: leaf[0], outcome.state.clients.memory.evaluated)
     exact = rule(oracle, at.x, at.y, rule.draw(oracle, jax.random.key(9)))
     np.testing.assert_allclose(
         outcome.state.server.direction.x, exact, rtol=0, atol=1e-12

@@ -2,46 +2,95 @@
 
 import importlib
 import inspect
+import pkgutil
+from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
+import equinox as eqx
 import pytest
 
+import fedbilevel
 from fedbilevel import algorithms, tasks
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, Preset
 from fedbilevel.errors import InvalidInputError
-from tests.cases import CASES, NAMES
+from tests.cases import EVERY, NAMES
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
+BY_NAME = pytest.mark.parametrize("name", algorithms.names())
+
+
+def module_of(name: str) -> ModuleType:
+    module = f"fedbilevel.algorithms.{name.replace('-', '_')}"
+    return importlib.import_module(module)
 
 
 def test_every_algorithm_has_a_row():
     assert sorted(NAMES) == algorithms.names()
-    for case in CASES:
-        assert type(case.algorithm) is algorithms.find(case.name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@BY_NAME
 def test_an_algorithm_file_says_what_it_is(name):
-    kind = algorithms.find(name)
-    module = importlib.import_module(kind.__module__)
-    assert issubclass(kind, AbstractAlgorithm)
-    assert module.__all__ == [kind.__name__]
+    module, entry = module_of(name), algorithms.find(name)
+    (public,) = module.__all__
+    assert entry.make is getattr(module, public)
     text = module.__doc__ or ""
     assert "Deviations:" in text
     assert "<-" in text or "=" in text
-    assert "arXiv" in kind.reference
-    assert kind.provenance
+    assert "arXiv" in entry.reference
+    assert entry.provenance and entry.summary and entry.answers
+
+
+@BY_NAME
+def test_an_algorithm_is_a_final_class_or_a_preset_of_one(name):
+    entry = algorithms.find(name)
+    assert entry.kind.__bases__ == (AbstractAlgorithm,)
+    ours = [kind.__module__.split(".")[0] for kind in entry.kind.__subclasses__()]
+    assert "fedbilevel" not in ours
+    assert isinstance(entry.make, Preset) or entry.make is entry.kind
+    if entry.make is entry.kind:
+        assert module_of(name).__all__ == [entry.kind.__name__]
+
+
+@BY_NAME
+def test_every_field_has_a_meaning(name):
+    for field in fields(algorithms.find(name).kind):
+        assert field.metadata.get("meaning"), field.name
+
+
+@EVERY
+def test_an_entry_builds_its_kind_by_its_own_letters(case):
+    entry = algorithms.find(case.name)
+    assert type(case.algorithm) is entry.kind
+    assert entry.pools == case.pools
+    assert set(entry.letters.values()) <= {field.name for field in fields(entry.kind)}
+    given = {
+        letter: getattr(case.algorithm, name) for letter, name in entry.letters.items()
+    }
+    # What is not among the letters is fixed by the preset.
+    assert eqx.tree_equal(entry.make(**given), case.algorithm)
+
+
+def test_a_preset_takes_its_letters_in_order_and_once():
+    entry = algorithms.find("fedbioacc-local")
+    assert isinstance(entry.make, Preset)
+    with pytest.raises(TypeError, match="hypergradient, a, eta, .*at most once"):
+        entry.make(None, hypergradient=None)
+    with pytest.raises(TypeError, match="at most once"):
+        entry.make(*range(len(entry.make.letters) + 1))
 
 
 def test_every_task_can_be_made_and_recommends_sizes():
     for name in tasks.names():
         task = tasks.find(name)()
         assert {"rounds", "local_steps", "batch"} <= set(task.recommended)
+        assert task.algorithm in algorithms.names()
+        assert set(task.calibration) <= set(algorithms.names())
         assert inspect.getmodule(tasks.find(name)).__doc__  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_the_readme_names_all_there_is():
-    for name in (*algorithms.names(), *tasks.names()):
+def test_the_readme_names_all_tasks():
+    for name in tasks.names():
         assert f"`{name}`" in README
 
 
@@ -50,3 +99,26 @@ def test_unknown_names_say_the_nearest():
         algorithms.find("local-bsg")
     with pytest.raises(InvalidInputError, match="Did you mean 'quadratic'"):
         tasks.find("quadratics")
+
+
+def packages() -> list[ModuleType]:
+    """Return fedbilevel and all packages in it."""
+    within = pkgutil.walk_packages(fedbilevel.__path__, "fedbilevel.", onerror=_fail)
+    names = [found.name for found in within if found.ispkg]
+    return [fedbilevel, *map(importlib.import_module, names)]
+
+
+def _fail(name: str) -> None:
+    raise ImportError(f"the package {name} cannot be imported")
+
+
+def test_no_exported_name_hides_a_module():
+    """`from package import name` is the module of that name, in whatever order."""
+    hidden = []
+    for package in packages():
+        for module in pkgutil.iter_modules(package.__path__):
+            found = getattr(package, module.name, None)
+            name = f"{package.__name__}.{module.name}"
+            if found is not None and getattr(found, "__name__", "") != name:
+                hidden.append(name)
+    assert hidden == []

@@ -10,17 +10,22 @@ import numpy as np
 import pytest
 
 import fedbilevel
-from fedbilevel import ClientData, Problem, Result
+from fedbilevel import ClientData, Keeping, Problem, Result, Sampling, Stopping
 from fedbilevel._blocks import NOTHING
 from fedbilevel._files import write_atomically
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.errors import CheckpointError
 from fedbilevel.hypergradient import Neumann
-from fedbilevel.run import versions
-from fedbilevel.runtime import Job, checkpoint
-from fedbilevel.runtime.driver import Checkpoints
-from fedbilevel.runtime.job import start_state
+from fedbilevel.runtime import (
+    Checkpoints,
+    Job,
+    ReferenceRuntime,
+    SimulatorRuntime,
+    checkpoint,
+)
+from fedbilevel.runtime.exchange import start_state
+from fedbilevel.studies.single import versions
 
 METHODS = pytest.mark.parametrize("method", [LocalBSGM, LocalBSGVRM])
 # Three clients on the two devices of the tests need padding, which is never kept. The
@@ -28,10 +33,10 @@ METHODS = pytest.mark.parametrize("method", [LocalBSGM, LocalBSGVRM])
 PLACES = pytest.mark.parametrize(
     ("runtime", "clients", "participants"),
     [
-        ("simulator", 3, 3),
-        ("simulator", 3, 2),
-        ("reference", 2, 2),
-        ("reference", 2, 1),
+        (SimulatorRuntime, 3, 3),
+        (SimulatorRuntime, 3, 2),
+        (ReferenceRuntime, 2, 2),
+        pytest.param(ReferenceRuntime, 2, 1, marks=pytest.mark.slow),
     ],
 )
 
@@ -76,8 +81,14 @@ def tiny(method=LocalBSGM) -> Any:
     )
 
 
-def run(method=LocalBSGM, clients: int = 3, **changes: Any) -> Result:
-    arguments = {"rounds": 4, "seed": 5, **changes}
+def run(
+    method=LocalBSGM,
+    clients: int = 3,
+    participants: int | None = None,
+    **changes: Any,
+) -> Result:
+    sampling = Sampling(participants=participants)
+    arguments = {"rounds": 4, "seed": 5, "sampling": sampling, **changes}
     return fedbilevel.run(PROBLEM, rows_of(clients), START, tiny(method), **arguments)
 
 
@@ -87,9 +98,10 @@ def stop_at_two(done: int, total: int, newest: dict[str, float]) -> None:
 
 
 def interrupt(folder: Path, method=LocalBSGM, **changes: Any) -> None:
-    """Stop a run after round 2, where `checkpoint_rounds` makes the host look."""
+    """Stop a run after round 2, where a checkpoint that is due makes the host look."""
+    keeping = Keeping(folder, every_rounds=2)
     with pytest.raises(KeyboardInterrupt, match=r"After round 2 of 4\. Kept in"):
-        run(method, folder=folder, checkpoint_rounds=2, watch=stop_at_two, **changes)
+        run(method, keeping=keeping, watch=stop_at_two, **changes)
 
 
 def example() -> Result:
@@ -109,6 +121,7 @@ def example() -> Result:
         final={"double": 0.1, "x": [0.1, 0.2]},
         counts={"rounds": 5, "calls": {"hessian_product": 7}},
         seconds={"compile": 1 / 3, "run": 0.1},
+        ended="after all 5 rounds",
     )
 
 
@@ -139,14 +152,14 @@ def test_an_interrupted_run_has_a_checkpoint_and_no_result(tmp_path):
 
     # None is due by rounds or by time: it is the interruption that writes one.
     with pytest.raises(KeyboardInterrupt, match=r"After round 1 of 4\. Kept in"):
-        run(folder=tmp_path, checkpoint_seconds=None, watch=stop)
+        run(keeping=Keeping(tmp_path, every_seconds=None), watch=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz"]
     with pytest.raises(CheckpointError, match=r"holds no result\.json"):
         Result.load(tmp_path)
 
 
 def test_run_saves_what_it_returns(tmp_path):
-    returned = run(folder=tmp_path)
+    returned = run(keeping=Keeping(tmp_path))
     loaded = Result.load(tmp_path)
     assert bits(loaded.columns) == bits(returned.columns)
     assert bits(loaded.point) == bits(returned.point)
@@ -155,6 +168,16 @@ def test_run_saves_what_it_returns(tmp_path):
     assert loaded.final == ends
     assert loaded.config == returned.config
     assert loaded.counts == returned.counts
+
+
+def test_a_result_tells_why_it_ended(tmp_path):
+    assert run().ended == "after all 4 rounds"
+    target = Stopping("upper_loss", target=1e9)
+    returned = run(keeping=Keeping(tmp_path), stopping=target)
+    assert returned.ended == "after round 1: upper_loss reached 1e+09"
+    assert list(returned.columns["round"]) == [1]
+    assert returned.counts["rounds"] == 1
+    assert Result.load(tmp_path).ended == returned.ended
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -184,7 +207,7 @@ def bare_job(kind: Any) -> Job:
     # Two leaves a level. `Job.of` would refuse float32 next to the float64 of tests.
     x, y = ({"u": jnp.ones(3, kind), "v": jnp.ones((2, 2), kind)} for _ in "xy")
     key = jr.key(0)
-    return Job(tiny(), PROBLEM, rows_of(3), x, y, None, key, NOTHING, 3, 1, 1)
+    return Job(tiny(), PROBLEM, rows_of(3), x, y, None, key, NOTHING, 3, 3, 1, 1)
 
 
 def random_state(job: Job, kind: Any):
@@ -240,8 +263,7 @@ def test_resumed_is_the_run_never_stopped(
     seen = []
     resumed = run(
         method,
-        folder=tmp_path,
-        resume=True,
+        keeping=Keeping(tmp_path, resume=True),
         watch=lambda done, total, newest: seen.append(done),
         **changes,
     )
@@ -255,20 +277,20 @@ def test_resume_before_the_first_measurement(tmp_path):
     # The checkpoint after round 2 holds no columns yet.
     whole = run(measure_every=3)
     interrupt(tmp_path, measure_every=3)
-    resumed = run(folder=tmp_path, resume=True, measure_every=3)
+    resumed = run(keeping=Keeping(tmp_path, resume=True), measure_every=3)
     assert list(resumed.columns["round"]) == [3, 4]
     assert_same_trajectory(resumed, whole)
 
 
 def test_resuming_a_finished_run_repeats_its_result(tmp_path):
-    whole = run(folder=tmp_path)
-    again = run(folder=tmp_path, resume=True)
+    whole = run(keeping=Keeping(tmp_path))
+    again = run(keeping=Keeping(tmp_path, resume=True))
     assert_same_trajectory(again, whole)
 
 
 def test_a_longer_run_continues_a_finished_one(tmp_path):
-    run(folder=tmp_path)
-    longer = run(folder=tmp_path, resume=True, rounds=6)
+    run(keeping=Keeping(tmp_path))
+    longer = run(keeping=Keeping(tmp_path, resume=True), rounds=6)
     assert_same_trajectory(longer, run(rounds=6))
 
 

@@ -12,35 +12,43 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from fedbilevel.algorithms import Gathered
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Problem
 from fedbilevel.runtime import (
+    Checkpoints,
+    Outcome,
     ReferenceRuntime,
     SimulatorRuntime,
-    _compile,
-    _keys,
+    SweepRuntime,
+    compilation,
     count,
     execute,
-    sweep,
+    keys,
+    program,
 )
-from fedbilevel.runtime.driver import Checkpoints
-from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, start_state
+from fedbilevel.runtime.driver import NEVER
+from fedbilevel.runtime.exchange import Link, for_place
+from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED
+from fedbilevel.runtime.sweeping import single_outcomes
 from tests.cases import (
-    CASES,
     DEMANDING,
     DX,
     DY,
     EVERY,
     ROWWISE,
     STRUCTURES,
+    case_of,
+    cohort_of,
+    data_for,
     for_cases,
+    keeps_something,
     quadratic_data,
     quadratic_job,
+    structures_first,
 )
 
-BSGM, BSGVRM = (
-    case.algorithm for case in CASES if case.name in ("local-bsgm", "local-bsgvrm")
-)
+BSGM, BSGVRM = (case_of(name).algorithm for name in ("local-bsgm", "local-bsgvrm"))
 
 
 def assert_close(a, b, tolerance):
@@ -53,7 +61,7 @@ def shorter(algorithm):
     return jax.tree.map(lambda leaf: 0.9 * leaf, algorithm)
 
 
-@EVERY
+@structures_first()
 def test_simulator_is_reference_for_cohorts(case):
     assert_simulator_is_reference(case, 2, "float64", 1e-12)
 
@@ -64,7 +72,7 @@ def test_simulator_is_reference_for_all_clients(case):
     assert_simulator_is_reference(case, 3, "float64", 1e-12)
 
 
-@for_cases(lambda algorithm: algorithm is BSGVRM)
+@for_cases(lambda case: case.algorithm is BSGVRM)
 def test_simulator_is_reference_in_single_precision(case):
     assert_simulator_is_reference(case, 2, "float32", 1e-6)
 
@@ -72,8 +80,8 @@ def test_simulator_is_reference_in_single_precision(case):
 def assert_simulator_is_reference(case, participants, precision, tolerance):
     job = quadratic_job(
         case.algorithm,
-        quadratic_data(3),
-        participants=participants,
+        data_for(case, 3),
+        participants=cohort_of(case, participants),
         precision=precision,
     )
     fast = execute(SimulatorRuntime(job), 2)
@@ -82,12 +90,6 @@ def assert_simulator_is_reference(case, participants, precision, tolerance):
     assert list(fast.columns) == list(slow.columns)
     assert_close(fast.columns, slow.columns, tolerance)
     assert case.algorithm.point(fast.state.server).x.dtype == precision
-
-
-def keeps_something(algorithm):
-    """Say whether clients carry a state from round to round."""
-    state = start_state(quadratic_job(algorithm, quadratic_data(2)))
-    return not algorithm.pools and bool(jax.tree.leaves(state.clients))
 
 
 def test_devices_and_chunks_do_not_matter(monkeypatch):
@@ -99,7 +101,8 @@ def test_devices_and_chunks_do_not_matter(monkeypatch):
 @DEMANDING
 def test_devices_do_not_matter_to_cohorts(case, monkeypatch):
     # What three of five clients keep is gathered from both devices.
-    job = quadratic_job(case.algorithm, quadratic_data(5), participants=3)
+    data, cohort = data_for(case, 5), cohort_of(case, 3)
+    job = quadratic_job(case.algorithm, data, participants=cohort)
     assert_devices_do_not_matter(job, monkeypatch)
 
 
@@ -116,7 +119,8 @@ def assert_devices_do_not_matter(job, monkeypatch):
 
 @DEMANDING
 def test_resumed_is_the_run_never_stopped(case, tmp_path):
-    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
+    data, cohort = data_for(case, 3), cohort_of(case, 2)
+    job = quadratic_job(case.algorithm, data, participants=cohort)
     whole = execute(SimulatorRuntime(job), 4)
     keep = Checkpoints(tmp_path, every_rounds=1)
     execute(SimulatorRuntime(job), 2, checkpoints=keep)
@@ -126,36 +130,43 @@ def test_resumed_is_the_run_never_stopped(case, tmp_path):
 
 @DEMANDING
 def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
-    order = [2, 0, 1]
-    data = quadratic_data(3)
+    order, data = jnp.asarray([2, 0, 1]), data_for(case, 3)
+    assert data.clients == order.size
     job = quadratic_job(case.algorithm, data)
-    moved = quadratic_job(
-        case.algorithm, jax.tree.map(lambda a: a[jnp.asarray(order)], data)
-    )
+    moved = quadratic_job(case.algorithm, jax.tree.map(lambda a: a[order], data))
     here = execute(SimulatorRuntime(job), 3).state.server
-    original = _keys.client_key
+    client_key, reduced = keys.client_key, Link.reduced
 
     def renamed(root, stage, phase, client):
-        return original(root, stage, phase, jnp.asarray(order)[client])
+        return client_key(root, stage, phase, order[client])
 
-    monkeypatch.setattr(_keys, "client_key", renamed)
-    _compile._programs.clear()
+    def by_name(link, *arguments):
+        found = reduced(link, *arguments)
+        if not isinstance(found, Gathered):
+            return found
+        return jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], found)
+
+    monkeypatch.setattr(keys, "client_key", renamed)
+    # What is for one client alone, or from it alone, goes by its name as well.
+    monkeypatch.setattr(program, "for_place", lambda m, j: for_place(m, order[j]))
+    monkeypatch.setattr(Link, "reduced", by_name)
+    compilation._programs.clear()
     there = execute(SimulatorRuntime(moved), 3).state.server
-    _compile._programs.clear()
+    compilation._programs.clear()
     assert_close(here, there, 1e-12)
 
 
 @DEMANDING
 def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
-    job = quadratic_job(case.algorithm, quadratic_data(3))
-    other = shorter(case.algorithm)
-    before = len(_compile._programs)
-    many = sweep(job, 4, algorithms=[case.algorithm, other], seeds=[0, 7])
+    job = quadratic_job(case.algorithm, data_for(case, 3))
+    both, seeds = (case.algorithm, shorter(case.algorithm)), (0, 7)
+    before = len(compilation._programs)
+    runtime = SweepRuntime(job, algorithms=both, seeds=seeds)
+    many = single_outcomes(runtime, execute(runtime, 4), NEVER, 4, 1)
     phases = 1 + bool(case.algorithm.setup())
-    assert len(_compile._programs) - before == phases
-    for algorithm, seed, outcome in zip(
-        (case.algorithm, other), (0, 7), many, strict=True
-    ):
+    assert len(compilation._programs) - before == phases
+    for algorithm, seed, outcome in zip(both, seeds, many, strict=True):
+        assert isinstance(outcome, Outcome)
         single = dataclasses.replace(job, algorithm=algorithm, key=jr.key(seed))
         alone = execute(SimulatorRuntime(single), 4)
         assert_close(alone.state, outcome.state, 1e-12)
@@ -164,7 +175,7 @@ def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
 
 @DEMANDING
 def test_another_step_size_does_not_compile_again(case):
-    job = quadratic_job(case.algorithm, quadratic_data(3))
+    job = quadratic_job(case.algorithm, data_for(case, 3))
     first = SimulatorRuntime(job)
     execute(first, 2)
     other = dataclasses.replace(job, algorithm=shorter(case.algorithm))
@@ -175,7 +186,7 @@ def test_another_step_size_does_not_compile_again(case):
 
 @EVERY
 def test_states_keep_their_shapes_and_types(case):
-    job = quadratic_job(case.algorithm, quadratic_data(3))
+    job = quadratic_job(case.algorithm, data_for(case, 3))
     runtime = SimulatorRuntime(job)
     before = runtime.fetch(runtime.start()[0])
     after = execute(runtime, 2).state
@@ -188,7 +199,7 @@ def test_states_keep_their_shapes_and_types(case):
 
 @DEMANDING
 def test_measuring_less_often_measures_the_same(case):
-    job = quadratic_job(case.algorithm, quadratic_data(3))
+    job = quadratic_job(case.algorithm, data_for(case, 3))
     every = execute(SimulatorRuntime(job), 7)
     third = execute(SimulatorRuntime(job), 7, measure_every=3)
     assert third.columns["round"].tolist() == [3, 6, 7]
@@ -196,13 +207,13 @@ def test_measuring_less_often_measures_the_same(case):
         np.testing.assert_array_equal(column, every.columns[name][[2, 5, 6]])
 
 
-@for_cases(keeps_something)
+@for_cases(lambda case: keeps_something(case) and cohort_of(case, 2) is not None)
 def test_absent_clients_keep_their_state(case):
     job = quadratic_job(case.algorithm, quadratic_data(4), participants=2)
     runtime = SimulatorRuntime(job)
     before = runtime.fetch(runtime.start()[0])
     after = execute(runtime, 1).state
-    present = set(np.asarray(_keys.draw_cohort(job.key, _keys.ROUNDS, 0, 0, 4, 2)))
+    present = set(np.asarray(keys.draw_cohort(job.key, keys.ROUNDS, 0, 0, 4, 2)))
     for client in range(4):
         changed = any(
             not np.array_equal(left[client], right[client])
@@ -219,7 +230,7 @@ def test_cohorts_are_uniform_without_replacement():
     root, rounds, clients, count = jr.key(3), 4000, 6, 2
 
     def draw(index):
-        return _keys.draw_cohort(root, _keys.ROUNDS, 0, index, clients, count)
+        return keys.draw_cohort(root, keys.ROUNDS, 0, index, clients, count)
 
     drawn = np.asarray(jax.vmap(draw)(jnp.arange(rounds)))
     assert (drawn[:, 0] != drawn[:, 1]).all()
@@ -232,18 +243,20 @@ def test_cohorts_are_uniform_without_replacement():
 
 @STRUCTURES
 def test_every_exchange_draws_a_cohort_of_its_own(case, monkeypatch):
-    job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
-    asked, original = [], _keys.draw_cohort
+    data, cohort = data_for(case, 3), cohort_of(case, 2)
+    job = quadratic_job(case.algorithm, data, participants=cohort)
+    asked, original = [], keys.draw_cohort
 
     def recorded(root, stage, phase, turn, clients, participants):
         asked.append((stage, phase, turn))
         return original(root, stage, phase, turn, clients, participants)
 
-    monkeypatch.setattr(_keys, "draw_cohort", recorded)
+    monkeypatch.setattr(keys, "draw_cohort", recorded)
     execute(ReferenceRuntime(job), 2, measure_every=2)
     assert len(set(asked)) == len(asked)
-    # With all data on one machine there is nobody to draw.
-    assert len(asked) == (0 if case.algorithm.pools else count(job, 2)["exchanges"])
+    # Where everybody takes part there is nobody to draw.
+    drawn = job.participants < job.clients
+    assert len(asked) == (count(job, 2)["exchanges"] if drawn else 0)
 
 
 def test_weights_of_clients_weigh():
@@ -295,7 +308,7 @@ def loss(x, y, rows):
 rows = [{"a": np.random.default_rng(k).normal(size=(3, 41))} for k in range(32)]
 data, start = ClientData.from_clients(rows, rows), (jnp.zeros(()), jnp.zeros(41))
 algorithm = FedBiOClientwise(Exact(), 0.01, 0.01, local_steps=2)
-run(Problem(loss, loss), data, start, algorithm, rounds=3, batch=1)
+run(Problem(loss, loss), data, start, algorithm, rounds=3)
 print("done")
 """
 
@@ -311,16 +324,47 @@ def test_dense_solves_do_not_wait_for_each_other(tmp_path):
     assert done.stdout == "done\n", done.stderr
 
 
-@for_cases(lambda algorithm: algorithm is BSGVRM)
+# As in a notebook, where something was computed before anybody thought of settings.
+LATE = """
+import jax.numpy as jnp, numpy as np
+assert jnp.ones(3).sum() == 3
+from fedbilevel import ClientData, FedAvg, Problem, configure, run
+configure(precision="float64", cores=2)
+def loss(x, y, rows):
+    return jnp.mean((rows["a"] - y) ** 2) + x**2
+rows = [{"a": np.arange(3.0) + k} for k in range(2)]
+data, start = ClientData.from_clients(rows, rows), (jnp.zeros(()), jnp.zeros(()))
+result = run(Problem(loss, loss), data, start, FedAvg(0.1, local_steps=1), rounds=2)
+print(result.columns["round"], result.point["y"].dtype)
+"""
+
+
+def test_settings_that_come_late_warn_and_the_run_works(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LATE],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert done.stdout == "[1 2] float64\n"
+    assert "ConfigurationWarning: JAX has computed already" in done.stderr
+    assert "1 device(s) of this machine's 2 cores" in done.stderr
+    # What else was asked for is done: the run's programs are kept.
+    assert any((tmp_path / "fedbilevel" / "compiled").iterdir())
+
+
+@for_cases(lambda case: case.algorithm is BSGVRM)
 def test_a_recorded_cohort_is_replayed(case, monkeypatch):
     job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
-    drawn, original = [], _keys.draw_cohort
+    drawn, original = [], keys.draw_cohort
 
     def recorded(*arguments):
         drawn.append(np.asarray(original(*arguments)))
         return original(*arguments)
 
-    monkeypatch.setattr(_keys, "draw_cohort", recorded)
+    monkeypatch.setattr(keys, "draw_cohort", recorded)
     ran = execute(ReferenceRuntime(job), 3)
     record = np.zeros((len(drawn), 3), np.uint8)
     np.put_along_axis(record, np.asarray(drawn), PRESENT, axis=1)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedbilevel import tasks
-from fedbilevel.calibration import calibrate, metric_curves
+from fedbilevel import LocalBSGM, LocalBSGVRM, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.theory import calibrate, setting_of
 from fedbilevel.runtime import configure
-from fedbilevel.scaling import (
+from fedbilevel.studies.calibration import metric_curves
+from fedbilevel.studies.scaling import (
     Measured,
     default_targets,
     fit_exponent,
@@ -111,6 +112,7 @@ def test_practical_plans_scale_by_the_corollaries(theorem, power):
     np.testing.assert_allclose(found, expected, atol=0.5)
 
 
+@pytest.mark.slow
 def test_the_mean_of_a_run_does_not_depend_on_how_often_it_was_averaged():
     """One client is never averaged: p only says when the metric is looked at."""
     options = {"noise": "0", "eta": "0.05", "alpha": "8", "beta": "8", "q": "3"}
@@ -124,7 +126,7 @@ def test_the_mean_of_a_run_does_not_depend_on_how_often_it_was_averaged():
             local_steps=period,
             options={**options, "rho1": "1", "rho2": "2"},
         )
-        means.append(metric_curves(run, run.run_seeds(1))[0, -1])
+        means.append(metric_curves(run.build().setting, run.run_seeds(1))[0, -1])
     # Trapezoids would be off by half.
     np.testing.assert_allclose(means[1], means[0], rtol=0.1)
 
@@ -156,17 +158,17 @@ def test_the_spread_leaves_the_averaged_problem_alone(clients):
 @pytest.mark.slow
 def test_the_error_falls_with_clients_as_claimed():
     """The reproduction of docs/theory.md in small: a quarter of the iterations."""
-    experiment = Experiment("quadratic", "local-bsgvrm")
-    found = measure_speedup(experiment, BASE[2], [1, 8], [1000], seeds=16)
+    settings = setting_of(Experiment("quadratic", "local-bsgvrm"))
+    found = measure_speedup(settings, LocalBSGVRM, BASE[2], [1, 8], [1000], seeds=16)
     assert abs(found["exponent"] + 2 / 3) < 0.12
     assert found["low"] < found["exponent"] < found["high"]
 
 
 @pytest.mark.slow
 def test_iterations_to_a_target_fall_with_clients():
-    experiment = Experiment("quadratic", "local-bsgm")
+    settings = setting_of(Experiment("quadratic", "local-bsgm"))
     (target,) = default_targets(BASE[1], 4, (2,))
-    found = measure_complexity(experiment, BASE[1], [1, 4], [target], seeds=16)
+    found = measure_complexity(settings, LocalBSGM, BASE[1], [1, 4], [target], seeds=16)
     assert abs(found["exponent"] + 1) < 0.2
     one, four = (point["rounds"] for point in found["points"])
     assert 0.75 < four / one < 1.33  # claimed: rounds do not depend on K
@@ -183,9 +185,11 @@ def test_a_plan_is_what_runs(tmp_path):
     file = tmp_path / "plan.json"
     plan = call("plan", "--preset", "theory", "--iterations", "60", "--clients", "3",
                 "--algorithm", "local-bsgm", *GIVEN, "--out", str(file))  # fmt: skip
+    assert plan["algorithm"] == "local-bsgm"
     assert plan["dominating"] in plan["terms"]
     assert not plan["notes"] and plan["rounds"] * plan["local_steps"] >= 60
     result = call("run", "quadratic", "--plan", str(file), "--set", "noise=0")
+    assert result["algorithm"] == "local-bsgm"
     config = result["config"]
     assert config["clients"] == 3 and config["rounds"] == plan["rounds"]
     used = config["parameters"]
@@ -200,13 +204,15 @@ def test_what_a_plan_refuses(tmp_path):
     assert "not both" in refused(*base, "--iterations", "9", "--target", "1")
     assert "not both" in refused(*base)
     assert "sigma" in refused(*base, "--constant", "sigm=1", "--target", "1")
-    assert "theorem 3 is not about local-bsgm" in refused(
+    assert "theorem 3 is not about `LocalBSGM`" in refused(
         *base, "--target", "1", "--algorithm", "local-bsgm", "--theorem", "3"
     )
     broken = tmp_path / "plan.json"
     broken.write_text("{}")
     assert "not a plan" in refused("run", "quadratic", "--plan", str(broken))
     assert "no number" in refused(*base, "--target", "1e-30")
+    practical = refused("plan", "--target", "1", "--set", "et=1")
+    assert "unknown option 'et'" in practical
 
 
 def test_check_theory_tells_both_sides_and_what_to_do():
@@ -232,10 +238,12 @@ def test_a_calibration_keeps_to_what_it_is_told():
     assert found.letters.eta > 1 and found.value < told.value
 
 
+@pytest.mark.slow
 def test_measuring_the_axes_by_the_command(tmp_path):
     small = ["speedup", "quadratic", "--set", "q=1", "--seeds", "2", "--clients", "2"]
     found = call(*small, "--iterations", "20,40", "--out", str(tmp_path))
     assert {"exponent", "low", "high", "points"} <= set(found)
+    assert (found["task"], found["algorithm"]) == ("quadratic", "local-bsgvrm")
     assert [point["iterations"] for point in found["points"]] == [20, 40]
     saved = json.loads((tmp_path / "summary.json").read_text())
     assert saved == found

@@ -19,11 +19,11 @@ from fedbilevel.errors import (
     RevealRefusedError,
     UnmaskingError,
 )
-from fedbilevel.runtime._fixed_point import FRACTION_BITS, encode
-from fedbilevel.runtime.secure import (
+from fedbilevel.federation.secure.fixed_point import FRACTION_BITS, encode
+from fedbilevel.federation.secure.protocol import (
     MOST_PARTICIPANTS,
     Answered,
-    Exchange,
+    MaskedExchange,
     SecureSite,
     SiteKeys,
     block_scales,
@@ -35,11 +35,11 @@ SHAPES = [(3,), (), (2, 2)]
 SCALES = [0, 3, -4]
 KEYS = [SiteKeys.from_bytes(hashlib.sha256(bytes([k])).digest()) for k in range(6)]
 ROSTER = {client: keys.public_bytes for client, keys in enumerate(KEYS)}
-THREE = Exchange(7, (0, 1, 2))
+THREE = MaskedExchange(7, (0, 1, 2))
 
 
 def site(client: int, **changes) -> SecureSite:
-    arguments = {"experiment": "trial", "roster": ROSTER, **changes}
+    arguments = {"federation": "trial", "roster": ROSTER, **changes}
     return SecureSite(client=client, keys=KEYS[client], **arguments)
 
 
@@ -80,7 +80,7 @@ def assert_exact_mean(total, clients, weight=1.0):
 
 @pytest.mark.parametrize("count", range(2, 7))
 def test_masks_cancel_exactly_in_the_whole_sum_and_in_no_other(count):
-    exchange = Exchange(0, tuple(range(count)))
+    exchange = MaskedExchange(0, tuple(range(count)))
     replies = replies_of(sites(count), exchange)
     total = unmask_sum(exchange, replies)
     plain = [encode(blocks_of(k), 1.0, SCALES, count) for k in range(count)]
@@ -95,7 +95,7 @@ def test_masks_cancel_exactly_in_the_whole_sum_and_in_no_other(count):
 
 @pytest.mark.parametrize("count", range(3, 7))
 def test_whoever_drops_out_the_sum_over_the_others_is_exact(count):
-    exchange = Exchange(2**64 - 1, tuple(range(count)))
+    exchange = MaskedExchange(2**64 - 1, tuple(range(count)))
     for size in range(1, count - 1):
         for dropped in combinations(range(count), size):
             members = [one for one in sites(count) if one.client not in dropped]
@@ -109,7 +109,7 @@ def test_clients_have_any_numbers_and_are_announced_in_any_order():
     keys = {number: SiteKeys.generate() for number in (900, 3, 2**40)}
     roster = {number: pair.public_bytes for number, pair in keys.items()}
     members = [SecureSite("trial", k, keys[k], roster) for k in keys]
-    one, other = Exchange(1, (3, 900, 2**40)), Exchange(1, (2**40, 3, 900))
+    one, other = MaskedExchange(1, (3, 900, 2**40)), MaskedExchange(1, (2**40, 3, 900))
     replies = {
         member.client: member.mask_reply(exchange, [np.ones(2)], 1.0, [0])
         for member, exchange in zip(members, (one, other, one), strict=True)
@@ -128,7 +128,7 @@ def test_the_mean_is_within_the_stated_bound(seed, weights):
     sizes = np.asarray([1e-6, 1.0, 1e4])
     values = draw.normal(size=(count, 3, 20)) * sizes[:, None]
     scales = block_scales(list(draw.normal(size=(3, 20)) * sizes[:, None]))
-    exchange = Exchange(3, tuple(range(count)))
+    exchange = MaskedExchange(3, tuple(range(count)))
     replies = {
         one.client: one.mask_reply(
             exchange, list(values[one.client]), weights[one.client], scales
@@ -155,7 +155,7 @@ def chi_square(words: np.ndarray) -> float:
 
 
 def test_a_masked_reply_looks_uniform_whatever_is_under_it():
-    size, exchange = 20_000, Exchange(0, (0, 1))
+    size, exchange = 20_000, MaskedExchange(0, (0, 1))
     plain = [np.zeros(size), np.linspace(-100.0, 100.0, size)]
     for client in (0, 1):
         for value in plain:
@@ -174,8 +174,12 @@ def test_a_masked_reply_looks_uniform_whatever_is_under_it():
 
 
 def test_masks_of_different_exchanges_have_nothing_in_common():
-    exchanges = [Exchange(0, (0, 1)), Exchange(1, (0, 1)), Exchange(0, (0, 1, 2))]
-    members = [site(0), site(0), site(0), site(0, experiment="another")]
+    exchanges = [
+        MaskedExchange(0, (0, 1)),
+        MaskedExchange(1, (0, 1)),
+        MaskedExchange(0, (0, 1, 2)),
+    ]
+    members = [site(0), site(0), site(0), site(0, federation="another")]
     exchanges.append(exchanges[0])
     replies = [
         one.mask_reply(exchange, [np.zeros(5000)], 1.0, [0])
@@ -189,7 +193,7 @@ def test_masks_of_different_exchanges_have_nothing_in_common():
 def test_a_mask_is_the_key_stream_of_its_seed():
     # RFC 8439, appendix A.1, test vector 1: key, nonce and counter are zero.
     known = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-    size, exchange = 2**17 + 3, Exchange(0, (0, 1))
+    size, exchange = 2**17 + 3, MaskedExchange(0, (0, 1))
     replies, seeds = {0: np.zeros(size, np.uint64)}, {0: {1: bytes(32)}}
     mask = -unmask_sum(exchange, replies, seeds)
     assert mask[:4].astype("<u8").tobytes().hex() == known
@@ -219,7 +223,7 @@ def test_seeds_are_derived_as_written_down():
     roster = {k: pair.public_bytes for k, pair in pairs.items()}
     roster[11] = third.public_bytes_raw()
     assert pairs[4].shared_secret(roster[9]) == shared
-    exchange = Exchange(5, (4, 9, 11))
+    exchange = MaskedExchange(5, (4, 9, 11))
     one = SecureSite("trial", 4, pairs[4], roster)
     one.mask_reply(exchange, [np.zeros(1)], 1.0, [0])
     who = struct.pack("<Q", 4) + roster[4] + struct.pack("<Q", 9) + roster[9]
@@ -229,7 +233,7 @@ def test_seeds_are_derived_as_written_down():
 
 
 def test_what_late_replies_give_away_is_what_the_module_says():
-    exchange = Exchange(0, (0, 1, 2, 3))
+    exchange = MaskedExchange(0, (0, 1, 2, 3))
     members = sites(4)
     replies = replies_of(members, exchange)
 
@@ -241,7 +245,7 @@ def test_what_late_replies_give_away_is_what_the_module_says():
         for one in staying:
             known = one.reveal_seeds(exchange, dropped)
             for client in late:
-                pair = Exchange(0, (client, one.client))
+                pair = MaskedExchange(0, (client, one.client))
                 reply = {client: np.zeros_like(total)}
                 total += unmask_sum(pair, reply, {client: {one.client: known[client]}})
         return total
@@ -322,9 +326,9 @@ def test_the_same_reply_may_be_sent_again_and_no_other():
         with pytest.raises(MaskReuseError, match="other values"):
             one.mask_reply(THREE, blocks_of(0), 0.5, SCALES)
         with pytest.raises(MaskReuseError, match="other participants"):
-            one.mask_reply(Exchange(7, (0, 1, 2, 3)), blocks_of(0), 1.0, SCALES)
+            one.mask_reply(MaskedExchange(7, (0, 1, 2, 3)), blocks_of(0), 1.0, SCALES)
         one.reveal_seeds(THREE, [2])  # and so it stays after seeds were revealed
-    one.mask_reply(Exchange(8, (0, 1, 2)), blocks_of(1), 1.0, SCALES)
+    one.mask_reply(MaskedExchange(8, (0, 1, 2)), blocks_of(1), 1.0, SCALES)
 
 
 def test_a_second_reply_under_the_same_masks_would_show_the_difference():
@@ -340,8 +344,16 @@ def test_a_second_reply_under_the_same_masks_would_show_the_difference():
         (THREE, [], r"clients \(\) are not some of its participants"),
         (THREE, [3], r"clients \(3,\) are not some of its participants"),
         (THREE, [1, 2], "1 in the sum would be fewer than the minimum 2"),
-        (Exchange(8, (0, 1, 2)), [2], "sent no reply to it with these participants"),
-        (Exchange(7, (0, 1, 2, 3)), [3], "sent no reply to it with these participants"),
+        (
+            MaskedExchange(8, (0, 1, 2)),
+            [2],
+            "sent no reply to it with these participants",
+        ),
+        (
+            MaskedExchange(7, (0, 1, 2, 3)),
+            [3],
+            "sent no reply to it with these participants",
+        ),
     ],
 )
 def test_seeds_that_are_not_revealed(exchange, dropped, told):
@@ -354,7 +366,7 @@ def test_seeds_that_are_not_revealed(exchange, dropped, told):
 
 
 def test_seeds_are_revealed_for_one_set_of_dropped_clients():
-    exchange = Exchange(0, (0, 1, 2, 3))
+    exchange = MaskedExchange(0, (0, 1, 2, 3))
     one = site(0)
     one.mask_reply(exchange, blocks_of(0), 1.0, SCALES)
     first = one.reveal_seeds(exchange, [3])
@@ -367,7 +379,7 @@ def test_seeds_are_revealed_for_one_set_of_dropped_clients():
 def test_a_higher_minimum():
     one = site(0, minimum=3)
     with pytest.raises(InvalidInputError, match="2 participants, .*minimum is 3"):
-        one.mask_reply(Exchange(0, (0, 1)), blocks_of(0), 1.0, SCALES)
+        one.mask_reply(MaskedExchange(0, (0, 1)), blocks_of(0), 1.0, SCALES)
     one.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
     with pytest.raises(RevealRefusedError, match="2 in the sum .*the minimum 3"):
         one.reveal_seeds(THREE, [2])
@@ -405,17 +417,17 @@ def swapped() -> dict[int, bytes]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"experiment": "another"},
+        {"federation": "another"},
         {"roster": swapped()},
-        {"exchange": Exchange(8, (0, 1, 2))},
-        {"exchange": Exchange(7, (0, 1, 2, 3))},
+        {"exchange": MaskedExchange(8, (0, 1, 2))},
+        {"exchange": MaskedExchange(7, (0, 1, 2, 3))},
         {"weight": 0.25},
         {"scales": [0, 3, -3]},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_a_site_that_differs_from_the_others_is_noticed(change):
-    odd = {name: change[name] for name in ("experiment", "roster") if name in change}
+    odd = {name: change[name] for name in ("federation", "roster") if name in change}
     exchange = change.get("exchange", THREE)
     weight, scales = change.get("weight", 1.0), change.get("scales", SCALES)
     replies = replies_of(sites(3)[1:], THREE)
@@ -426,7 +438,7 @@ def test_a_site_that_differs_from_the_others_is_noticed(change):
 
 def test_weights_in_float32_are_the_same_weights():
     members = sites(2)
-    exchange = Exchange(0, (0, 1))
+    exchange = MaskedExchange(0, (0, 1))
     replies = replies_of(members, exchange, weight=0.3)
     weights = dict.fromkeys(range(2), float(np.float32(0.3)))
     means = decode_mean(unmask_sum(exchange, replies), weights, SCALES, SHAPES)
@@ -456,9 +468,9 @@ def test_replies_and_seeds_that_do_not_fit():
 
 
 def test_the_server_leaves_replies_as_they_came():
-    replies = replies_of(sites(2), Exchange(0, (0, 1)))
+    replies = replies_of(sites(2), MaskedExchange(0, (0, 1)))
     kept = {client: reply.copy() for client, reply in replies.items()}
-    unmask_sum(Exchange(0, (0, 1)), replies)
+    unmask_sum(MaskedExchange(0, (0, 1)), replies)
     for client, reply in replies.items():
         np.testing.assert_array_equal(reply, kept[client])
 
@@ -488,7 +500,7 @@ def test_rosters_and_participants_without_this_site():
     with pytest.raises(InvalidInputError, match="this site is not among"):
         site(4).mask_reply(THREE, blocks_of(4), 1.0, SCALES)
     with pytest.raises(InvalidInputError, match=r"clients \[8\] are not in the roster"):
-        site(0).mask_reply(Exchange(0, (0, 8)), blocks_of(0), 1.0, SCALES)
+        site(0).mask_reply(MaskedExchange(0, (0, 8)), blocks_of(0), 1.0, SCALES)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +517,7 @@ def test_rosters_and_participants_without_this_site():
 )
 def test_exchanges_that_cannot_be_announced(number, participants, told):
     with pytest.raises(InvalidInputError, match=told):
-        Exchange(number, participants)
+        MaskedExchange(number, participants)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1.5, np.nan])

@@ -22,12 +22,10 @@ from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import Process, free_port, wait_for_port
 from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.runtime.federation import Site, Terms
-from fedbilevel.runtime.flower.node import Link, serve_packets
+from fedbilevel.federation import Site, Terms
+from fedbilevel.federation.flower.node import Connection, serve_packets
 from tests.gateway import BLOCK, RULE, Gateway, forwards, make_certificates, make_key
 from tests.planted import assert_plain_arrays, settings, shared_values, sites_with_rows
-
-pytestmark = pytest.mark.xdist_group("flower")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +49,11 @@ def secured(tmp_path_factory):
         process.end()
 
 
-def come(link: Link) -> list[str]:
+def come(connection: Connection) -> list[str]:
     """Return what a node says until it is let in; raise if it is not."""
     said: list[str] = []
     serve_packets(
-        link,
+        connection,
         bytes,
         asked_to_stop=lambda: any(text.startswith("node ") for text in said),
         report=said.append,
@@ -63,18 +61,21 @@ def come(link: Link) -> list[str]:
     return said
 
 
-def refusal(link: Link) -> str:
+def refusal(connection: Connection) -> str:
     said: list[str] = []
     with pytest.raises(FedbilevelError, match="did not let this node in"):
-        serve_packets(link, bytes, asked_to_stop=lambda: False, report=said.append)
+        serve_packets(
+            connection, bytes, asked_to_stop=lambda: False, report=said.append
+        )
     # Flower ends a process that it could not connect, even if its exit was caught.
     assert not [one for one in threading.enumerate() if "force_exit" in one.name]
     return said[0]
 
 
 def test_a_registered_node_gets_in_and_may_come_again(secured):
-    link = Link(secured.link.address, secured.root, secured.keys[0], patience=0)
-    assert come(link) == come(link)
+    address, root, key = secured.link.address, secured.root, secured.keys[0]
+    connection = Connection(address, root, key, patience=0)
+    assert come(connection) == come(connection)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_others_are_refused(secured, stranger, reason, tmp_path):
         root = make_certificates(tmp_path / "others") / "ca.crt"
     else:
         root = None
-    said = refusal(Link(secured.link.address, root, key, patience=0))
+    said = refusal(Connection(secured.link.address, root, key, patience=0))
     assert reason in said
 
 
@@ -106,8 +107,8 @@ def test_a_node_with_a_wrong_clock_is_told_and_not_interrupted(secured, monkeypa
     late = datetime.now(UTC) - timedelta(hours=1)
     monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: late)
     try:
-        link = Link(secured.link.address, secured.root, secured.keys[0], patience=0)
-        assert "401" in refusal(link)
+        address, root, key = secured.link.address, secured.root, secured.keys[0]
+        assert "401" in refusal(Connection(address, root, key, patience=0))
     finally:
         signal.signal(signal.SIGINT, before)
     assert not interrupted
@@ -125,7 +126,7 @@ def test_an_authority_that_is_none_is_told_at_once(tmp_path):
     (tmp_path / "empty.crt").touch()
     for path in (tmp_path / name for name in ("ca.crt", "empty.crt", "missing.crt")):
         with pytest.raises(InvalidInputError, match="cannot be read as a certificate"):
-            come(Link("127.0.0.1:1", path))
+            come(Connection("127.0.0.1:1", path))
 
 
 class _Paths(FleetHttpClient):
@@ -198,7 +199,7 @@ def test_nginx_does_what_the_rule_says(secured, tmp_path):
         address = f"127.0.0.1:{port}"
         for path in (*DETOURS, "/", "/docs", "/v1/runtime/acquire-task"):
             assert status_of(address, path, secured.root) == 403
-        come(Link(address, secured.root, secured.keys[1], patience=0))
+        come(Connection(address, secured.root, secured.keys[1], patience=0))
     finally:
         nginx.end()
 
@@ -208,11 +209,11 @@ def nodes():
     """Start nodes in threads; they end with the test."""
     stop, threads = threading.Event(), []
 
-    def start(link: Link, site: Site) -> None:
+    def start(connection: Connection, site: Site) -> None:
         threads.append(
             threading.Thread(
                 target=serve_packets,
-                args=(link, site.handle),
+                args=(connection, site.handle),
                 kwargs={"asked_to_stop": stop.is_set, "report": lambda text: None},
             )
         )
@@ -233,13 +234,14 @@ def wait_for_result(folder: Path, seconds: float) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_rows_stay_where_they_are(secured, nodes, tmp_path):
     """A federation over TLS, keys and the guide's proxy, which records all of it."""
     sites, rows = sites_with_rows(tmp_path, "regularization")
     folder = secured.link.folder
     with Gateway(secured.link.address, secured.root.parent) as gateway:
         for site, key in zip([*sites, sites[0]], secured.keys, strict=True):
-            nodes(Link(gateway.address, secured.root, key), site)
+            nodes(Connection(gateway.address, secured.root, key), site)
         keys = tuple(key_of(key.with_suffix(".pub")) for key in secured.keys[:2])
         terms = Terms(deadline=60, patience=120, keys=keys)
         secured.link.submit(apps.settings_of(settings("regularization"), folder, terms))

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import ClientData, Problem, run
+from fedbilevel import ClientData, Keeping, Problem, Sampling, run
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
-from fedbilevel.problem.stored import Source, stored
+from fedbilevel.problem.stored_rows import Source, stored
 from fedbilevel.runtime import Job, count
 
 PARTS = [np.arange(0, 30), np.arange(30, 75), np.arange(75, 80)]
@@ -52,7 +52,7 @@ def _start():
 
 
 def test_stored_rows_give_the_same_run(images):
-    options: Any = {"rounds": 3, "batch": 4, "participants": 2}
+    options: Any = {"rounds": 3, "sampling": Sampling(4, participants=2)}
     plain, from_file = (
         run(PROBLEM, _data(images, kind), _start(), _algorithm(), **options)
         for kind in (False, True)
@@ -73,20 +73,24 @@ def test_only_drawn_rows_are_read(images, monkeypatch):
         return plain(self, numbers)
 
     data = _data(images, True)
-    job = Job.of(_algorithm(), PROBLEM, data, *_start(), batch=4)
+    drawing = Sampling(4)
+    job = Job.of(_algorithm(), PROBLEM, data, *_start(), sampling=drawing)
     monkeypatch.setattr(Source, "read", watched)
-    run(PROBLEM, data, _start(), _algorithm(), rounds=8, batch=4, measure_every=8)
+    options: Any = {"rounds": 8, "sampling": drawing, "measure_every": 8}
+    run(PROBLEM, data, _start(), _algorithm(), **options)
     drawn = sum(count(job, 8)["samples"].values())
     # The checks before and the one measurement look at all rows of both levels.
     assert drawn <= sum(read) <= drawn + 4 * 2 * 3 * 45
 
 
 def test_a_changed_file_is_another_configuration(images, tmp_path):
-    options = {"rounds": 2, "batch": 4, "folder": tmp_path / "run"}
+    kept = tmp_path / "run"
+    options: Any = {"rounds": 2, "sampling": Sampling(4), "keeping": Keeping(kept)}
     run(PROBLEM, _data(images, True), _start(), _algorithm(), **options)
     changed = np.array(images)
     changed[0] += 1
     np.save(tmp_path / "images.npy", changed)
     again = np.load(tmp_path / "images.npy", mmap_mode="r")
     with pytest.raises(Exception, match="another configuration"):
-        run(PROBLEM, _data(again, True), _start(), _algorithm(), resume=True, **options)
+        options["keeping"] = Keeping(kept, resume=True)
+        run(PROBLEM, _data(again, True), _start(), _algorithm(), **options)

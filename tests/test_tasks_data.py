@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +11,15 @@ import pytest
 
 from fedbilevel import datasets, tasks
 from fedbilevel._types import Pair
+from fedbilevel.algorithms._local import hypergradient_and_slope
 from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiment import Experiment
+from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import Oracle
-from fedbilevel.problem.stored import sources
-from fedbilevel.runtime import Job, SimulatorRuntime, count, execute
-from fedbilevel.tasks import _labelled, cleaning, loss_tuning
+from fedbilevel.problem.stored_rows import sources
+from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, count, execute
+from fedbilevel.tasks import _labeled, cleaning, loss_tuning
 
 NAMES = ("regularization", "cleaning", "representation", "loss-tuning")
 CLASSES = 3
@@ -281,15 +280,13 @@ def test_weights_are_compared_without_the_padding():
 def test_the_weights_of_a_client_are_its_own():
     task = make("cleaning", 3, rows=200)
     algorithm = FedBiO(100.0, 1.0, 1.0, local_steps=3)
-
     job = Job.of(
         algorithm,
         task.problem,
         task.data,
         task.x,
         task.y,
-        batch=8,
-        private=task.private,
+        sampling=Sampling(8),
     )
     other = task.data.lower["label"].at[0].add(1) % 10
     changed = dataclasses.replace(task.data, lower={**task.data.lower, "label": other})
@@ -297,7 +294,7 @@ def test_the_weights_of_a_client_are_its_own():
         execute(SimulatorRuntime(one), 1).state.joined().point.x
         for one in (job, dataclasses.replace(job, data=changed))
     )
-    assert task.private == Pair(True, False)
+    assert task.problem.private == Pair(True, False)
     assert x.shape == (3, task.x.size)
     assert (np.abs(x).max(axis=1) > 0).all()
     np.testing.assert_array_equal(x[1:], x_changed[1:])
@@ -327,21 +324,20 @@ def test_dropout_is_part_of_the_sample():
 def test_both_points_of_a_correction_meet_the_same_mask():
     task = make("representation", 2, dropout=0.5, width=6, rows=200)
     oracle = Oracle(task.problem, task.data, 0, 4, 4)
-    steps: dict[str, Any] = {"alpha": 0.5, "beta": 0.5, "rho1": 0.1, "rho2": 0.1}
-    algorithm = LocalBSGVRM(Neumann(2, 0.1), 1.0, **steps, local_steps=1)
-    blocks = algorithm.directions(oracle, jr.key(0))
+    rule = Neumann(2, 0.1)
+    blocks = hypergradient_and_slope(rule, oracle, jr.key(0))
     point = Pair(perturbed(task.x, 1), perturbed(task.y, 2))
     moved = Pair(perturbed(task.x, 3), perturbed(task.y, 4))
     # With one bundle the direction is a function of the point alone, ...
-    for block in blocks.values():
+    for block in (blocks.x, blocks.y):
         jax.tree.map(np.testing.assert_array_equal, block(point), block(point))
         different = jax.tree.map(
             lambda a, b: (a != b).any(), block(point), block(moved)
         )
         assert all(jax.tree.leaves(different))
     # ... and with another bundle it is another one.
-    others = algorithm.directions(oracle, jr.key(1))
-    assert (blocks["y"](point).bias != others["y"](point).bias).any()
+    others = hypergradient_and_slope(rule, oracle, jr.key(1))
+    assert (blocks.y(point).bias != others.y(point).bias).any()
 
 
 @pytest.mark.parametrize("name", ["digits", "breast_cancer"])
@@ -370,10 +366,10 @@ def test_regularization_has_the_rows_it_always_had(name):
 def test_test_metrics_count_rows_and_classes():
     label = jnp.asarray([0, 0, 0, 1, 2], jnp.int32)
     scores = jnp.eye(4)[jnp.asarray([0, 0, 1, 1, 0])]
-    assert float(_labelled.accuracy(scores, label)) == pytest.approx(3 / 5)
+    assert float(_labeled.accuracy(scores, label)) == pytest.approx(3 / 5)
     # Class 3 has no rows and does not count.
     expected = (2 / 3 + 1 + 0) / 3
-    assert float(_labelled.balanced_accuracy(scores, label)) == pytest.approx(expected)
+    assert float(_labeled.balanced_accuracy(scores, label)) == pytest.approx(expected)
 
 
 def test_many_test_rows_are_scored_in_parts():
@@ -381,7 +377,7 @@ def test_many_test_rows_are_scored_in_parts():
     features = jnp.asarray(draw.normal(size=(1203, 4)))
     label = jnp.asarray(draw.integers(0, 3, 1203), jnp.int32)
     W = jnp.asarray(draw.normal(size=(3, 4)))
-    held = _labelled.HeldOut(features, label, lambda x, y, rows: rows @ y.T)
+    held = _labeled.HeldOut(features, label, lambda x, y, rows: rows @ y.T)
     np.testing.assert_allclose(held.all_scores(None, W), features @ W.T, rtol=1e-12)
 
 

@@ -13,7 +13,7 @@ from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
-from fedbilevel.runtime import Job, SimulatorRuntime, execute
+from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 from fedbilevel.theory.conditions import (
     _variance_weights,
@@ -162,7 +162,8 @@ def test_conditions_that_hold_imply_descent(seed, size, mu, q):
     assert all(one.holds for one in conditions(1, c, s))
     letters = (s.eta, s.alpha, s.beta, s.rho1, s.rho2)
     algorithm = LocalBSGM(Neumann(q, c.theta), *letters, local_steps=2)
-    job = Job.of(algorithm, PROBLEM, data, x0, y0, metrics=closed, batch=None)
+    exact = Sampling(None)
+    job = Job.of(algorithm, PROBLEM, data, x0, y0, metrics=closed, sampling=exact)
     outcome = execute(SimulatorRuntime(job), 60)
     x = outcome.state.server.point.x
 

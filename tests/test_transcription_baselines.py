@@ -192,14 +192,10 @@ def test_fedbioacc_clientwise_is_its_listing():
     assert_own_storm(end_of(job), expected)
 
 
-@ORDERS
-def test_fedbioacc_local_is_its_listing(alternating):
-    rule = Neumann(2, THETA)
-    job = job_of(
-        FedBiOAccLocal(rule, DECAY, **OWN, local_steps=P, alternating=alternating)
-    )
+def test_fedbioacc_local_is_its_listing():
+    job = job_of(FedBiOAccLocal(Neumann(2, THETA), DECAY, **OWN, local_steps=P))
     samples = draw_phase(job, "local", ROUNDS * P, bundle_and_zeta_of(job))
-    listing = partial(single_loop_listings.fedbioacc_local, alternating=alternating)
+    listing = single_loop_listings.fedbioacc_local
     expected = listing(X0, Y0, samples, p=P, a=a, **OWN, theta=THETA)
     assert_own_storm(end_of(job), expected)
 

@@ -3,10 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.problem import ClientData, Problem
-from fedbilevel.runtime import Job
+from fedbilevel.problem import ClientData, Data, Problem
+from fedbilevel.runtime import Job, Sampling
 from tests.cases import DX, DY, ROWWISE
 from tests.reference.bent_oracles import BEND
 
@@ -20,23 +21,23 @@ def _lower(x, y, rows):
     return ROWWISE.lower(x, y, rows) + BEND * (jnp.sum(y**4) / 12 + squares / 4)
 
 
-BENT = Problem(_upper, _lower)
 X0, Y0 = np.arange(1.0, DX + 1), -np.arange(1.0, DY + 1)
 
 
 def bent_job(
     algorithm: AbstractAlgorithm,
-    data: ClientData,
+    data: Data,
     *,
     seed: int = 0,
-    private: Pair | None = None,
+    private: Pair = NOTHING,
     batch: int | None = 1,
+    participants: int | None = None,
 ) -> Job:
     """Return a job on bent quadratics, started at (X0, Y0)."""
     start = (jnp.asarray(X0), jnp.asarray(Y0))
-    marks = Pair(False, False) if private is None else private
-    options = {"seed": seed, "private": marks, "batch": batch}
-    return Job.of(algorithm, BENT, data, *start, **options)
+    problem = Problem(_upper, _lower, private=private)
+    sampling = Sampling(batch, participants)
+    return Job.of(algorithm, problem, data, *start, seed=seed, sampling=sampling)
 
 
 def only_rows(data: ClientData):

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from fedbilevel.algorithms import Turn
-from fedbilevel.runtime import Job, _keys
+from fedbilevel.runtime import Job, keys
 
 
 def draw_samples(job: Job, iterations: int, first_batch: int = 1):
@@ -24,7 +23,7 @@ def draw_samples(job: Job, iterations: int, first_batch: int = 1):
 def _draw_all(job: Job, iterations: int, others: int):
     def of_client(client):
         oracle = job.oracle(client)
-        turn = Turn(_keys.client_key(job.key, _keys.ROUNDS, 0, client), 0)
+        turn = keys.client_turn(job.key, (keys.ROUNDS, 0), client, 0)
 
         def draw(key):
             for_bundle, for_zeta = jr.split(key)

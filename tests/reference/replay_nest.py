@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedbilevel.runtime import Job, _keys
+from fedbilevel.runtime import Job, keys
 from tests.reference.replay_phases import bundle_of, draw_phase, phase_number, xi, zeta
 
 
@@ -11,7 +11,7 @@ def draw_rounds(job: Job, rounds: int) -> list[tuple[Any, Any]]:
     """Return, for each round, the samples of T_in inner calls and of the outer one."""
     algorithm: Any = job.algorithm
     T_in = algorithm.inner_rounds
-    below = _anchored_inner if algorithm.anchors_inner else _light_inner
+    below = _anchored_inner if algorithm.anchored else _light_inner
     inner = below(job, rounds * T_in)
     outer = _fed_out if hasattr(algorithm, "terms") else _light_out
     return [
@@ -25,9 +25,9 @@ def lengths(job: Job, rounds: int) -> list[int]:
     algorithm: Any = job.algorithm
     if not algorithm.random_length:
         return [algorithm.terms] * rounds
-    where = (job.key, _keys.ROUNDS, phase_number(job, "series_factor"))
+    where = (job.key, keys.ROUNDS, phase_number(job, "series_factor"))
     most = algorithm.terms - 1
-    return [int(_keys.draw_length(*where, r, most)) for r in range(rounds)]
+    return [int(keys.draw_length(*where, r, most)) for r in range(rounds)]
 
 
 def _anchored_inner(job: Job, calls: int):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from fedbilevel.algorithms import Turn, every_phase
+from fedbilevel.algorithms import every_phase
 from fedbilevel.hypergradient._base import Bundle
 from fedbilevel.problem import Oracle
-from fedbilevel.runtime import Job, _keys
+from fedbilevel.runtime import Job, keys
 
 LONGEST = 64  # drawn whatever is asked for, so that a draw compiles only once
 
@@ -38,7 +38,7 @@ def phase_number(job: Job, phase: str) -> int:
 
 def _draw_long(oracle: Oracle, root, number, clients: int, draw: Callable):
     def of_client(client):
-        turn = Turn(_keys.client_key(root, _keys.ROUNDS, number, client), 0)
+        turn = keys.client_turn(root, (keys.ROUNDS, number), client, 0)
         mine = replace(oracle, client=client)
         return jax.vmap(lambda key: draw(mine, key))(turn.keys(LONGEST))
 

@@ -50,32 +50,29 @@ def fedbioacc_clientwise(x0, y0, samples, *, p, a, eta, gamma, c_nu, c_omega, th
     return x, y, nu, omega
 
 
-def fedbioacc_local(
-    x0, y0, samples, *, p, a, eta, gamma, c_nu, c_omega, theta, alternating=False
-):
+def fedbioacc_local(x0, y0, samples, *, p, a, eta, gamma, c_nu, c_omega, theta):
     """Return x, y, nu, omega; x and nu are averaged after the move.
 
     A line corrects from where this client last evaluated it, before averaging.
     """
     K, T = len(samples), len(samples[0])
     x, y, nu, omega = [x0] * K, [y0] * K, [None] * K, [None] * K
-    omega_at, nu_at = [(x0, y0)] * K, [(x0, y0)] * K
+    evaluated = [(x0, y0)] * K
     for t in range(T):
         for k in range(K):
             bundle, zeta = samples[k][t]
             old = (x[k], y[k])
-            fresh = lower_gradient(*old, zeta)
+            fresh_omega = lower_gradient(*old, zeta)
+            fresh_nu = hypergradient(*old, bundle, theta)
             if t > 0:
+                before = lower_gradient(*evaluated[k], zeta)
                 keep = 1 - c_omega * a(t - 1) ** 2
-                fresh = fresh + keep * (omega[k] - lower_gradient(*omega_at[k], zeta))
-            omega[k], omega_at[k] = fresh, old
+                fresh_omega = fresh_omega + keep * (omega[k] - before)
+                before = hypergradient(*evaluated[k], bundle, theta)
+                keep = 1 - c_nu * a(t - 1) ** 2
+                fresh_nu = fresh_nu + keep * (nu[k] - before)
+            omega[k], nu[k], evaluated[k] = fresh_omega, fresh_nu, old
             y[k] = y[k] - gamma * a(t) * omega[k]
-            w = (x[k], y[k]) if alternating else old
-            fresh = hypergradient(*w, bundle, theta)
-            if t > 0:
-                before = hypergradient(*nu_at[k], bundle, theta)
-                fresh = fresh + (1 - c_nu * a(t - 1) ** 2) * (nu[k] - before)
-            nu[k], nu_at[k] = fresh, w
             x[k] = x[k] - eta * a(t) * nu[k]
         if (t + 1) % p == 0:
             x, nu = _averaged(x), _averaged(nu)

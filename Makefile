@@ -23,7 +23,7 @@ test: install
 
 # What would take `make test` beyond ten minutes on two cores.
 test-all: install
-	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -m slow -n 2 --dist loadfile
+	$(BIN)/pytest -m slow -n 2 --dist loadfile
 
 # The table of methods, from the algorithms themselves.
 readme: install

@@ -17,8 +17,8 @@ import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-# Shapes and types are annotations. `make test-all` checks them at every call, which
-# takes a third longer.
+# Shapes and types are annotations. With FEDBILEVEL_CHECK_SHAPES=1 they are checked at
+# every call, which takes a third longer.
 if os.environ.get("FEDBILEVEL_CHECK_SHAPES"):
     from beartype import BeartypeConf, beartype
     from jaxtyping import install_import_hook

@@ -38,6 +38,7 @@ __all__ = [
     "momentum_weight",
     "move",
     "no_memory",
+    "only",
     "previous_point",
     "when",
 ]
@@ -93,6 +94,11 @@ def move(point: PyTree, steps: PyTree, directions: PyTree) -> PyTree:
         return _tree.add_scaled(w, -step, d)
 
     return jax.tree.map(block, steps, point, directions)
+
+
+def only(tree: PyTree, group: PyTree) -> PyTree:
+    """Return the blocks that are flagged, None in the place of the others."""
+    return jax.tree.map(lambda flag, block: block if flag else None, group, tree)
 
 
 def previous_point(received: Any, memory: Memory, turn: Turn) -> Any:

@@ -23,8 +23,6 @@ fresh values. z starts at 0. `radius` projects z onto a ball after every step.
 
 from typing import Any, ClassVar
 
-import equinox as eqx
-
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
@@ -37,6 +35,7 @@ from fedbilevel.algorithms._local import (
     evaluate,
     local_steps,
     move,
+    only,
 )
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import as_optional_number, choice, count, number, part
@@ -87,8 +86,8 @@ class FedBiO(AbstractAlgorithm):
             _, key = time
             G = three_directions(oracle, key)
             for group in order_of_moves(self.alternating):
-                d = evaluate(eqx.filter(G, group))(w)
-                moved = move(eqx.filter(w, group), eqx.filter(steps, group), d)
+                d = evaluate(only(G, group))(w)
+                moved = move(only(w, group), only(steps, group), d)
                 w = in_ball(combine(moved, w), self.radius)
             return w
 

@@ -22,8 +22,6 @@ body. z comes from any hypergradient rule (`Neumann` on the command line).
 
 from typing import Any, ClassVar
 
-import equinox as eqx
-
 from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Lower, Number, Pair, Upper
 from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
@@ -35,6 +33,7 @@ from fedbilevel.algorithms._local import (
     hypergradient_and_slope,
     local_steps,
     move,
+    only,
 )
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Oracle
@@ -89,8 +88,8 @@ class FedBiOClientwise(AbstractAlgorithm):
             _, key = time
             G = hypergradient_and_slope(self.hypergradient, oracle, key)
             for group in order:
-                d = evaluate(eqx.filter(G, group))(w)
-                moved = move(eqx.filter(w, group), eqx.filter(steps, group), d)
+                d = evaluate(only(G, group))(w)
+                moved = move(only(w, group), only(steps, group), d)
                 w = combine(moved, w)
             return w
 

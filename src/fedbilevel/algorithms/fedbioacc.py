@@ -24,7 +24,6 @@ participants a client that missed the last round corrects from the received poin
 
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from fedbilevel import _tree
@@ -43,6 +42,7 @@ from fedbilevel.algorithms._local import (
     momentum_weight,
     move,
     no_memory,
+    only,
     previous_point,
 )
 from fedbilevel.estimators import Storm
@@ -121,11 +121,11 @@ class FedBiOAcc(AbstractAlgorithm):
             G, seen = three_directions(oracle, key), []
             steps, weights = self.step(t), self.weight(t)
             for group, previous in zip(order, before, strict=True):
-                chosen = evaluate(eqx.filter(G, group))
-                held, weight = eqx.filter(d, group), eqx.filter(weights, group)
+                chosen = evaluate(only(G, group))
+                held, weight = only(d, group), only(weights, group)
                 fresh = Storm()(chosen, w, previous, held, weight)
                 seen.append(w)
-                moved = move(eqx.filter(w, group), eqx.filter(steps, group), fresh)
+                moved = move(only(w, group), only(steps, group), fresh)
                 w, d = in_ball(combine(moved, w), self.radius), combine(fresh, d)
             return w, d, tuple(seen)
 

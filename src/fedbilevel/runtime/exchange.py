@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import combine, is_any
-from fedbilevel._types import Pair, Scalar
+from fedbilevel._types import Pair
 from fedbilevel.algorithms import Each, Gathered, Phase, ServerTurn, Turn
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
@@ -248,12 +248,15 @@ def start_state(job: Job) -> State:
 
 
 class Measurement(eqx.Module):
-    """What one client measures at its point; means over clients make the columns."""
+    """What one client measures at its point; means over clients make the columns.
 
-    upper: Scalar
+    All but the slope are single numbers, or the shapes of such.
+    """
+
+    upper: PyTree
     slope: PyTree
-    own_slope: Scalar
-    metrics: dict[str, Scalar]
+    own_slope: PyTree
+    metrics: dict[str, PyTree]
 
 
 def client_measurement(

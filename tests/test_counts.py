@@ -186,6 +186,7 @@ def assert_counts_are_real(job, tally):
         assert Counter({**found["calls"], **found["samples"]}) == tally
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm, rest",
     [

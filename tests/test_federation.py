@@ -168,6 +168,7 @@ def serve_through_it(job, net, folder, rounds):
             assert attempt < 5
 
 
+@pytest.mark.slow
 @for_cases(lambda case: case.name in FIRST_OF_KIND.values())
 def test_whatever_goes_wrong_the_record_replays(case, tmp_path):
     job = quadratic_job(case.algorithm, data_for(case, 3))

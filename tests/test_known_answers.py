@@ -40,6 +40,7 @@ def two_client_job(algorithm, *, pools: bool = False) -> Job:
     )
 
 
+@pytest.mark.slow
 @structures_first()
 def test_two_clients_end_where_their_question_leads(case):
     """The shared y has x = 1, own y have 24/29, averaged inverses end at 8/7."""

@@ -62,12 +62,14 @@ def assert_close(a, b, tolerance=1e-13):
         np.testing.assert_allclose(left, right, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @structures_first(moves)
 def test_a_step_of_length_one_is_the_method_itself(case):
     wrapped = ServerOptimizer(case.algorithm, NOTHING_NEW)
     assert_close(end_point(case, wrapped), end_point(case, case.algorithm))
 
 
+@pytest.mark.slow
 @structures_first(moves_alone)
 def test_local_steps_of_length_one_are_the_method_itself(case):
     one: Any = replace(case.algorithm, local_steps=1)

@@ -241,6 +241,7 @@ def test_cohorts_are_uniform_without_replacement():
     assert np.abs(seen - rounds / 15).max() < 79
 
 
+@pytest.mark.slow
 @STRUCTURES
 def test_every_exchange_draws_a_cohort_of_its_own(case, monkeypatch):
     data, cohort = data_for(case, 3), cohort_of(case, 2)

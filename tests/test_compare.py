@@ -195,6 +195,7 @@ def test_runs_that_ended_early_count_with_their_last_values():
     assert draw_curves(results, "loss", 3.0).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_compare_saves_results_curves_and_a_ranking(tmp_path):
     folder = tmp_path / "comparison"
     command = "compare two-client --algorithms local-bsgm,fedbio "

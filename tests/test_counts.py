@@ -210,6 +210,7 @@ def test_counts_of_other_rules_are_the_calls_of_a_real_run(tally, rule):
     assert_counts_are_real(job, tally)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Neumann(Q, 0.3), RandomNeumann(Q + 1, 0.3)])
 def test_an_accelerator_draws_later_but_the_same_samples(rule):
     # With noise: a client of this task has one row, whatever the key.
@@ -232,6 +233,7 @@ def test_deterministic_oracles_draw_no_samples():
     assert found["calls"]["upper_gradients"] == 3 * P * CLIENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [Neumann(0, 0.3), FrozenNeumann(0, 0.3), RandomNeumann(1, 0.3)]
 )

@@ -63,6 +63,7 @@ def loopback(job, folder=None, **more) -> Loopback:
     )
 
 
+@pytest.mark.slow
 @DEMANDING
 def test_packets_make_the_numbers_of_the_simulator(case):
     job = quadratic_job(case.algorithm, data_for(case, 3))

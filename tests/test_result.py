@@ -252,6 +252,7 @@ def assert_same_trajectory(one: Result, other: Result) -> None:
     assert one.counts == other.counts
 
 
+@pytest.mark.slow
 @PLACES
 @METHODS
 def test_resumed_is_the_run_never_stopped(

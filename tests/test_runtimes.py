@@ -72,6 +72,7 @@ def test_simulator_is_reference_for_all_clients(case):
     assert_simulator_is_reference(case, 3, "float64", 1e-12)
 
 
+@pytest.mark.slow
 @for_cases(lambda case: case.algorithm is BSGVRM)
 def test_simulator_is_reference_in_single_precision(case):
     assert_simulator_is_reference(case, 2, "float32", 1e-6)
@@ -98,6 +99,7 @@ def test_devices_and_chunks_do_not_matter(monkeypatch):
     assert_devices_do_not_matter(job, monkeypatch)
 
 
+@pytest.mark.slow
 @DEMANDING
 def test_devices_do_not_matter_to_cohorts(case, monkeypatch):
     # What three of five clients keep is gathered from both devices.
@@ -128,6 +130,7 @@ def test_resumed_is_the_run_never_stopped(case, tmp_path):
     assert_close((whole.state, whole.columns), (resumed.state, resumed.columns), 0)
 
 
+@pytest.mark.slow
 @DEMANDING
 def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     order, data = jnp.asarray([2, 0, 1]), data_for(case, 3)
@@ -156,6 +159,7 @@ def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     assert_close(here, there, 1e-12)
 
 
+@pytest.mark.slow
 @DEMANDING
 def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
     job = quadratic_job(case.algorithm, data_for(case, 3))
@@ -356,6 +360,7 @@ def test_settings_that_come_late_warn_and_the_run_works(tmp_path):
     assert any((tmp_path / "fedbilevel" / "compiled").iterdir())
 
 
+@pytest.mark.slow
 @for_cases(lambda case: case.algorithm is BSGVRM)
 def test_a_recorded_cohort_is_replayed(case, monkeypatch):
     job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)

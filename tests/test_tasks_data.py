@@ -469,6 +469,7 @@ def test_settings_of_fednest(images):
     assert make("representation", setting="fednest").data.clients == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rounds", "gain"),
     [

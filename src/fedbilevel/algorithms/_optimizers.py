@@ -52,18 +52,11 @@ class Optimized(eqx.Module):
     optimizer: dict[str, PyTree]
 
 
-class ServerOptimizer(AbstractAlgorithm):
-    """An algorithm whose server steps by an Optax transformation."""
+class AbstractWrapper(AbstractAlgorithm):
+    """What a method keeps of its own, however its points are moved."""
 
-    algorithm: AbstractAlgorithm = part("the method whose replies are taken in")
+    algorithm: AbstractAlgorithm = part("the method whose points move otherwise")
     optimizer: Any = part("an Optax transformation, or one for each block")
-
-    def __check_init__(self) -> None:
-        if not _moving(self.algorithm.phases()):
-            raise InvalidInputError(
-                f"`ServerOptimizer`: no phase of `{type(self.algorithm).__name__}` "
-                "sends points back, so there is no step to change."
-            )
 
     @property
     def answers(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -83,6 +76,21 @@ class ServerOptimizer(AbstractAlgorithm):
     def private_blocks(self) -> Pair:
         """Flag what the method keeps on clients."""
         return self.algorithm.private_blocks()
+
+    def check(self, curvature: float, client: int) -> None:
+        """Ask the method."""
+        self.algorithm.check(curvature, client)
+
+
+class ServerOptimizer(AbstractWrapper):
+    """An algorithm whose server steps by an Optax transformation."""
+
+    def __check_init__(self) -> None:
+        if not _moving(self.algorithm.phases()):
+            raise InvalidInputError(
+                f"`ServerOptimizer`: no phase of `{type(self.algorithm).__name__}` "
+                "sends points back, so there is no step to change."
+            )
 
     def init_server(self, x: Upper, y: Lower) -> Optimized:
         """Start the method, and the transformation of each phase that moves."""
@@ -128,20 +136,14 @@ class ServerOptimizer(AbstractAlgorithm):
         seen = SeesTurn(down) if sees else lambda server: plain(server.server)
         return replace(phase, down=seen, up=SeesTurn(up))
 
-    def check(self, curvature: float, client: int) -> None:
-        """Ask the method."""
-        self.algorithm.check(curvature, client)
 
-
-class LocalOptimizer(AbstractAlgorithm):
+class LocalOptimizer(AbstractWrapper):
     """An algorithm of one loop whose clients step by an Optax transformation.
 
     `algorithm` makes one local step, and every one of the `local_steps` here is one of
     its; the transformation changes how far that leads.
     """
 
-    algorithm: AbstractAlgorithm = part("a method of one loop, of one local step")
-    optimizer: Any = part("an Optax transformation, or one for each block")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 
     def __check_init__(self) -> None:
@@ -157,25 +159,6 @@ class LocalOptimizer(AbstractAlgorithm):
                 "of one loop that sends its iterate back, with local_steps=1; give the "
                 "number of steps to `LocalOptimizer(local_steps=...)`."
             )
-
-    @property
-    def answers(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whose lower level the method solves."""
-        return self.algorithm.answers
-
-    @property
-    def allows_private(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say whether the method bears private blocks."""
-        return self.algorithm.allows_private
-
-    @property
-    def inverts_locally(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say whether a client's own Hessian stands in for the mean one."""
-        return self.algorithm.inverts_locally
-
-    def private_blocks(self) -> Pair:
-        """Flag what the method keeps on clients."""
-        return self.algorithm.private_blocks()
 
     def init_server(self, x: Upper, y: Lower) -> PyTree:
         """Start the method."""
@@ -232,10 +215,6 @@ class LocalOptimizer(AbstractAlgorithm):
         times = turn.steps(self.local_steps)
         (message, client), _ = jax.lax.scan(step, (message, client), times)
         return client, about(message)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Ask the method."""
-        self.algorithm.check(curvature, client)
 
 
 def _moving(phases: Phases) -> list[Phase]:

@@ -67,6 +67,7 @@ def ignore(*_) -> None:
     """Do nothing with what is told."""
 
 
+@pytest.mark.slow
 def test_sites_whose_replies_are_masked_are_taken_and_replayed(tmp_path):
     """They tell keys of their own, in which they may differ."""
     experiment = replace(settings("quadratic"), aggregate="secure")
@@ -79,6 +80,7 @@ def test_sites_whose_replies_are_masked_are_taken_and_replayed(tmp_path):
     np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_early_is_replayed_as_far_as_it_went(tmp_path):
     # How long to run is the server's business: the sites do not know of it.
     sites = settings("quadratic", noise="0")

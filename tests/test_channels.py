@@ -346,6 +346,7 @@ def test_simulator_is_reference_through_a_channel(name):
     assert_close(fast.columns, slow.columns)
 
 
+@pytest.mark.slow
 def test_a_record_replays_a_channel_with_its_own_shares_of_noise():
     channel, data = Channel((Privacy(2.0, 0.1), TopK(0.5)), Median()), quadratic_data(3)
     job = quadratic_job(MOMENTUM, data, participants=2, channel=channel)

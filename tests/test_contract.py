@@ -39,7 +39,10 @@ from fedbilevel.runtime.job import ABSENT, PRESENT
 from fedbilevel.runtime.privacy import privacy_spent
 from tests.cases import ROWWISE, quadratic_data, quadratic_job
 
-BOTH = pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
+BOTH = pytest.mark.parametrize(
+    "runtime",
+    [SimulatorRuntime, pytest.param(ReferenceRuntime, marks=pytest.mark.slow)],
+)
 CLIENTS, PARTICIPANTS = 5, 3
 
 
@@ -232,6 +235,7 @@ def test_everyone_is_counted_where_everyone_is_asked():
     assert found["per_client_and_round"]["floats_up"] == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_projects_bears_private_blocks():
     """`up` sees None where blocks are private: a radius of z must bear that, too."""
     lr = (0.05, 0.1, 0.1)

@@ -91,6 +91,7 @@ def test_the_metrics_are_those_of_the_groups():
     assert task.metrics(jnp.zeros(2), jnp.zeros(9))["loss_gap"] == 0
 
 
+@pytest.mark.slow
 def test_tuned_weights_close_most_of_the_gap():
     tuned = Experiment("fairness", rounds=60).run().final
     plain = Experiment("fairness", "fedavg", rounds=60).run().final

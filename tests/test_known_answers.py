@@ -66,6 +66,7 @@ def test_two_clients_end_where_their_question_leads(case):
     )
 
 
+@pytest.mark.slow
 def test_light_and_full_nests_drift_apart():
     """T2 with tau = 5: LFedNest ends at 1.1164, FedNest does not drift."""
     nest: dict[str, Any] = {

@@ -83,6 +83,7 @@ def test_the_noise_is_that_of_a_sample():
     np.testing.assert_allclose(drawn.std(axis=0), 2.0, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_a_run_as_recommended_comes_close():
     result = Experiment("minimax", rounds=60).run()
     assert result.final["grad_norm_sq"] < 0.01 < 100 < result.columns["grad_norm_sq"][0]

@@ -120,6 +120,7 @@ def test_server_adam_is_its_recursion_and_outlives_a_stop(tmp_path):
     assert_close(algorithm.point(state.server), Pair(X0, y), 1e-12)
 
 
+@pytest.mark.slow
 def test_local_momentum_stays_on_its_client():
     data, rounds, p = quadratic_data(3, noise=0.0), 4, 3
     rows = [zeta for _, zeta in only_rows(data)]
@@ -145,6 +146,7 @@ def test_local_momentum_stays_on_its_client():
     assert count(job, 3) == plain
 
 
+@pytest.mark.slow
 def test_blocks_may_step_each_in_its_way():
     one = FedBiO(0.1, 0.2, 0.15, local_steps=1)
     data = quadratic_data(3)

@@ -327,6 +327,7 @@ def job_on(problem, metrics) -> Job:
     return Job.of(algorithm, problem, DATA, *start, metrics=metrics)
 
 
+@pytest.mark.slow
 def test_frozen_arrays_give_the_numbers_of_arrays_closed_over():
     def loss(x, y, rows):
         return on_features(x, y, rows, BACKBONE)

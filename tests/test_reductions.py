@@ -70,6 +70,7 @@ def test_one_client_ignores_the_period(kind, seed, upper, lower):
     assert_identical(ends[0], ends[2])
 
 
+@pytest.mark.slow
 @BOTH
 def test_one_client_ignores_the_period_uncompiled(kind):
     data = quadratic_data(1)

@@ -215,6 +215,7 @@ def test_what_a_plan_refuses(tmp_path):
     assert "unknown option 'et'" in practical
 
 
+@pytest.mark.slow
 def test_check_theory_tells_both_sides_and_what_to_do():
     options = "--algorithm local-bsgvrm --clients 8 --local-steps 4 --set theta=0.3"
     command = ["check-theory", "quadratic", *options.split(), "--rounds", "4"]

@@ -17,7 +17,8 @@ from tests.reference.replay import draw_samples
 P, THETA = 2, 0.3
 # Uncompiled, every operation of a round costs: there fewer rounds must do.
 BOTH = pytest.mark.parametrize(
-    ("runtime", "rounds"), [(SimulatorRuntime, 50), (ReferenceRuntime, 8)]
+    ("runtime", "rounds"),
+    [(SimulatorRuntime, 50), pytest.param(ReferenceRuntime, 8, marks=pytest.mark.slow)],
 )
 LETTERS: dict[str, Any] = {"alpha": 3.0, "beta": 4.0, "rho1": 0.5, "rho2": 0.8}
 

@@ -33,7 +33,11 @@ from tests.reference.replay_phases import (
 
 ROUNDS, P, CLIENTS, THETA, ELL = 10, 3, 3, 0.3, 4.0
 BOTH_RUNTIMES = pytest.mark.parametrize(
-    ("runtime", "rounds"), [(SimulatorRuntime, ROUNDS), (ReferenceRuntime, 2)]
+    ("runtime", "rounds"),
+    [
+        (SimulatorRuntime, ROUNDS),
+        pytest.param(ReferenceRuntime, 2, marks=pytest.mark.slow),
+    ],
 )
 NEST: dict[str, Any] = {"alpha": 0.3, "beta": 0.4, "inner_rounds": 2, "local_steps": P}
 STEPS: dict[str, Any] = {"lr_x": 0.1, "lr_y": 0.2, "lr_z": 0.15}

@@ -26,7 +26,11 @@ from tests.reference.replay_phases import (
 
 ROUNDS, P, CLIENTS = 8, 3, 3
 BOTH = pytest.mark.parametrize(
-    ("runtime", "rounds"), [(SimulatorRuntime, ROUNDS), (ReferenceRuntime, 2)]
+    ("runtime", "rounds"),
+    [
+        (SimulatorRuntime, ROUNDS),
+        pytest.param(ReferenceRuntime, 2, marks=pytest.mark.slow),
+    ],
 )
 
 

@@ -6,16 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedbilevel._files import write_atomically
 from fedbilevel.deployment.processes import Process
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.flower.messages import fingerprint
+from fedbilevel.federation.signatures import read_public_key
 
 __all__ = ["SuperLink", "key_of", "program"]
 
@@ -51,14 +49,7 @@ def program(name: str) -> str:
 
 def key_of(path: Path) -> str:
     """Return the fingerprint of a node's public key in a file of ssh-keygen."""
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidInputError(
-            f"{path} cannot be read as a public key ({error}). Give the file that "
-            "`ssh-keygen` wrote beside the private one, NAME.pub."
-        ) from error
-    return fingerprint(public_key_to_bytes(cast(Any, key)))
+    return fingerprint(public_key_to_bytes(read_public_key(path)))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -33,6 +30,7 @@ from fedbilevel.federation.flower.messages import (
     packet_object,
     push_objects,
 )
+from fedbilevel.federation.signatures import read_private_key
 
 __all__ = ["Connection", "serve_packets"]
 
@@ -73,18 +71,7 @@ class Connection:
         """Return the key pair, or None to be a node of no name."""
         if self.private_key is None:
             return None
-        try:
-            key = load_ssh_private_key(self.private_key.read_bytes(), None)
-        except (OSError, ValueError, UnsupportedAlgorithm) as error:
-            raise InvalidInputError(
-                f"{self.private_key} cannot be read as a private key ({error}). Make "
-                "one with `ssh-keygen -t ecdsa -b 384`."
-            ) from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InvalidInputError(
-                f"{self.private_key} is no elliptic curve key. Make one with "
-                "`ssh-keygen -t ecdsa -b 384`."
-            )
+        key = read_private_key(self.private_key)
         return key, key.public_key()
 
 

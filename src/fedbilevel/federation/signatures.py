@@ -1,0 +1,92 @@
+"""Elliptic curve keys that sign: who holds the public one knows who wrote some bytes.
+
+The keys are those that Flower knows a node by, made with `ssh-keygen -t ecdsa -b 384`.
+A signature is ECDSA over SHA-384 of the purpose, a zero byte and the message, so that
+what was signed for one purpose cannot be shown for another. Needs `cryptography`, which
+comes with `fedbilevel[flower]`.
+"""
+
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from fedbilevel.errors import InvalidInputError
+
+__all__ = [
+    "SIGNATURE_BYTES",
+    "PrivateKey",
+    "PublicKey",
+    "is_signed",
+    "read_private_key",
+    "read_public_key",
+    "sign",
+]
+
+PrivateKey = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+_NUMBER_BYTES = 48  # of each of the two numbers of a signature, up to P-384
+SIGNATURE_BYTES = 2 * _NUMBER_BYTES
+_HASH = ec.ECDSA(hashes.SHA384())
+
+
+def read_private_key(path: Path) -> PrivateKey:
+    """Return the private key in a file of ssh-keygen, without a passphrase."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidInputError(
+            f"{path} cannot be read as a private key ({error}). Make one with "
+            "`ssh-keygen -t ecdsa -b 384`, without a passphrase."
+        ) from error
+    if not isinstance(key, PrivateKey) or key.key_size > 384:
+        raise InvalidInputError(
+            f"{path} is no elliptic curve key of at most 384 bits. Make one with "
+            "`ssh-keygen -t ecdsa -b 384`."
+        )
+    return key
+
+
+def read_public_key(path: Path) -> PublicKey:
+    """Return the public key in a file that ssh-keygen wrote beside the private one."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInputError(
+            f"{path} cannot be read as a public key ({error}). Give the file that "
+            "`ssh-keygen` wrote beside the private one, NAME.pub."
+        ) from error
+    if not isinstance(key, PublicKey) or key.key_size > 384:
+        raise InvalidInputError(
+            f"{path} is no elliptic curve key of at most 384 bits. Make one with "
+            "`ssh-keygen -t ecdsa -b 384`."
+        )
+    return key
+
+
+def sign(key: PrivateKey, purpose: bytes, message: bytes) -> bytes:
+    """Return a signature of `SIGNATURE_BYTES` bytes."""
+    r, s = decode_dss_signature(key.sign(purpose + b"\0" + message, _HASH))
+    return r.to_bytes(_NUMBER_BYTES, "big") + s.to_bytes(_NUMBER_BYTES, "big")
+
+
+def is_signed(key: PublicKey, purpose: bytes, message: bytes, signature: bytes) -> bool:
+    """Say whether the owner of a key signed a message for a purpose."""
+    if len(signature) != SIGNATURE_BYTES:
+        return False
+    r = int.from_bytes(signature[:_NUMBER_BYTES], "big")
+    s = int.from_bytes(signature[_NUMBER_BYTES:], "big")
+    try:
+        key.verify(encode_dss_signature(r, s), purpose + b"\0" + message, _HASH)
+    except InvalidSignature:
+        return False
+    return True

@@ -22,7 +22,7 @@ def draw_phase(job: Job, phase: str, count: int, draw: Callable) -> list[list[An
     """Return `draw(oracle, key)` for every client and its first `count` iterations."""
     assert count <= LONGEST
     oracle, number = job.oracle(jnp.asarray(0)), phase_number(job, phase)
-    drawn = _draw_long(oracle, job.key, jnp.asarray(number), job.data.clients, draw)
+    drawn = _draw_long(oracle, job.key, number, job.data.clients, draw)
     host = jax.tree.map(np.asarray, drawn)
 
     def one(client: int, t: int):

@@ -292,8 +292,7 @@ def _on_this_device(layout: Layout, asked: Array) -> tuple[Array, Array, Array]:
     places = jnp.minimum(here, count - 1)
     if layout.everyone:
         return places, here, jnp.arange(each, dtype=jnp.int32)
-    beyond = jnp.full(each * layout.devices, layout.clients, asked.dtype)
-    ids = beyond.at[:count].set(asked)[here]
+    ids = jnp.where(here < count, asked[places], layout.clients)
     return places, ids, jnp.minimum(ids, layout.clients - 1)
 
 

@@ -8,7 +8,6 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import create_autospec
 
 import jax
 import numpy as np
@@ -209,8 +208,7 @@ def test_runs_that_would_end_apart_are_different_runs(monkeypatch):
     # Else one process would wait for another that has stopped.
     told = []
     monkeypatch.setattr(mesh, "require_same", lambda say, what: told.append(say()))
-    runtime = create_autospec(SimulatorRuntime, instance=True)
-    runtime.fingerprint = lambda every: f"job {every}"
+    runtime = SimulatorRuntime(next(iter(jobs().values())))
     plain, early, short = Stopping(), Stopping(target=0.1), Stopping(bytes=9)
     for rounds, stopping in ((4, plain), (5, plain), (4, early), (4, short)):
         driver._require_same_run(runtime, rounds, 1, stopping, None)

@@ -1,4 +1,4 @@
-"""Samples that must not depend on each other: no key is used twice, nor a row too often.
+"""Samples that must not depend on each other: no key twice, no row too often.
 
 A mistake here leaves every listing test green, where the same draws are replayed: the
 mean is still right, and only the theory's variance is not.

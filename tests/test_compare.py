@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import pytest
 
+import fedbilevel
+from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.errors import (
     CheckpointError,
     HeterogeneityWarning,
@@ -20,7 +22,8 @@ from fedbilevel.errors import (
 )
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.comparison import compare
-from fedbilevel.hypergradient import local_inverse_bias
+from fedbilevel.hypergradient import Neumann, local_inverse_bias
+from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
 from fedbilevel.result import Result
 from fedbilevel.runtime import SimulatorRuntime, compilation, execute
@@ -265,3 +268,43 @@ def test_a_warning_where_clients_differ(algorithm, task, warned):
     kinds = [one.category for one in caught]
     assert (HeterogeneityWarning in kinds) == warned
     assert execute(SimulatorRuntime(job), 1).columns["round"].tolist() == [1]
+
+
+def python_run(algorithm, data, problem=ROWWISE):
+    start = (jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([-1.0, -2.0, -3.0]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fedbilevel.run(problem, data, start, algorithm, rounds=1)
+    told = [one for one in caught if one.category is HeterogeneityWarning]
+    # Where the call is, so that a filter by module finds it.
+    assert all(one.filename == __file__ for one in told)
+    return [str(one.message) for one in told]
+
+
+LOCAL = LocalBSGM(Neumann(1, 0.3), 0.1, 1.0, 1.0, 0.5, 0.5, local_steps=1)
+
+
+def test_a_run_in_python_warns_as_the_command_does():
+    (told,) = python_run(LOCAL, quadratic_data(3, noise=0.0))
+    assert told.startswith("LocalBSGM inverts each client's own Hessian")
+    assert "Unbiased: fedbio, fedbioacc" in told
+    assert python_run(LOCAL, quadratic_data(3, noise=0.0, alike=True)) == []
+
+
+def test_a_command_warns_once():
+    plan = Experiment("two-client", "lfednest", rounds=1, options={"q": "2"})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan.run()
+    assert [one.category for one in caught].count(HeterogeneityWarning) == 1
+
+
+def test_without_an_inverse_there_is_no_bias():
+    """A lower level that curves downwards somewhere has no inverse to speak of."""
+    data = quadratic_data(3, noise=0.0)
+    bent = Problem(
+        ROWWISE.upper, lambda x, y, rows: ROWWISE.lower(x, y, rows) - 2 * y[0] ** 2
+    )
+    start = (jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([-1.0, -2.0, -3.0]))
+    assert np.isnan(float(local_inverse_bias(bent, data, *start)))
+    assert python_run(LOCAL, data, bent) == []

@@ -12,6 +12,7 @@ import pytest
 from fedbilevel import ClientData, Problem
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks import find
+from fedbilevel.tasks._quadratics import client_rows
 from fedbilevel.theory._lanczos import extremes
 from fedbilevel.theory.estimation import estimate_inputs
 from tests.cases import DX, DY, ROWWISE, quadratic_data
@@ -118,14 +119,85 @@ def test_sigma_has_the_closed_form_of_noisy_quadratics():
         samples=600,
     )
     # gy moves by n + N y + M'x: N = (U + U')/sqrt 2 has variance 2 on the diagonal.
+    # gx moves by M y.
     parts = [6, 0.01 * 7 * np.sum(y**2), 0.01 * 6 * np.sum(x**2)]
+    parts += [0.01 * 5 * np.sum(y**2)]
     assert min(parts) > 0.1 * sum(parts)
     sigma = noise * np.sqrt(sum(parts) / rows)
-    np.testing.assert_allclose(found["sigma"].value, sigma, rtol=0.03)
-    np.testing.assert_allclose(found["sigma"].low, sigma, rtol=0.03)
+    gradient = found["noise_gradient"]
+    np.testing.assert_allclose([gradient.value, gradient.low], sigma, rtol=0.03)
+    assert found["sigma"].value == gradient.value
+    # The norm of (N, M) is at least that of a row, and at most Frobenius's.
+    most = 0.1 * noise * np.sqrt((6 * 7 + 5 * 6) / rows)
+    assert most / np.sqrt(6) < found["noise_hessian"].value < most
     # Perturbed batches show in the range; the values are without noise.
     np.testing.assert_allclose(found["mu"].value, 0.5, rtol=1e-12)
     assert found["mu"].low < 0.45
+
+
+def _joined(rows):
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
+def two_sided(hessian, cross, slope):
+    """Return clients with two rows each, on either side of one quadratic."""
+    rows = []
+    for A_off, C_off, a_off in zip(hessian, cross, slope, strict=True):
+        sides = [
+            client_rows(
+                3 * np.eye(DY) + side * A_off,
+                0.2 * np.ones((DX, DY)) + side * C_off,
+                0.1 * np.ones(DY) + side * a_off,
+                np.zeros(DY),
+                0.5,
+                0.0,
+            )
+            for side in (-1, 1)
+        ]
+        uppers, lowers = zip(*sides, strict=True)
+        rows.append(tuple(_joined(level) for level in (uppers, lowers)))
+    return ClientData.from_clients([u for u, _ in rows], [low for _, low in rows])
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_the_noises_of_two_sided_rows_are_exact(scale):
+    """Every sample is as far off as any other, so the mean square is known exactly.
+
+    grad g is off by (E y, D y + E'x + n), the Hessian's columns in y by (E, D).
+    """
+    draw = np.random.default_rng(5)
+    D = 0.2 * draw.standard_normal((2, DY, DY))
+    D = D + np.swapaxes(D, 1, 2)
+    E = 0.3 * draw.standard_normal((2, DX, DY))
+    n = scale * draw.standard_normal((2, DY))
+    points = [(x / 4, y / 4) for x, y in POINTS]
+    found = estimate_inputs(
+        ROWWISE, two_sided(D, E, n), points, key=jr.key(0), samples=4
+    )
+    gradient = [
+        np.hypot(np.linalg.norm(e @ y), np.linalg.norm(d @ y + e.T @ x + a))
+        for x, y in jax.tree.map(np.asarray, points)
+        for d, e, a in zip(D, E, n, strict=True)
+    ]
+    hessian = [norm(np.vstack([e, d])) for d, e in zip(D, E, strict=True)]
+    for name, values in (("gradient", gradient), ("hessian", hessian)):
+        one = found[f"noise_{name}"]
+        np.testing.assert_allclose(one.value, max(values), rtol=1e-9)
+        np.testing.assert_allclose(one.low, min(values), rtol=1e-9)
+    np.testing.assert_allclose(
+        found["sigma"].value, max(*gradient, *hessian), rtol=1e-9
+    )
+
+
+def test_sigma_is_the_noise_of_the_hessian_where_that_is_larger():
+    D = np.stack([np.diag([0.5, -0.25, 0.0])] * 2)
+    E, n = np.zeros((2, DX, DY)), np.zeros((2, DY))
+    still = [(jnp.zeros(DX), jnp.zeros(DY))] * 2
+    found = estimate_inputs(
+        ROWWISE, two_sided(D, E, n), still, key=jr.key(0), samples=4
+    )
+    assert found["noise_gradient"].value == 0
+    np.testing.assert_allclose(found["sigma"].value, 0.5, rtol=1e-9)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 5.0]])
@@ -235,7 +307,7 @@ def test_neither_shapes_of_x_and_y_nor_single_precision_make_a_difference():
             np.testing.assert_allclose(
                 getattr(found[name], part), getattr(flat, part), rtol=1e-5, atol=1e-6
             )
-    assert "batch(es) of all rows" in found["sigma"].how
+    assert "batch(es) of all rows" in found["noise_gradient"].how
 
 
 def on_bent(*firsts):

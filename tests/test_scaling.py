@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,12 +19,14 @@ from fedbilevel.runtime import configure
 from fedbilevel.studies.calibration import metric_curves
 from fedbilevel.studies.scaling import (
     Measured,
+    criterion,
     default_targets,
     fit_exponent,
     measure_complexity,
     measure_speedup,
     until,
 )
+from fedbilevel.theory.claims import algorithm_by, subject_of
 from fedbilevel.theory.conditions import Letters
 from fedbilevel.theory.plan import Calibration, practical_plan
 
@@ -105,11 +108,16 @@ def test_practical_plans_scale_by_the_corollaries(theorem, power):
     more = practical_plan(base, 8, iterations=4096)
     longer = practical_plan(base, 1, iterations=8 * 4096)
     if theorem == 1:
-        expected = [16 * 8**-0.75, 16 * 8**0.25, 4.0]
+        periods, weight, steps = (8**-0.75, 8**0.25), 1.0, (8**0.5, 8**-0.5)
     else:
-        expected = [16 * 8 ** (-2 / 3), 16 * 8 ** (1 / 3), 0.5]
-    found = [more.local_steps, longer.local_steps, more.alpha]
-    np.testing.assert_allclose(found, expected, atol=0.5)
+        periods, weight, steps = (0.25, 2.0), 1 / 8, (4.0, 0.5)
+    assert more.local_steps == round(16 * periods[0])
+    assert longer.local_steps == round(16 * periods[1])
+    assert (more.alpha, longer.alpha) == (4.0 * weight, 4.0)
+    for plan, step in zip((more, longer), steps, strict=True):
+        T = plan.iterations
+        last = algorithm_by(plan, subject_of(theorem)).eta(T)  # pyright: ignore[reportAttributeAccessIssue]
+        np.testing.assert_allclose(last, 0.01 * step, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -250,3 +258,31 @@ def test_measuring_the_axes_by_the_command(tmp_path):
     assert saved == found
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "which is the axis" in refused(*small, "--iterations", "20")
+
+
+def test_the_criterion_has_its_term_in_y():
+    """||grad Phi||^2 + (L1 + L1^2/mu)^2 ||y - y*||^2 of the averaged quadratics."""
+    task = tasks.find("quadratic")(2, spread=0.5)
+    draw = np.random.default_rng(1)
+    x, y = draw.standard_normal(5), draw.standard_normal(6)
+    lower = task.data.lower
+    A, C, a = (np.asarray(lower[n], float)[:, 0].mean(axis=0) for n in ("A", "C", "a"))
+    b = np.asarray(task.data.upper["b"], float)[:, 0].mean(axis=0)
+    best = -np.linalg.solve(A, C.T @ x + a)
+    slope = 0.5 * x - C @ np.linalg.solve(A, best - b)
+    L1 = max(np.linalg.norm(np.block([[np.zeros((5, 5)), C], [C.T, A]]), 2), 1.0)
+    weight = L1 + L1**2 / np.linalg.eigvalsh(A)[0]
+    expected = slope @ slope + weight**2 * (y - best) @ (y - best)
+    found = task.metrics(np.float32(x), np.float32(y))
+    np.testing.assert_allclose(found["criterion"], expected, rtol=1e-4)
+    np.testing.assert_allclose(found["grad_norm_sq"], slope @ slope, rtol=1e-4)
+
+
+def test_points_tell_the_criterion_where_metrics_do():
+    setting = setting_of(Experiment("quadratic", "local-bsgm"))(2)
+    flat: Any = [SimpleNamespace(columns={"criterion": np.full(3, 0.7)})] * 2
+    ((name, value),) = criterion(replace(setting, metrics=None), flat).items()
+    assert name == "criterion"
+    np.testing.assert_allclose(value, 0.7, rtol=1e-6)
+    other: Any = [SimpleNamespace(columns={"upper_loss": np.full(3, 0.7)})]
+    assert criterion(setting, other) == {}

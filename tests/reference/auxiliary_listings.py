@@ -69,6 +69,36 @@ def fedbioacc(x0, y0, samples, *, p, a, steps, factors, alternating=False):
     return x, y, z, nu, omega, q
 
 
+def fedbioacc_in_cohorts(x0, y0, samples, cohorts, *, p, a, steps, factors):
+    """Return (x, y, z) and (nu, omega, q) of the server after the last round.
+
+    `cohorts[r]` are the clients of round r. One that missed the last round has no
+    point to correct from: what it received remains, without a correction.
+    """
+    w, d, seen = (x0, y0, np.zeros_like(y0)), (None,) * 3, {}
+    lines = (_nu, _omega, _q)
+    for r, cohort in enumerate(cohorts):
+        ends, now = [], {}
+        for k in cohort:
+            w_k, d_k, before = w, d, seen.get(k, w)
+            for t in range(r * p, (r + 1) * p):
+                for_omega, for_q, for_nu = samples[k][t]
+                drawn = zip(lines, (for_nu, for_omega, for_q), d_k, strict=True)
+                weights = [c * a(t - 1) ** 2 for c in factors]
+                d_k = tuple(
+                    _storm(line, sample, w_k, before, kept, weight)
+                    for (line, sample, kept), weight in zip(drawn, weights, strict=True)
+                )
+                before = w_k
+                moves = zip(w_k, steps, d_k, strict=True)
+                w_k = tuple(block - s * a(t) * g for block, s, g in moves)
+            ends.append((*w_k, *d_k))
+            now[k] = before
+        means = [np.mean(part, axis=0) for part in zip(*ends, strict=True)]
+        w, d, seen = tuple(means[:3]), tuple(means[3:]), now
+    return w, d
+
+
 def soba(x, y, samples, *, lr_x, lr_y, lr_v):
     """Return x, y, v of SOBA, whose v stands for -z and whose cross term is added."""
     v = np.zeros_like(y)

@@ -2,27 +2,18 @@
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbilevel import algorithms, tasks
-from fedbilevel._blocks import is_any
 from fedbilevel._files import write_atomically
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
-from fedbilevel.errors import (
-    CheckpointError,
-    HeterogeneityWarning,
-    unknown_name,
-)
+from fedbilevel.errors import CheckpointError, unknown_name
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.options import algorithm_from, options_of
-from fedbilevel.hypergradient import local_inverse_bias
-from fedbilevel.problem import PooledData
-from fedbilevel.problem.stored_rows import sources
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
@@ -34,6 +25,7 @@ from fedbilevel.runtime import (
     Watch,
     mesh,
 )
+from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Setting, open_folder
 from fedbilevel.studies.single import run_job
@@ -47,7 +39,6 @@ _CHANNEL = ("clip", "noise", "compress", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
 }
-_TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
 
 
 class Built(NamedTuple):
@@ -67,7 +58,7 @@ class Built(NamedTuple):
         """Bind everything, and warn where the limit will be off."""
         job = self.setting.job(self.algorithm, seed)
         if self.task.convex:
-            _warn_if_biased(self.entry.name, job)
+            warn_where_clients_differ(job, self.entry.name)
         return job
 
     def named(self, result: Result) -> Result:
@@ -289,31 +280,3 @@ def headline_only(watch: Watch | None, headline: str) -> Watch | None:
         watch(done, total, {n: v for n, v in newest.items() if n == headline})
 
     return show
-
-
-def _warn_if_biased(name: str, job: Job) -> None:
-    """Warn where averaging the clients' own inverse Hessians leads elsewhere."""
-    data = job.data
-    # Every row is read many times: too slow where rows are left in a file.
-    unseen = is_any(job.private) or sources((data.upper, data.lower))
-    if not job.algorithm.inverts_locally or unseen or data.clients == 1:
-        return
-    if isinstance(data, PooledData):
-        return
-    bias = float(local_inverse_bias(job.problem, data, job.x, job.y))
-    if not bias > _TOLERATED_BIAS:  # NaN, from a lower level without curvature, is not
-        return
-    entries = [algorithms.find(other) for other in algorithms.names()]
-    shared = AbstractAlgorithm.answers
-    unbiased = [
-        entry.name
-        for entry in entries
-        if entry.answers == shared and not entry.kind.inverts_locally
-    ]
-    warnings.warn(
-        f"{name} inverts each client's own Hessian, but these clients' data differ: "
-        f"near the start the averaged hypergradient is {bias:.0%} off the true one, so "
-        f"the limit will be off, too. Unbiased: {', '.join(unbiased)}.",
-        HeterogeneityWarning,
-        stacklevel=2,
-    )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Upper
@@ -25,26 +25,42 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import as_number
 
-__all__ = ["ConjugateGradient", "newton_step", "solve"]
+__all__ = ["ConjugateGradient", "newton_step", "solve", "solve_if_convex"]
+
+_SPENT = 1e-10  # of the first squared residual
 
 
 def solve(product: Callable[[Lower], Lower], b: Lower, steps: int) -> Lower:
     """Return z with product(z) = b, after so many steps from zero."""
+    return solve_if_convex(product, b, steps)[0]
+
+
+def solve_if_convex(
+    product: Callable[[Lower], Lower], b: Lower, steps: int
+) -> tuple[Lower, Bool[Array, ""]]:
+    """Return also whether every direction on the way curved upwards.
+
+    The steps are those of Lanczos: a map with a negative eigenvalue that b can see soon
+    shows a direction along which it curves downwards.
+    """
+    first = _tree.dot(b, b)
 
     def step(carry, _):
-        z, r, d, square = carry
+        z, r, d, square, convex = carry
         along = product(d)
         curvature = _tree.dot(d, along)
+        # What is left after convergence is rounding, and says nothing.
+        convex &= (curvature > 0) | (square <= _SPENT * first)
         # After convergence r = d = 0: then 0/0 must read as "stay".
         a = jnp.where(curvature > 0, square / jnp.where(curvature > 0, curvature, 1), 0)
         z, r = _tree.add_scaled(z, a, d), _tree.add_scaled(r, -a, along)
         fresh = _tree.dot(r, r)
         turn = jnp.where(square > 0, fresh / jnp.where(square > 0, square, 1), 0)
-        return (z, r, _tree.add_scaled(r, turn, d), fresh), None
+        return (z, r, _tree.add_scaled(r, turn, d), fresh, convex), None
 
-    start = (_tree.zeros_like(b), b, b, _tree.dot(b, b))
-    (z, *_), _ = jax.lax.scan(step, start, None, length=steps)
-    return z
+    start = (_tree.zeros_like(b), b, b, first, jnp.asarray(True))
+    (z, *_, convex), _ = jax.lax.scan(step, start, None, length=steps)
+    return z, convex
 
 
 def newton_step(oracle: Oracle, x: Upper, y: Lower, steps: int) -> Lower:

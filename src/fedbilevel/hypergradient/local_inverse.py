@@ -17,7 +17,10 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Scalar, Upper
-from fedbilevel.hypergradient.conjugate_gradient import ConjugateGradient, solve
+from fedbilevel.hypergradient.conjugate_gradient import (
+    ConjugateGradient,
+    solve_if_convex,
+)
 from fedbilevel.problem import ClientData, Oracle, Problem
 
 __all__ = ["local_inverse_bias"]
@@ -45,25 +48,28 @@ def local_inverse_bias(
     """Return the relative error of the mean of the clients' own hypergradients.
 
     Over all rows, one Newton step below the start y, because at a start of zeros the
-    cross term may vanish. Systems are solved by `steps` conjugate-gradient steps.
+    cross term may vanish. Systems are solved by `steps` conjugate-gradient steps. NaN
+    where the mean lower level curves downwards on the way: there is no inverse then.
     """
 
     def mean(of_client: Callable[[Oracle], Any]) -> Any:
         return _mean(problem, data, of_client)
 
-    def inverse(at: Lower, b: Lower) -> Lower:
+    def inverse(at: Lower, b: Lower) -> tuple[Lower, Scalar]:
         def product(v: Lower) -> Lower:
             return mean(lambda one: one.hessian_product(x, at, v, one.all_lower()))
 
-        return solve(product, b, steps)
+        return solve_if_convex(product, b, steps)
 
     slope = mean(lambda one: one.lower_gradient(x, y, one.all_lower()))
-    near = _tree.subtract(y, inverse(y, slope))
+    descent, convex = inverse(y, slope)
+    near = _tree.subtract(y, descent)
     direct, fy = mean(lambda one: one.upper_gradients(x, near, one.all_upper()))
-    z = inverse(near, fy)
+    z, convex_there = inverse(near, fy)
     crossed = mean(lambda one: one.cross_product(x, near, z, one.all_lower()))
     true = _tree.subtract(direct, crossed)
     rule = ConjugateGradient(steps)
     own = mean(lambda one: rule(one, x, near, rule.draw(one, jr.key(0))))
     size, error = _tree.norm(true), _tree.norm(_tree.subtract(own, true))
-    return error / jnp.where(size > 0, size, 1)
+    relative = error / jnp.where(size > 0, size, 1)
+    return jnp.where(convex & convex_there, relative, jnp.nan)

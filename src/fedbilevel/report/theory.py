@@ -102,13 +102,18 @@ def scaling_table(summary: Mapping[str, Any]) -> Table:
     for heading in (*_headings(counts), *targets, "eta", "Q", summary["value"]):
         table.add_column(heading, justify="right")
     table.add_column("95 % interval", justify="right")
+    # What the theorems bound: the squared gradient with its term in y.
+    told = "criterion" in summary["points"][0]
+    if told:
+        table.add_column("criterion", justify="right")
     for point in summary["points"]:
         numbers = (show(point[name]) for name in (*counts, *targets))
         eta = point["eta"]
         short = eta if eta.startswith("decay") else f"{float(eta):.4g}"
         span = f"{point['low']:.4g} to {point['high']:.4g}"
         found = f"{point['value']:.4g}"
-        table.add_row(*numbers, short, show(point["q"]), found, span)
+        more = [f"{point['criterion']:.4g}"] if told else []
+        table.add_row(*numbers, short, show(point["q"]), found, span, *more)
     return table
 
 

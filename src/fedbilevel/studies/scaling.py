@@ -29,6 +29,7 @@ from fedbilevel.studies.calibration import (
     run_plan,
     setting_by_clients,
 )
+from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import claims_of
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
@@ -37,6 +38,7 @@ __all__ = [
     "Measured",
     "axis_of",
     "complexity",
+    "criterion",
     "default_targets",
     "fit_exponent",
     "measure_complexity",
@@ -48,6 +50,7 @@ __all__ = [
 Watch = Callable[[str], None]
 _RESAMPLES = 500
 _INTERVAL = (0.025, 0.975)
+_CRITERION = "criterion"
 _LONGER = 1.4  # times the planned T until a target must have been reached
 
 
@@ -202,7 +205,7 @@ def measure_speedup(
         else:
             columns = [one.columns[setting.headline] for one in results]
             found.append(until(np.asarray(columns, float), target, plan))
-        points.append(_point(plan, results, found[-1]))
+        points.append(_point(plan, setting, results, found[-1]))
     claims = claims_of(kind).exponents
     key = {"clients": "K", "iterations": "T"}[axis]
     claimed = claims[key] if target is None else claims.get(f"T{key}")
@@ -233,7 +236,7 @@ def measure_complexity(
         setting, results = run_plan(setting_of, kind, plan, seeds, longer)
         found.append(until(metric_curves(setting, results), target, plan))
         rounds.append(found[-1].divided_by(plan.local_steps))
-        point = _point(plan, results, found[-1])
+        point = _point(plan, setting, results, found[-1])
         points.append({**point, "target": target, "rounds": rounds[-1].value})
     claims = claims_of(kind).exponents
     key = {"clients": "K", "target": "e"}[axis]
@@ -289,11 +292,26 @@ def until(
     return Measured.of(curves, first)
 
 
-def _point(plan: Plan, results: Sequence[Result], found: Measured) -> dict[str, Any]:
+def criterion(setting: Setting, results: Sequence[Result]) -> dict[str, float]:
+    """Return the mean of the paper's criterion over a run, where metrics tell it.
+
+    ||grad Phi||^2 + Ltil^2 ||y - y*(x)||^2 is what the theorems bound; the headline of
+    such a task is its first term.
+    """
+    if not all(_CRITERION in one.columns for one in results):
+        return {}
+    curves = metric_curves(replace(setting, headline=_CRITERION), results)
+    return {_CRITERION: float(curves.mean(axis=0)[-1])}
+
+
+def _point(
+    plan: Plan, setting: Setting, results: Sequence[Result], found: Measured
+) -> dict[str, Any]:
     names = ("clients", "iterations", "local_steps", "rounds", "eta", "q", "notes")
     return {
         **{name: getattr(plan, name) for name in names},
         **found.plain(),
+        **criterion(setting, results),
         "seconds": sum(sum(result.seconds.values()) for result in results),
     }
 

@@ -29,6 +29,10 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.privacy import privacy_spent
+from fedbilevel.studies.heterogeneity import (
+    is_soon_measured,
+    warn_where_clients_differ,
+)
 from fedbilevel.studies.setting import Keeping, Setting, open_folder
 
 __all__ = ["named_leaves", "result_of", "run", "run_job"]
@@ -59,11 +63,15 @@ def run(
     says why it did. `keeping` names a folder for checkpoints and the result, and how to
     go on after an interrupt. `runtime(job)` makes what computes: `ReferenceRuntime` is
     slow and names what fails. `watch(done, total, newest)` is called about twice a
-    second.
+    second. Where clients differ too much for an algorithm that inverts their own
+    Hessians, a `HeterogeneityWarning` says so.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
     job = setting.job(algorithm, seed)
+    # Of several processes the first one says it.
+    if jax.process_index() == 0 and is_soon_measured(job):
+        warn_where_clients_differ(job, type(algorithm).__name__)
     recorded = {} if channel.is_plain else {"channel": job.channel.describe()}
     if keeping is not None:
         mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))

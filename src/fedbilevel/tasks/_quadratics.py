@@ -9,6 +9,12 @@ With bars for weighted means over clients:
     grad Phi(x) = r x - Cbar Abar^-1 (y*(x) - bbar)
     x*  solves  (r I + Cbar Abar^-2 Cbar') x = -Cbar Abar^-1 (Abar^-1 abar + bbar)
 
+The founding paper's criterion is ||grad Phi||^2 + Ltil^2 ||y - y*(x)||^2, with
+
+    Ltil = L1 + L1^2/mu,   L1 = max(||d2 f||, ||d2 g||),   mu = lambda_min(Abar)
+
+of the averaged problem, since second derivatives of quadratics do not change.
+
 A sample perturbs a, b and the slope of f in x by N(0, s^2), A (symmetrically) and C by
 N(0, (s/10)^2). The mean over samples is the problem itself, so closed forms stay exact.
 """
@@ -89,6 +95,7 @@ class ClosedForm(eqx.Module):
     a: Float[Array, " dy"]
     b: Float[Array, " dy"]
     r: Float[Array, ""]
+    l_tilde: Float[Array, ""]
 
     @staticmethod
     def of(data: ClientData) -> "ClosedForm":
@@ -103,7 +110,7 @@ class ClosedForm(eqx.Module):
         low, up = data.lower, data.upper
         A, C, a = (mean(low[name], data.lower_sizes) for name in ("A", "C", "a"))
         b, r = (mean(up[name], data.upper_sizes) for name in ("b", "r"))
-        return ClosedForm(A, C, a, b, r)
+        return ClosedForm(A, C, a, b, r, _l_tilde(A, C, r))
 
     def lower_solution(self, x: Array) -> Array:
         """Return y*(x)."""
@@ -122,8 +129,17 @@ class ClosedForm(eqx.Module):
         return jnp.linalg.solve(matrix, -self.C @ inverse @ (inverse @ self.a + self.b))
 
     def __call__(self, x: Array, y: Array) -> dict[str, Array]:
-        """Return ||grad Phi(x)||^2 and ||y - y*(x)||."""
-        return {
-            "grad_norm_sq": jnp.sum(self.gradient(x) ** 2),
-            "lower_error": jnp.linalg.norm(y - self.lower_solution(x)),
-        }
+        """Return ||grad Phi(x)||^2, ||y - y*(x)||, and the paper's criterion."""
+        slope = jnp.sum(self.gradient(x) ** 2)
+        error = jnp.linalg.norm(y - self.lower_solution(x))
+        criterion = slope + (self.l_tilde * error) ** 2
+        return {"grad_norm_sq": slope, "lower_error": error, "criterion": criterion}
+
+
+def _l_tilde(A: Array, C: Array, r: Array) -> Array:
+    hessian, cross = np.asarray(A), np.asarray(C)
+    corner = np.zeros((cross.shape[0], cross.shape[0]))
+    lower = np.linalg.norm(np.block([[corner, cross], [cross.T, hessian]]), 2)
+    l1 = max(float(lower), 1.0, float(r))
+    mu = float(np.linalg.eigvalsh(hessian)[0])
+    return jnp.asarray(l1 + l1**2 / mu, A.dtype)

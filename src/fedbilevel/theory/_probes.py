@@ -150,37 +150,47 @@ def at_point(
 
     def of_client(client: Array):
         own = Oracle(problem, data, client, upper_batch, lower_batch)
-
-        def gradient(batch: Batch) -> Array:
-            return ravel_pytree(own.lower_gradient(point.x, point.y, batch))[0]
-
-        slope = gradient(own.all_lower())
+        whole = _curvatures(own, place, own.all_upper(), own.all_lower())
+        slope = jax.grad(place.lower(own, own.all_lower()))(place.w)[place.dx :]
+        if upper_batch is None and lower_batch is None:
+            # Every draw is the whole again.
+            drawn = jax.tree.map(lambda leaf: leaf[None], whole)
+            return whole, drawn, (jnp.zeros(()),) * 2, slope
 
         def of_sample(drawn: Key):
             for_upper, for_lower = jr.split(drawn)
             upper, lower = own.draw_upper(for_upper), own.draw_lower(for_lower)
-            off = gradient(lower) - slope
-            return _curvatures(own, place, upper, lower), jnp.vdot(off, off)
+            return _curvatures(own, place, upper, lower), _noise(own, place, lower)
 
-        whole = _curvatures(own, place, own.all_upper(), own.all_lower())
-        if upper_batch is None and lower_batch is None:
-            # Every draw is the whole again.
-            drawn, squares = jax.tree.map(lambda leaf: leaf[None], whole), jnp.zeros(1)
-        else:
-            keys = jr.split(jr.fold_in(key, client), samples)
-            drawn, squares = jax.lax.map(of_sample, keys)
-        return whole, drawn, jnp.sqrt(jnp.mean(squares)), slope
+        keys = jr.split(jr.fold_in(key, client), samples)
+        drawn, squares = jax.lax.map(of_sample, keys)
+        return whole, drawn, tuple(jnp.sqrt(jnp.mean(one)) for one in squares), slope
 
-    whole, drawn, sigma, slopes = jax.lax.map(of_client, jnp.arange(data.clients))
+    whole, drawn, noise, slopes = jax.lax.map(of_client, jnp.arange(data.clients))
     share = (data.weights / jnp.sum(data.weights)).astype(slopes.dtype)
     off = slopes - share @ slopes
     return {
         "all": whole,
         "drawn": drawn,
-        "sigma": sigma,
+        "noise_gradient": noise[0],
+        "noise_hessian": noise[1],
         "heterogeneity_gradient": jnp.sqrt(share @ jnp.sum(off**2, axis=1)),
         "heterogeneity_hessian": _disagreement(problem, data, place),
     }
+
+
+def _noise(own: Oracle, place: _Place, lower: Batch) -> tuple[Scalar, Scalar]:
+    """Return by how much a batch is off, squared: all of grad g, and its Hessian.
+
+    Of the Hessian it is the columns in y, which hold the yy-block and the cross block:
+    nothing else of it enters a hypergradient.
+    """
+    drawn, every = place.lower(own, lower), place.lower(own, own.all_lower())
+    off = jax.grad(drawn)(place.w) - jax.grad(every)(place.w)
+    this, mean = _hessian(drawn, place.w), _hessian(every, place.w)
+    anywhere = jnp.ones_like(place.in_x)
+    size = place.block_norm(lambda v: this(v) - mean(v), anywhere, ~place.in_x)
+    return jnp.vdot(off, off), size**2
 
 
 def _disagreement(problem: Problem, data: ClientData, place: _Place) -> Array:

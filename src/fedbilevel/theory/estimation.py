@@ -5,8 +5,10 @@ r"""Measures, along a run, the numbers that the theory takes as given.
     L0     largest ||grad f_k(x, y; xi)||
     L21    largest D3 g_k [d, v, u] over unit vectors d in (x, y), v in y, u in x
     L22    the same with u in y
-    sigma  sqrt of the largest mean of ||gy_k(x, y; zeta) - gy_k(x, y)||^2
+    sigma  the larger of the two noises, since G^2 takes it as a bound of both
 
+    noise_gradient           sqrt mean ||grad g_k(x, y; zeta) - grad g_k(x, y)||^2
+    noise_hessian            the same of the Hessian's columns in y, in spectral norm
     heterogeneity_gradient   sqrt mean_k ||gy_k - gybar||^2
     heterogeneity_hessian    max_k ||H_k - Hbar||  with  H = d2 g / dy dy
 
@@ -34,6 +36,8 @@ from fedbilevel.theory._lanczos import STEPS
 from fedbilevel.theory._probes import at_point, between, draw_directions
 
 __all__ = ["Estimate", "estimate_inputs"]
+
+_NOISES = ("noise_gradient", "noise_hessian")
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,11 @@ def _explain(
         "L21": f"largest change per distance of the cross Hessian of g {steps}; range "
         f"also over {lower}",
         "L22": f"largest change per distance of {yy} {steps}; range also over {lower}",
-        "sigma": f"largest root mean square noise of gy {where}, {lower}",
+        "sigma": "the larger one of noise_gradient and noise_hessian",
+        "noise_gradient": "largest root mean square noise of grad g in (x, y) "
+        f"{where}, {lower}",
+        "noise_hessian": "largest root mean square norm of the noise of the cross "
+        f"and yy-Hessian of g {where}, {lower}, from below",
         "heterogeneity_gradient": "largest root mean square distance of the clients' "
         f"gy from their mean {rows}",
         "heterogeneity_hessian": f"largest norm of {yy} of a client less the mean "
@@ -153,7 +161,8 @@ def _summarize(seen: Any, steps: Any, how: dict[str, str]) -> dict[str, Estimate
         all_rows = [whole[name], *between_points]
         found[name] = over(name, np.max, all_rows, [drawn[name]])
     found["L0"] = over("L0", np.max, [whole["L0"], drawn["L0"]], [])
-    for name in ("sigma", "heterogeneity_gradient", "heterogeneity_hessian"):
+    found["sigma"] = over("sigma", np.max, [seen[name] for name in _NOISES], [])
+    for name in (*_NOISES, "heterogeneity_gradient", "heterogeneity_hessian"):
         found[name] = over(name, np.max, [seen[name]], [])
     return found
 

@@ -109,7 +109,8 @@ def theory_plan(
 
     T = _given_or_least(iterations, target, lambda T: sum(at(T)[2].values()))
     c, s, terms = at(T)
-    eta = f"theorem3:{c.l_hat!r}:{c.l_phi!r}" if theorem == 3 else repr(s.eta)
+    literal = f"theorem3:{float(c.l_hat)!r}:{float(c.l_phi)!r}"
+    eta = literal if theorem == 3 else repr(float(s.eta))
     plan = _costed(theorem, "theory", (c.theta, c.q), s, T, sizes, eta)
     return replace(
         plan, promise=sum(terms.values()), terms=terms, dominating=dominating(terms)
@@ -148,7 +149,7 @@ def practical_plan(
         first_batch=max(1, round(first.first_batch * period)),
     )
     q = max(1, round(base.q * math.log(clients * T + 1) / math.log(work + 1)))
-    eta = _decaying(s.eta, T) if base.theorem == 3 else repr(s.eta)
+    eta = _decaying(s.eta, T) if base.theorem == 3 else repr(float(s.eta))
     plan = _costed(base.theorem, "practical", (base.theta, q), s, T, base.sizes, eta)
     return replace(plan, promise=promise(T))
 
@@ -160,7 +161,7 @@ def _decaying(eta: float, T: int) -> str:
     corollary is a share of T: here an eighth, so that the first step is twice eta.
     """
     w0 = T / 8
-    return f"decay:{eta * (w0 + T) ** (1 / 3)!r}:{w0!r}"
+    return f"decay:{float(eta * (w0 + T) ** (1 / 3))!r}:{w0!r}"
 
 
 def _given_or_least(iterations, target, value) -> int:

@@ -1,0 +1,58 @@
+"""Warns where clients differ too much for what an algorithm does."""
+
+import warnings
+
+import jax
+
+from fedbilevel import algorithms
+from fedbilevel._blocks import is_any
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import HeterogeneityWarning
+from fedbilevel.hypergradient import local_inverse_bias
+from fedbilevel.problem import PooledData
+from fedbilevel.problem.stored_rows import sources
+from fedbilevel.runtime import Job
+
+__all__ = ["is_soon_measured", "warn_where_clients_differ"]
+
+_TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
+_SOON = 10**8  # rows times parameters: some two hundred passes take seconds
+
+
+def warn_where_clients_differ(job: Job, name: str) -> None:
+    """Warn where averaging the clients' own inverse Hessians leads elsewhere.
+
+    `name` is what the algorithm is called where the warning is read. A lower level that
+    curves downwards near the start has no inverse to compare, and no warning.
+    """
+    data = job.data
+    # Every row is read many times: too slow where rows are left in a file.
+    unseen = is_any(job.private) or sources((data.upper, data.lower))
+    if not job.algorithm.inverts_locally or unseen or data.clients == 1:
+        return
+    if isinstance(data, PooledData):
+        return
+    bias = float(local_inverse_bias(job.problem, data, job.x, job.y))
+    if not bias > _TOLERATED_BIAS:  # NaN, from a lower level without an inverse, is not
+        return
+    entries = [algorithms.find(other) for other in algorithms.names()]
+    shared = AbstractAlgorithm.answers
+    unbiased = [
+        entry.name
+        for entry in entries
+        if entry.answers == shared and not entry.kind.inverts_locally
+    ]
+    warnings.warn(
+        f"{name} inverts each client's own Hessian, but these clients' data differ: "
+        f"near the start the averaged hypergradient is {bias:.0%} off the true one, so "
+        f"the limit will be off, too. Unbiased: {', '.join(unbiased)}.",
+        HeterogeneityWarning,
+        stacklevel=3,
+    )
+
+
+def is_soon_measured(job: Job) -> bool:
+    """Say whether the problem is so small that nobody waits for the measurement."""
+    parameters = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
+    rows = int(job.data.upper_sizes.sum()) + int(job.data.lower_sizes.sum())
+    return rows * parameters <= _SOON

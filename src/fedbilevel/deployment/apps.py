@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,7 @@ PROCESS, PROGRESS, ERROR, LOG = (
     "error.txt",
     "server.log",
 )
+_GRACE = 10.0  # seconds to end when asked; what was kept stays whole, however it ends
 server_app, client_app = ServerApp(), ClientApp()
 
 
@@ -59,8 +61,17 @@ def _serve(grid: Grid, context: Context) -> None:
     )
     (folder / PROCESS).write_text(str(os.getpid()))
     asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        del frame
+        asked.append(number)
+        # It may be compiling, or calling a SuperLink that is gone.
+        timer = threading.Timer(_GRACE, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: asked.append(signum))
+        signal.signal(number, ask)
 
     def halt() -> None:
         if asked:

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbilevel._files import write_atomically
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import build_site, serve
 from fedbilevel.federation import Site, Terms
@@ -92,10 +92,18 @@ def _serve(grid: Grid, context: Context) -> None:
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
     except Exception as error:
-        expected = isinstance(error, FedbilevelError)
-        text = str(error) if expected else traceback.format_exc()
+        text = _told(error)
         write_atomically(folder / ERROR, lambda file: file.write(text.encode()))
         raise
+
+
+def _told(error: Exception) -> str:
+    """Say what happened, with the traceback of what nobody expected."""
+    if isinstance(error, FedbilevelError):
+        return str(error)
+    return (
+        sentence_of(error) if isinstance(error, OSError) else traceback.format_exc()
+    )
 
 
 @client_app.train()

@@ -1,4 +1,4 @@
-"""Who may tell a SuperLink what to do: its operator, and no other user of the machine."""
+"""Who may tell a SuperLink what to do: its operator, and no other user."""
 
 import asyncio
 import os

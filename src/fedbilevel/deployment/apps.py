@@ -101,9 +101,7 @@ def _told(error: Exception) -> str:
     """Say what happened, with the traceback of what nobody expected."""
     if isinstance(error, FedbilevelError):
         return str(error)
-    return (
-        sentence_of(error) if isinstance(error, OSError) else traceback.format_exc()
-    )
+    return sentence_of(error) if isinstance(error, OSError) else traceback.format_exc()
 
 
 @client_app.train()

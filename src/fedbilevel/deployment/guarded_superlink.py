@@ -17,7 +17,6 @@ from typing import Any
 
 from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
-from starlette.middleware import Middleware
 
 from fedbilevel.errors import InvalidInputError
 
@@ -83,7 +82,7 @@ def main() -> None:
     token = os.environ.pop(TOKEN, "")
     if not token:
         raise InvalidInputError(f"the variable {TOKEN} holds no token.")
-    guard = Middleware(Guard, token=token)
+    guard = extensions.Middleware(Guard, token=token)
     # Flower's own place for whatever comes before all else.
     setattr(extensions, "get_middleware", lambda: (guard,))  # noqa: B010
     flower_superlink()

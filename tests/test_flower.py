@@ -105,7 +105,7 @@ class Faults:
 
     def superlink_killed(self) -> None:
         for line in processes():
-            if "flower-superlink" in line and str(self.folder) in line:
+            if "guarded_superlink" in line and str(self.folder) in line:
                 os.kill(int(line.split()[0]), signal.SIGKILL)
 
     def superlink_killed_before_the_server_came(self) -> None:

@@ -30,7 +30,7 @@ from tests.planted import assert_plain_arrays, settings, shared_values, sites_wi
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory):
-    """A stock SuperLink with TLS that knows the keys of three nodes, and no other."""
+    """A SuperLink with TLS that knows the keys of three nodes, and no other."""
     folder = tmp_path_factory.mktemp("secured")
     certificates = make_certificates(folder / "certificates")
     link = SuperLink(f"127.0.0.1:{free_port()}", folder / "run", certificates)
@@ -176,8 +176,8 @@ def status_of(address: str, path: str, root: Path) -> int:
 
 def test_detours_are_refused(secured):
     assert not any(map(forwards, DETOURS))
-    # Why there is a rule: the SuperLink itself asks nobody for anything.
-    assert status_of(secured.link.address, DETOURS[0], secured.root) == 200
+    # Who passes the rule, by an account on the server's host, meets the guard.
+    assert status_of(secured.link.address, DETOURS[0], secured.root) == 401
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
@@ -244,8 +244,12 @@ def test_rows_stay_where_they_are(secured, nodes, tmp_path):
             nodes(Connection(gateway.address, secured.root, key), site)
         keys = tuple(key_of(key.with_suffix(".pub")) for key in secured.keys[:2])
         terms = Terms(deadline=60, patience=120, keys=keys)
-        secured.link.submit(apps.settings_of(settings("regularization"), folder, terms))
-        wait_for_result(folder, 150)
+        given = apps.settings_of(settings("regularization"), folder, terms)
+        server = secured.link.server(secured.link.submit(given)).start()
+        try:
+            wait_for_result(folder, 150)
+        finally:
+            server.end()
         assert status_of(gateway.address, DETOURS[0], secured.root) == 403
     traffic = b"\0".join(gateway.recorded)
     assert read_arrays(folder / "attendance.npz")["attendance"].tolist() == [[1, 1]] * 2

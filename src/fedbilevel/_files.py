@@ -1,34 +1,69 @@
 """Writes that are either wholly there or not there at all."""
 
 import os
-import tempfile
+import secrets
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file beside its place, force it to disk, then move it in."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_atomically(
+    path: Path, write: Callable[[BinaryIO], object], *, mode: int = 0o666
+) -> None:
+    """Write a file beside its place, force it to disk, then move it in.
+
+    Its permissions are `mode` less the umask, as of any new file.
+    """
+    with told_of(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def told_of(path: Path) -> Iterator[None]:
+    """Name the file in errors of the system that do not: a full disk has no name."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)  # temporary files are for the owner only
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, ""):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only its owner can look into, or make it such a one."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Let only the owner read what this process writes meanwhile."""
+    before = os.umask(0o077)
     try:
-        os.fsync(folder)
+        yield
     finally:
-        os.close(folder)
+        os.umask(before)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

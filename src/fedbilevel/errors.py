@@ -1,6 +1,7 @@
 """What can go wrong, by name. Every message says what, where, and what to do."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "SecureAggregationError",
     "StageError",
     "UnmaskingError",
+    "sentence_of",
     "unknown_name",
 ]
 
@@ -90,6 +92,30 @@ class NonFiniteError(FedbilevelError):
 
 class OtherProcessError(FedbilevelError):
     """Another of several processes failed, or cannot be reached any more."""
+
+
+_SYSTEM = {
+    errno.ENOSPC: ("the disk is full", "Free some space; what was kept is whole."),
+    errno.EDQUOT: ("your share of the disk is used up", "Free some space."),
+    errno.EROFS: ("the disk is read-only", "Choose a place that can be written."),
+    errno.EACCES: ("this user may not", "Mend its permissions, or choose another."),
+    errno.EPERM: ("this user may not", "Mend its permissions, or choose another."),
+    errno.ENOTDIR: ("a file is where a folder is needed", "Choose another place."),
+    errno.EEXIST: ("a file is where a folder is needed", "Choose another place."),
+    errno.EISDIR: ("a folder is where a file is needed", "Choose another name."),
+    errno.ENOENT: ("there is no such file or folder", "Check the path."),
+    errno.ENAMETOOLONG: ("the name is too long", "Choose a shorter one."),
+    errno.EIO: ("the disk reports an error", "Check the disk."),
+}
+
+
+def sentence_of(error: OSError) -> str:
+    """Say in a sentence what the system refused, where, and what to do."""
+    reason, advice = _SYSTEM.get(error.errno or 0, (error.strerror, ""))
+    if not reason:
+        return str(error)
+    where = f"{error.filename}: " if error.filename not in (None, "") else ""
+    return f"{where}{reason}. {advice}".rstrip()
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidInputError:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, sentence_of
 
 __all__ = ["plain_errors"]
 
@@ -25,7 +25,8 @@ def plain_errors() -> Iterator[None]:
     except (FedbilevelError, OSError) as error:
         if os.environ.get("FEDBILEVEL_TRACEBACK"):
             raise
-        _errors.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
+        text = sentence_of(error) if isinstance(error, OSError) else error
+        _errors.print(f"Error: {text}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         _errors.print(f"Stopped. {error}", markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from fedbilevel._files import make_private_folder, private_files
 from fedbilevel.cli.arguments import (
     FEDERATED,
     AsJson,
@@ -84,9 +85,10 @@ def federate(
         experiment = follow_file(plan, experiment)
     if out is not None:
         open_folder(out, resume=False)
-        _federate(experiment, out, terms, nodes, as_json, kept=True)
+        with private_files():
+            _federate(experiment, out, terms, nodes, as_json, kept=True)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with private_files(), tempfile.TemporaryDirectory() as folder:
         _federate(experiment, Path(folder), terms, nodes, as_json, kept=False)
 
 
@@ -101,6 +103,7 @@ def _federate(
 ) -> None:
     from fedbilevel.deployment import trial
 
+    make_private_folder(folder)
     experiment.save(folder)
     if not as_json:
         lines = trial.deployment_of(experiment)
@@ -144,10 +147,10 @@ def serve(
     from fedbilevel.deployment.serving import serve_over_flower
     from fedbilevel.deployment.superlink import SuperLink
 
-    out.mkdir(parents=True, exist_ok=True)
-    experiment.save(out)
     link = SuperLink(address, out, certificates)
-    with watched(experiment.task, quiet=as_json) as watch:
+    with private_files(), watched(experiment.task, quiet=as_json) as watch:
+        make_private_folder(out)
+        experiment.save(out)
         result = serve_over_flower(
             experiment, out, terms, link, node_keys=keys, watch=watch
         )
@@ -199,14 +202,16 @@ def _take_part(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
     console = Console(stderr=True)
-    site = build_site(experiment, client, trial=trial, folder=state)
-    console.print(f"Client {client} is ready, its state is in {state}")
-    serve_packets(
-        link,
-        site.handle,
-        asked_to_stop=lambda: bool(asked),
-        report=lambda text: console.print(text, markup=False),
-    )
+    with private_files():
+        make_private_folder(state)
+        site = build_site(experiment, client, trial=trial, folder=state)
+        console.print(f"Client {client} is ready, its state is in {state}")
+        serve_packets(
+            link,
+            site.handle,
+            asked_to_stop=lambda: bool(asked),
+            report=lambda text: console.print(text, markup=False),
+        )
     console.print("Ended as asked.")
 
 

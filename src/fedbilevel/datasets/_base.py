@@ -1,12 +1,8 @@
 """What a data set is, and how labels of any kind become numbers from zero."""
 
 import contextlib
-import csv
 import dataclasses
-import gzip
 import io
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +10,8 @@ from typing import TextIO
 
 import numpy as np
 
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.datasets._bounds import Unpacked
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = ["Dataset", "Part", "assemble", "open_text", "reading", "rename_classes"]
 
@@ -115,11 +112,13 @@ def _plain(name: str, label: np.ndarray) -> np.ndarray:
         except ValueError:
             return label
     if label.dtype.kind == "f":
-        wrong = np.flatnonzero(~np.isfinite(label) | (label != np.floor(label)))
+        # Beyond this neighbors among the whole numbers would be the same class.
+        whole = (label == np.floor(label)) & (np.abs(label) < 2**53)
+        wrong = np.flatnonzero(~np.isfinite(label) | ~whole)
         if len(wrong):
             raise InvalidInputError(
                 f"{name}: the label of row {wrong[0]} is {label[wrong[0]]}. Labels "
-                "are classes: text or whole numbers."
+                "are classes: text, or whole numbers of at most 15 digits."
             )
         return label.astype(np.int64)
     if label.dtype.kind not in "biu":
@@ -145,24 +144,25 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     """Turn what a damaged file makes libraries raise into an error that names it."""
     try:
         yield
-    except InvalidInputError:
+    except FedbilevelError:
         raise
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        SyntaxError,  # Pillow's word for a broken PNG
-        csv.Error,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as error:
+    # Files come from anywhere, and libraries raise whatever they like at bad ones:
+    # from RuntimeError for a password to MemoryError for a shape.
+    except Exception as error:
         raise InvalidInputError(
-            f"{path} cannot be read as {kind}: {error}. Is the file complete, and of "
-            "that kind?"
+            f"{path} cannot be read as {kind}: {_one_line(error)}. Is the file "
+            "complete, and of that kind?"
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """Return what an error says, short, on one line, and fit to be shown."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in text)[:200].rstrip(".")
 
 
 def open_text(path: Path) -> TextIO:
     """Open text that may be compressed by gzip."""
-    stream = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    packed = path.suffix == ".gz"
+    stream = io.BufferedReader(Unpacked(path)) if packed else path.open("rb")
     return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")

@@ -47,6 +47,10 @@ def load(source: str, *, cache: Path | None = None) -> Dataset:
         return _load_folder(path)
     if path.is_file():
         return _load_file(path)
+    if path.exists():
+        raise InvalidInputError(
+            f"{path} is neither a file nor a folder. Give a copy of what it yields."
+        )
     if os.sep in source or path.suffix:
         raise InvalidInputError(f"there is no file or folder {path}. Check the path.")
     raise unknown_name("data set", source, names())

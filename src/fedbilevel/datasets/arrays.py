@@ -1,13 +1,14 @@
 """Arrays in memory, in npz files and in folders of npy files, which are mapped."""
 
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbilevel import _files
 from fedbilevel.datasets._base import Dataset, Part, assemble, reading
+from fedbilevel.datasets._bounds import check_archive, check_ordinary
 from fedbilevel.errors import InvalidInputError
 
 __all__ = ["from_arrays", "from_torch", "load_folder", "load_npz"]
@@ -57,8 +58,39 @@ def load_npz(path: Path) -> Dataset:
     with reading(path, "npz"):
         if not zipfile.is_zipfile(path):
             raise ValueError("it is not an archive of arrays")
-        arrays = _files.read_arrays(path)
+        with zipfile.ZipFile(path) as archive:
+            check_archive(path, archive)
+            names = [one for one in archive.namelist() if one.endswith(".npy")]
+            arrays = {
+                one.removesuffix(".npy"): _read_member(archive, one) for one in names
+            }
     return _from_named(path, path.stem, arrays)
+
+
+def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read one array; what its header announces is compared before it is believed."""
+    with archive.open(name) as file:
+        shape, _, kind = _header(file)
+        announced = file.tell() + math.prod(shape) * kind.itemsize
+    size = archive.getinfo(name).file_size
+    if min(shape, default=0) < 0 or announced != size:
+        raise ValueError(f"{name} announces {announced} bytes, and has {size}")
+    with archive.open(name) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(file)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"version {version} of the npy format is not known")
+    shape, order, kind = readers[version](file)
+    if kind.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they could run programs")
+    return shape, order, kind
 
 
 def load_folder(path: Path) -> Dataset:
@@ -66,6 +98,7 @@ def load_folder(path: Path) -> Dataset:
     arrays = {}
     for file in sorted(path.glob("*.npy")):
         with reading(file, "npy"):
+            check_ordinary(file)
             arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
     return _from_named(path, path.resolve().name, arrays)
 

@@ -1,5 +1,6 @@
 """Data sets of OpenML and Hugging Face, fetched by their libraries."""
 
+import math
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, rename_classes
+from fedbilevel.datasets._bounds import check_size
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = ["HUBS"]
@@ -32,7 +34,11 @@ def _openml(name: str, cache: Path) -> Dataset:
             f"openml:{name} names no column as its label. Save it as CSV with a "
             "column 'label' and pass the file."
         )
-    features = bunch.data.toarray() if hasattr(bunch.data, "toarray") else bunch.data
+    features = bunch.data
+    if hasattr(features, "toarray"):
+        size = math.prod(features.shape) * features.dtype.itemsize
+        check_size(f"openml:{name}", size, "not sparse any more")
+        features = features.toarray()
     return assemble(name, Part(np.asarray(features), np.asarray(bunch.target)))
 
 

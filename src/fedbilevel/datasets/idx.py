@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, reading
+from fedbilevel.datasets._bounds import check_size
 from fedbilevel.errors import InvalidInputError
 
 __all__ = ["holds_idx", "load_idx", "read_idx"]
@@ -29,14 +30,27 @@ def holds_idx(path: Path) -> bool:
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
     """Read or map one file of unsigned bytes with so many axes."""
+    head = 4 + 4 * axes
     with reading(path, "IDX"):
         if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                content = np.frombuffer(file.read(), np.uint8)
-        else:
-            content = np.memmap(path, np.uint8, "r")
-    head = 4 + 4 * axes
-    start = bytes(content[:head])
+            return _unpack(path, axes, head)
+        content = np.memmap(path, np.uint8, "r")
+    shape = _shape(path, axes, bytes(content[:head]))
+    return _cut(path, content, head, shape)
+
+
+def _unpack(path: Path, axes: int, head: int) -> np.ndarray:
+    """Read as much of a packed file as its header announces."""
+    with gzip.open(path) as file:
+        start = file.read(head)
+        shape = _shape(path, axes, start)
+        check_size(path, math.prod(shape), f"{shape} by its header")
+        rest = file.read(math.prod(shape) + 1)
+    return _cut(path, np.frombuffer(start + rest, np.uint8), head, shape)
+
+
+def _shape(path: Path, axes: int, start: bytes) -> tuple[int, ...]:
+    """Return the shape that the first bytes announce."""
     # Two zero bytes, 8 for unsigned bytes, and the number of axes.
     magic = bytes((0, 0, 8, axes))
     if start[:4] != magic:
@@ -44,7 +58,13 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
             f"{path} begins with the bytes {start[:4].hex()}, but IDX data of {axes} "
             f"axes begin with {magic.hex()}. Is it the right file, and unpacked?"
         )
-    shape = struct.unpack(f">{axes}I", start[4:].ljust(4 * axes, b"\0"))
+    return struct.unpack(f">{axes}I", start[4:].ljust(4 * axes, b"\0"))
+
+
+def _cut(
+    path: Path, content: np.ndarray, head: int, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Return the rows of a file that has as many bytes as it announces."""
     if len(content) != head + math.prod(shape):
         raise InvalidInputError(
             f"{path} has {len(content)} bytes, but its header announces "

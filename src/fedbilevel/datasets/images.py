@@ -1,6 +1,8 @@
 """Folders and zip files of PNG drawings in the layout of Omniglot."""
 
 import io
+import math
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -8,6 +10,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, reading
+from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = ["load_images", "shrink"]
@@ -36,7 +39,10 @@ def load_images(path: Path) -> Dataset:
     if not found:
         raise InvalidInputError(f"{path} holds no alphabet/character/*.png.")
     keys = sorted(found)
-    images = [_decode(path.joinpath(*key), found[key]) for key in keys]
+    images, size = [], 0
+    for key in keys:
+        images.append(_decode(path, "/".join(key), found[key], size))
+        size += images[-1].nbytes
     for key, image in zip(keys, images, strict=True):
         if image.shape != images[0].shape:
             raise InvalidInputError(
@@ -53,24 +59,38 @@ def _files_of(path: Path) -> Iterator[tuple[PurePath, bytes]]:
     archives = [path] if path.is_file() else sorted(path.glob("*.zip"))
     for archive in archives:
         with reading(archive, "a zip file"), zipfile.ZipFile(archive) as file:
+            check_archive(archive, file)
             for name in file.namelist():
                 # Archives made on a Mac hold a shadow of every file.
                 if name.endswith(".png") and not name.startswith("__MACOSX/"):
                     yield PurePath(name), file.read(name)
     if not archives:
+        size = 0
         for image in sorted(path.rglob("*.png")):
-            yield image.relative_to(path), image.read_bytes()
+            with reading(image, "PNG"):
+                check_ordinary(image)
+                size += image.stat().st_size
+                check_size(path, size, "all its images")
+                content = image.read_bytes()
+            yield image.relative_to(path), content
 
 
-def _decode(path: Path, content: bytes) -> np.ndarray:
+def _decode(path: Path, name: str, content: bytes, before: int) -> np.ndarray:
+    """Return the pixels of an image; `before` are the bytes of those before it."""
     try:
         from PIL import Image
     except ImportError:
         raise FedbilevelError(
             "images are decoded by Pillow: install fedbilevel[data]."
         ) from None
-    with reading(path, "PNG"), Image.open(io.BytesIO(content)) as image:
-        return np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+    with reading(path / name, "PNG"), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        # No other kind: Pillow hands some of them to programs.
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            mode = "L" if image.mode in ("1", "L") else "RGB"
+            size = math.prod(image.size) * len(mode)
+            check_size(path, before + size, f"{name} and the images before it")
+            return np.asarray(image.convert(mode))
 
 
 def shrink(images: np.ndarray, size: int) -> np.ndarray:

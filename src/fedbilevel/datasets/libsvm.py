@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, open_text, reading
+from fedbilevel.datasets._bounds import check_size
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = ["companion", "load_libsvm", "read_sparse"]
@@ -41,6 +42,9 @@ def load_libsvm(path: Path, least_width: int = 0) -> Dataset:
     beside = companion(path)
     found = [_read(one) for one in (path, beside) if one]
     width = max(least_width, *(features.shape[1] for features, _ in found))
+    rows = sum(len(label) for _, label in found)
+    size = rows * width * np.dtype(np.float32).itemsize
+    check_size(path, size, f"{rows} rows of {width} columns, by its largest index")
     for features, label in found:
         features.resize((len(label), width))
     parts = (Part(features.toarray(), label) for features, label in found)

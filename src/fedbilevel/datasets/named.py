@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedbilevel import _files
 from fedbilevel.datasets._base import Dataset, Part, assemble, rename_classes
+from fedbilevel.datasets._bounds import largest
 from fedbilevel.datasets.idx import holds_idx, load_idx
 from fedbilevel.datasets.libsvm import load_libsvm, read_sparse
 from fedbilevel.errors import FedbilevelError
@@ -82,7 +83,7 @@ def _cached_or_fetched(cache: Path, name: str) -> Path:
     target, address = cache / name, _A9A_PAGE + name
     try:
         with urllib.request.urlopen(address, timeout=_PATIENCE) as reply:
-            content = reply.read()
+            content = reply.read(largest())
         # A portal's login page is not kept as if it were data.
         read_sparse(io.BytesIO(content), target)
         _files.write_atomically(target, lambda file: file.write(content))

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,13 +54,18 @@ def _read(path: Path, reader) -> tuple[list[str], list[int], list[list[str]]]:
         raise InvalidInputError(
             f"{path}, line 1: expected the names of the columns. Add a header row."
         )
-    for name in header:
-        if header.count(name) > 1:
+    for name, count in Counter(header).items():
+        if count > 1:
             raise InvalidInputError(
                 f"{path}, line 1: two columns are named '{name}'. Rename one."
             )
     lines, rows = [], []
     for row in reader:
+        if any("\0" in text for text in row):
+            raise InvalidInputError(
+                f"{path}, line {reader.line_num}: it holds a byte 0, so it is no text. "
+                "Save the table again, as UTF-8."
+            )
         if row:
             lines.append(reader.line_num)
             rows.append([text.strip() for text in row])

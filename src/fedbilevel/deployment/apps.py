@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbilevel._files import write_atomically
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import build_site, serve
 from fedbilevel.federation import Site, Terms
@@ -42,6 +43,7 @@ PROCESS, PROGRESS, ERROR, LOG = (
     "error.txt",
     "server.log",
 )
+_GRACE = 10.0  # seconds to end when asked; what was kept stays whole, however it ends
 server_app, client_app = ServerApp(), ClientApp()
 
 
@@ -59,8 +61,17 @@ def _serve(grid: Grid, context: Context) -> None:
     )
     (folder / PROCESS).write_text(str(os.getpid()))
     asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        del frame
+        asked.append(number)
+        # It may be compiling, or calling a SuperLink that is gone.
+        timer = threading.Timer(_GRACE, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: asked.append(signum))
+        signal.signal(number, ask)
 
     def halt() -> None:
         if asked:
@@ -81,10 +92,16 @@ def _serve(grid: Grid, context: Context) -> None:
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
     except Exception as error:
-        expected = isinstance(error, FedbilevelError)
-        text = str(error) if expected else traceback.format_exc()
+        text = _told(error)
         write_atomically(folder / ERROR, lambda file: file.write(text.encode()))
         raise
+
+
+def _told(error: Exception) -> str:
+    """Say what happened, with the traceback of what nobody expected."""
+    if isinstance(error, FedbilevelError):
+        return str(error)
+    return sentence_of(error) if isinstance(error, OSError) else traceback.format_exc()
 
 
 @client_app.train()

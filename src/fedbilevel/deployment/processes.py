@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedbilevel._files import make_private_folder
+from fedbilevel.deployment import launch
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "listens",
     "log_tail",
     "read_json",
+    "tied",
     "wait_for_port",
 ]
 
@@ -29,7 +32,8 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 class Process:
     """A command that is started, started again, and ended with all its children.
 
-    Its output goes into a file; `home` is a folder for Flower's own files, since its
+    It also ends when this process does, if by the thread that started it. Its output
+    goes into a file; `home` is a folder for Flower's own files, since its
     processes must not share one.
     """
 
@@ -61,10 +65,10 @@ class Process:
 
     def start(self) -> "Process":
         """Start the command."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
+        make_private_folder(self.home)
+        with open(self.log, "ab", opener=_private) as log:
             self.running = subprocess.Popen(
-                self.command,
+                tied(self.command),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -77,6 +81,11 @@ class Process:
     def alive(self) -> bool:
         """Say whether the process runs."""
         return self.running is not None and self.running.poll() is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Say whether a signal ended the process."""
+        return self.running is not None and (self.running.poll() or 0) < 0
 
     def revive(self) -> bool:
         """Start it again if it ended; say whether it had."""
@@ -99,12 +108,27 @@ class Process:
             self.running.wait(_ENOUGH)
         except subprocess.TimeoutExpired:
             pass
-        # What it started and did not take with it.
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, with what it started."""
+        if self.running is None:
+            return
         try:
             os.killpg(self.running.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self.running.wait()
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """Return a command that ends with this process, whatever ends it."""
+    python = [sys.executable, "-I", "-S", str(Path(launch.__file__).resolve())]
+    return [*python, str(os.getpid()), *command]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def end_all(processes: Sequence[Process]) -> None:

@@ -1,12 +1,11 @@
 """Serves an experiment over Flower: starts what is needed, and keeps it going."""
 
-import os
-import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedbilevel._files import make_private_folder
 from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import (
     Process,
@@ -53,95 +52,88 @@ def serve_over_flower(
             f"somebody listens at {link.address} already: another server, or the "
             "SuperLink of one that was killed. End it, or choose another address."
         )
+    make_private_folder(folder)
     for name in (apps.PROCESS, apps.ERROR):
         (folder / name).unlink(missing_ok=True)
-    superlink = link.process().start()
+    superlink, servers = link.process(), []
     try:
+        superlink.start()
         for node in crowd:
             node.start()
         wait_for_port(link.address, superlink)
         link.register(node_keys)
         settings = apps.settings_of(experiment, folder, terms)
-        return _until_done(folder, link, superlink, settings, watch, crowd)
+        serving = _Serving(folder, link, settings, servers)
+        return _until_done(serving, superlink, watch, crowd)
     except KeyboardInterrupt:
         done = read_json(folder / apps.PROGRESS).get("done", 0)
         raise KeyboardInterrupt(f"After round {done}. Kept in {folder}.") from None
     finally:
-        _end_server(folder)
-        end_all(crowd)
-        superlink.end()
+        end_all(servers)
+        end_all([*crowd, superlink])
+
+
+@dataclass
+class _Serving:
+    """The server's process: started for a run, and for another if it was lost.
+
+    `servers` has all that were started, for whoever ends them.
+    """
+
+    folder: Path
+    link: SuperLink
+    settings: dict
+    servers: list[Process]
+    run: int | None = None
+    since: float = 0.0
+
+    def begin(self) -> None:
+        """Start a server, in place of the one that was."""
+        for server in self.servers:
+            server.kill()
+        self.servers.clear()
+        (self.folder / apps.PROCESS).unlink(missing_ok=True)
+        if self.run is not None:
+            self.link.stop(self.run)
+        self.run, self.since = self.link.submit(self.settings), time.monotonic()
+        self.servers.append(self.link.server(self.run).start())
+
+    def is_lost(self) -> bool:
+        """Say whether the server was ended; raise if it cannot begin."""
+        (server,) = self.servers
+        if (self.folder / apps.ERROR).exists():
+            raise FedbilevelError((self.folder / apps.ERROR).read_text())
+        came = (self.folder / apps.PROCESS).exists()
+        if server.alive:
+            if came or time.monotonic() - self.since < _APPEAR:
+                return False
+            reason = f"the server did not begin within {_APPEAR:g} seconds"
+        elif came or server.was_killed:
+            return True
+        else:
+            reason = "the server ended before it began"
+        raise FedbilevelError(
+            f"{reason}. Its last words: {log_tail(server.log)} The SuperLink's: "
+            f"{log_tail(self.folder / 'superlink.log')}"
+        )
 
 
 def _until_done(
-    folder: Path,
-    link: SuperLink,
-    superlink: Process,
-    settings: dict,
-    watch: Watch,
-    crowd: Sequence[Process],
+    serving: _Serving, superlink: Process, watch: Watch, crowd: Sequence[Process]
 ) -> Result:
-    run, submitted, told = link.submit(settings), time.monotonic(), {}
+    folder, told = serving.folder, {}
+    serving.begin()
     while not (folder / "result.json").exists():
         time.sleep(_LOOK)
         for node in crowd:
             node.revive()
         told = read_json(folder / apps.PROGRESS) or told  # it may be half written
         watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
-        lost = False
+        lost = serving.is_lost()
         if superlink.revive():
-            # Its ServerApp ended with it, or never came up.
-            wait_for_port(link.address, superlink)
-            lost = _server(folder) is None
-        if (folder / apps.ERROR).exists():
-            raise FedbilevelError((folder / apps.ERROR).read_text())
-        if lost or _gone(folder, time.monotonic() - submitted):
-            (folder / apps.PROCESS).unlink(missing_ok=True)
-            link.stop(run)  # or else it may start beside the next one
-            run, submitted = link.submit(settings), time.monotonic()
+            # It may have forgotten the run, and that a server works on it.
+            wait_for_port(serving.link.address, superlink)
+            lost = True
+        if lost and not (folder / "result.json").exists():
+            serving.begin()
     return Result.load(folder)
-
-
-def _server(folder: Path) -> int | None:
-    """Return the number of the ServerApp's process, if it came up."""
-    path = folder / apps.PROCESS
-    text = path.read_text() if path.exists() else ""
-    return int(text) if text.isdigit() else None
-
-
-def _gone(folder: Path, seconds: float) -> bool:
-    """Say whether the ServerApp ended, or never came up."""
-    number = _server(folder)
-    if number is None:
-        if seconds > _APPEAR:
-            raise FedbilevelError(
-                f"no ServerApp within {_APPEAR:g} seconds. The SuperLink's last words: "
-                f"{log_tail(folder / 'superlink.log')}"
-            )
-        return False
-    return not _alive(number)
-
-
-def _alive(number: int) -> bool:
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    about = Path(f"/proc/{number}/stat")
-    # On Linux a process that ended is still listed until its parent has looked.
-    return not (
-        about.exists() and about.read_text().rpartition(")")[2].split()[0] == "Z"
-    )
-
-
-def _end_server(folder: Path) -> None:
-    """Ask the ServerApp to end, so that it does so between two rounds."""
-    number = _server(folder)
-    if number is None or not _alive(number):
-        return
-    try:
-        os.kill(number, signal.SIGTERM)
-        end = time.monotonic() + 15
-        while _alive(number) and time.monotonic() < end:
-            time.sleep(_LOOK)
-    except ProcessLookupError:
-        pass

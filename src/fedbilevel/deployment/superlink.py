@@ -1,16 +1,25 @@
 """Flower's side of a server: its SuperLink, its commands, and the app it is given."""
 
+import base64
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from flwr.cli.constant import (
+    ACCESS_TOKEN_STORE_KEY,
+    AUTHN_TYPE_STORE_KEY,
+    REFRESH_TOKEN_STORE_KEY,
+)
+from flwr.common.constant import AuthnType
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fedbilevel._files import write_atomically
-from fedbilevel.deployment.processes import Process
+from fedbilevel._files import make_private_folder, write_atomically
+from fedbilevel.deployment.guarded_superlink import TOKEN
+from fedbilevel.deployment.processes import Process, tied
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.flower.messages import fingerprint
 from fedbilevel.federation.signatures import read_public_key
@@ -59,16 +68,18 @@ class SuperLink:
     `certificates` is a folder with ca.crt, server.pem and server.key; with it nodes
     must have a registered key. `folder` is where our app is and, if it `remembers`, its
     database. Without one it is more than twice as fast, and nodes that it forgot in a
-    restart come again.
+    restart come again. Whoever is no node must bring the `token`: it is handed to our
+    processes, and to Flower's commands, which send it if it is in their home.
     """
 
     address: str
     folder: Path
     certificates: Path | None
     remembers: bool = True
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     def process(self) -> Process:
-        """Return the stock SuperLink, not started yet."""
+        """Return the SuperLink behind its guard, not started yet."""
         host, _, port = self.address.rpartition(":")
         if not (host and port.isdigit()):
             raise InvalidInputError(f"address '{self.address}': write HOST:PORT.")
@@ -77,9 +88,25 @@ class SuperLink:
         kept = ["--database", file] if self.remembers else []
         # All that our app needs is installed; nothing is to be fetched for a run.
         kept += ["--disable-runtime-dependency-installation"]
-        command = [program("flower-superlink"), *where, *kept, *self._security()]
-        quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}
-        return Process("superlink", command, self.folder, quick)
+        # Its own way to start a ServerApp shows the task's token to everybody.
+        kept += ["--isolation", "process"]
+        command = [sys.executable, "-m", "fedbilevel.deployment.guarded_superlink"]
+        command += [*where, *kept, *self._security()]
+        return Process("superlink", command, self.folder, {TOKEN: self.token})
+
+    def server(self, run: int) -> Process:
+        """Return the server of a run, not started yet."""
+        command = [sys.executable, "-m", "fedbilevel.deployment.server"]
+        command += [self._local, str(self.folder.resolve()), str(run)]
+        if self.certificates is not None:
+            command += [str(self.certificates.resolve() / "ca.crt")]
+        return Process("serverapp", command, self.folder, {TOKEN: self.token})
+
+    @property
+    def _local(self) -> str:
+        """The address by which processes of this machine call it."""
+        host, _, port = self.address.rpartition(":")
+        return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
     def _security(self) -> list[str]:
         if self.certificates is None:
@@ -126,24 +153,41 @@ class SuperLink:
     def _flwr(self, *arguments: str) -> subprocess.CompletedProcess:
         """Run one of Flower's commands against this SuperLink."""
         client = Process("flwr", [program("flwr"), *arguments], self.folder)
-        host, _, port = self.address.rpartition(":")
-        host = "127.0.0.1" if host == "0.0.0.0" else host
         root = self.certificates
         secure = f'root-certificates = "{root.resolve()}/ca.crt"' if root else ""
         config = (
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "{host}:{port}"\n{secure or "insecure = true"}\n'
+            f'address = "{self._local}"\n{secure or "insecure = true"}\n'
         )
-        write_atomically(
-            client.home / "config.toml", lambda file: file.write(config.encode())
-        )
+        make_private_folder(client.home)
+        held = {"config.toml": config, "credentials.yaml": self._credentials()}
+        for name, text in held.items():
+            write_atomically(
+                client.home / name,
+                lambda file, text=text: file.write(text.encode()),
+                mode=0o600,
+            )
         return subprocess.run(
-            client.command,
+            tied(client.command),
             env=client.environment(),
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=120,
+        )
+
+    def _credentials(self) -> str:
+        """Return the token as Flower's commands keep one after `flwr login`."""
+        held = {
+            AUTHN_TYPE_STORE_KEY: AuthnType.OIDC,
+            ACCESS_TOKEN_STORE_KEY: self.token,
+            REFRESH_TOKEN_STORE_KEY: self.token,
+        }
+        return json.dumps(
+            {
+                key % self._local: base64.b64encode(text.encode()).decode()
+                for key, text in held.items()
+            }
         )
 
     def _write_app(self, settings: Mapping[str, str | float | int]) -> None:

@@ -52,6 +52,7 @@ class GridTransport:
 
     def nodes(self) -> set[int]:
         """Return the nodes that the SuperLink thinks are alive."""
+        self.halt()
         with _a_failure_passes():
             nodes = self.grid.get_nodes()
             self._keys = {one.node_id: fingerprint(one.public_key) for one in nodes}

@@ -1,0 +1,151 @@
+"""A federation leaves no process behind, whatever ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedbilevel.deployment import apps
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"
+)
+MARK = "FEDBILEVEL_TEST_MARK"
+PATIENCE = 300  # seconds after which a process counts as hanging
+# An orderly end takes as long as the step that is computed; a kill takes a moment.
+ORDERLY, AT_ONCE = 30.0, 5.0
+
+
+def marked(mark: str) -> list[str]:
+    """List the processes that inherited a mark: numbers and command lines."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (place / "environ").read_bytes():
+                words = (place / "cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(f"{place.name} {words.decode(errors='replace')}")
+        except OSError:  # ended while we looked, or another user's
+            continue
+    return found
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.1)
+    return holds()
+
+
+@contextmanager
+def started(*command: str):
+    """Start a command with a mark; end what is left of it, by number."""
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, MARK: mark, "XLA_FLAGS": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process, mark
+    finally:
+        process.kill()
+        process.wait()
+        for line in marked(mark):
+            try:
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from fedbilevel.deployment.processes import Process
+stubborn = "import signal, time; signal.signal(15, print); signal.signal(2, print)"
+stubborn += "; print('here', flush=True); time.sleep(600)"
+Process("one", [sys.executable, "-c", stubborn], Path(sys.argv[1])).start()
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_started_ends_with_it(tmp_path):
+    with started(sys.executable, "-c", STARTER, str(tmp_path)) as (process, mark):
+        log = tmp_path / "one.log"
+        assert wait_until(lambda: log.exists() and bool(log.read_text()), PATIENCE)
+        assert len(marked(mark)) == 2
+        process.kill()
+        process.wait()
+        assert wait_until(lambda: not marked(mark), AT_ONCE), marked(mark)
+
+
+def test_a_command_that_is_not_there_is_told(tmp_path):
+    from fedbilevel.deployment.processes import Process
+
+    process = Process("none", ["no-such-command"], tmp_path).start()
+    assert wait_until(lambda: not process.alive, PATIENCE)
+    told = "no-such-command cannot be started: No such file or directory.\n"
+    assert process.log.read_text() == told
+    assert process.log.stat().st_mode & 0o777 == 0o600
+
+
+FAILING = "regularization --clients 2 --data no-such-file.csv".split()
+RUNNING = "quadratic --clients 2 --rounds 100000".split()
+
+
+def began(folder: Path, task: list[str]) -> bool:
+    """Say whether the server waits for nodes that fail, or whether rounds are made."""
+    if task is RUNNING:
+        return (folder / apps.PROGRESS).exists()
+    nodes = list(folder.glob("node-*.log"))
+    return (folder / apps.PROCESS).exists() and all(
+        "no-such-file.csv" in one.read_text() for one in nodes
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "number", "nodes"),
+    [
+        (FAILING, signal.SIGTERM, "persistent"),
+        (FAILING, signal.SIGKILL, "persistent"),
+        (RUNNING, signal.SIGTERM, "persistent"),
+        (RUNNING, signal.SIGINT, "persistent"),
+        (RUNNING, signal.SIGKILL, "persistent"),
+        (RUNNING, signal.SIGKILL, "stock"),
+    ],
+    ids=str,
+)
+def test_a_federation_leaves_no_process_behind(tmp_path, task, number, nodes):
+    folder = tmp_path / "run"
+    words = ["federate", *task, "--nodes", nodes, "--out", str(folder)]
+    with started(sys.executable, "-m", "fedbilevel.cli", *words) as (process, mark):
+        assert wait_until(lambda: began(folder, task), PATIENCE), "it did not begin"
+        assert len(marked(mark)) >= 5 - 2 * (task is FAILING)
+        process.send_signal(number)
+        process.wait(PATIENCE)
+        seconds = AT_ONCE if number == signal.SIGKILL else ORDERLY
+        # Flower's own processes look for their parents, and end in order.
+        seconds = max(seconds, ORDERLY) if nodes == "stock" else seconds
+        assert wait_until(lambda: not marked(mark), seconds), marked(mark)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_federation_that_is_only_starting_leaves_none_either(tmp_path, number):
+    folder = tmp_path / "run"
+    words = ["federate", *RUNNING, "--out", str(folder)]
+    with started(sys.executable, "-m", "fedbilevel.cli", *words) as (process, mark):
+        # The run is with the SuperLink, and its server about to start.
+        app = folder / "app" / "pyproject.toml"
+        assert wait_until(app.exists, PATIENCE), "it did not begin"
+        process.send_signal(number)
+        process.wait(PATIENCE)
+        assert wait_until(lambda: not marked(mark), ORDERLY), marked(mark)

@@ -52,8 +52,8 @@ class Task(eqx.Module):
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):
             raise InvalidInputError(
-                "`Task(conclusion=..., concludes=...)`: give both or neither. The second "
-                'names what the first tells, each as "number" or "texts".'
+                "`Task(conclusion=..., concludes=...)`: give both or neither, the one "
+                'with the names of what the other tells, each "number" or "texts".'
             )
 
 

@@ -20,6 +20,7 @@ from fedbilevel.federation.server.guard import (
     implausible,
     not_finite,
     require_finite,
+    require_weight,
     why_unusable,
 )
 from fedbilevel.federation.server.requests import Answers, PacketFor, Read, ask
@@ -282,6 +283,7 @@ class Exchanges:
         stacked = jax.tree.map(lambda *one: jnp.asarray(np.stack(one)), *placed)
         present = question.present(replies)
         weights = jnp.where(present, self.weights(question.asked), 0)
+        require_weight(weights, question.header)
         answers.reply = link.reduced(stacked, weights, _here, _here)
 
     def weights(self, clients: list[int]) -> Float[Array, " clients"]:

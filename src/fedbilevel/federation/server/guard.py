@@ -10,7 +10,13 @@ from jaxtyping import PyTree
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.wire import Header, RefusedError
 
-__all__ = ["implausible", "not_finite", "require_finite", "why_unusable"]
+__all__ = [
+    "implausible",
+    "not_finite",
+    "require_finite",
+    "require_weight",
+    "why_unusable",
+]
 
 _SMALL = 1e-6  # moves of a length below this part of the point harm nobody
 
@@ -91,6 +97,12 @@ def require_finite(tree: Any, header: Header, what: str) -> None:
             "are too large, and serve again: the run goes on after its last whole "
             "round."
         )
+
+
+def require_weight(weights: Any, header: Header) -> None:
+    """Raise if shares of these weights mean nothing: a mean by them would be zero."""
+    total = float(np.sum(np.asarray(weights, np.float64)))
+    require_finite(total if total > 0 else np.nan, header, "the sum of the weights")
 
 
 def _is_finite(tree: PyTree) -> bool:

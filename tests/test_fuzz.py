@@ -84,7 +84,7 @@ def change_one(head: Any, draw: random.Random) -> None:
         holder[draw.choice(["more", "leaves", "info", "kind", "", "0"])] = value(draw)
     elif what == 2 and isinstance(holder, list):
         holder.append(value(draw))
-    elif what == 3 and isinstance(here, int | float):
+    elif what == 3 and isinstance(here, int | float) and abs(here) < 2**64:
         holder[name] = here + draw.choice((-1, 1, 0.5, 2**31, 2**32, 2**53))
     elif what == 4:
         holder[name] = str(here)

@@ -234,10 +234,10 @@ def test_a_start_is_held_once_for_all_sites(three):
 
 
 @pytest.fixture(scope="module")
-def masked():
+def masked(tmp_path_factory):
     """A site under masks, and the packets of a run that it answered."""
-    job = job_through(3, aggregate="secure")
-    net = loopback(job)
+    job, folder = job_through(3, aggregate="secure"), tmp_path_factory.mktemp("states")
+    net = Loopback({10 + k: site_of(job, k, folder / str(k)) for k in range(3)})
 
     def script(node, packet, one):
         gone = kind_of(packet) == "exchange" and node == 12 and len(one.sent) > 9
@@ -247,14 +247,21 @@ def masked():
     execute(server_of(job, net), 2)
     last = {kind_of(p): p for node, p, _ in net.sent if node == 10}
     assert set(last) == {"hello", "exchange", "measure", "reveal"}
-    return SimpleNamespace(site=net.sites[10], **last)
+    return SimpleNamespace(site=net.sites[10], folder=folder / "0", **last)
+
+
+def announced(masked, *clients):
+    """Return an exchange that announces any clients, with keys that they could have."""
+    key = opened(masked.exchange)[0]["info"]["keys"]["0"]
+    keys = {str(client): key for client in clients}
+    return with_info(masked.exchange, participants=list(clients), keys=keys)
 
 
 MALFORMED = {
     "number 3.5": lambda m: with_info(m.exchange, number=3.5),
     "number -1": lambda m: with_info(m.exchange, number=-1),
-    "participant 2^62": lambda m: with_info(m.exchange, participants=[0, 2**62]),
-    "participant 2^70": lambda m: with_info(m.exchange, participants=[0, 2**70]),
+    "participant 2^62": lambda m: announced(m, 0, 2**62),
+    "participant 2^70": lambda m: announced(m, 0, 2**70),
     "a participant that is a list": lambda m: with_info(m.exchange, participants=[[0]]),
     "keys that are a list": lambda m: with_info(m.exchange, keys=[1]),
     "a weight of text": lambda m: with_info(m.exchange, largest="1"),
@@ -284,14 +291,18 @@ MALFORMED = {
 }
 
 
+def state_of(masked):
+    held = masked.site.checkpoints[FEDERATION]
+    files = sorted(path.name for path in masked.folder.iterdir())
+    return held.attempt, sorted(held.kept), set(masked.site.checkpoints), files
+
+
 @pytest.mark.parametrize("how", MALFORMED)
 def test_a_site_refuses_what_no_server_says(masked, how):
-    held = masked.site.checkpoints[FEDERATION]
-    before = (held.attempt, sorted(held.kept), set(masked.site.checkpoints))
+    before = state_of(masked)
     answer = opened(masked.site.handle(MALFORMED[how](masked)))[0]
     assert answer["kind"] == "refused" and answer["info"]["reason"] != "internal"
-    held = masked.site.checkpoints[FEDERATION]
-    assert (held.attempt, sorted(held.kept), set(masked.site.checkpoints)) == before
+    assert state_of(masked) == before
     assert kind_of(masked.site.handle(masked.exchange)) == "exchange"
 
 

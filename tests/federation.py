@@ -6,6 +6,7 @@ from pathlib import Path
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from fedbilevel.federation import (
     FederationRuntime,
@@ -97,7 +98,8 @@ def server_of(
 ):
     """Return the server of a federation; it is given no rows."""
     identity = Identity(FEDERATION, SETTINGS, attempt)
-    roster = Roster(net, job.clients, identity, terms, report)
+    weights = np.asarray(job.data.weights).tolist()
+    roster = Roster(net, job.clients, identity, terms, report, weights=weights)
     roster.gather(terms.patience, enough=1)
     blind = blind_job(
         job.algorithm,

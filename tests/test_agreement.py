@@ -114,12 +114,9 @@ def test_an_algorithm_that_needs_all_rows_is_not_for_sites():
 
 
 def test_noise_needs_sites_of_equal_weight(tmp_path):
-    experiment = replace(settings("quadratic"), clip=1.0, noise=1.0)
+    experiment = replace(settings("quadratic"), clip=1.0, noise=1.0, weights=(1, 2))
     net = trial_sites(experiment)
-    heavier = 2 * net.sites[1].job.data.weights
-    data = replace(net.sites[1].job.data, weights=heavier)
-    net.sites[1].job = replace(net.sites[1].job, data=data)
-    with pytest.raises(InvalidInputError, match="weights from 1 to 2"):
+    with pytest.raises(InvalidInputError, match="weights are 1 to 2"):
         serve(net, experiment, tmp_path, TERMS, report=ignore)
 
 

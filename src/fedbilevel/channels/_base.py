@@ -42,6 +42,14 @@ class AbstractCoder(eqx.Module):
         del like
         return coded
 
+    def why_impossible(self, coded: Any, like: jax.ShapeDtypeStruct) -> str:
+        """Return what `encode` would never have sent, or nothing; `coded` is NumPy's.
+
+        Whoever sent it may have written it by hand.
+        """
+        del coded, like
+        return ""
+
 
 class AbstractReduction(eqx.Module):
     """Makes one reply of those of all participants, stacked over places.

@@ -111,6 +111,15 @@ class Channel(eqx.Module):
             vectors.append(vector)
         return from_vectors(vectors, like)
 
+    def why_impossible(self, coded: PyTree, like: PyTree) -> str:
+        """Return what no client could have coded, or nothing; `like` as in `decode`."""
+        if not self.coders:
+            return ""
+        blocks = zip(coded, vector_shapes(like), strict=True)
+        # The last one alone makes of a vector what is none.
+        problems = (self.coders[-1].why_impossible(*block) for block in blocks)
+        return next((text for text in problems if text), "")
+
     def coded_shape(self, like: PyTree) -> PyTree:
         """Return the shapes of what travels for a change of these shapes."""
 

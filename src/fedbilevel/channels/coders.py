@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedbilevel._types import Key, Scalar
@@ -93,6 +94,13 @@ class TopK(AbstractCoder):
         indices = indices.astype(jnp.int32)
         return Sparse(indices, due[indices]), due.at[indices].set(0)
 
+    def why_impossible(self, coded: Sparse, like: jax.ShapeDtypeStruct) -> str:
+        """Return whether a place does not exist, or is there twice."""
+        places = np.asarray(coded.indices)
+        if places.size and not (0 <= places.min() and places.max() < like.size):
+            return f"has entries outside of a block of {like.size}"
+        return "" if len(np.unique(places)) == places.size else "has an entry twice"
+
     def decode(self, coded: Sparse, like: jax.ShapeDtypeStruct) -> Vector:
         """Return zeros where nothing was sent."""
         return self.start(like).at[coded.indices].set(coded.values)
@@ -137,6 +145,17 @@ class Quantize(AbstractCoder):
         up = jr.uniform(key, vector.shape, vector.dtype) < exact - below
         kind = jnp.int8 if self.bits <= 8 else jnp.int16
         return Levels(scale, below.astype(kind) + up.astype(kind)), memory
+
+    def why_impossible(self, coded: Levels, like: jax.ShapeDtypeStruct) -> str:
+        """Return whether the scale or a level is out of its range."""
+        del like
+        scale, levels = float(coded.scale), np.asarray(coded.levels)
+        if not 0 <= scale < math.inf:
+            return f"has the scale {scale:.3g}"
+        extremes = int(levels.min(initial=0)), int(levels.max(initial=0))
+        if not -self.highest <= extremes[0] <= extremes[1] <= self.highest:
+            return f"has levels {extremes}, beyond {self.highest}"
+        return ""
 
     def decode(self, coded: Levels, like: jax.ShapeDtypeStruct) -> Vector:
         """Return the levels as numbers."""

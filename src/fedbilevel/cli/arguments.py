@@ -128,6 +128,10 @@ def read_experiment(**given: Any) -> Experiment:
     seconds = given.get("max_seconds")
     if seconds is not None and not seconds > 0:
         raise InvalidInputError(f"--max-seconds {seconds:g}: must be above 0.")
+    if given.get("weights") is not None:
+        given["weights"] = tuple(read_numbers("weights", given["weights"]))
+    else:
+        given.pop("weights", None)
     options = read_settings(given.pop("settings") or [], given.pop("data", None))
     return Experiment(**given, options=options)
 
@@ -153,6 +157,11 @@ EXPERIMENT = Group(
         "clients": option(int | None, None, "number of clients, K"),
         "participants": option(
             int | None, None, "clients drawn per exchange; all if left out"
+        ),
+        "weights": option(
+            str | None,
+            None,
+            "what the clients count in means, W0,W1,...; the task's own if left out",
         ),
         "rounds": option(int | None, None, "communication rounds"),
         "local_steps": option(int | None, None, "local steps between two rounds, p"),
@@ -231,6 +240,11 @@ FEDERATED = EXPERIMENT.without(
 ).having(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),
+    weights=option(
+        str | None,
+        None,
+        "what the clients count in means, W0,W1,...; all 1 if left out",
+    ),
 )
 THEOREM_ALGORITHM = option(str, "local-bsgvrm", ", ".join(with_theorems()))
 

@@ -202,15 +202,16 @@ def _take_part(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
     console = Console(stderr=True)
+
+    def report(text: str) -> None:
+        console.print(text, markup=False)
+
     with private_files():
         make_private_folder(state)
-        site = build_site(experiment, client, trial=trial, folder=state)
+        site = build_site(experiment, client, trial=trial, folder=state, report=report)
         console.print(f"Client {client} is ready, its state is in {state}")
         serve_packets(
-            link,
-            site.handle,
-            asked_to_stop=lambda: bool(asked),
-            report=lambda text: console.print(text, markup=False),
+            link, site.handle, asked_to_stop=lambda: bool(asked), report=report
         )
     console.print("Ended as asked.")
 

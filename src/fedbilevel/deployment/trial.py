@@ -52,6 +52,8 @@ def _arguments_of(experiment: Experiment) -> list[str]:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
     for name, value in experiment.channel_settings().items():
         words += [f"--{name}", str(value)]
+    if experiment.weights:
+        words += ["--weights", ",".join(map(repr, experiment.weights))]
     if experiment.precision != "float32":
         words += ["--precision", experiment.precision]
     for name, value in experiment.options.items():

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import equinox as eqx
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
@@ -31,7 +33,7 @@ from fedbilevel.studies.setting import Setting, open_folder
 from fedbilevel.studies.single import run_job
 from fedbilevel.tasks._base import option_defaults
 
-__all__ = ["Built", "Experiment", "headline_only"]
+__all__ = ["Built", "Experiment", "headline_only", "weighing"]
 
 _FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
@@ -79,6 +81,7 @@ class Experiment:
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
     `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
     `target`, `patience` and the budgets `max_...` end a run before its last round.
+    `weights` are what the clients count in means, in place of the task's own.
     """
 
     task: str
@@ -104,7 +107,12 @@ class Experiment:
     delta: float = 1e-5
     compress: str | None = None
     aggregate: str = "mean"
+    weights: tuple[float, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # From a file or a message they come as a list.
+        object.__setattr__(self, "weights", tuple(self.weights))
 
     def run(
         self,
@@ -221,6 +229,8 @@ class Experiment:
         for_task, rest = self._split_options(option_defaults(make))
         values = tasks.read_options(make, for_task)
         task = make(**values) if self.clients is None else make(self.clients, **values)
+        if self.weights:
+            task = weighing(task, self.weights)
         return task, values, rest
 
     def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
@@ -269,6 +279,12 @@ class Experiment:
         for_task = {n: v for n, v in self.options.items() if n in task_options}
         rest = {n: v for n, v in self.options.items() if n not in task_options}
         return for_task, rest
+
+
+def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:
+    """Return a task whose clients count by these weights, one for each."""
+    data = task.data.weighing(weights)
+    return eqx.tree_at(lambda one: one.data, task, data)
 
 
 def headline_only(watch: Watch | None, headline: str) -> Watch | None:

@@ -27,7 +27,8 @@ from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import PLAIN
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiments.experiment import Experiment, headline_only
+from fedbilevel.experiments.experiment import Experiment, headline_only, weighing
+from fedbilevel.experiments.facts import check_facts
 from fedbilevel.federation import (
     PROTOCOL,
     FederationRuntime,
@@ -42,6 +43,8 @@ from fedbilevel.federation import (
     blind_job,
     settings_fingerprint,
 )
+from fedbilevel.federation.server.conclusions import together
+from fedbilevel.problem import as_weights
 from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import (
     Checkpoints,
@@ -113,13 +116,15 @@ def build_site(
     trial: bool = False,
     folder: Path | None = None,
     holds: bool = True,
+    report: Callable[[str], None] = print,
 ) -> Site:
     """Return client number `client` of the experiment, with its rows.
 
     The option `data` is where this site's own rows lie, and no others are read. In a
     `trial` it is data of all clients, dealt as in a simulation, and this site takes its
     share. `folder` keeps what the client remembers between exchanges. `holds` says
-    whether this process sees all packets that are sent to the client.
+    whether this process sees all packets that are sent to the client. `report` is told
+    of packets that nobody foresaw.
     """
     clients = clients_of(experiment)
     if not 0 <= client < clients:
@@ -145,6 +150,7 @@ def build_site(
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
+        report=report,
     )
 
 
@@ -152,16 +158,32 @@ def _task(
     experiment: Experiment, client: int, clients: int, trial: bool
 ) -> tuple[Task, dict[str, Any]]:
     """Build the task of one client: of its own rows, or of its share of all."""
-    if not trial:
-        task, values, _ = replace(experiment, clients=1).build_task()
-        return task, values
-    task, values, _ = experiment.build_task()
-    if task.data.clients != clients:
+    alone = experiment if trial else replace(experiment, clients=1)
+    task, values, _ = replace(alone, weights=()).build_task()
+    if trial and task.data.clients != clients:
         raise InvalidInputError(
             f"task '{experiment.task}' has {task.data.clients} clients, not {clients}."
         )
-    share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
-    return eqx.tree_at(lambda one: one.data, task, share), values
+    if trial:
+        share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
+        task = eqx.tree_at(lambda one: one.data, task, share)
+    return _weighed(task, experiment, client, clients), values
+
+
+def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> Task:
+    """Give a client the weight that the settings say, which all sides compare.
+
+    Without one a client weighs 1: the server would not know of another.
+    """
+    weights = as_weights(experiment.weights or None, clients)
+    own = float(task.data.weights[0])
+    if not experiment.weights and own != 1:
+        raise InvalidInputError(
+            f"task '{experiment.task}' gives client {client} the weight {own:g}, but "
+            "in a federation the operator of the server decides what clients count. "
+            "Give --weights, on the server and at all sites alike."
+        )
+    return weighing(task, [float(weights[client])])
 
 
 def _facts(
@@ -181,6 +203,7 @@ def _facts(
             "task": values,
             "classes": settings_fingerprint({"classes": task.classes}),
             "metrics": sorted(jax.eval_shape(job.measured, job.x, job.y)),
+            "concludes": task.concludes,
             "x": _tree.leaf_names(job.x),
             "y": _tree.leaf_names(job.y),
             "private": [
@@ -200,7 +223,9 @@ def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | No
     def tell(state: PyTree) -> dict[str, Any]:
         point = job.algorithm.point(state)
         leaves = {**named_leaves("x", point.x), **named_leaves("y", point.y)}
-        return to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
+        told = to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
+        # What is no number, such as a mean over nothing, is nothing to tell.
+        return {name: value for name, value in told.items() if value is not None}
 
     return tell
 
@@ -224,12 +249,22 @@ def serve(
     """
     clients = clients_of(experiment)
     identity = _identity(folder, experiment)
-    roster = Roster(transport, clients, identity, terms, report)
+    roster = Roster(
+        transport,
+        clients,
+        identity,
+        terms,
+        report,
+        weights=experiment.weights,
+        check_facts=check_facts,
+    )
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=clients if first else terms.minimum)
     job, facts = _agreed(experiment, roster)
     left_out = functools.partial(_note, folder / LEFT_OUT)
-    runtime = FederationRuntime(job, roster, tuple(facts["metrics"]), left_out)
+    runtime = FederationRuntime(
+        job, roster, tuple(facts["metrics"]), left_out, facts["concludes"]
+    )
     rounds, ledger = experiment.sizes(facts["recommended"])["rounds"], Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     outcome = execute(
@@ -308,8 +343,8 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
         sampling=Sampling(batch, experiment.participants),
         private=Pair(*private),
         channel=experiment.channel(),
+        weights=roster.weights,
     )
-    _check_weights(job, roster)
     return job, facts
 
 
@@ -328,17 +363,6 @@ def _differences(one: Member, other: Member) -> set[str]:
 
 def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     return {name for name in {*one, *other} if one.get(name) != other.get(name)}
-
-
-def _check_weights(job: Job, roster: Roster) -> None:
-    """Raise where noise would not protect all clients alike."""
-    weights = {member.weight for member in roster.members.values()}
-    if job.channel.privacy is not None and len(weights) > 1:
-        raise InvalidInputError(
-            "clip and noise protect clients of equal weight, but the sites have "
-            f"weights from {min(weights):g} to {max(weights):g}. Make them equal, or "
-            "leave out clip and noise."
-        )
 
 
 def _result(
@@ -370,24 +394,14 @@ def _result(
     # Only now it is known that the run has ended.
     told = runtime.conclude(state, int(outcome.columns["round"][-1]))
     seconds = {**result.seconds, "slowest_sites": runtime.exchanges.site_seconds}
+    own = {**result.final, **point}
     return replace(
         result,
         algorithm=facts["algorithm"],
-        final={**result.final, **point, **_together(told)},
+        final={**own, **together(told), **own},  # nobody writes over what is our own
         counts={**result.counts, "wire": wire},
         seconds=seconds,
     )
-
-
-def _together(conclusions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Average the numbers that sites concluded with; list what is no number."""
-    names = {name for one in conclusions for name in one}
-    merged = {}
-    for name in sorted(names):
-        values = [one[name] for one in conclusions if name in one]
-        numbers = all(isinstance(value, int | float) for value in values)
-        merged[name] = float(np.mean(values)) if numbers else values
-    return merged
 
 
 def _note(path: Path, entry: dict[str, Any]) -> None:

@@ -24,12 +24,14 @@ from fedbilevel._types import Key
 from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
+from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
     EVERYONE,
     Header,
     RefusedError,
     digest,
     pack,
+    refusal_of,
     unpack,
     unpack_tree,
 )
@@ -97,6 +99,7 @@ class Site:
     keeps outlives this process. `holds` says whether this process sees all packets, so
     that the server need not repeat what it sent before. `conclude(state)` tells more of
     a finished run from the server's state with the client's own blocks, stacked.
+    `report` is told of packets that nobody foresaw, for a person to read.
     """
 
     def __init__(
@@ -109,10 +112,11 @@ class Site:
         folder: Path | None = None,
         holds: bool = True,
         conclude: Callable[[PyTree], Mapping[str, Any]] | None = None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.job, self.client, self.fingerprints = job, client, fingerprints
         self.facts, self.folder, self.holds = facts, folder, holds
-        self.conclude = conclude
+        self.conclude, self.report = conclude, report
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self._held: dict[str, np.ndarray] = {}
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
@@ -134,32 +138,37 @@ class Site:
         try:
             header, listed, body = unpack(packet, self.largest)
             return self._answer(header, listed, body)
-        except RefusedError as refusal:
+        except Exception as error:
+            refusal = refusal_of(error)
+            if refusal is not error:
+                self.report(f"refused a packet: {refusal}, {shown(str(error))}")
             info = {"reason": refusal.reason, "detail": refusal.detail}
             return self._reply(replace(header, kind="refused", info=info))
 
     def _answer(self, header: Header, listed: list, body: bytes) -> bytes:
         kinds = {
-            "hello": self._hello,
             "exchange": self._exchange,
             "measure": self._measure,
             "conclude": self._conclude,
             "reveal": self._reveal,
         }
-        if header.kind not in kinds:
+        if header.kind not in ("hello", *kinds):
             raise RefusedError("garbage", f"kind {header.kind!r:.40} is not known")
         if header.settings != self.fingerprints.settings:
             raise RefusedError(
                 "settings", "the server runs with other settings than this site"
             )
-        if header.kind != "hello":
-            self._check(header)
-        return kinds[header.kind](header, listed, body)
+        if header.kind == "hello":
+            return self._hello(header, listed, body)
+        held = self._check(header)
+        answer = kinds[header.kind](header, listed, body)
+        held.attempt = header.attempt  # only now: what is refused changes nothing
+        return answer
 
     def _reply(self, header: Header, leaves: Sequence[np.ndarray] = ()) -> bytes:
         return pack(replace(header, client=self.client), leaves)
 
-    def _check(self, header: Header) -> None:
+    def _check(self, header: Header) -> SiteCheckpoints:
         if header.algorithm != self.fingerprints.algorithm:
             raise RefusedError(
                 "algorithm", "the server built another algorithm than here"
@@ -171,11 +180,11 @@ class Site:
             raise RefusedError("federation", f"{header.federation!r:.40} said no hello")
         if header.attempt < held.attempt:
             raise RefusedError("attempt", "from a server that was replaced since")
-        held.attempt = header.attempt
+        return held
 
     def _checkpoints(self, federation: str) -> SiteCheckpoints | None:
         """Return those of a federation that said hello, maybe before a restart."""
-        if federation not in self.checkpoints and federation.isalnum():
+        if federation not in self.checkpoints and _is_name(federation):
             found = self._fresh(federation)
             if found.found:
                 self.checkpoints[federation] = found
@@ -189,7 +198,7 @@ class Site:
         if listed or body:
             raise RefusedError("oversized", "a hello carries no leaves")
         name = header.federation
-        if not (name.isalnum() and len(name) <= _LONGEST_NAME):
+        if not _is_name(name):
             raise RefusedError("federation", "its name is not letters and digits")
         if self._checkpoints(name) is None:
             fresh = self._fresh(name)
@@ -199,7 +208,6 @@ class Site:
         self._held = {}
         info = {
             "facts": dict(self.facts),
-            "weight": float(self.job.data.weights[0]),
             "holds": self.holds,
             "concludes": self.conclude is not None,
         }
@@ -219,6 +227,8 @@ class Site:
             raise RefusedError(
                 "phase", f"'{header.name:.40}' where '{link.phase.name}' is due"
             )
+        if not header.kept <= header.accepted < header.exchange:
+            raise RefusedError("phase", "comes before the one this client stands after")
         sent = unpack_tree(listed, body, self._messages[where], self._held)
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
@@ -231,15 +241,15 @@ class Site:
             raise RefusedError(
                 "not-finite", "the reply computed here holds NaN or infinity"
             )
-        checkpoints.put(header.exchange, kept, header.kept)
-        if self.holds:
-            self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(sent)}
         leaves = _leaves(reply)
         if self._masks:
             about = known_in_clear(link, sent, turn)
             told, weight = header.info or {}, float(self.job.data.weights[0])
             secrets = self._secrets_of(header.federation)
             leaves = [secrets.mask(told, reply, weight, about)]
+        checkpoints.put(header.exchange, kept, header.kept)
+        if self.holds:
+            self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(sent)}
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
         return self._reply(replace(header, info=info), leaves)
 
@@ -332,6 +342,12 @@ def _message(link: Link) -> PyTree:
         return for_place(link.sent(start_server(job), turn), 0)
 
     return jax.eval_shape(first)
+
+
+def _is_name(federation: str) -> bool:
+    """Say whether it can name a federation, and the files that are kept of it."""
+    plain = federation.isascii() and federation.isalnum()
+    return plain and len(federation) <= _LONGEST_NAME
 
 
 def _size(tree: PyTree) -> int:

@@ -13,6 +13,7 @@ not fit is refused with a reason; the SHA-256 is against damage, TLS against for
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation.foreign import is_plain, read_json, shown
 
 __all__ = [
     "EVERYONE",
@@ -32,6 +34,7 @@ __all__ = [
     "Spec",
     "digest",
     "pack",
+    "refusal_of",
     "spec_of",
     "unpack",
     "unpack_start",
@@ -43,16 +46,35 @@ EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
 _MAGIC = b"FBL" + bytes([PROTOCOL])
 FRAME_BYTES = len(_MAGIC) + 4 + 32  # before the header
 _LONGEST_HEADER = 1 << 20
+_COUNTS = 2**53 - 1  # the most that a field of a header counts to
+_LONGEST_TEXT = 128  # letters of a field of a header
+_MOST = {"client": EVERYONE, "index": 2**31 - 1}  # programs count in 32 bits
+_AXES = 32  # of a leaf of a start
+_LARGEST_LEAF = 2**40  # numbers in it
 _KINDS = ("<f2", "<f4", "<f8")  # of a start
 Spec = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class RefusedError(FedbilevelError):
-    """A packet that is not taken; `reason` is one word, `detail` what was wrong."""
+    """A packet that is not taken; `reason` is one word, `detail` what was wrong.
+
+    Both may quote what a peer sent, so they are cut and escaped here, once for all.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
-        self.reason, self.detail = reason, detail
-        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = shown(reason, 40), shown(detail)
+        super().__init__(f"{self.reason}: {self.detail}")
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """Return the refusal that an error in reading a packet is.
+
+    What a check foresees is a `RefusedError` already. Anything else is a packet that
+    nobody foresaw, and only the type of the error is told to whoever sent it.
+    """
+    if isinstance(error, RefusedError):
+        return error
+    return RefusedError("internal", f"reading it raised {type(error).__name__}")
 
 
 @dataclass(frozen=True)
@@ -141,29 +163,34 @@ def unpack(packet: bytes, largest: int) -> tuple[Header, list, bytes]:
             "version of fedbilevel on both sides",
         )
     length = int.from_bytes(packet[4:8], "big")
-    rest = packet[FRAME_BYTES:]
-    if hashlib.sha256(packet[4:8] + rest).digest() != packet[8:FRAME_BYTES]:
+    # A view: whoever sends a large packet does not make this side hold it many times.
+    rest = memoryview(packet)[FRAME_BYTES:]
+    check = hashlib.sha256(packet[4:8])
+    check.update(rest)
+    if check.digest() != packet[8:FRAME_BYTES]:
         raise RefusedError("damaged", "checksum differs, or the packet is cut off")
     if length > min(len(rest), _LONGEST_HEADER):
         raise RefusedError("garbage", f"announces a header of {length} bytes")
-    header, listed = _read_header(rest[:length])
-    return header, listed, rest[length:]
+    header, listed = _read_header(bytes(rest[:length]))
+    return header, listed, bytes(rest[length:])
 
 
 def _read_header(text: bytes) -> tuple[Header, list]:
     try:
-        values = json.loads(text)
+        values = read_json(text)
         listed = values.pop("leaves")
         header = Header(**values)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RefusedError("garbage", f"header cannot be read ({error})") from error
     for field in fields(Header):
         value = getattr(header, field.name)
         if field.name == "info":
             right = value is None or isinstance(value, dict)
+        elif field.type is int:
+            right = type(value) is int and 0 <= value <= _MOST.get(field.name, _COUNTS)
         else:
-            right = type(value).__name__ == str(getattr(field.type, "__name__", ""))
-        if not right or (isinstance(value, int) and not 0 <= value < 2**53):
+            right = is_plain(value, _LONGEST_TEXT)
+        if not right:
             raise RefusedError(
                 "garbage", f"header field '{field.name}' is {value!r:.80}"
             )
@@ -189,14 +216,12 @@ def unpack_tree(
         if reference is not None:
             if held is None or reference not in held:
                 raise RefusedError("unknown", "refers to a leaf that is not held here")
+            if spec_of(held[reference]) != ((kind, shape),):
+                raise RefusedError("shape", "refers to a leaf of another shape")
             leaves.append(held[reference])
             continue
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
-        if position + size > len(body):
-            raise RefusedError("truncated", f"{len(body)} bytes of leaves are too few")
-        part = body[position : position + size]
-        leaves.append(np.frombuffer(part, kind).reshape(shape))
-        position += size
+        leaf, position = _leaf(body, position, kind, shape)
+        leaves.append(leaf)
     if position != len(body):
         raise RefusedError("oversized", f"{len(body) - position} bytes too many")
     if finite and not all(np.isfinite(leaf).all() for leaf in leaves):
@@ -208,24 +233,36 @@ def unpack_start(listed: list, body: bytes) -> list[np.ndarray]:
     """Return the leaves of a start, whose shapes only the site knows."""
     leaves, position = [], 0
     for entry in listed:
-        kind, shape = _described(entry)
-        end = position + int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize
-        if end > len(body):
-            raise RefusedError("truncated", "the start is cut off")
-        leaves.append(np.frombuffer(body[position:end], kind).reshape(shape))
-        position = end
+        leaf, position = _leaf(body, position, *_described(entry))
+        leaves.append(leaf)
     if position != len(body) or not all(np.isfinite(leaf).all() for leaf in leaves):
         raise RefusedError("not-finite", "the start has bytes too many, or no numbers")
     return leaves
+
+
+def _leaf(
+    body: bytes, position: int, kind: str, shape: tuple[int, ...]
+) -> tuple[np.ndarray, int]:
+    """Return the leaf at a place of the body, which is not copied, and its end."""
+    count = math.prod(shape)
+    end = position + count * np.dtype(kind).itemsize
+    if end > len(body):
+        raise RefusedError("truncated", f"{len(body)} bytes of leaves are too few")
+    if not count:
+        return np.zeros(shape, kind), end
+    return np.frombuffer(body, kind, count, position).reshape(shape), end
 
 
 def _described(entry: Any) -> tuple[str, tuple[int, ...]]:
     known = isinstance(entry, list) and len(entry) == 3 and entry[0] in _KINDS
     if not known or not isinstance(entry[1], list) or entry[2] is not None:
         raise RefusedError("garbage", f"leaf listed as {entry!r:.80}")
-    if not all(type(n) is int and 0 <= n < 2**40 for n in entry[1]):
-        raise RefusedError("shape", f"{entry[1]!r:.80}")
-    return entry[0], tuple(entry[1])
+    sizes = entry[1]
+    right = len(sizes) <= _AXES and all(type(n) is int and n >= 0 for n in sizes)
+    # Without its empty axes, too, a leaf must be of a size that can be.
+    if not right or math.prod(max(n, 1) for n in sizes) > _LARGEST_LEAF:
+        raise RefusedError("shape", f"{sizes!r:.80}")
+    return entry[0], tuple(sizes)
 
 
 def _check_entry(entry: Any, kind: str, shape: tuple[int, ...]) -> str | None:

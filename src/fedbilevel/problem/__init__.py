@@ -5,6 +5,7 @@ from fedbilevel.problem.checks import largest_curvature as largest_curvature
 from fedbilevel.problem.data import ClientData as ClientData
 from fedbilevel.problem.data import Data as Data
 from fedbilevel.problem.data import PooledData as PooledData
+from fedbilevel.problem.data import as_weights as as_weights
 from fedbilevel.problem.losses import Batch as Batch
 from fedbilevel.problem.losses import Problem as Problem
 from fedbilevel.problem.oracle import Oracle as Oracle

@@ -1,6 +1,7 @@
 """The samples of all clients, stacked so that one program serves every client."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, TypeAlias
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["ClientData", "Data", "PooledData"]
+__all__ = ["ClientData", "Data", "PooledData", "as_weights"]
 
 Client: TypeAlias = Int[Array, ""] | int
 Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
@@ -77,8 +78,12 @@ class ClientData(eqx.Module):
             lower_rows,
             upper_sizes,
             lower_sizes,
-            _as_weights(weights, len(upper)),
+            as_weights(weights, len(upper)),
         )
+
+    def weighing(self, weights: Sequence[float]) -> "ClientData":
+        """Return the same rows, of clients that count by other weights."""
+        return replace(self, weights=as_weights(weights, self.clients))
 
 
 class PooledData(eqx.Module):
@@ -158,14 +163,19 @@ def _weighted(
     return (whose, index), each
 
 
-def _as_weights(weights: Sequence[float] | None, clients: int) -> Array:
-    values = np.ones(clients) if weights is None else np.asarray(weights, float)
-    if values.shape != (clients,) or not (np.isfinite(values) & (values > 0)).all():
+def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
+    """Return the weights of clients, all 1 if there are none given."""
+    given = np.ones(clients) if weights is None else np.asarray(weights, float)
+    kind = jnp.zeros((), float).dtype
+    with np.errstate(over="ignore"):
+        values = given.astype(kind)  # where a number may be too large or too small
+        total = np.sum(values)
+    if given.shape != (clients,) or not ((values > 0).all() and np.isfinite(total)):
         raise InvalidInputError(
-            f"`weights` must be {clients} positive numbers, one per client, "
-            f"got {weights}."
+            f"`weights` must be {clients} positive numbers, one per client, with a sum "
+            f"that {kind.name} can hold, got {weights}."
         )
-    return jnp.asarray(values, dtype=float)
+    return jnp.asarray(values)
 
 
 def _stack(trees: Sequence[PyTree], level: str) -> tuple[Rows, Array]:

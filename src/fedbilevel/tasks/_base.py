@@ -25,8 +25,9 @@ class Task(eqx.Module):
     use when none is named. `calibration` has, for some algorithms, the letters from
     which plans are scaled, with the `clients` and `iterations` they were chosen for.
     `conclusion(task, point)` tells more of a finished run from the named leaves of x
-    and y, private ones stacked over clients. `classes` names those of `label` in the
-    rows, if there are any. A lower headline is better.
+    and y, private ones stacked over clients; `concludes` names what it may tell, each a
+    "number" or "texts", a list of them: a server takes nothing else. `classes` names
+    those of `label` in the rows, if there are any. A lower headline is better.
     """
 
     problem: Problem
@@ -43,9 +44,17 @@ class Task(eqx.Module):
     conclusion: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Any]] | None = (
         eqx.field(static=True, default=None)
     )
+    concludes: Mapping[str, str] = eqx.field(static=True, default_factory=dict)
     convex: bool = eqx.field(static=True, default=True)
     algorithm: str = eqx.field(static=True, default="local-bsgvrm")
     classes: tuple[str, ...] = eqx.field(static=True, default=())
+
+    def __check_init__(self) -> None:
+        if (self.conclusion is None) != (not self.concludes):
+            raise InvalidInputError(
+                "`Task(conclusion=..., concludes=...)`: give both or neither, the one "
+                'with the names of what the other tells, each "number" or "texts".'
+            )
 
 
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:

@@ -185,4 +185,5 @@ def make(clients: int = 4, *, train: float = 0.4, split: int = 0) -> Task:
         recommended=_RECOMMENDED,
         convex=False,
         conclusion=_conclude,
+        concludes={"operations": "texts", "retrained_accuracy": "number"},
     )

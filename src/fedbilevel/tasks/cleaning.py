@@ -143,15 +143,15 @@ def mean_weights(task: Task, point: Mapping[str, np.ndarray]) -> tuple[float, fl
     return clean, corrupted
 
 
+_CONCLUDES = ("weight_auc", "weight_clean", "weight_corrupted")
+
+
 def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
     if not bool(jnp.any(task.data.lower["corrupted"])):
         return {}  # nothing to tell apart
     clean, corrupted = mean_weights(task, point)
-    return {
-        "weight_auc": weight_auc(task, point),
-        "weight_clean": clean,
-        "weight_corrupted": corrupted,
-    }
+    values = (weight_auc(task, point), clean, corrupted)
+    return dict(zip(_CONCLUDES, values, strict=True))
 
 
 def make(
@@ -209,6 +209,7 @@ def make(
         recommended=_SIZES | _RECOMMENDED[model],
         convex=model == "linear",
         conclusion=_conclude,
+        concludes=dict.fromkeys(_CONCLUDES, "number"),
         # z is shared and says which way y should go for the validation rows of all.
         algorithm="fedbio",
     )

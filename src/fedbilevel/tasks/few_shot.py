@@ -134,6 +134,9 @@ _SETTINGS = {
 }
 
 
+_NEW, _RANDOM = "new_task", "random_features"  # what is measured, and compared with
+
+
 class _NewTasks(eqx.Module):
     """How well tasks that no client has are learned with x."""
 
@@ -144,7 +147,7 @@ class _NewTasks(eqx.Module):
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return the means over tasks."""
-        return self.means("new_task", self.kind, x, y)
+        return self.means(_NEW, self.kind, x, y)
 
     def means(
         self, name: str, kind: AbstractKind, x: Upper, y: Lower
@@ -171,7 +174,7 @@ def _with_random_features(
     x, y = task.x, task.y
     if isinstance(x, Network):
         x, y = x.hidden, x.head
-    means = found.means("random_features", found.head, x, y)
+    means = found.means(_RANDOM, found.head, x, y)
     return {name: float(value) for name, value in means.items()}
 
 
@@ -259,6 +262,8 @@ def _task(
     upper, lower = (
         _one_row_each(sets) for sets in (domain.own.query, domain.own.support)
     )
+    new = jax.eval_shape(metrics, x, y)
+    measured = [name.replace(_NEW, _RANDOM) for name in sorted(new)]
     return Task(
         Problem(kind.upper, kind.lower, private=Pair(False, True)),
         ClientData.from_clients(upper, lower),
@@ -268,6 +273,7 @@ def _task(
         headline="new_task_error",
         recommended=usual.recommended,
         conclusion=_with_random_features,
+        concludes=dict.fromkeys(measured, "number"),
         algorithm=usual.algorithm,
     )
 

@@ -9,7 +9,6 @@ from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import (
     push_object_contents_from_iterable,
 )
-from google.protobuf.message import DecodeError
 
 __all__ = [
     "KIND",
@@ -53,7 +52,7 @@ def packet_in(content: bytes) -> bytes:
     """Unwrap the object that holds a packet; of anything else an empty one."""
     try:
         return _bytes_of(ConfigRecord.inflate(content))
-    except (ValueError, DecodeError):
+    except Exception:  # whatever it is, it is no packet, and refused as such
         return b""
 
 

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from fedbilevel.federation.secure.protocol import MaskedExchange, block_scales
 from fedbilevel.federation.server.roster import Roster
-from fedbilevel.federation.wire import RefusedError
+from fedbilevel.federation.wire import EVERYONE, RefusedError
 
 __all__ = ["Announcement", "masked_like", "scales_of"]
 
@@ -47,6 +47,8 @@ class Announcement:
             told = Announcement(**info)
             if not all(type(n) is int for n in (told.number, *told.participants)):
                 raise ValueError("numbers that are not whole")
+            if any(not 0 <= n < EVERYONE for n in told.participants):
+                raise ValueError("participants that no client can be")
             _ = told.exchange(), told.roster()
             if not (isinstance(told.largest, float) and told.largest > 0):
                 raise ValueError("no weight")

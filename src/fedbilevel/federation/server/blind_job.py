@@ -6,7 +6,7 @@ server traces them with a problem of its own, and needs no row of anybody.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,13 +45,14 @@ def blind_job(
     sampling: Sampling,
     private: Pair = NOTHING,
     channel: Channel = PLAIN,
+    weights: Sequence[float] | None = None,
 ) -> Job:
     """Return a job that knows shapes, keys and costs, but nobody's rows."""
     row = [np.ones((1, 1), np.float32)] * clients
     job = Job.of(
         algorithm,
         Problem(_stand_in, _stand_in, private=private),
-        ClientData.from_clients(row, row),
+        ClientData.from_clients(row, row, weights),
         *start,
         sampling=sampling,
         channel=channel,

@@ -15,7 +15,14 @@ from fedbilevel.algorithms import Each, ServerTurn
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
-from fedbilevel.federation.server.guard import implausible
+from fedbilevel.federation.server.conclusions import read_conclusion
+from fedbilevel.federation.server.guard import (
+    implausible,
+    not_finite,
+    require_finite,
+    require_weight,
+    why_unusable,
+)
 from fedbilevel.federation.server.requests import Answers, PacketFor, Read, ask
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.site import known_in_clear, links_of
@@ -167,6 +174,7 @@ class Exchanges:
             return self._masked_exchange(question, stand, coded)
         answers = self._replies(question, question.asked, stand, coded)
         self._reduce(answers, question)
+        require_finite(answers.reply, question.header, "the mean of the replies")
         self._name(question.header, answers)
         return answers
 
@@ -189,6 +197,7 @@ class Exchanges:
         self._masked.average(answers, question.header, told, coded, about)
         if answers.taken:
             answers.reply = link.received(question.sent, answers.reply, question.turn)
+            require_finite(answers.reply, question.header, "the mean of the replies")
         self._name(question.header, answers)
         return answers
 
@@ -227,6 +236,9 @@ class Exchanges:
                 )
             tree = unpack_tree(listed, body, like)
             if self.job.channel.coders:
+                wrong = self.job.channel.why_impossible(tree, question.link.like)
+                if wrong:
+                    raise RefusedError("range", wrong)
                 tree = jax.tree.map(jnp.asarray, tree)
             self.roster.members[client].known = common
             info = reply.info or {}
@@ -245,11 +257,21 @@ class Exchanges:
             places[client] = question.place(client)
             message = question.message(places[client])
             replies[client] = link.received(message, coded, turn)
+        # By itself first, so that nobody is compared with what cannot be.
+        for client, reply in list(replies.items()):
+            wrong = why_unusable(reply)
+            if wrong:
+                del answers.taken[client], replies[client], places[client]
+                answers.refused[client] = RefusedError("not-finite", wrong)
         known = {
             place: link.known(question.message(place), turn)
             for place in set(places.values())
         }
-        far = implausible(replies, places, known, self.roster.terms.tolerance)
+        tolerance = self.roster.terms.tolerance
+        far, doubt = implausible(replies, places, known, tolerance)
+        if doubt:
+            where = f"round {question.header.round}, phase '{question.header.name}'"
+            self.roster.report(f"{where}: {doubt}; all are taken")
         for client, how in far.items():
             del answers.taken[client], replies[client]
             answers.refused[client] = RefusedError("implausible", how)
@@ -261,6 +283,7 @@ class Exchanges:
         stacked = jax.tree.map(lambda *one: jnp.asarray(np.stack(one)), *placed)
         present = question.present(replies)
         weights = jnp.where(present, self.weights(question.asked), 0)
+        require_weight(weights, question.header)
         answers.reply = link.reduced(stacked, weights, _here, _here)
 
     def weights(self, clients: list[int]) -> Float[Array, " clients"]:
@@ -287,15 +310,26 @@ class Exchanges:
             return unpack_tree(listed, body, self._measurement, finite=False)
 
         everyone = list(range(self.roster.clients))
-        return self._at_point(header, server, stand, everyone, read, self._measurement)
+        like = self._measurement
+        answers = self._at_point(header, server, stand, everyone, read, like)
+        odd = not_finite(answers.taken)
+        answers.taken = {k: one for k, one in answers.taken.items() if k not in odd}
+        self._name(header, Answers(refused=odd))
+        return answers
 
-    def conclude(self, header: Header, server: PyTree, stand: Stand) -> Answers:
+    def conclude(
+        self,
+        header: Header,
+        server: PyTree,
+        stand: Stand,
+        expected: Mapping[str, str],
+    ) -> Answers:
         """Return what clients that have more to say of a finished run tell of it."""
 
         def read(reply: Header, listed: list, body: bytes) -> dict[str, Any]:
             if listed or body:
                 raise RefusedError("oversized", "a conclusion carries no leaves")
-            return dict(reply.info or {})
+            return read_conclusion(reply.info or {}, expected)
 
         return self._at_point(header, server, stand, self.concluding(), read, ())
 

@@ -6,8 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import FRAME_BYTES, Header, RefusedError, unpack
+from fedbilevel.federation.wire import (
+    FRAME_BYTES,
+    Header,
+    RefusedError,
+    refusal_of,
+    unpack,
+)
 
 __all__ = ["Answers", "PacketFor", "Read", "ask"]
 
@@ -80,8 +87,11 @@ def _ask_once(
         answers.traffic[1] += len(answer)
         try:
             answers.taken[client] = _read(client, answer, read, largest, answers)
-        except RefusedError as refusal:
-            answers.refused[client] = refusal
+        except Exception as error:
+            answers.refused[client] = refusal_of(error)
+            if not isinstance(error, RefusedError):
+                text = shown(str(error))
+                roster.report(f"client {client}: {answers.refused[client]}, {text}")
     return answers
 
 

@@ -1,25 +1,32 @@
 """Who takes part in a federation: which node is which client, and who is late."""
 
+import hashlib
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
     EVERYONE,
     Header,
     RefusedError,
+    digest,
     pack,
+    refusal_of,
     unpack,
     unpack_start,
 )
+from fedbilevel.problem import as_weights
 
 __all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
 
-_LARGEST_HELLO = 1 << 31
+_LARGEST_HELLO = 1 << 30  # bytes, until it is known how large the model is
+_SPARE = 1 << 20  # bytes a hello may have beyond its leaves
 _PAUSE = 0.2  # seconds between two looks for nodes
 _SHORT = 1.0  # seconds to wait for a node that did not answer before
 
@@ -83,20 +90,26 @@ class Member:
     """A client and the node where it is.
 
     `info` is what it said of itself, `start` the leaves of its first x and y, `known`
-    the digests of the leaves it holds.
+    the digests of the leaves it holds. `weight` is what it counts in means, which the
+    operator of the server decides, and never the client.
     """
 
     node: int
     algorithm: str
     info: Mapping[str, Any]
     start: list[np.ndarray]
+    weight: float = 1.0
     late: bool = False
     known: frozenset[str] = field(default_factory=frozenset)
 
     @property
-    def weight(self) -> float:
-        """The weight of this client in means."""
-        return float(self.info["weight"])
+    def declared(self) -> str:
+        """A digest of what it said of itself that must stay as it is."""
+        names = ("facts", "holds", "concludes")
+        said = {name: self.info.get(name) for name in names}
+        leaves = [digest(leaf) for leaf in self.start]
+        text = json.dumps([self.algorithm, said, leaves], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -107,7 +120,10 @@ class Member:
 class Roster:
     """The clients that said hello.
 
-    A node that comes later in a client's name wins: it is the same site, started again.
+    A node that comes later in a client's name wins: it is the same site, started again,
+    and must say of itself what it said before. `weights` are those of clients 0, 1, ...
+    in means, all 1 if there are none. `check_facts(facts, leaves)` refuses what a site
+    cannot know of a task, or not with so many leaves of x and y.
     """
 
     def __init__(
@@ -117,11 +133,17 @@ class Roster:
         identity: Identity,
         terms: Terms,
         report: Callable[[str], None],
+        *,
+        weights: Sequence[float] = (),
+        check_facts: Callable[[Mapping[str, Any], int], None] = lambda *told: None,
     ) -> None:
         self.transport, self.clients = transport, clients
         self.identity, self.terms, self.report = identity, terms, report
+        self.weights, self._check_facts = _weights_of(weights, clients), check_facts
         self.members: dict[int, Member] = {}
         self.algorithm = ""  # its fingerprint, once that is agreed on
+        self._declared: dict[int, str] = {}  # by each client, once that is so
+        self._largest = _LARGEST_HELLO
         self._met: set[int] = set()
         self._present: set[int] = set()  # when last looked
         self._silent: set[int] = set()  # did not answer our last hello
@@ -186,6 +208,9 @@ class Roster:
             if member.algorithm != algorithm:
                 del self.members[client]
                 self.report(f"client {client} is not taken: built another algorithm")
+        self._declared = {k: member.declared for k, member in self.members.items()}
+        sizes = (_size(member.start) for member in self.members.values())
+        self._largest = max(sizes, default=0) + _SPARE
         if not self.members:
             raise FedbilevelError(
                 "all clients built another algorithm than the server. Start them with "
@@ -206,10 +231,12 @@ class Roster:
 
     def _enlist(self, node: int, answer: bytes) -> None:
         try:
-            header, leaves, body = unpack(answer, _LARGEST_HELLO)
+            header, leaves, body = unpack(answer, self._largest)
             member = self._member(node, header, leaves, body)
-        except RefusedError as refusal:
-            self.report(f"node {node} is not taken: {refusal}")
+        except Exception as error:
+            refusal = refusal_of(error)
+            more = "" if refusal is error else f", {shown(str(error))}"
+            self.report(f"node {node} is not taken: {refusal}{more}")
             return
         self.members[header.client] = member
         self.report(f"client {header.client} is at node {node}")
@@ -218,6 +245,27 @@ class Roster:
         info = header.info or {}
         if header.kind == "refused":
             raise RefusedError(str(info.get("reason")), str(info.get("detail")))
+        self._check_origin(node, header)
+        facts, flags = info.get("facts"), (info.get("holds"), info.get("concludes"))
+        if not isinstance(facts, dict) or not all(type(one) is bool for one in flags):
+            raise RefusedError("garbage", f"client {header.client} tells no facts")
+        self._check_facts(facts, len(leaves))
+        start = self._shared(unpack_start(leaves, body))
+        weight = self.weights[header.client]
+        member = Member(node, header.algorithm, info, start, weight)
+        # Known once all agreed on an algorithm: until then a site may be mended.
+        before = self._declared.get(header.client, member.declared)
+        if member.declared != before:
+            raise RefusedError(
+                "changed",
+                f"client {header.client} says something else of its task than when "
+                "the run started",
+            )
+        if self.algorithm:
+            self._declared[header.client] = member.declared
+        return member
+
+    def _check_origin(self, node: int, header: Header) -> None:
         if (header.kind, header.federation) != ("hello", self.identity.federation):
             raise RefusedError("federation", "answers another server")
         if header.settings != self.identity.settings:
@@ -229,11 +277,30 @@ class Roster:
             raise RefusedError(
                 "key", f"says it is client {header.client}, by its key not"
             )
-        weight = info.get("weight")
-        if not isinstance(weight, float) or not 0 < weight < np.inf:
-            raise RefusedError("weight", f"of client {header.client} is {weight!r:.40}")
-        if not isinstance(info.get("facts"), dict):
-            raise RefusedError("garbage", f"client {header.client} tells no facts")
         if self.algorithm and header.algorithm != self.algorithm:
             raise RefusedError("algorithm", "built another algorithm than the server")
-        return Member(node, header.algorithm, info, unpack_start(leaves, body))
+
+    def _shared(self, start: list[np.ndarray]) -> list[np.ndarray]:
+        """Return these leaves, or those of a client that sent the same before.
+
+        So a server holds the start of the sites once, however many they are.
+        """
+        for member in self.members.values():
+            if _same(member.start, start):
+                return member.start
+        return start
+
+
+def _weights_of(weights: Sequence[float], clients: int) -> list[float]:
+    return np.asarray(as_weights(weights or None, clients)).tolist()
+
+
+def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _size(leaves: list[np.ndarray]) -> int:
+    return sum(leaf.nbytes for leaf in leaves)

@@ -5,7 +5,7 @@ memories and private blocks are at the sites; here are the server's state, and t
 record of who took part in each exchange, from which the simulator can replay the run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases
 from fedbilevel.channels import weighted_mean
 from fedbilevel.federation.server.exchanges import Exchanges, Question, Stand
+from fedbilevel.federation.server.guard import require_finite
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.runtime import keys
@@ -52,7 +53,8 @@ class FederationRuntime:
     """Runs rounds on the sites of a roster.
 
     `job` has no rows of anybody: see `blind_job`. `metrics` names what the sites
-    measure. `left_out` is called with every reply that was not taken.
+    measure. `left_out` is called with every reply that was not taken. `concludes` names
+    what sites may tell of a finished run, each a number or texts.
     """
 
     name = "flower"
@@ -64,9 +66,11 @@ class FederationRuntime:
         roster: Roster,
         metrics: tuple[str, ...],
         left_out: Callable[[dict[str, Any]], None] = lambda entry: None,
+        concludes: Mapping[str, str] | None = None,
     ) -> None:
         self.job, self.roster = job, roster
         self.exchanges = Exchanges(job, roster, metrics, left_out)
+        self._concludes = concludes or {}
         self._durable = np.zeros(roster.clients, np.int64)
 
     @property
@@ -123,12 +127,14 @@ class FederationRuntime:
         """
         if not self.exchanges.concluding():
             return []
-        exchanges = self.exchanges
+        exchanges, stand = self.exchanges, self._stand(state)
         header = exchanges.header("conclude", rounds, len(state.attendance))
-        answers = self._answered(
-            lambda: exchanges.conclude(header, state.server, self._stand(state))
-        )
-        return [answers.taken[client] for client in sorted(answers.taken)]
+        while True:
+            answers = exchanges.conclude(header, state.server, stand, self._concludes)
+            if answers.taken or answers.refused:
+                # The run is over, whatever was wrong with what they tell of it.
+                return [answers.taken[client] for client in sorted(answers.taken)]
+            exchanges.pause(answers)
 
     def _all_phases(
         self, phases: Phases, stage: int, index: int, state: Federated
@@ -175,6 +181,7 @@ class FederationRuntime:
         turn = replace(question.turn, present=question.present(answers.taken))
         before = jax.tree.map(jnp.asarray, state.server)
         server = question.link.absorb(before, answers.reply, turn)
+        require_finite(server, question.header, "the model")
         row = np.full((1, self.roster.clients), ABSENT, np.uint8)
         for client, (_, renewed) in answers.taken.items():
             row[0, client] = RENEWED if renewed else PRESENT

@@ -1,0 +1,384 @@
+"""Every field of every packet, both ways, with whatever may stand in it.
+
+A packet that was changed is refused by name, or it is one that could have been sent.
+Nothing else happens: no error leaves a reader, what is refused changes nothing, and
+afterwards the right packet is answered as before.
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.facts import check_facts
+from fedbilevel.experiments.federated import _agreed, build_site
+from fedbilevel.federation import Identity, Roster, Terms
+from fedbilevel.federation.wire import unpack
+from fedbilevel.runtime import execute, keys
+from tests.cases import case_of, quadratic_data, quadratic_job
+from tests.federation import FEDERATION, Loopback, server_of, site_of
+from tests.tampering import closed, kind_of, opened
+
+BSGM = case_of("local-bsgm").algorithm
+KINDS = ("hello", "exchange", "measure", "conclude", "reveal")
+CONCLUDED = {"one": 1.0, "names": ["a", "b"]}
+CONCLUDES = {"one": "number", "names": "texts"}
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**32),
+    *(2**40, 2**53 - 1, 2**53, 2**62, 2**63, 2**64, 2**70, -(2**70), 10**400),
+    *(0.0, -0.0, 0.5, 3.5, 1e308, -1e308, 1e-320, float("nan"), float("inf")),
+    *("", "a", "0", "1", "a" * 129, "a" * 5000, "\x00", "\n", "\x1b[2J", "\ud800"),
+    *("\u5b57" * 60, "../../etc", "[red]x[/red]", "NaN", "<f8", "<i8", "|O", "hello"),
+    *([], [[]], {}, [{}], {"a": 1}, {"": None}, {"\udfff": 1}, [0] * 1000, [2**70]),
+    *([1.5], ["x"], [None], [[0, 1], [2]], [True], [-1], {"0": "00"}, {"0": 1}),
+    [[[[[[[[[[[[[[[]]]]]]]]]]]]]]],
+    ["<f8", [1] * 70, None],
+    ["<f8", [2**39, 2**39], None],
+    ["<f8", [0, 2**62], None],
+    ["<f8", [], "00"],
+]
+TEXTS = [b"NaN", b"Infinity", b"1e999", b"-1e999", b"1" * 4999, b"[" * 9999, b'"']
+
+
+def mutated(packet: bytes, draw: random.Random) -> bytes:
+    """Return a packet with one thing changed, or a few."""
+    head, body = opened(packet)
+    how = draw.randrange(12)
+    if how == 0:
+        return closed(packet, head, changed_bytes(body, draw))
+    if how == 1:
+        return closed(packet, changed_text(json.dumps(head).encode(), draw), body)
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        change_one(head, draw)
+    return closed(packet, head, body)
+
+
+def change_one(head: Any, draw: random.Random) -> None:
+    """Change, drop or add a value somewhere in a header."""
+    holder, name = None, None
+    here, inside = head, True
+    while inside:
+        names = list(here) if isinstance(here, dict) else range(len(here))
+        if not names:
+            break
+        holder, name = here, draw.choice(list(names))
+        here = holder[name]
+        inside = isinstance(here, dict | list) and draw.random() < 0.8
+    if holder is None:
+        return
+    what = draw.randrange(10)
+    if what == 0:
+        del holder[name]
+    elif what == 1 and isinstance(holder, dict):
+        holder[draw.choice(["more", "leaves", "info", "kind", "", "0"])] = value(draw)
+    elif what == 2 and isinstance(holder, list):
+        holder.append(value(draw))
+    elif what == 3 and isinstance(here, int | float) and abs(here) < 2**64:
+        holder[name] = here + draw.choice((-1, 1, 0.5, 2**31, 2**32, 2**53))
+    elif what == 4:
+        holder[name] = str(here)
+    else:
+        holder[name] = value(draw)
+
+
+def value(draw: random.Random) -> Any:
+    return draw.choice(VALUES)
+
+
+def changed_text(text: bytes, draw: random.Random) -> bytes:
+    place = draw.randrange(len(text))
+    return draw.choice(
+        [
+            text[:place],
+            text[:place] + draw.choice(TEXTS) + text[place:],
+            text[:-1] + b',"kind":"hello"}',
+            text + text,
+            text.decode().encode("utf-16"),
+            bytes(draw.randrange(256) for _ in range(20)),
+        ]
+    )
+
+
+def changed_bytes(body: bytes, draw: random.Random) -> bytes:
+    numbers = [np.nan, np.inf, -np.inf, 1e308, 1e-320, -0.0]
+    number = np.asarray(draw.choice(numbers), "<f8").tobytes()
+    place = draw.randrange(len(body) + 1)
+    return draw.choice(
+        [
+            body[:place],
+            body + b"\0" * draw.choice((1, 8, 4096)),
+            (body[:place] + number + body[place + 8 :])[: len(body)],
+            bytes(draw.randrange(256) for _ in range(len(body))),
+        ]
+    )
+
+
+# A site that is sent such packets
+
+
+class Target:
+    """Something that reads packets; `read` returns a refusal's reason, or "" for none.
+
+    `state` is what nothing that was refused may change.
+    """
+
+    def __init__(
+        self,
+        packets: dict[str, bytes],
+        read: Callable[[str, bytes], str],
+        state: Callable[[], Any],
+        sound: Callable[[], None],
+    ) -> None:
+        self.packets, self.read, self.state, self.sound = packets, read, state, sound
+        self.seen: Counter[tuple[str, str]] = Counter()
+
+    def attack(self, draw: random.Random, kind: str) -> None:
+        """Feed one packet that was changed."""
+        packet = mutated(self.packets[kind], draw)
+        before = self.state()
+        reason = self.read(kind, packet)
+        assert reason != "internal", (kind, packet)
+        if reason:
+            assert self.state() == before, (kind, reason, packet)
+        self.seen[kind, reason] += 1
+
+
+def run_of(job, conclude=True):
+    """Return sites, and the last packets and answers of a run in which one was lost."""
+    tell = (lambda state: CONCLUDED) if conclude else None
+    net = Loopback({10 + k: site_of(job, k, conclude=tell) for k in range(job.clients)})
+
+    def script(node, packet, one):
+        gone = kind_of(packet) == "exchange" and node == 12 and len(one.sent) > 9
+        return None if gone else one.sites[node].handle(packet)
+
+    net.script = script
+    runtime = server_of(job, net)
+    runtime._concludes = CONCLUDES
+    runtime.conclude(execute(runtime, 2).state, 2)
+    last = {kind_of(p): (p, a) for node, p, a in net.sent if node == 10}
+    return net, last
+
+
+def site_target(job) -> Target:
+    net, last = run_of(job)
+    site = net.sites[10]
+    held = site.checkpoints[FEDERATION]
+    kept, attempt, leaves = dict(held.kept), held.attempt, dict(site._held)
+    answers = {
+        kind: unpack(site.handle(p), 1 << 30)[2] for kind, (p, _) in last.items()
+    }
+
+    def restore():
+        site.checkpoints = {FEDERATION: held}
+        held.kept, held.attempt, site._held = dict(kept), attempt, dict(leaves)
+
+    def read(kind, packet):
+        answer = opened(site.handle(packet))[0]
+        if answer["kind"] == "refused":
+            return answer["info"]["reason"]
+        # It could have been sent: answered, and undone, for the next one.
+        assert answer["kind"] in KINDS and answer["client"] == 0
+        restore()
+        return ""
+
+    def state():
+        now = site.checkpoints.get(FEDERATION)
+        names = {n: id(one) for n, one in now.kept.items()} if now else None
+        return set(site.checkpoints), names, now and now.attempt, set(site._held)
+
+    def sound():
+        restore()
+        for kind, (packet, _) in last.items():
+            answer = site.handle(packet)
+            assert kind_of(answer) == kind
+            assert unpack(answer, 1 << 30)[2] == answers[kind]
+
+    restore()
+    packets = {kind: packet for kind, (packet, _) in last.items()}
+    return Target(packets, read, state, sound)
+
+
+# A server that is answered so
+
+
+def server_target(job) -> Target:
+    """Return a server of which one client alone answers, so that no mean is taken."""
+    net, last = run_of(job)
+    named: list[dict] = []
+    answered: list[bytes] = []
+
+    def script(node, packet, one):
+        asked = kind_of(packet)
+        if asked == "hello" and not answered:
+            return one.sites[node].handle(packet)
+        return answered[0] if node == 10 and answered else None
+
+    runtime = server_of(job, Loopback(net.sites, script), left_out=named.append)
+    exchanges, start = runtime.exchanges, runtime.blank().server
+    packets, questions = {}, {}
+
+    def stand(client):
+        return 0, 0
+
+    head = exchanges.header("exchange", 1, 1)
+    question = exchanges.question(head, start, (keys.ROUNDS, 0), 0, [0, 1, 2])
+    questions["exchange"] = lambda: exchanges.exchange(question, stand)
+    head = exchanges.header("measure", 1, 0)
+    questions["measure"] = lambda head=head: exchanges.measure(head, start, stand)
+    head = exchanges.header("conclude", 1, 0)
+    questions["conclude"] = lambda head=head: exchanges.conclude(
+        head, start, stand, CONCLUDES
+    )
+
+    def honest(node, packet, one):
+        answer = one.sites[node].handle(packet)
+        packets.setdefault(kind_of(packet), answer) if node == 10 else None
+        return answer
+
+    runtime.roster.transport.script = honest
+    before = {kind: question().taken[0] for kind, question in questions.items()}
+    runtime.roster.transport.script = script
+
+    def read(kind, packet):
+        answered[:], named[:] = [packet], []
+        answers = questions[kind]()
+        # One that answers as if it had forgotten us is asked, and read, twice.
+        runtime.roster._met.add(10)
+        for member in runtime.roster.members.values():
+            member.late = False
+        if 0 in answers.taken:
+            finite = jax.tree.leaves(answers.reply)
+            assert all(np.isfinite(np.asarray(leaf)).all() for leaf in finite)
+            return ""
+        assert [entry["client"] for entry in named] == [0]
+        entry = named[0]
+        assert f"{entry['reason']}{entry['detail']}".isprintable()
+        return entry["reason"]
+
+    def state():
+        return {k: one.node for k, one in runtime.roster.members.items()}
+
+    def sound():
+        runtime.roster.transport.script = honest
+        for kind, question in questions.items():
+            same = (question().taken[0], before[kind])
+            jax.tree.map(np.testing.assert_array_equal, *same)
+        runtime.roster.transport.script = script
+
+    packets = {kind: packets[kind] for kind in questions}
+    return Target(packets, read, state, sound)
+
+
+def hello_target() -> Target:
+    """Return a roster that reads hellos of sites of a named task."""
+    experiment = Experiment("quadratic", "fedbio", clients=2, precision="float64")
+    sites = {k: build_site(experiment, k, trial=True) for k in range(2)}
+    told: list[str] = []
+    answered: list[bytes] = []
+
+    def script(node, packet, net):
+        return answered[0] if answered else net.sites[node].handle(packet)
+
+    net = Loopback(sites, script)
+    identity = Identity("f", sites[0].fingerprints.settings, 1)
+    roster = Roster(
+        net, 2, identity, Terms(patience=1), told.append, check_facts=check_facts
+    )
+    roster.gather(1, 2)
+    members = dict(roster.members)
+    packet = next(answer for node, _, answer in net.sent if node == 0)
+    assert packet is not None
+
+    def read(kind, packet):
+        answered[:], told[:] = [packet], []
+        roster.members = dict(members)
+        roster.again(0)
+        net.sent.clear()
+        roster.refresh()
+        (line,) = told
+        assert line.isprintable() and len(line) < 1000
+        if line.startswith("client "):
+            agree(experiment, roster)
+            roster.members = dict(members)
+            return ""
+        assert line.startswith("node 0 is not taken: ")
+        return line.removeprefix("node 0 is not taken: ").partition(":")[0]
+
+    def sound():
+        answered.clear()
+        roster.again(0)
+        roster.refresh()
+        assert _agreed(experiment, roster)[1] == members[0].facts
+
+    return Target({"hello": packet}, read, lambda: dict(roster.members), sound)
+
+
+def agree(experiment, roster):
+    """Agree with a site that was taken: it says what another does, or is named."""
+    alone = SimpleNamespace(
+        members={0: roster.members.get(0, roster.members[1])},
+        clients=2,
+        weights=roster.weights,
+    )
+    try:
+        _agreed(experiment, alone)
+    except InvalidInputError as error:
+        assert str(error)
+
+
+@pytest.fixture(scope="module")
+def targets():
+    jobs = [
+        quadratic_job(BSGM, quadratic_data(3), channel=read_channel(**settings))
+        for settings in ({"aggregate": "secure"}, {"compress": "quantize:8"})
+    ]
+    return {
+        "site": site_target(jobs[0]),
+        "server": server_target(jobs[1]),
+        "roster": hello_target(),
+    }
+
+
+CHOICES = [("site", kind) for kind in KINDS]
+CHOICES += [("server", kind) for kind in KINDS[1:4]] + [("roster", "hello")]
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(draw=st.randoms(use_true_random=False), where=st.sampled_from(CHOICES))
+def test_a_packet_that_was_changed_is_refused_or_could_have_been_sent(
+    targets, draw, where
+):
+    target, kind = where
+    targets[target].attack(draw, kind)
+
+
+@pytest.mark.slow
+def test_100000_packets_that_were_changed(targets):
+    draw = random.Random(15)
+    for _ in range(100_000):
+        target, kind = draw.choice(CHOICES)
+        targets[target].attack(draw, kind)
+    for name, target in targets.items():
+        target.sound()
+        kinds = {kind for kind, _ in target.seen}
+        assert kinds == {kind for one, kind in CHOICES if one == name}
+        # The changes reach every check, and some are none that anybody could notice.
+        assert len({reason for _, reason in target.seen}) >= 6, target.seen

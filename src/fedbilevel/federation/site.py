@@ -25,9 +25,11 @@ from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.wire import (
+    CHECKSUM,
     EVERYONE,
     Header,
     RefusedError,
+    Seal,
     digest,
     pack,
     unpack,
@@ -96,7 +98,8 @@ class Site:
     `facts` are told to the server when it says hello. With a `folder` what the client
     keeps outlives this process. `holds` says whether this process sees all packets, so
     that the server need not repeat what it sent before. `conclude(state)` tells more of
-    a finished run from the server's state with the client's own blocks, stacked.
+    a finished run from the server's state with the client's own blocks, stacked. `seal`
+    is how it knows the server's packets, and the server its own.
     """
 
     def __init__(
@@ -109,10 +112,11 @@ class Site:
         folder: Path | None = None,
         holds: bool = True,
         conclude: Callable[[PyTree], Mapping[str, Any]] | None = None,
+        seal: Seal = CHECKSUM,
     ) -> None:
         self.job, self.client, self.fingerprints = job, client, fingerprints
         self.facts, self.folder, self.holds = facts, folder, holds
-        self.conclude = conclude
+        self.conclude, self.seal = conclude, seal
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self._held: dict[str, np.ndarray] = {}
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
@@ -132,7 +136,7 @@ class Site:
         """Answer a packet, whatever it holds."""
         header = Header("refused", "", "", "", self.client, 0)
         try:
-            header, listed, body = unpack(packet, self.largest)
+            header, listed, body = unpack(packet, self.largest, self.seal)
             return self._answer(header, listed, body)
         except RefusedError as refusal:
             info = {"reason": refusal.reason, "detail": refusal.detail}
@@ -154,10 +158,12 @@ class Site:
             )
         if header.kind != "hello":
             self._check(header)
-        return kinds[header.kind](header, listed, body)
+        reply = kinds[header.kind](header, listed, body)
+        self.checkpoints[header.federation].answered(header)
+        return reply
 
     def _reply(self, header: Header, leaves: Sequence[np.ndarray] = ()) -> bytes:
-        return pack(replace(header, client=self.client), leaves)
+        return pack(replace(header, client=self.client), leaves, seal=self.seal)
 
     def _check(self, header: Header) -> None:
         if header.algorithm != self.fingerprints.algorithm:
@@ -169,9 +175,7 @@ class Site:
         held = self._checkpoints(header.federation)
         if held is None:
             raise RefusedError("federation", f"{header.federation!r:.40} said no hello")
-        if header.attempt < held.attempt:
-            raise RefusedError("attempt", "from a server that was replaced since")
-        held.attempt = header.attempt
+        held.newest.check(header)
 
     def _checkpoints(self, federation: str) -> SiteCheckpoints | None:
         """Return those of a federation that said hello, maybe before a restart."""
@@ -191,11 +195,10 @@ class Site:
         name = header.federation
         if not (name.isalnum() and len(name) <= _LONGEST_NAME):
             raise RefusedError("federation", "its name is not letters and digits")
-        if self._checkpoints(name) is None:
-            fresh = self._fresh(name)
-            fresh.attempt = header.attempt
-            fresh.save()
-            self.checkpoints = {name: fresh}
+        held = self._checkpoints(name) or self._fresh(name)
+        held.newest.check(header)
+        if name not in self.checkpoints:
+            self.checkpoints = {name: held}
         self._held = {}
         info = {
             "facts": dict(self.facts),

@@ -16,7 +16,7 @@ from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.server.guard import implausible
-from fedbilevel.federation.server.requests import Answers, PacketFor, Read, ask
+from fedbilevel.federation.server.requests import Answers, Read, Request, RequestFor, ask
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.site import known_in_clear, links_of
 from fedbilevel.federation.wire import (
@@ -24,7 +24,6 @@ from fedbilevel.federation.wire import (
     Header,
     RefusedError,
     digest,
-    pack,
     unpack_tree,
 )
 from fedbilevel.runtime.exchange import (
@@ -206,17 +205,17 @@ class Exchanges:
         header, common, spent = question.header, question.common(), []
 
         @functools.cache
-        def packed(
+        def request(
             place: int, accepted: int, kept: int, known: frozenset[str]
-        ) -> bytes:
+        ) -> Request:
             leaves = jax.tree.leaves(question.message(place))
-            return pack(replace(header, accepted=accepted, kept=kept), leaves, known)
+            return Request(replace(header, accepted=accepted, kept=kept), leaves, known)
 
-        def packet_for(client: int, member: Member) -> bytes:
+        def request_for(client: int, member: Member) -> Request:
             # In a cohort drawn anew a client may have missed what it should hold.
             everyone = self.job.participants == self.roster.clients
             known = member.known if everyone and member.info.get("holds") else ()
-            return packed(question.place(client), *stand(client), frozenset(known))
+            return request(question.place(client), *stand(client), frozenset(known))
 
         def read(client: int, reply: Header, listed: list, body: bytes):
             accepted, kept = stand(client)
@@ -234,7 +233,7 @@ class Exchanges:
             spent.append(seconds if isinstance(seconds, float) else 0.0)
             return tree, bool(info.get("renewed"))
 
-        answers = self.ask(clients, packet_for, read, like)
+        answers = self.ask(clients, request_for, read, like)
         self.site_seconds += max(spent, default=0.0)
         return answers
 
@@ -317,11 +316,11 @@ class Exchanges:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
 
         @functools.cache
-        def packed(accepted: int, kept: int) -> bytes:
-            return pack(replace(header, accepted=accepted, kept=kept), leaves)
+        def request(accepted: int, kept: int) -> Request:
+            return Request(replace(header, accepted=accepted, kept=kept), leaves)
 
-        def packet_for(client: int, member: Member) -> bytes:
-            return packed(*stand(client))
+        def request_for(client: int, member: Member) -> Request:
+            return request(*stand(client))
 
         def read(client: int, reply: Header, listed: list, body: bytes) -> Any:
             same = ("kind", "federation", "attempt", "round", "exchange")
@@ -331,16 +330,16 @@ class Exchanges:
                 )
             return read_values(reply, listed, body)
 
-        answers = self.ask(clients, packet_for, read, like)
+        answers = self.ask(clients, request_for, read, like)
         self._name(header, answers)
         return answers
 
     def ask(
-        self, clients: list[int], packet_for: PacketFor, read: Read, like: PyTree
+        self, clients: list[int], request_for: RequestFor, read: Read, like: PyTree
     ) -> Answers:
         """Ask clients for answers like `like`."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-        answers = ask(self.roster, clients, packet_for, read, size + _SPARE)
+        answers = ask(self.roster, clients, request_for, read, size + _SPARE)
         self._futile = 0 if answers.taken else self._futile
         return answers
 

@@ -9,9 +9,11 @@ import numpy as np
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.wire import (
+    CHECKSUM,
     EVERYONE,
     Header,
     RefusedError,
+    Seal,
     pack,
     unpack,
     unpack_start,
@@ -107,7 +109,7 @@ class Member:
 class Roster:
     """The clients that said hello.
 
-    A node that comes later in a client's name wins: it is the same site, started again.
+    `seal` is how they know the server's packets, and it knows theirs. A node that comes later in a client's name wins: it is the same site, started again.
     """
 
     def __init__(
@@ -117,9 +119,11 @@ class Roster:
         identity: Identity,
         terms: Terms,
         report: Callable[[str], None],
+        seal: Seal = CHECKSUM,
     ) -> None:
         self.transport, self.clients = transport, clients
         self.identity, self.terms, self.report = identity, terms, report
+        self.seal, self._number = seal, 0
         self.members: dict[int, Member] = {}
         self.algorithm = ""  # its fingerprint, once that is agreed on
         self._met: set[int] = set()
@@ -144,6 +148,11 @@ class Roster:
             )
         self.report(f"going on without clients {missing}")
 
+    def next_number(self) -> int:
+        """Return the number of a request; no two of one attempt have the same."""
+        self._number += 1
+        return self._number
+
     def refresh(self) -> None:
         """Forget nodes that left; say hello to those that are new."""
         self._present = self.transport.nodes()
@@ -158,16 +167,17 @@ class Roster:
             "",
             EVERYONE,
             self.identity.attempt,
+            self.next_number(),
         )
         answers = self.transport.exchange(
-            dict.fromkeys(fresh, pack(hello)),
+            dict.fromkeys(fresh, pack(hello, seal=self.seal)),
             self.terms.deadline,
             lambda answered, elapsed: self._enough(fresh, answered, elapsed),
         )
         self._silent = fresh - set(answers)
         for node, answer in answers.items():
             self._met.add(node)
-            self._enlist(node, answer)
+            self._enlist(node, answer, hello.number)
 
     def _enough(self, asked: set[int], answered: set[int], elapsed: float) -> bool:
         """Say whether to wait no longer for answers to a hello.
@@ -204,9 +214,11 @@ class Roster:
         """Say hello once more to a site that forgot us."""
         self._met.discard(self.members[client].node)
 
-    def _enlist(self, node: int, answer: bytes) -> None:
+    def _enlist(self, node: int, answer: bytes, number: int) -> None:
         try:
-            header, leaves, body = unpack(answer, _LARGEST_HELLO)
+            header, leaves, body = unpack(answer, _LARGEST_HELLO, self.seal)
+            if header.number != number and header.kind != "refused":
+                raise RefusedError("replayed", "answers another hello")
             member = self._member(node, header, leaves, body)
         except RefusedError as refusal:
             self.report(f"node {node} is not taken: {refusal}")

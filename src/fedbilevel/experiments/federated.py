@@ -42,6 +42,7 @@ from fedbilevel.federation import (
     blind_job,
     settings_fingerprint,
 )
+from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import (
     Checkpoints,
@@ -113,13 +114,15 @@ def build_site(
     trial: bool = False,
     folder: Path | None = None,
     holds: bool = True,
+    seal: Seal = CHECKSUM,
 ) -> Site:
     """Return client number `client` of the experiment, with its rows.
 
     The option `data` is where this site's own rows lie, and no others are read. In a
     `trial` it is data of all clients, dealt as in a simulation, and this site takes its
     share. `folder` keeps what the client remembers between exchanges. `holds` says
-    whether this process sees all packets that are sent to the client.
+    whether this process sees all packets that are sent to the client. `seal` is how it
+    knows the server's.
     """
     clients = clients_of(experiment)
     if not 0 <= client < clients:
@@ -145,6 +148,7 @@ def build_site(
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
+        seal=seal,
     )
 
 
@@ -214,17 +218,18 @@ def serve(
     folder: Path,
     terms: Terms,
     *,
+    seal: Seal = CHECKSUM,
     watch: Watch | None = None,
     report: Callable[[str], None] = print,
 ) -> Result:
-    """Run an experiment on the sites that a transport reaches.
+    """Run an experiment on the sites that a transport reaches, known by their seals.
 
     The folder keeps a checkpoint after every round; served again, the run goes on from
     there. In the end it holds the result, and who took part in each exchange.
     """
     clients = clients_of(experiment)
     identity = _identity(folder, experiment)
-    roster = Roster(transport, clients, identity, terms, report)
+    roster = Roster(transport, clients, identity, terms, report, seal)
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=clients if first else terms.minimum)
     job, facts = _agreed(experiment, roster)

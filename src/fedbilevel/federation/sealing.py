@@ -7,7 +7,8 @@ Needs `cryptography`, which comes with `fedbilevel[flower]`.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedbilevel.errors import InvalidInputError
@@ -23,11 +24,23 @@ from fedbilevel.federation.signatures import (
 )
 from fedbilevel.federation.wire import EVERYONE, PROTOCOL, RefusedError
 
-__all__ = ["Signatures", "server_seal", "site_seal"]
+__all__ = ["KeyFiles", "Signatures", "server_seal", "site_seal"]
 
 _REQUEST = f"fedbilevel request, protocol {PROTOCOL}".encode()
 _REPLY = f"fedbilevel reply, protocol {PROTOCOL}".encode()
 _NUMBER_BYTES = 4  # of who signed
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """Where the keys of one side lie, as ssh-keygen writes them.
+
+    `private` is its own, `peers` are public ones: at the server those of clients 0, 1,
+    ..., at a site that of the server.
+    """
+
+    private: Path
+    peers: tuple[Path, ...]
 
 
 class Signatures:
@@ -70,25 +83,26 @@ class Signatures:
         return number
 
 
-def server_seal(private_key: Path, node_keys: Sequence[Path]) -> Signatures:
-    """Return the server's seal; `node_keys` are the public ones of clients 0, 1, ..."""
-    peers = {client: read_public_key(path) for client, path in enumerate(node_keys)}
+def server_seal(keys: KeyFiles) -> Signatures:
+    """Return the server's seal."""
+    peers = {client: read_public_key(path) for client, path in enumerate(keys.peers)}
     first: dict[bytes, int] = {}
     for client, key in peers.items():
         other = first.setdefault(public_bytes(key), client)
         if other != client:
             raise InvalidInputError(
-                f"clients {other} and {client} have the same key, {node_keys[client]}. "
-                "Make one for every site."
+                f"clients {other} and {client} have the same key, "
+                f"{keys.peers[client]}. Make one for every site."
             )
-    private = read_private_key(private_key)
+    private = read_private_key(keys.private)
     return Signatures(EVERYONE, private, peers, writes=_REQUEST, reads=_REPLY)
 
 
-def site_seal(client: int, private_key: Path, server_key: Path) -> Signatures:
-    """Return the seal of one client; `server_key` is the public one of the server."""
+def site_seal(client: int, keys: KeyFiles) -> Signatures:
+    """Return the seal of one client."""
+    (server_key,) = keys.peers
     peers = {EVERYONE: read_public_key(server_key)}
-    private = read_private_key(private_key)
+    private = read_private_key(keys.private)
     return Signatures(client, private, peers, writes=_REPLY, reads=_REQUEST)
 
 

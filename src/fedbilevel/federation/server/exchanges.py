@@ -16,7 +16,13 @@ from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.server.guard import implausible
-from fedbilevel.federation.server.requests import Answers, Read, Request, RequestFor, ask
+from fedbilevel.federation.server.requests import (
+    Answers,
+    Read,
+    Request,
+    RequestFor,
+    ask,
+)
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.site import known_in_clear, links_of
 from fedbilevel.federation.wire import (

@@ -109,7 +109,8 @@ class Member:
 class Roster:
     """The clients that said hello.
 
-    `seal` is how they know the server's packets, and it knows theirs. A node that comes later in a client's name wins: it is the same site, started again.
+    `seal` is how they know the server's packets, and it knows theirs. A node that comes
+    later in a client's name wins: it is the same site, started again.
     """
 
     def __init__(

@@ -59,12 +59,13 @@ def seconds_a_round(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         experiment.save(folder)
+        keys = trial.make_keys(folder, nodes)
         link = SuperLink(f"127.0.0.1:{free_port()}", folder, None, remembers)
         crowd = [
             trial.persistent_node(experiment, k, folder, link) for k in range(nodes)
         ]
         result = serve_over_flower(
-            experiment, folder, Terms(), link, watch=watch, crowd=crowd
+            experiment, folder, Terms(), link, keys=keys, watch=watch, crowd=crowd
         )
     first = min(done for done in seen if done >= WARM)
     last = max(done for done in seen if done < ROUNDS)

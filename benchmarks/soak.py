@@ -92,12 +92,15 @@ def main(rounds: int, pause: float) -> None:
         folder = Path(name)
         experiment.save(folder)
         link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
+        keys = trial.make_keys(folder, NODES)
         crowd = [
             trial.persistent_node(experiment, k, folder, link) for k in range(NODES)
         ]
         killer, began = Killer(folder, crowd, pause), time.monotonic()
         terms = Terms(deadline=5.0, patience=120.0)
-        serve_over_flower(experiment, folder, terms, link, watch=killer, crowd=crowd)
+        serve_over_flower(
+            experiment, folder, terms, link, keys=keys, watch=killer, crowd=crowd
+        )
         took = time.monotonic() - began
         deployed, outcome, algorithm = replay(folder)
         record = read_arrays(folder / ATTENDANCE)["attendance"]

@@ -18,6 +18,7 @@ from fedbilevel.federation import (
     algorithm_fingerprint,
     blind_job,
 )
+from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import Job, Sampling
 
 FEDERATION, SETTINGS = "f1", "settings"
@@ -61,6 +62,7 @@ class Loopback:
     sites: dict[int, Site]
     script: Script = faithful
     sent: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
+    lost: bool = False  # for scripts that cut a node off
 
     def nodes(self) -> set[int]:
         """Return the nodes that are there."""
@@ -95,11 +97,14 @@ def server_of(
     terms: Terms = TERMS,
     report=_ignore,
     left_out=_ignore,
+    seal: Seal = CHECKSUM,
 ):
     """Return the server of a federation; it is given no rows."""
     identity = Identity(FEDERATION, SETTINGS, attempt)
     weights = np.asarray(job.data.weights).tolist()
-    roster = Roster(net, job.clients, identity, terms, report, weights=weights)
+    roster = Roster(
+        net, job.clients, identity, terms, report, weights=weights, seal=seal
+    )
     roster.gather(terms.patience, enough=1)
     blind = blind_job(
         job.algorithm,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.federation.wire import FRAME_BYTES
+from fedbilevel.federation.wire import CHECKSUM, START_BYTES
 
 KIND = "kind"
 
@@ -15,7 +15,7 @@ KIND = "kind"
 def opened(packet: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the header as JSON has it, and the bytes of the leaves."""
     length = int.from_bytes(packet[4:8], "big")
-    rest = packet[FRAME_BYTES:]
+    rest = packet[START_BYTES + CHECKSUM.size :]
     return json.loads(rest[:length]), rest[length:]
 
 

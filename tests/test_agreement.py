@@ -156,9 +156,16 @@ def test_a_node_without_rows_of_its_own_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--insecure --node-key a.pub", "exclude each other"),
-        ("--certificates c --node-key a.pub --node-key b.pub --node-key c.pub", "3"),
-        ("", "--certificates, or --insecure"),
+        ("--insecure --node-key a.pub", "give --private-key, or"),
+        ("--insecure --certificates c", "exclude each other"),
+        (
+            "--certificates c --private-key s "
+            "--node-key a.pub --node-key b.pub --node-key c.pub",
+            "3",
+        ),
+        ("--certificates c --private-key s --node-key a.pub", "1 times"),
+        ("--certificates c", "give --private-key and --node-key, or --insecure"),
+        ("", "give --certificates and --private-key and --node-key, or --insecure"),
     ],
 )
 def test_a_server_with_odd_keys_is_told_before_anything_starts(words, reason, tmp_path):

@@ -151,8 +151,8 @@ class Mishaps:
             return None
         answer = net.sites[node].handle(packet)
         if what == "twice":
-            again = net.sites[node].handle(packet)
-            assert unpack(again, 1 << 30)[2] == unpack(answer, 1 << 30)[2]
+            again, _, _ = unpack(net.sites[node].handle(packet), 1 << 30)
+            assert again.kind == "refused"
         return None if what == "reply lost" else answer
 
 
@@ -375,7 +375,7 @@ def test_nodes_that_are_listed_but_dead_cost_a_deadline_once():
     assert waits == [0.0]  # all clients are there without them
     del net.sites[11]
     waits.clear()
-    server_of(job, net)
+    server_of(job, net, attempt=2)
     assert waits[0] == TERMS.deadline and max(waits[1:]) <= 1.5 and len(waits) > 2
 
 
@@ -476,5 +476,8 @@ def test_secure_sites_keep_their_keys_to_themselves(tmp_path):
     # Masks are used once: another message under an old number is refused.
     asked = [p for n, p, _ in net.sent if n == 10 and b'"exchange":1,' in p]
     old = [p for p in asked if unpack(p, 1 << 30)[0].kind == "exchange"][0]
+    header, listed, body = unpack(old, 1 << 30)
+    header = dataclasses.replace(header, number=header.number + 1000)
+    old = pack(header, unpack_start(listed, body))
     reply, _, _ = unpack(site_of(job, 0, folders[0]).handle(old), 1 << 30)
     assert reply.kind == "refused" and (reply.info or {})["reason"] == "mask"

@@ -130,16 +130,17 @@ def federation(folder):
     strange.parent.mkdir(parents=True)
     strange.write_bytes(b"the state of another experiment")
     link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
+    keys = trial.make_keys(folder, 3)
     crowd = [trial.persistent_node(EXPERIMENT, k, folder, link) for k in range(3)]
     terms = Terms(deadline=6.0, patience=100.0)
     with pytest.raises(KeyboardInterrupt, match="After round"):
         serve_over_flower(
-            EXPERIMENT, folder, terms, link, watch=stop_at_once, crowd=crowd
+            EXPERIMENT, folder, terms, link, keys=keys, watch=stop_at_once, crowd=crowd
         )
     left = [line for line in processes() if str(folder) in line]
     faults = Faults(folder, crowd)
     result = serve_over_flower(
-        EXPERIMENT, folder, terms, link, watch=faults, crowd=crowd
+        EXPERIMENT, folder, terms, link, keys=keys, watch=faults, crowd=crowd
     )
     return faults, result, left
 

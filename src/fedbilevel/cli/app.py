@@ -50,13 +50,14 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "federate": (federate, "regularization --clients 4 --rounds 20"),
     "serve": (
         serve,
-        "regularization --clients 3 --certificates certificates --node-key node0.pub "
-        "--out run",
+        "regularization --clients 1 --certificates certificates --private-key server "
+        "--node-key node0.pub --out run",
     ),
     "node": (
         node,
         "regularization --clients 3 --client 0 --superlink server:8000 "
-        "--root-certificates ca.crt --private-key node0 --data rows --state state",
+        "--root-certificates ca.crt --private-key node0 --server-key server.pub "
+        "--data rows --state state",
     ),
     "replay": (replay, "runs/federation"),
 }

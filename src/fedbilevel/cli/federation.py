@@ -2,6 +2,7 @@
 
 import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,8 @@ __all__ = ["federate", "node", "replay", "serve"]
 
 _PANEL = "Waiting for nodes"
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="neither encryption nor keys: for trials")
+    bool,
+    typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),
 ]
 
 
@@ -130,6 +132,9 @@ def serve(
     certificates: Annotated[
         Path | None, typer.Option(help="folder with ca.crt, server.pem, server.key")
     ] = None,
+    private_key: Annotated[
+        Path | None, typer.Option(help="the server's key, made by ssh-keygen")
+    ] = None,
     node_key: Annotated[
         list[Path] | None,
         typer.Option(help="public key of a client's node; repeat, in their order"),
@@ -141,19 +146,20 @@ def serve(
 
     The server has no rows. Settings must be those of the nodes.
     """
-    keys = node_key or []
-    _check_security(insecure, "certificates", certificates)
-    _check_keys(keys, int(experiment.clients or 0), insecure)
+    own = {"private-key": private_key, "node-key": node_key}
+    _check_security(insecure, {"certificates": certificates}, own)
+    _check_count(node_key or [], int(experiment.clients or 0))
     from fedbilevel.deployment.serving import serve_over_flower
     from fedbilevel.deployment.superlink import SuperLink
+    from fedbilevel.federation.sealing import KeyFiles
+
+    keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
 
     link = SuperLink(address, out, certificates)
     with private_files(), watched(experiment.task, quiet=as_json) as watch:
         make_private_folder(out)
         experiment.save(out)
-        result = serve_over_flower(
-            experiment, out, terms, link, node_keys=keys, watch=watch
-        )
+        result = serve_over_flower(experiment, out, terms, link, keys=keys, watch=watch)
     show_result(result, out, as_json)
 
 
@@ -169,6 +175,9 @@ def node(
     private_key: Annotated[
         Path | None, typer.Option(help="this site's key, made by ssh-keygen")
     ] = None,
+    server_key: Annotated[
+        Path | None, typer.Option(help="public key of the server, NAME.pub")
+    ] = None,
     insecure: Insecure = False,
     patience: Annotated[
         float, typer.Option(help="seconds without a connection before giving up")
@@ -181,26 +190,23 @@ def node(
 ) -> None:
     """Take part in a federation, with rows that never leave this site."""
     _require_flower()
-    _check_security(insecure, "root-certificates", root_certificates, private_key)
+    own = {"private-key": private_key, "server-key": server_key}
+    _check_security(insecure, {"root-certificates": root_certificates}, own)
     if "data" not in experiment.options and not trial:
         # The task would take a set of its own, and nobody would notice.
         raise InvalidInputError("give --data, where the rows of this site are.")
-    from fedbilevel.federation.flower.node import Connection
-
-    link = Connection(superlink, root_certificates, private_key, patience)
-    configure(experiment.precision, cores=cores)
-    _take_part(experiment, client, link, state, trial)
-
-
-def _take_part(
-    experiment: Experiment, client: int, link: Any, state: Path, trial: bool
-) -> None:
     from fedbilevel.experiments.federated import build_site
-    from fedbilevel.federation.flower.node import serve_packets
+    from fedbilevel.federation.flower.node import Connection
+    from fedbilevel.federation.sealing import KeyFiles, site_seal
+    from fedbilevel.federation.wire import CHECKSUM
 
-    asked: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: asked.append(signum))
+    seal = CHECKSUM
+    if private_key and server_key:
+        seal = site_seal(client, KeyFiles(private_key, (server_key,)))
+    # Without certificates Flower takes any node, and one of a new name at once.
+    flower_key = private_key if root_certificates else None
+    link = Connection(superlink, root_certificates, flower_key, patience)
+    configure(experiment.precision, cores=cores)
     console = Console(stderr=True)
 
     def report(text: str) -> None:
@@ -208,11 +214,23 @@ def _take_part(
 
     with private_files():
         make_private_folder(state)
-        site = build_site(experiment, client, trial=trial, folder=state, report=report)
-        console.print(f"Client {client} is ready, its state is in {state}")
-        serve_packets(
-            link, site.handle, asked_to_stop=lambda: bool(asked), report=report
+        site = build_site(
+            experiment, client, trial=trial, folder=state, report=report, seal=seal
         )
+        _take_part(site, link)
+
+
+def _take_part(site: Any, link: Any) -> None:
+    from fedbilevel.federation.flower.node import serve_packets
+
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: asked.append(signum))
+    console = Console(stderr=True)
+    console.print(f"Client {site.client} is ready, its state is in {site.folder}")
+    serve_packets(
+        link, site.handle, asked_to_stop=lambda: bool(asked), report=site.report
+    )
     console.print("Ended as asked.")
 
 
@@ -247,22 +265,25 @@ def _require_flower() -> None:
         ) from error
 
 
-def _check_security(insecure: bool, name: str, *given: Path | None) -> None:
-    """Raise unless there are certificates, or none are wanted."""
-    if insecure and any(given):
+def _check_security(
+    insecure: bool, certificates: Mapping[str, Any], keys: Mapping[str, Any]
+) -> None:
+    """Raise unless there is all that is needed, or none of it is wanted."""
+    if insecure and any(certificates.values()):
         raise InvalidInputError("--insecure and certificates exclude each other.")
-    if not insecure and not all(given):
+    needed = {**({} if insecure else certificates), **keys}
+    if insecure and not any(keys.values()):
+        return
+    missing = " and ".join(f"--{name}" for name, given in needed.items() if not given)
+    if missing:
         raise InvalidInputError(
-            f"give --{name}{' and --private-key' if len(given) > 1 else ''}, or "
-            "--insecure to do without encryption and keys."
+            f"give {missing}, or --insecure alone to do without encryption and keys."
         )
 
 
-def _check_keys(node_keys: list[Path], clients: int, insecure: bool) -> None:
-    if node_keys and insecure:
-        raise InvalidInputError("--insecure and --node-key exclude each other.")
-    if len(node_keys) > clients:
+def _check_count(node_keys: list[Path], clients: int) -> None:
+    if node_keys and len(node_keys) != clients:
         raise InvalidInputError(
             f"{len(node_keys)} times --node-key for {clients} clients: give one for "
-            "each, in their order. Other nodes can be let in with `flwr supernode`."
+            "each, in their order."
         )

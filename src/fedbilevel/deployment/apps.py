@@ -1,7 +1,8 @@
 """Our ServerApp and ClientApp, as Flower loads them into its processes.
 
 Both read their settings from the run's configuration: the experiment as JSON text, and
-for the server where its folder is and how long it waits.
+for the server where its folder and its keys are and how long it waits. Where the keys
+of a site are is in the configuration of its node.
 """
 
 import functools
@@ -11,8 +12,10 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -25,6 +28,8 @@ from fedbilevel.experiments.federated import build_site, serve
 from fedbilevel.federation import Site, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
+from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
+from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import configure
 
 __all__ = [
@@ -87,8 +92,15 @@ def _serve(grid: Grid, context: Context) -> None:
     try:
         with (folder / LOG).open("a", buffering=1) as log:
             say = functools.partial(print, file=log)
-            transport = GridTransport(grid, halt)
-            serve(transport, experiment, folder, terms, watch=watch, report=say)
+            serve(
+                GridTransport(grid, halt),
+                experiment,
+                folder,
+                terms,
+                seal=_server_seal(settings),
+                watch=watch,
+                report=say,
+            )
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
     except Exception as error:
@@ -123,18 +135,39 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
         settings["options"] = {**settings["options"], "data": held["data"]}
     experiment = Experiment(**settings)
     configure(experiment.precision, cores=1)
+    client = int(held["client"])
     return build_site(
         experiment,
-        int(held["client"]),
+        client,
         trial=held.get("trial") == "true",
         folder=Path(held["state"]),
         holds=False,
+        seal=_site_seal(client, held),
     )
 
 
-def settings_of(experiment: Experiment, folder: Path, terms: Terms) -> dict:
-    """Return the run's configuration, as both apps read it."""
+def _site_seal(client: int, held: Mapping[str, str]) -> Seal:
+    if "private_key" not in held:
+        return CHECKSUM
+    keys = KeyFiles(Path(held["private_key"]), (Path(held["server_key"]),))
+    return site_seal(client, keys)
+
+
+def _server_seal(settings: Mapping[str, Any]) -> Seal:
+    if not settings["private_key"]:
+        return CHECKSUM
+    peers = tuple(map(Path, json.loads(str(settings["node_keys"]))))
+    return server_seal(KeyFiles(Path(str(settings["private_key"])), peers))
+
+
+def settings_of(
+    experiment: Experiment, folder: Path, terms: Terms, keys: KeyFiles | None = None
+) -> dict:
+    """Return the run's configuration, as both apps read it: of keys only the paths."""
+    peers = [str(path.resolve()) for path in keys.peers] if keys else []
     return {
+        "private_key": str(keys.private.resolve()) if keys else "",
+        "node_keys": json.dumps(peers),
         "experiment": json.dumps(asdict(experiment)),
         "folder": str(folder.resolve()),
         **asdict(terms),

@@ -19,6 +19,7 @@ from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.federation import Terms
+from fedbilevel.federation.sealing import KeyFiles, server_seal
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
@@ -34,7 +35,7 @@ def serve_over_flower(
     terms: Terms,
     link: SuperLink,
     *,
-    node_keys: Sequence[Path] = (),
+    keys: KeyFiles | None = None,
     watch: Watch,
     crowd: Sequence[Process] = (),
 ) -> Result:
@@ -43,8 +44,11 @@ def serve_over_flower(
     A SuperLink or a ServerApp that ended is started again, and the run goes on after
     its last round; so is a node of the `crowd` on this machine. If `watch` raises
     KeyboardInterrupt, all processes are ended; the folder can be served again.
-    `node_keys` are the public keys of clients 0, 1, ...
+    With `keys` packets are signed; with certificates, too, Flower lets in no others.
     """
+    if keys is not None:
+        server_seal(keys)  # or what is wrong with them, before anything starts
+    node_keys = keys.peers if keys is not None and link.certificates else ()
     terms = replace(terms, keys=tuple(key_of(path) for path in node_keys))
     if listens(link.address):
         # Else the run would be given to a SuperLink that is not ours.
@@ -62,7 +66,7 @@ def serve_over_flower(
             node.start()
         wait_for_port(link.address, superlink)
         link.register(node_keys)
-        settings = apps.settings_of(experiment, folder, terms)
+        settings = apps.settings_of(experiment, folder, terms, keys)
         serving = _Serving(folder, link, settings, servers)
         return _until_done(serving, superlink, watch, crowd)
     except KeyboardInterrupt:

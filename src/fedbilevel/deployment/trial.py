@@ -12,10 +12,12 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import clients_of
 from fedbilevel.federation import Terms
+from fedbilevel.federation.sealing import KeyFiles
+from fedbilevel.federation.signatures import make_key_pair
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
-__all__ = ["KINDS", "deployment_of", "federate", "persistent_node"]
+__all__ = ["KINDS", "deployment_of", "federate", "make_keys", "persistent_node"]
 
 KINDS = ("persistent", "stock")
 _OPTIONS = ("algorithm", "clients", "participants", "local_steps", "batch", "seed")
@@ -31,16 +33,33 @@ def federate(
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
-    `nodes` are persistent, ours, or stock, Flower's own.
+    `nodes` are persistent, ours, or stock, Flower's own. All have keys that are made
+    for this run, in its folder.
     """
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
     where = f"127.0.0.1:{free_port()}"
     link = SuperLink(where, folder, certificates=None, remembers=False)
     make = persistent_node if nodes == "persistent" else _stock
+    keys = make_keys(folder, clients_of(experiment))
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
-    return serve_over_flower(experiment, folder, terms, link, watch=watch, crowd=crowd)
+    return serve_over_flower(
+        experiment, folder, terms, link, keys=keys, watch=watch, crowd=crowd
+    )
+
+
+def make_keys(folder: Path, clients: int) -> KeyFiles:
+    """Make the keys of a trial, and return those of its server."""
+    for name in ("server", *map(str, range(clients))):
+        make_key_pair(folder / "keys" / name)
+    peers = [folder / "keys" / f"{client}.pub" for client in range(clients)]
+    return KeyFiles(folder / "keys" / "server", tuple(peers))
+
+
+def _site_keys(folder: Path, client: int) -> KeyFiles:
+    """Return the keys that were made for one client."""
+    return KeyFiles(folder / "keys" / str(client), (folder / "keys" / "server.pub",))
 
 
 def _arguments_of(experiment: Experiment) -> list[str]:
@@ -73,9 +92,11 @@ def deployment_of(experiment: Experiment) -> list[str]:
     shared = " ".join(_arguments_of(replace(experiment, options=options)))
     return [
         f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
-        "--certificates certificates --node-key node0.pub ... --out RUN",
+        "--certificates certificates --private-key server --node-key node0.pub ... "
+        "--out RUN",
         f"fedbilevel node {shared} --client 0 --superlink SERVER:8443 "
-        "--root-certificates ca.crt --private-key node0 --data ROWS --state STATE",
+        "--root-certificates ca.crt --private-key node0 --server-key server.pub "
+        "--data ROWS --state STATE",
     ]
 
 
@@ -85,16 +106,24 @@ def persistent_node(
     """Return a node of ours for one client, not started yet."""
     state = str(folder / "nodes" / str(client))
     where = ("--superlink", link.address, "--insecure", "--trial", "--state", state)
+    keys = _site_keys(folder, client)
+    known = ("--private-key", str(keys.private), "--server-key", str(keys.peers[0]))
     command = [sys.executable, "-m", "fedbilevel.cli"]
-    command += _node_command(experiment, client, *where)
+    command += _node_command(experiment, client, *where, *known)
     return Process(f"node-{client}", command, folder)
 
 
 def _stock(
     experiment: Experiment, client: int, folder: Path, link: SuperLink
 ) -> Process:
-    state = json.dumps(str((folder / "nodes" / str(client)).resolve()))
-    held = f'client={client} trial="true" state={state}'
+    keys = _site_keys(folder, client)
+    paths = {
+        "state": folder / "nodes" / str(client),
+        "private_key": keys.private,
+        "server_key": keys.peers[0],
+    }
+    told = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
+    held = " ".join([f'client={client} trial="true"', *told])
     command = [
         program("flower-supernode"),
         *("--insecure", "--superlink", link.address),

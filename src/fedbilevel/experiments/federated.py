@@ -44,6 +44,7 @@ from fedbilevel.federation import (
     settings_fingerprint,
 )
 from fedbilevel.federation.server.conclusions import together
+from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
 from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import (
@@ -117,6 +118,7 @@ def build_site(
     folder: Path | None = None,
     holds: bool = True,
     report: Callable[[str], None] = print,
+    seal: Seal = CHECKSUM,
 ) -> Site:
     """Return client number `client` of the experiment, with its rows.
 
@@ -124,7 +126,7 @@ def build_site(
     `trial` it is data of all clients, dealt as in a simulation, and this site takes its
     share. `folder` keeps what the client remembers between exchanges. `holds` says
     whether this process sees all packets that are sent to the client. `report` is told
-    of packets that nobody foresaw.
+    of packets that nobody foresaw. `seal` is how it knows the server's.
     """
     clients = clients_of(experiment)
     if not 0 <= client < clients:
@@ -151,6 +153,7 @@ def build_site(
         holds=holds,
         conclude=_conclusion(task, job),
         report=report,
+        seal=seal,
     )
 
 
@@ -239,10 +242,11 @@ def serve(
     folder: Path,
     terms: Terms,
     *,
+    seal: Seal = CHECKSUM,
     watch: Watch | None = None,
     report: Callable[[str], None] = print,
 ) -> Result:
-    """Run an experiment on the sites that a transport reaches.
+    """Run an experiment on the sites that a transport reaches, known by their seals.
 
     The folder keeps a checkpoint after every round; served again, the run goes on from
     there. In the end it holds the result, and who took part in each exchange.
@@ -257,6 +261,7 @@ def serve(
         report,
         weights=experiment.weights,
         check_facts=check_facts,
+        seal=seal,
     )
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=clients if first else terms.minimum)

@@ -16,7 +16,8 @@ import numpy as np
 
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays
-from fedbilevel.federation.wire import PROTOCOL, RefusedError
+from fedbilevel.federation.freshness import Newest
+from fedbilevel.federation.wire import PROTOCOL, Header, RefusedError
 from fedbilevel.runtime.checkpoint import DAMAGED
 from fedbilevel.runtime.job import Kept
 
@@ -28,8 +29,8 @@ START = 0  # the exchange after which a client stands before any
 class SiteCheckpoints:
     """What one client of one federation kept, by exchange.
 
-    `attempt` is the newest start of the server that was heard of. `found` says whether
-    an earlier process left something.
+    `newest` is the newest request that was answered. `found` says whether an earlier
+    process left something.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class SiteCheckpoints:
         self.names = _tree.leaf_names(self.start)
         self.path = None if folder is None else folder / f"{federation}.npz"
         self.kept: dict[int, Kept] = {}
-        self.attempt = 0
+        self.newest = Newest()
         self.found = self._load()
 
     def at(self, exchange: int) -> Kept | None:
@@ -50,9 +51,13 @@ class SiteCheckpoints:
         return self.kept.get(exchange)
 
     def put(self, exchange: int, kept: Kept, oldest: int) -> None:
-        """Keep one more checkpoint, and none from before `oldest`; write them all."""
+        """Keep one more checkpoint, and none from before `oldest`."""
         self.kept = {n: one for n, one in self.kept.items() if n >= oldest}
         self.kept[exchange] = jax.tree.map(np.asarray, kept)
+
+    def answered(self, header: Header) -> None:
+        """Note that a request was answered, and write everything before that leaves."""
+        self.newest = self.newest.after(header)
         self.save()
 
     def save(self) -> None:
@@ -67,7 +72,7 @@ class SiteCheckpoints:
         about = {
             "protocol": PROTOCOL,
             "client": self.client,
-            "attempt": self.attempt,
+            "newest": self.newest.as_dict(),
             "exchanges": sorted(self.kept),
         }
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -86,11 +91,11 @@ class SiteCheckpoints:
             for exchange in about["exchanges"]:
                 leaves = [arrays[f"{exchange}/{name}"] for name in self.names]
                 self.kept[exchange] = self._checked(leaves)
-            self.attempt = int(about["attempt"])
+            self.newest = Newest.read(about["newest"])
         except DAMAGED:
             # Put aside, for a person to look at; the client begins anew.
             self.path.replace(self.path.with_suffix(".damaged"))
-            self.kept, self.attempt = {}, 0
+            self.kept, self.newest = {}, Newest()
         return True
 
     def _check_protocol(self, about: dict[str, Any]) -> None:

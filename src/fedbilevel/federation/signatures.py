@@ -6,7 +6,9 @@ what was signed for one purpose cannot be shown for another. Needs `cryptography
 comes with `fedbilevel[flower]`.
 """
 
+import os
 from pathlib import Path
+from typing import BinaryIO
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -16,10 +18,15 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
 )
 
+from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError
 
 __all__ = [
@@ -27,6 +34,8 @@ __all__ = [
     "PrivateKey",
     "PublicKey",
     "is_signed",
+    "make_key_pair",
+    "public_bytes",
     "read_private_key",
     "read_public_key",
     "sign",
@@ -71,6 +80,25 @@ def read_public_key(path: Path) -> PublicKey:
             "`ssh-keygen -t ecdsa -b 384`."
         )
     return key
+
+
+def make_key_pair(path: Path) -> None:
+    """Write a new key as ssh-keygen does, and the public one beside it, NAME.pub."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+    def write(file: BinaryIO) -> None:
+        os.fchmod(file.fileno(), 0o600)  # before there is anything to read in it
+        file.write(text)
+
+    public = public_bytes(key.public_key()) + b"\n"
+    write_atomically(path, write)
+    write_atomically(path.with_name(f"{path.name}.pub"), lambda f: f.write(public))
+
+
+def public_bytes(key: PublicKey) -> bytes:
+    """Return a public key as ssh-keygen writes it, without a comment."""
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def sign(key: PrivateKey, purpose: bytes, message: bytes) -> bytes:

@@ -26,9 +26,11 @@ from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
+    CHECKSUM,
     EVERYONE,
     Header,
     RefusedError,
+    Seal,
     digest,
     pack,
     refusal_of,
@@ -99,7 +101,8 @@ class Site:
     keeps outlives this process. `holds` says whether this process sees all packets, so
     that the server need not repeat what it sent before. `conclude(state)` tells more of
     a finished run from the server's state with the client's own blocks, stacked.
-    `report` is told of packets that nobody foresaw, for a person to read.
+    `report` is told of packets that nobody foresaw, for a person to read. `seal` is how
+    it knows the server's packets, and the server its own.
     """
 
     def __init__(
@@ -113,10 +116,11 @@ class Site:
         holds: bool = True,
         conclude: Callable[[PyTree], Mapping[str, Any]] | None = None,
         report: Callable[[str], None] = lambda text: None,
+        seal: Seal = CHECKSUM,
     ) -> None:
         self.job, self.client, self.fingerprints = job, client, fingerprints
         self.facts, self.folder, self.holds = facts, folder, holds
-        self.conclude, self.report = conclude, report
+        self.conclude, self.report, self.seal = conclude, report, seal
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self._held: dict[str, np.ndarray] = {}
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
@@ -136,7 +140,7 @@ class Site:
         """Answer a packet, whatever it holds."""
         header = Header("refused", "", "", "", self.client, 0)
         try:
-            header, listed, body = unpack(packet, self.largest)
+            header, listed, body = unpack(packet, self.largest, self.seal)
             return self._answer(header, listed, body)
         except Exception as error:
             refusal = refusal_of(error)
@@ -158,17 +162,16 @@ class Site:
             raise RefusedError(
                 "settings", "the server runs with other settings than this site"
             )
-        if header.kind == "hello":
-            return self._hello(header, listed, body)
-        held = self._check(header)
-        answer = kinds[header.kind](header, listed, body)
-        held.attempt = header.attempt  # only now: what is refused changes nothing
-        return answer
+        if header.kind != "hello":
+            self._check(header)
+        reply = kinds[header.kind](header, listed, body)
+        self.checkpoints[header.federation].answered(header)
+        return reply
 
     def _reply(self, header: Header, leaves: Sequence[np.ndarray] = ()) -> bytes:
-        return pack(replace(header, client=self.client), leaves)
+        return pack(replace(header, client=self.client), leaves, seal=self.seal)
 
-    def _check(self, header: Header) -> SiteCheckpoints:
+    def _check(self, header: Header) -> None:
         if header.algorithm != self.fingerprints.algorithm:
             raise RefusedError(
                 "algorithm", "the server built another algorithm than here"
@@ -178,9 +181,7 @@ class Site:
         held = self._checkpoints(header.federation)
         if held is None:
             raise RefusedError("federation", f"{header.federation!r:.40} said no hello")
-        if header.attempt < held.attempt:
-            raise RefusedError("attempt", "from a server that was replaced since")
-        return held
+        held.newest.check(header)
 
     def _checkpoints(self, federation: str) -> SiteCheckpoints | None:
         """Return those of a federation that said hello, maybe before a restart."""
@@ -200,11 +201,10 @@ class Site:
         name = header.federation
         if not _is_name(name):
             raise RefusedError("federation", "its name is not letters and digits")
-        if self._checkpoints(name) is None:
-            fresh = self._fresh(name)
-            fresh.attempt = header.attempt
-            fresh.save()
-            self.checkpoints = {name: fresh}
+        held = self._checkpoints(name) or self._fresh(name)
+        held.newest.check(header)
+        if name not in self.checkpoints:
+            self.checkpoints = {name: held}
         self._held = {}
         info = {
             "facts": dict(self.facts),

@@ -2,13 +2,14 @@
 
     magic "FBL" and the protocol version     4 bytes
     length of the header, big endian         4 bytes
-    SHA-256 of that length and the rest     32 bytes
+    seal of that length and the rest        32 bytes, or 100
     header, JSON with keys in order
     the leaves of a tree, one after the other, little endian
 
 Nothing in a packet is executed or unpickled. The receiver knows the tree it expects;
 shapes and types in the header are compared with it, never trusted. A packet that does
-not fit is refused with a reason; the SHA-256 is against damage, TLS against forgers.
+not fit is refused with a reason. The seal is a signature (`federation.sealing`) where
+both sides have keys; else it is a SHA-256, which is against damage, not forgers.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -26,11 +27,13 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.foreign import is_plain, read_json, shown
 
 __all__ = [
+    "CHECKSUM",
     "EVERYONE",
-    "FRAME_BYTES",
     "PROTOCOL",
+    "START_BYTES",
     "Header",
     "RefusedError",
+    "Seal",
     "Spec",
     "digest",
     "pack",
@@ -44,7 +47,7 @@ __all__ = [
 PROTOCOL = 3
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
 _MAGIC = b"FBL" + bytes([PROTOCOL])
-FRAME_BYTES = len(_MAGIC) + 4 + 32  # before the header
+START_BYTES = len(_MAGIC) + 4  # before the seal
 _LONGEST_HEADER = 1 << 20
 _COUNTS = 2**53 - 1  # the most that a field of a header counts to
 _LONGEST_TEXT = 128  # letters of a field of a header
@@ -77,6 +80,43 @@ def refusal_of(error: Exception) -> RefusedError:
     return RefusedError("internal", f"reading it raised {type(error).__name__}")
 
 
+class Seal(Protocol):
+    """Makes the bytes by which a receiver knows a packet for what was sent."""
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of every mark."""
+        ...
+
+    def mark(self, content: bytes) -> bytes:
+        """Return the mark of what is sent."""
+        ...
+
+    def author(self, content: bytes, mark: bytes) -> int | None:
+        """Return who made a mark, None if it does not tell; refuse a wrong one."""
+        ...
+
+
+class _Checksum:
+    """A seal that anybody can make: it tells damage, and nothing about the sender."""
+
+    size = hashlib.sha256().digest_size
+
+    def mark(self, content: bytes) -> bytes:
+        return hashlib.sha256(content).digest()
+
+    def author(self, content: bytes, mark: bytes) -> None:
+        if self.mark(content) != mark:
+            raise RefusedError(
+                "damaged",
+                "checksum differs: the packet is cut off or changed, or its sender "
+                "signs packets and this side was given no keys",
+            )
+
+
+CHECKSUM = _Checksum()
+
+
 @dataclass(frozen=True)
 class Header:
     """Where a packet belongs. Both sides compare all of it with what they expect.
@@ -88,8 +128,9 @@ class Header:
     of its server. `settings` and `algorithm` are fingerprints. `exchange` numbers all
     exchanges of the run, `index` those of one phase; `stage` is setup or rounds.
     `accepted` is the last exchange of this client that the server took in, 0 for none,
-    and `kept` the last one that no restart of the server can undo. `info` has what
-    belongs to one kind alone.
+    and `kept` the last one that no restart of the server can undo. `number` counts the
+    requests of one attempt, so that none is answered twice; a reply has that of its
+    request. `info` has what belongs to one kind alone.
     """
 
     kind: str
@@ -98,6 +139,7 @@ class Header:
     algorithm: str
     client: int
     attempt: int
+    number: int = 0
     round: int = 0
     exchange: int = 0
     stage: int = 0
@@ -129,6 +171,7 @@ def pack(
     header: Header,
     leaves: Sequence[np.ndarray] = (),
     known: frozenset[str] = frozenset(),
+    seal: Seal = CHECKSUM,
 ) -> bytes:
     """Return a packet; of leaves whose digest the receiver has, only that is sent."""
     listed, body = [], []
@@ -145,16 +188,19 @@ def pack(
     text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False)
     rest = b"".join([text.encode(), *body])
     length = len(text.encode()).to_bytes(4, "big")
-    return _MAGIC + length + hashlib.sha256(length + rest).digest() + rest
+    return b"".join([_MAGIC, length, seal.mark(length + rest), rest])
 
 
-def unpack(packet: bytes, largest: int) -> tuple[Header, list, bytes]:
+def unpack(
+    packet: bytes, largest: int, seal: Seal = CHECKSUM
+) -> tuple[Header, list, bytes]:
     """Return header, the list of leaves and their bytes, or refuse the packet."""
     if len(packet) > largest:
         raise RefusedError(
             "oversized", f"{len(packet)} bytes, at most {largest} expected"
         )
-    if len(packet) < FRAME_BYTES or packet[:3] != _MAGIC[:3]:
+    begins = START_BYTES + seal.size
+    if len(packet) < begins or packet[:3] != _MAGIC[:3]:
         raise RefusedError("garbage", "does not start like a packet")
     if packet[3] != PROTOCOL:
         raise RefusedError(
@@ -163,16 +209,16 @@ def unpack(packet: bytes, largest: int) -> tuple[Header, list, bytes]:
             "version of fedbilevel on both sides",
         )
     length = int.from_bytes(packet[4:8], "big")
-    # A view: whoever sends a large packet does not make this side hold it many times.
-    rest = memoryview(packet)[FRAME_BYTES:]
-    check = hashlib.sha256(packet[4:8])
-    check.update(rest)
-    if check.digest() != packet[8:FRAME_BYTES]:
-        raise RefusedError("damaged", "checksum differs, or the packet is cut off")
+    rest = packet[begins:]
+    author = seal.author(packet[4:START_BYTES] + rest, packet[START_BYTES:begins])
     if length > min(len(rest), _LONGEST_HEADER):
         raise RefusedError("garbage", f"announces a header of {length} bytes")
-    header, listed = _read_header(bytes(rest[:length]))
-    return header, listed, bytes(rest[length:])
+    header, listed = _read_header(rest[:length])
+    if author is not None and header.client != author:
+        raise RefusedError(
+            "signature", f"{author} signed what says it is of {header.client}"
+        )
+    return header, listed, rest[length:]
 
 
 def _read_header(text: bytes) -> tuple[Header, list]:

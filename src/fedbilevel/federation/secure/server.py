@@ -15,9 +15,9 @@ from fedbilevel.federation.secure.announcement import (
     scales_of,
 )
 from fedbilevel.federation.secure.protocol import decode_mean, unmask_sum
-from fedbilevel.federation.server.requests import Answers
+from fedbilevel.federation.server.requests import Answers, Request
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import Header, RefusedError, pack
+from fedbilevel.federation.wire import Header, RefusedError
 
 __all__ = ["MaskedServer"]
 
@@ -28,7 +28,7 @@ Seeds = dict[int, dict[int, bytes]]
 class MaskedServer:
     """Announces exchanges, and takes the masks of the missing out of sums.
 
-    `ask(clients, packet_for, read, like)` is how it talks to clients.
+    `ask(clients, request_for, read, like)` is how it talks to clients.
     """
 
     def __init__(self, roster: Roster, ask: Callable[..., Answers]) -> None:
@@ -77,17 +77,17 @@ class MaskedServer:
     ) -> Seeds:
         """Ask those who replied for the seeds they share with those who did not."""
         info = {**told.info(), "dropped": missing}
-        packet = pack(replace(header, kind="reveal", info=info))
+        request = Request(replace(header, kind="reveal", info=info))
 
-        def packet_for(client: int, member: Member) -> bytes:
-            return packet
+        def request_for(client: int, member: Member) -> Request:
+            return request
 
         def read(client: int, reply: Header, listed: list, body: bytes):
             if reply.kind != "reveal" or reply.exchange != header.exchange:
                 raise RefusedError("replayed", "answers another packet")
             return _read_seeds((reply.info or {}).get("seeds"), missing)
 
-        more = self._ask(sorted(answers.taken), packet_for, read, ())
+        more = self._ask(sorted(answers.taken), request_for, read, ())
         answers.traffic += more.traffic
         answers.refused |= more.refused
         return more.taken

@@ -23,7 +23,13 @@ from fedbilevel.federation.server.guard import (
     require_weight,
     why_unusable,
 )
-from fedbilevel.federation.server.requests import Answers, PacketFor, Read, ask
+from fedbilevel.federation.server.requests import (
+    Answers,
+    Read,
+    Request,
+    RequestFor,
+    ask,
+)
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.site import known_in_clear, links_of
 from fedbilevel.federation.wire import (
@@ -31,7 +37,6 @@ from fedbilevel.federation.wire import (
     Header,
     RefusedError,
     digest,
-    pack,
     unpack_tree,
 )
 from fedbilevel.runtime.exchange import (
@@ -215,17 +220,17 @@ class Exchanges:
         header, common, spent = question.header, question.common(), []
 
         @functools.cache
-        def packed(
+        def request(
             place: int, accepted: int, kept: int, known: frozenset[str]
-        ) -> bytes:
+        ) -> Request:
             leaves = jax.tree.leaves(question.message(place))
-            return pack(replace(header, accepted=accepted, kept=kept), leaves, known)
+            return Request(replace(header, accepted=accepted, kept=kept), leaves, known)
 
-        def packet_for(client: int, member: Member) -> bytes:
+        def request_for(client: int, member: Member) -> Request:
             # In a cohort drawn anew a client may have missed what it should hold.
             everyone = self.job.participants == self.roster.clients
             known = member.known if everyone and member.info.get("holds") else ()
-            return packed(question.place(client), *stand(client), frozenset(known))
+            return request(question.place(client), *stand(client), frozenset(known))
 
         def read(client: int, reply: Header, listed: list, body: bytes):
             accepted, kept = stand(client)
@@ -246,7 +251,7 @@ class Exchanges:
             spent.append(seconds if isinstance(seconds, float) else 0.0)
             return tree, bool(info.get("renewed"))
 
-        answers = self.ask(clients, packet_for, read, like)
+        answers = self.ask(clients, request_for, read, like)
         self.site_seconds += max(spent, default=0.0)
         return answers
 
@@ -351,11 +356,11 @@ class Exchanges:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
 
         @functools.cache
-        def packed(accepted: int, kept: int) -> bytes:
-            return pack(replace(header, accepted=accepted, kept=kept), leaves)
+        def request(accepted: int, kept: int) -> Request:
+            return Request(replace(header, accepted=accepted, kept=kept), leaves)
 
-        def packet_for(client: int, member: Member) -> bytes:
-            return packed(*stand(client))
+        def request_for(client: int, member: Member) -> Request:
+            return request(*stand(client))
 
         def read(client: int, reply: Header, listed: list, body: bytes) -> Any:
             same = ("kind", "federation", "attempt", "round", "exchange")
@@ -365,16 +370,16 @@ class Exchanges:
                 )
             return read_values(reply, listed, body)
 
-        answers = self.ask(clients, packet_for, read, like)
+        answers = self.ask(clients, request_for, read, like)
         self._name(header, answers)
         return answers
 
     def ask(
-        self, clients: list[int], packet_for: PacketFor, read: Read, like: PyTree
+        self, clients: list[int], request_for: RequestFor, read: Read, like: PyTree
     ) -> Answers:
         """Ask clients for answers like `like`."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-        answers = ask(self.roster, clients, packet_for, read, size + _SPARE)
+        answers = ask(self.roster, clients, request_for, read, size + _SPARE)
         self._futile = 0 if answers.taken else self._futile
         return answers
 

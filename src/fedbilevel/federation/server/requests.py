@@ -1,7 +1,8 @@
 """Sends packets to clients and sorts what comes back: taken, refused, or not come."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,33 @@ import numpy as np
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import (
-    FRAME_BYTES,
+    START_BYTES,
     Header,
     RefusedError,
+    pack,
     refusal_of,
     unpack,
 )
 
-__all__ = ["Answers", "PacketFor", "Read", "ask"]
+__all__ = ["Answers", "Read", "Request", "RequestFor", "ask"]
 
 _GRACE = 1.0  # seconds that a client which was late before is given at least
-PacketFor = Callable[[int, Member], bytes]
 Read = Callable[[int, Header, list, bytes], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What clients are asked; those that are given the same one get the same bytes.
+
+    Of leaves whose digest is among the `known`, only that is sent.
+    """
+
+    header: Header
+    leaves: Sequence[np.ndarray] = ()
+    known: frozenset[str] = frozenset()
+
+
+RequestFor = Callable[[int, Member], Request]
 
 
 @dataclass
@@ -40,16 +56,17 @@ class Answers:
 def ask(
     roster: Roster,
     clients: list[int],
-    packet_for: PacketFor,
+    request_for: RequestFor,
     read: Read,
     largest: int,
 ) -> Answers:
-    """Send each client its packet; `read` returns what an answer holds, or refuses it.
+    """Ask each client its own; `read` returns what an answer holds, or refuses it.
 
+    Every request is sent under a number of its own, and so is one that is repeated.
     Clients that were late before are waited for no longer than the others took, and as
     long again. A client whose process is a new one is asked a second time.
     """
-    answers = _ask_once(roster, clients, packet_for, read, largest)
+    answers = _ask_once(roster, clients, request_for, read, largest)
     again = []
     for client, refusal in answers.refused.items():
         if refusal.reason in ("unknown", "federation"):
@@ -59,7 +76,7 @@ def ask(
         if refusal.reason == "federation":
             roster.again(client)
     if again:
-        more = _ask_once(roster, again, packet_for, read, largest)
+        more = _ask_once(roster, again, request_for, read, largest)
         answers.taken |= more.taken
         answers.refused = {
             client: refusal
@@ -73,20 +90,35 @@ def ask(
 def _ask_once(
     roster: Roster,
     clients: list[int],
-    packet_for: PacketFor,
+    request_for: RequestFor,
     read: Read,
     largest: int,
 ) -> Answers:
     answers = Answers()
     roster.refresh()
-    reached = roster.reachable(clients)
-    packets = {client: packet_for(client, roster.members[client]) for client in reached}
+    reached, number = roster.reachable(clients), roster.next_number()
+
+    @functools.cache
+    def packed(request: Request) -> bytes:
+        header = replace(request.header, number=number)
+        return pack(header, request.leaves, request.known, roster.seal)
+
+    packets = {
+        client: packed(request_for(client, roster.members[client]))
+        for client in reached
+    }
     for packet in packets.values():
-        answers.traffic += (len(packet), 0, overhead(packet))
+        length = int.from_bytes(packet[4:START_BYTES], "big")
+        overhead = START_BYTES + roster.seal.size + length
+        answers.traffic += (len(packet), 0, overhead)
     for client, answer in _sent(roster, packets).items():
         answers.traffic[1] += len(answer)
         try:
-            answers.taken[client] = _read(client, answer, read, largest, answers)
+            header, listed, body = unpack(answer, largest, roster.seal)
+            answers.traffic[2] += len(answer) - len(body)
+            _check(header, client, number)
+            header = replace(header, number=0)
+            answers.taken[client] = read(client, header, listed, body)
         except Exception as error:
             answers.refused[client] = refusal_of(error)
             if not isinstance(error, RefusedError):
@@ -95,22 +127,16 @@ def _ask_once(
     return answers
 
 
-def overhead(packet: bytes) -> int:
-    """Return the bytes of a packet that are not leaves."""
-    return FRAME_BYTES + int.from_bytes(packet[4:8], "big")
-
-
-def _read(
-    client: int, answer: bytes, read: Read, largest: int, answers: Answers
-) -> Any:
-    header, listed, body = unpack(answer, largest)
-    answers.traffic[2] += overhead(answer)
+def _check(header: Header, client: int, number: int) -> None:
+    """Refuse an answer of somebody else, or to something else."""
+    if header.client != client:
+        raise RefusedError("client", f"answers as client {header.client}")
+    # What could not be read has no number.
+    if header.number != number and (header.kind, header.number) != ("refused", 0):
+        raise RefusedError("replayed", "answers another request than the last one")
     info = header.info or {}
     if header.kind == "refused":
         raise RefusedError(str(info.get("reason")), str(info.get("detail")))
-    if header.client != client:
-        raise RefusedError("client", f"answers as client {header.client}")
-    return read(client, header, listed, body)
 
 
 def _sent(roster: Roster, packets: Mapping[int, bytes]) -> dict[int, bytes]:

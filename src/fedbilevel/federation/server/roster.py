@@ -12,9 +12,11 @@ import numpy as np
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
+    CHECKSUM,
     EVERYONE,
     Header,
     RefusedError,
+    Seal,
     digest,
     pack,
     refusal_of,
@@ -123,7 +125,8 @@ class Roster:
     A node that comes later in a client's name wins: it is the same site, started again,
     and must say of itself what it said before. `weights` are those of clients 0, 1, ...
     in means, all 1 if there are none. `check_facts(facts, leaves)` refuses what a site
-    cannot know of a task, or not with so many leaves of x and y.
+    cannot know of a task, or not with so many leaves of x and y. `seal` is how sites
+    know the server's packets, and it knows theirs.
     """
 
     def __init__(
@@ -136,10 +139,12 @@ class Roster:
         *,
         weights: Sequence[float] = (),
         check_facts: Callable[[Mapping[str, Any], int], None] = lambda *told: None,
+        seal: Seal = CHECKSUM,
     ) -> None:
         self.transport, self.clients = transport, clients
         self.identity, self.terms, self.report = identity, terms, report
         self.weights, self._check_facts = _weights_of(weights, clients), check_facts
+        self.seal, self._number = seal, 0
         self.members: dict[int, Member] = {}
         self.algorithm = ""  # its fingerprint, once that is agreed on
         self._declared: dict[int, str] = {}  # by each client, once that is so
@@ -166,6 +171,11 @@ class Roster:
             )
         self.report(f"going on without clients {missing}")
 
+    def next_number(self) -> int:
+        """Return the number of a request; no two of one attempt have the same."""
+        self._number += 1
+        return self._number
+
     def refresh(self) -> None:
         """Forget nodes that left; say hello to those that are new."""
         self._present = self.transport.nodes()
@@ -180,16 +190,17 @@ class Roster:
             "",
             EVERYONE,
             self.identity.attempt,
+            self.next_number(),
         )
         answers = self.transport.exchange(
-            dict.fromkeys(fresh, pack(hello)),
+            dict.fromkeys(fresh, pack(hello, seal=self.seal)),
             self.terms.deadline,
             lambda answered, elapsed: self._enough(fresh, answered, elapsed),
         )
         self._silent = fresh - set(answers)
         for node, answer in answers.items():
             self._met.add(node)
-            self._enlist(node, answer)
+            self._enlist(node, answer, hello.number)
 
     def _enough(self, asked: set[int], answered: set[int], elapsed: float) -> bool:
         """Say whether to wait no longer for answers to a hello.
@@ -229,9 +240,11 @@ class Roster:
         """Say hello once more to a site that forgot us."""
         self._met.discard(self.members[client].node)
 
-    def _enlist(self, node: int, answer: bytes) -> None:
+    def _enlist(self, node: int, answer: bytes, number: int) -> None:
         try:
-            header, leaves, body = unpack(answer, self._largest)
+            header, leaves, body = unpack(answer, self._largest, self.seal)
+            if header.number != number and header.kind != "refused":
+                raise RefusedError("replayed", "answers another hello")
             member = self._member(node, header, leaves, body)
         except Exception as error:
             refusal = refusal_of(error)

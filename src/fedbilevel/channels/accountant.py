@@ -8,15 +8,16 @@ Gaussian mechanism of noise multiplier sigma / sqrt(b); with m of n participants
 only m shares of the noise are there, and it is sigma sqrt(m / n) / sqrt(b).
 
 Gaussian mechanisms of multipliers s_1, s_2, ... together are one of multiplier s with
-1 / s^2 = sum 1 / s_i^2, since their privacy losses, which are normal, add up. That gives
-epsilon exactly (Balle and Wang 2018); accountants of privacy loss distributions (PLD)
-approach the same number from above, on a grid. Renyi differential privacy (RDP) gives a
-larger one, but covers cohorts that are drawn. The least bound that applies is told.
+1 / s^2 = sum 1 / s_i^2, since their privacy losses, which are normal, add up. So
+epsilon is known exactly (Balle and Wang 2018); accountants of privacy loss
+distributions (PLD) approach the same number from above, on a grid. Renyi differential
+privacy (RDP) gives a larger one, but covers cohorts that are drawn. The least bound
+that applies is told.
 
-The discrete Gaussian noise of a site has s >= 2^20 steps of its grid per coordinate and
-is, for d coordinates and T releases, within sqrt(T d / 1152) / s^2 in total variation of
-rounded Gaussian noise, for which all of this holds: of a delta this is 1e-9 (1 + e^eps)
-for T d = 10^9.
+The discrete Gaussian noise of a site has a deviation of s >= 2^20 steps of its grid. In
+d coordinates and T releases it is within sqrt(T d / 1152) / s^2 in total variation of
+rounded Gaussian noise, for which all of this holds; with T d = 10^9 that takes less
+than 1e-9 (1 + e^epsilon) of delta.
 """
 
 import math

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["LARGEST_DEVIATION", "discrete_gaussian"]
+__all__ = ["LARGEST_DEVIATION", "Bits", "discrete_gaussian"]
 
 # 2 s^2 times the few tens of turns of a loop below must stay within 64 bits.
 LARGEST_DEVIATION = 2**24

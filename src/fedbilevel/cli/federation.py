@@ -61,6 +61,41 @@ TERMS = Group(
     },
     read_terms,
 )
+_LIMITS = "What this site allows"
+
+
+def read_limits(**given: Any) -> Any:
+    """Return how much a site tells, and from how many rows."""
+    _require_flower()
+    from fedbilevel.federation import SiteLimits
+
+    return SiteLimits(**given)
+
+
+LIMITS = Group(
+    {
+        "measure": option(
+            str | None,
+            None,
+            "none, or scalars: losses and metrics; left out: scalars, or none where "
+            "replies are masked or noisy",
+            panel=_LIMITS,
+        ),
+        "max_exchanges": option(
+            int | None, None, "replies that are given, and measurements", panel=_LIMITS
+        ),
+        "max_epsilon": option(
+            float | None, None, "privacy that is spent, at --delta", panel=_LIMITS
+        ),
+        "minimum_batch": option(
+            int, 1, "rows of a sample below which not to start", panel=_LIMITS
+        ),
+        "minimum_rows": option(
+            int, 1, "rows of a level below which not to start", panel=_LIMITS
+        ),
+    },
+    read_limits,
+)
 _TRIED = FEDERATED.having(clients=option(int, 4, "number of nodes, K"))
 _SERVED = FEDERATED.without("data")
 # A node is told when to end, and by whom it is measured.
@@ -154,9 +189,10 @@ def serve(
     show_result(result, out, as_json)
 
 
-@takes(experiment=_NODE)
+@takes(experiment=_NODE, limits=LIMITS)
 def node(
     experiment: Experiment,
+    limits: Any,
     client: Annotated[int, typer.Option(help="number of this site, from 0")],
     superlink: Annotated[str, typer.Option(help="where the server is, HOST:PORT")],
     state: Annotated[Path, typer.Option(help="folder for what this site remembers")],
@@ -186,11 +222,16 @@ def node(
 
     link = Connection(superlink, root_certificates, private_key, patience)
     configure(experiment.precision, cores=cores)
-    _take_part(experiment, client, link, state, trial)
+    _take_part(experiment, client, link, state, trial, limits)
 
 
 def _take_part(
-    experiment: Experiment, client: int, link: Any, state: Path, trial: bool
+    experiment: Experiment,
+    client: int,
+    link: Any,
+    state: Path,
+    trial: bool,
+    limits: Any,
 ) -> None:
     from fedbilevel.experiments.federated import build_site
     from fedbilevel.federation.flower.node import serve_packets
@@ -199,7 +240,7 @@ def _take_part(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
     console = Console(stderr=True)
-    site = build_site(experiment, client, trial=trial, folder=state)
+    site = build_site(experiment, client, trial=trial, folder=state, limits=limits)
     console.print(f"Client {client} is ready, its state is in {state}")
     serve_packets(
         link,

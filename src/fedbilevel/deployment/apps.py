@@ -21,7 +21,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import build_site, serve
-from fedbilevel.federation import Site, Terms
+from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
 from fedbilevel.runtime import configure
@@ -112,6 +112,7 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
         trial=held.get("trial") == "true",
         folder=Path(held["state"]),
         holds=False,
+        limits=SiteLimits.read(held),
     )
 
 

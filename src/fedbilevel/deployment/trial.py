@@ -83,9 +83,15 @@ def persistent_node(
     """Return a node of ours for one client, not started yet."""
     state = str(folder / "nodes" / str(client))
     where = ("--superlink", link.address, "--insecure", "--trial", "--state", state)
+    measured = ("--measure", "scalars") if _measures(experiment) else ()
     command = [sys.executable, "-m", "fedbilevel.cli"]
-    command += _node_command(experiment, client, *where)
+    command += _node_command(experiment, client, *where, *measured)
     return Process(f"node-{client}", command, folder)
+
+
+def _measures(experiment: Experiment) -> bool:
+    """Say whether nodes measure: all rows of a trial are of one who tries it."""
+    return not experiment.noise
 
 
 def _stock(
@@ -93,6 +99,7 @@ def _stock(
 ) -> Process:
     state = json.dumps(str((folder / "nodes" / str(client)).resolve()))
     held = f'client={client} trial="true" state={state}'
+    held += ' measure="scalars"' if _measures(experiment) else ""
     command = [
         program("flower-supernode"),
         *("--insecure", "--superlink", link.address),

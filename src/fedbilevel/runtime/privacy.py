@@ -5,18 +5,30 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from fedbilevel.channels import count_blocks
 from fedbilevel.channels.accountant import epsilon, epsilon_of_releases
 from fedbilevel.runtime.counts import Ledger
-from fedbilevel.runtime.exchange import start_kept
+from fedbilevel.runtime.exchange import Link, start_kept
 from fedbilevel.runtime.job import ABSENT, Job, stages
 
-__all__ = ["is_noisy", "privacy_of_releases", "privacy_spent"]
+__all__ = ["blocks_of", "is_noisy", "privacy_of_releases", "privacy_spent"]
 
 
 def is_noisy(job: Job) -> bool:
     """Say whether clients add noise to what they send."""
     privacy = job.channel.privacy
     return privacy is not None and bool(float(privacy.noise))
+
+
+def blocks_of(job: Job) -> dict[tuple[int, int], int]:
+    """Return the blocks of a reply in every phase, by its stage and number."""
+    return {
+        (stage, number): count_blocks(
+            Link(job, phase, (stage, number), None).reply_shape()
+        )
+        for stage, phases in stages(job)
+        for number, phase in enumerate(phases)
+    }
 
 
 def privacy_spent(job: Job, ledger: Ledger, rounds: int) -> dict[str, float]:

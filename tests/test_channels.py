@@ -1,6 +1,7 @@
 """Channels: each wrapper alone, then inside runs, on both runtimes."""
 
 import dataclasses
+import math
 import sys
 
 import dp_accounting
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ from fedbilevel.channels import (
     TrimmedMean,
     count_blocks,
 )
-from fedbilevel.channels.accountant import epsilon
+from fedbilevel.channels.accountant import epsilon, epsilon_of_releases
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
@@ -453,22 +455,47 @@ def test_what_a_client_returns_is_what_is_counted():
     assert sent == count(job, 2)["per_client_and_round"]["bytes_up"]
 
 
-def direct_epsilon(multiplier, times):
-    accountant = RdpAccountant()
-    accountant.compose(dp_accounting.GaussianDpEvent(multiplier), times)
-    return accountant.get_epsilon(DELTA)
+def direct_epsilon(*events):
+    """Return epsilon of (multiplier, times): the root of Balle and Wang's formula."""
+    mu = np.sqrt(sum(times / multiplier**2 for multiplier, times in events))
+
+    def normal(z):
+        return math.erfc(-z / math.sqrt(2)) / 2
+
+    def delta(one):
+        return normal(mu / 2 - one / mu) - np.exp(one) * normal(-mu / 2 - one / mu)
+
+    least, most = 0.0, 50.0
+    assert delta(most) < DELTA < delta(least)
+    for _ in range(60):
+        middle = (least + most) / 2
+        least, most = (middle, most) if delta(middle) > DELTA else (least, middle)
+    return pytest.approx(most, rel=1e-6)
 
 
-def test_epsilon_is_that_of_the_library():
-    alone = direct_epsilon(3.0 / 2, 50)  # four blocks
-    assert epsilon(3.0, 4, 50, 8, 8, DELTA) == pytest.approx(alone, rel=1e-12)
+@pytest.mark.parametrize("multiplier, times", [(1.5, 50), (20.0, 10), (5.0, 1)])
+def test_epsilon_is_at_most_that_of_both_accountants(multiplier, times):
+    found = epsilon(multiplier, 1, times, 4, 4, DELTA)
+    told = []
+    for accountant in (PLDAccountant(), RdpAccountant()):
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier), times)
+        told.append(accountant.get_epsilon(DELTA))
+    exact, renyi = told
+    assert found <= exact and found == pytest.approx(exact, rel=1e-4)
+    assert found < 0.97 * renyi
+
+
+def test_epsilon_of_all_exchanges_adds_up():
+    alone = direct_epsilon((3.0 / 2, 50))  # four blocks
+    assert epsilon(3.0, 4, 50, 8, 8, DELTA) == alone
     # Two of eight shares of the noise are a quarter of its variance.
-    assert epsilon(6.0, 4, 50, 8, 8, DELTA, present=2) == pytest.approx(alone)
-    both = [1] * 25 + [4] * 25
-    accountant = RdpAccountant()
-    for multiplier in (3.0, 1.5):
-        accountant.compose(dp_accounting.GaussianDpEvent(multiplier), 25)
-    assert epsilon(3.0, both, 50, 8, 8, DELTA) == accountant.get_epsilon(DELTA)
+    assert epsilon(6.0, 4, 50, 8, 8, DELTA, present=2) == alone
+    both, events = [1] * 25 + [4] * 25, ((3.0, 25), (1.5, 25))
+    assert epsilon(3.0, both, 50, 8, 8, DELTA) == direct_epsilon(*events)
+    assert epsilon_of_releases(3.0, {(1, 8): 25, (4, 8): 25}, 8, DELTA) == (
+        direct_epsilon(*events)
+    )
+    assert epsilon_of_releases(3.0, {(0, 8): 25}, 8, DELTA) == 0
     accountant = RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
@@ -478,9 +505,9 @@ def test_epsilon_is_that_of_the_library():
     )
     drawn = epsilon(3.0, 1, 50, 10, 1000, DELTA)
     assert drawn == accountant.get_epsilon(DELTA)
-    assert drawn < 0.2 * direct_epsilon(3.0, 50)
+    assert drawn < 0.2 * epsilon(3.0, 1, 50, 10, 10, DELTA)
     # Nearly all are drawn: to be replaced is worse than to be left out.
-    assert epsilon(3.0, 1, 50, 9, 10, DELTA) == direct_epsilon(3.0, 50)
+    assert epsilon(3.0, 1, 50, 9, 10, DELTA) == direct_epsilon((3.0, 50))
     for noise, delta in ((0.0, DELTA), (1.0, 0.0)):
         with pytest.raises(InvalidInputError, match="noise above 0"):
             epsilon(noise, 1, 1, 1, 1, delta)
@@ -494,8 +521,7 @@ def run_noisy(channel):
 def test_a_result_tells_what_was_spent():
     result = run_noisy(Channel((Privacy(1.0, 2.0, delta=DELTA),), SecureMean()))
     # Two rounds, with y and its direction in each.
-    expected = direct_epsilon(2.0 / np.sqrt(2), 2)
-    assert result.counts["epsilon"] == pytest.approx(expected)
+    assert result.counts["epsilon"] == direct_epsilon((2.0 / np.sqrt(2), 2))
     assert result.counts["delta"] == DELTA
     privacy = {"clip": 1, "noise": 2, "participants": 3, "delta": DELTA}
     assert result.config["channel"] == {
@@ -514,42 +540,37 @@ def spent(name, coders=(), rule=None, rounds=3, cohort=(3, 3), record=None):
     job = job if record is None else job.replaying(record)
     found = privacy_spent(job, Ledger(job), rounds)
     assert found["delta"] == DELTA
-    return pytest.approx(found["epsilon"])
+    return found["epsilon"]
 
 
 def test_every_exchange_is_accounted_for():
     half = 2.0 / np.sqrt(2)
-    assert spent("momentum-local-sgd") == direct_epsilon(half, 3)
-    assert spent("momentum-local-sgd", rounds=30) == direct_epsilon(half, 30)
+    assert spent("momentum-local-sgd") == direct_epsilon((half, 3))
+    assert spent("momentum-local-sgd", rounds=30) == direct_epsilon((half, 30))
     # Nine exchanges of one block a round.
-    assert spent("fednest") == direct_epsilon(2.0, 27)
+    assert spent("fednest") == direct_epsilon((2.0, 27))
     # One of y before; then two points and two directions.
-    accountant = RdpAccountant()
-    accountant.compose(dp_accounting.GaussianDpEvent(2.0))
-    accountant.compose(dp_accounting.GaussianDpEvent(1.0), 3)
-    assert spent("local-bsgvrm") == accountant.get_epsilon(DELTA)
+    assert spent("local-bsgvrm") == direct_epsilon((2.0, 1), (1.0, 3))
 
 
 def test_replies_that_are_not_added_up_have_their_own_noise_only():
-    own = direct_epsilon(2.0 / np.sqrt(2) / np.sqrt(3), 3)
+    own = direct_epsilon((2.0 / np.sqrt(2) / np.sqrt(3), 3))
     assert spent("momentum-local-sgd", rule=Median()) == own
     assert spent("momentum-local-sgd", coders=(Quantize(8),)) == own
     # Who stays away takes its share along.
     record = np.asarray([[PRESENT] * 3, [PRESENT, ABSENT, ABSENT]], np.uint8)
-    accountant = RdpAccountant()
-    for share in (1, 1 / 3):
-        multiplier = 2.0 / np.sqrt(2) * np.sqrt(share)
-        accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
     found = spent("momentum-local-sgd", rounds=2, record=record)
-    assert found == accountant.get_epsilon(DELTA)
+    assert found == direct_epsilon(
+        *((2.0 / np.sqrt(2) * np.sqrt(share), 1) for share in (1, 1 / 3))
+    )
 
 
 def test_drawing_a_cohort_helps_clients_that_keep_nothing():
     expected = epsilon(2.0, 1, 27, 1, 40, DELTA)
-    assert expected < 0.5 * direct_epsilon(2.0, 27)
-    assert spent("fednest", cohort=(1, 40)) == expected
+    assert expected < 0.5 * epsilon(2.0, 1, 27, 1, 1, DELTA)
+    assert spent("fednest", cohort=(1, 40)) == pytest.approx(expected)
     kept = spent("fedbioacc", cohort=(1, 40))  # points from earlier rounds
-    assert kept == direct_epsilon(2.0 / np.sqrt(6), 3)
+    assert kept == direct_epsilon((2.0 / np.sqrt(6), 3))
 
 
 def test_without_the_library_noise_is_refused_before_the_run(monkeypatch):

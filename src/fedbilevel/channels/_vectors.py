@@ -5,6 +5,7 @@ with all its leaves. Whatever a reply holds outside of them is one block togethe
 phases that send a single x or y send it bare.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +15,13 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel._types import AbstractBlocks
 
-__all__ = ["count_blocks", "from_vectors", "to_vectors", "vector_shapes"]
+__all__ = [
+    "change_blocks",
+    "count_blocks",
+    "from_vectors",
+    "to_vectors",
+    "vector_shapes",
+]
 
 
 def count_blocks(tree: PyTree) -> int:
@@ -49,6 +56,11 @@ def from_vectors(vectors: list[Array], like: PyTree) -> PyTree:
             part = vector[first:last].reshape(shape.shape)
             leaves[number], first = part.astype(shape.dtype), last
     return jax.tree.unflatten(structure, leaves)
+
+
+def change_blocks(tree: PyTree, change: Callable[[Array], Any]) -> PyTree:
+    """Return a tree in which every block, as one vector, is replaced by another."""
+    return from_vectors([change(vector) for vector in to_vectors(tree)], tree)
 
 
 def _leaf_numbers(tree: PyTree) -> list[list[int]]:

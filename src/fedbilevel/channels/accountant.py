@@ -5,20 +5,31 @@ tell whether a client's changes were those it sent or zeros, up to (epsilon, del
 the guarantee is that of a trusted server, or of secure aggregation. With b blocks cut
 down to the norm C each and noise of deviation sigma C on their sum, one exchange is a
 Gaussian mechanism of noise multiplier sigma / sqrt(b); with m of n participants present
-only m shares of the noise are there, and it is sigma sqrt(m / n) / sqrt(b). Renyi
-differential privacy adds them up.
+only m shares of the noise are there, and it is sigma sqrt(m / n) / sqrt(b).
+
+Gaussian mechanisms of multipliers s_1, s_2, ... together are one of multiplier s with
+1 / s^2 = sum 1 / s_i^2, since their privacy losses, which are normal, add up. So
+epsilon is known exactly (Balle and Wang 2018); accountants of privacy loss
+distributions (PLD) approach the same number from above, on a grid. Renyi differential
+privacy (RDP) gives a larger one, but covers cohorts that are drawn. The least bound
+that applies is told.
+
+The discrete Gaussian noise of a site has a deviation of s >= 2^20 steps of its grid. In
+d coordinates and T releases it is within sqrt(T d / 1152) / s^2 in total variation of
+rounded Gaussian noise, for which all of this holds; with T d = 10^9 that takes less
+than 1e-9 (1 + e^epsilon) of delta.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["epsilon"]
+__all__ = ["epsilon", "epsilon_of_releases"]
 
 
 def epsilon(
@@ -39,31 +50,57 @@ def epsilon(
     larger one: the less of both is returned. With `present` given there is no such
     gain: who stays away is not drawn.
     """
+    _check(noise, delta)
+    shares = np.broadcast_to(participants if present is None else present, exchanges)
+    kinds = Counter(
+        zip(np.broadcast_to(blocks, exchanges).tolist(), shares.tolist(), strict=True)
+    )
+    bounds = [epsilon_of_releases(noise, kinds, participants, delta)]
+    if participants < clients and present is None:
+        events = _events(noise, kinds, participants)
+        bounds.append(_drawn(events, participants, clients, delta))
+    return min(bounds)
+
+
+def epsilon_of_releases(
+    noise: float,
+    releases: Mapping[tuple[int, int], int],
+    participants: int,
+    delta: float,
+) -> float:
+    """Return the epsilon of releases, counted by (blocks, shares of noise in the sum).
+
+    `participants` is of how many shares the noise was to consist.
+    """
+    _check(noise, delta)
+    events, library = _events(noise, releases, participants), _library()
+    if not events:
+        return 0.0
+    together = 1 / math.sqrt(sum(times / one**2 for one, times in events))
+    accountant = library.rdp.RdpAccountant()
+    for multiplier, times in events:
+        accountant.compose(library.GaussianDpEvent(multiplier), times)
+    exact = float(library.get_epsilon_gaussian(together, delta))
+    return min(exact, float(accountant.get_epsilon(delta)))
+
+
+def _check(noise: float, delta: float) -> None:
     if not (noise > 0 and 0 < delta < 1):
         raise InvalidInputError(
             f"noise={noise:g}, delta={delta:g}: there is an epsilon for noise above 0 "
             "and delta between 0 and 1."
         )
-    shares = np.broadcast_to(participants if present is None else present, exchanges)
-    kinds = Counter(
-        zip(np.broadcast_to(blocks, exchanges).tolist(), shares.tolist(), strict=True)
-    )
-    events = [
+
+
+def _events(
+    noise: float, kinds: Mapping[tuple[int, int], int], participants: int
+) -> list[tuple[float, int]]:
+    """Return noise multipliers, and how often each was used."""
+    return [
         (noise * math.sqrt(share / participants / count), times)
         for (count, share), times in kinds.items()
+        if count and times
     ]
-    bounds = [_direct(events, delta)]
-    if participants < clients and present is None:
-        bounds.append(_drawn(events, participants, clients, delta))
-    return min(bounds)
-
-
-def _direct(events: list[tuple[float, int]], delta: float) -> float:
-    library = _library()
-    accountant = library.rdp.RdpAccountant()
-    for multiplier, times in events:
-        accountant.compose(library.GaussianDpEvent(multiplier), times)
-    return float(accountant.get_epsilon(delta))
 
 
 def _drawn(

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from fedbilevel._types import Key
 from fedbilevel.channels._base import AbstractCoder, AbstractReduction
 from fedbilevel.channels._vectors import from_vectors, to_vectors, vector_shapes
-from fedbilevel.channels.coders import Privacy
+from fedbilevel.channels.coders import Privacy, Protected
 from fedbilevel.channels.reductions import Mean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import describe
@@ -74,6 +74,10 @@ class Channel(eqx.Module):
             return self
         first = self.privacy.shared_by(participants)
         return Channel((first, *self.coders[1:]), self.reduction)
+
+    def protected(self) -> "Channel":
+        """Return the channel for changes that went through its `Privacy` before."""
+        return Channel((Protected(), *self.coders[1:]), self.reduction)
 
     def start(self, change_like: PyTree) -> PyTree:
         """Return what a client remembers before its first change of these shapes."""

@@ -16,7 +16,7 @@ from fedbilevel.channels._base import AbstractCoder, Vector, share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number, is_known
 
-__all__ = ["Levels", "Privacy", "Quantize", "Sparse", "TopK"]
+__all__ = ["Levels", "Privacy", "Protected", "Quantize", "Sparse", "TopK"]
 
 
 class Privacy(AbstractCoder):
@@ -26,6 +26,10 @@ class Privacy(AbstractCoder):
     with n participants, so that of their sum has noise * clip: `noise` is the noise
     multiplier of one block. `Job.of` fills in the participants. Results tell the
     epsilon that goes with `delta`.
+
+    These are floating-point normal numbers that follow from the run's key: for study in
+    the simulator. A deployed site draws discrete ones of its own, see
+    `fedbilevel.federation.noise`.
     """
 
     clip: Float[Array, "..."] = eqx.field(converter=as_number)
@@ -55,6 +59,15 @@ class Privacy(AbstractCoder):
         share = self.noise.astype(vector.dtype) * clip / math.sqrt(self.participants)
         draw = jr.normal(key, vector.shape, vector.dtype)
         return factor * vector + share * draw, memory
+
+
+class Protected(AbstractCoder):
+    """Stands in the place of `Privacy` for changes that were clipped and made noisy."""
+
+    def encode(self, vector: Vector, memory: None, key: Key) -> tuple[Vector, None]:
+        """Return the vector as it is."""
+        del key
+        return vector, memory
 
 
 class Sparse(eqx.Module):

@@ -64,6 +64,41 @@ TERMS = Group(
     },
     read_terms,
 )
+_LIMITS = "What this site allows"
+
+
+def read_limits(**given: Any) -> Any:
+    """Return how much a site tells, and from how many rows."""
+    _require_flower()
+    from fedbilevel.federation import SiteLimits
+
+    return SiteLimits(**given)
+
+
+LIMITS = Group(
+    {
+        "measure": option(
+            str | None,
+            None,
+            "none, or scalars: losses and metrics; left out: scalars, or none where "
+            "replies are masked or noisy",
+            panel=_LIMITS,
+        ),
+        "max_exchanges": option(
+            int | None, None, "replies that are given, and measurements", panel=_LIMITS
+        ),
+        "max_epsilon": option(
+            float | None, None, "privacy that is spent, at --delta", panel=_LIMITS
+        ),
+        "minimum_batch": option(
+            int, 1, "rows of a sample below which not to start", panel=_LIMITS
+        ),
+        "minimum_rows": option(
+            int, 1, "rows of a level below which not to start", panel=_LIMITS
+        ),
+    },
+    read_limits,
+)
 _TRIED = FEDERATED.having(clients=option(int, 4, "number of nodes, K"))
 _SERVED = FEDERATED.without("data")
 # A node is told when to end, and by whom it is measured.
@@ -163,9 +198,10 @@ def serve(
     show_result(result, out, as_json)
 
 
-@takes(experiment=_NODE)
+@takes(experiment=_NODE, limits=LIMITS)
 def node(
     experiment: Experiment,
+    limits: Any,
     client: Annotated[int, typer.Option(help="number of this site, from 0")],
     superlink: Annotated[str, typer.Option(help="where the server is, HOST:PORT")],
     state: Annotated[Path, typer.Option(help="folder for what this site remembers")],
@@ -215,7 +251,13 @@ def node(
     with private_files():
         make_private_folder(state)
         site = build_site(
-            experiment, client, trial=trial, folder=state, report=report, seal=seal
+            experiment,
+            client,
+            trial=trial,
+            folder=state,
+            report=report,
+            seal=seal,
+            limits=limits,
         )
         _take_part(site, link)
 

@@ -25,7 +25,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import build_site, serve
-from fedbilevel.federation import Site, Terms
+from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
 from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
@@ -143,6 +143,7 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
         folder=Path(held["state"]),
         holds=False,
         seal=_site_seal(client, held),
+        limits=SiteLimits.read(held),
     )
 
 

@@ -108,9 +108,15 @@ def persistent_node(
     where = ("--superlink", link.address, "--insecure", "--trial", "--state", state)
     keys = _site_keys(folder, client)
     known = ("--private-key", str(keys.private), "--server-key", str(keys.peers[0]))
+    measured = ("--measure", "scalars") if _measures(experiment) else ()
     command = [sys.executable, "-m", "fedbilevel.cli"]
-    command += _node_command(experiment, client, *where, *known)
+    command += _node_command(experiment, client, *where, *known, *measured)
     return Process(f"node-{client}", command, folder)
+
+
+def _measures(experiment: Experiment) -> bool:
+    """Say whether nodes measure: all rows of a trial are of one who tries it."""
+    return not experiment.noise
 
 
 def _stock(
@@ -123,6 +129,7 @@ def _stock(
         "server_key": keys.peers[0],
     }
     told = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
+    told += ['measure="scalars"'] if _measures(experiment) else []
     held = " ".join([f'client={client} trial="true"', *told])
     command = [
         program("flower-supernode"),

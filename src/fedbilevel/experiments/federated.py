@@ -16,7 +16,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
@@ -36,7 +35,9 @@ from fedbilevel.federation import (
     Identity,
     Member,
     Roster,
+    ServerReleases,
     Site,
+    SiteLimits,
     Terms,
     Transport,
     algorithm_fingerprint,
@@ -64,6 +65,7 @@ from fedbilevel.tasks import Task
 __all__ = [
     "ATTENDANCE",
     "LEFT_OUT",
+    "RELEASES",
     "build_site",
     "clients_of",
     "replay",
@@ -72,6 +74,7 @@ __all__ = [
 ]
 
 _FILE, ATTENDANCE, LEFT_OUT = "federation.json", "attendance.npz", "left-out.jsonl"
+RELEASES = "releases.json"
 # How long to run, where rows lie, and what is kept are each side's own business.
 _LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
 _KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
@@ -119,6 +122,7 @@ def build_site(
     holds: bool = True,
     report: Callable[[str], None] = print,
     seal: Seal = CHECKSUM,
+    limits: SiteLimits | None = None,
 ) -> Site:
     """Return client number `client` of the experiment, with its rows.
 
@@ -126,7 +130,8 @@ def build_site(
     `trial` it is data of all clients, dealt as in a simulation, and this site takes its
     share. `folder` keeps what the client remembers between exchanges. `holds` says
     whether this process sees all packets that are sent to the client. `report` is told
-    of packets that nobody foresaw. `seal` is how it knows the server's.
+    of packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
+    what its operator allows.
     """
     clients = clients_of(experiment)
     if not 0 <= client < clients:
@@ -154,6 +159,7 @@ def build_site(
         conclude=_conclusion(task, job),
         report=report,
         seal=seal,
+        limits=limits,
     )
 
 
@@ -267,16 +273,19 @@ def serve(
     roster.gather(terms.patience, enough=clients if first else terms.minimum)
     job, facts = _agreed(experiment, roster)
     left_out = functools.partial(_note, folder / LEFT_OUT)
+    releases, metrics = ServerReleases(folder / RELEASES), tuple(facts["metrics"])
     runtime = FederationRuntime(
-        job, roster, tuple(facts["metrics"]), left_out, facts["concludes"]
+        job, roster, metrics, left_out, facts["concludes"], releases
     )
+    stopping = experiment.stopping(facts["headline"])
+    runtime.check(stopping)
     rounds, ledger = experiment.sizes(facts["recommended"])["rounds"], Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     outcome = execute(
         runtime,
         rounds,
         measure_every=experiment.measure_every,
-        stopping=experiment.stopping(facts["headline"]),
+        stopping=stopping,
         checkpoints=Checkpoints(folder, every_rounds=1),
         watch=headline_only(watch, facts["headline"]),
     )
@@ -390,8 +399,8 @@ def _result(
         **experiment.channel_settings(),
     }
     job = runtime.job
-    attended = replace(job, attendance=jnp.asarray(state.attendance))
-    result = result_of(job, outcome, ledger, experiment.task, settings, attended)
+    spent = runtime.privacy_spent()
+    result = result_of(job, outcome, ledger, experiment.task, settings, spent)
     shown = result.point if facts["shows_point"] else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
     down, up, headers = (int(n) for n in state.traffic)

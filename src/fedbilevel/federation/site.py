@@ -2,11 +2,10 @@
 
 A site takes part in an exchange, measures at the server's point, and says hello. It
 answers every packet; one that does not fit is answered with the reason, and changes
-nothing. It executes nothing that it is sent.
+nothing. It executes nothing that it is sent. How much it tells is its own business: see
+`SiteLimits` and `SiteLedger`.
 """
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +19,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._blocks import combine
-from fedbilevel._types import Key
-from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.foreign import shown
+from fedbilevel.federation.ledger import SiteLedger
+from fedbilevel.federation.limits import SiteLimits
+from fedbilevel.federation.noise import SiteNoise
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
@@ -40,12 +40,13 @@ from fedbilevel.federation.wire import (
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import (
     Link,
-    client_measurement,
+    client_scalars,
     for_place,
     server_turn,
     start_kept,
 )
-from fedbilevel.runtime.job import Job, stages, start_server
+from fedbilevel.runtime.job import Job, Kept, stages, start_server
+from fedbilevel.runtime.privacy import blocks_of, is_noisy
 
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.site import SiteSecrets
@@ -63,16 +64,6 @@ class Fingerprints:
 
     settings: str
     algorithm: str
-
-
-class NoisyTurn(Turn):
-    """A turn whose noise comes from a key of the site's own."""
-
-    secret: Key
-
-    def channel_key(self) -> Key:
-        """Return the site's own key."""
-        return self.secret
 
 
 def links_of(job: Job) -> dict[Where, Link]:
@@ -102,7 +93,7 @@ class Site:
     that the server need not repeat what it sent before. `conclude(state)` tells more of
     a finished run from the server's state with the client's own blocks, stacked.
     `report` is told of packets that nobody foresaw, for a person to read. `seal` is how
-    it knows the server's packets, and the server its own.
+    it knows the server's packets, and the server its own. `limits` are the operator's.
     """
 
     def __init__(
@@ -117,19 +108,21 @@ class Site:
         conclude: Callable[[PyTree], Mapping[str, Any]] | None = None,
         report: Callable[[str], None] = lambda text: None,
         seal: Seal = CHECKSUM,
+        limits: SiteLimits | None = None,
     ) -> None:
         self.job, self.client, self.fingerprints = job, client, fingerprints
         self.facts, self.folder, self.holds = facts, folder, holds
         self.conclude, self.report, self.seal = conclude, report, seal
+        self.ledger = SiteLedger(job, limits or SiteLimits(), folder, client)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self._held: dict[str, np.ndarray] = {}
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
         self._programs: dict[Any, Callable] = {}
         self._masks = isinstance(job.channel.reduction, SecureMean)
         self._secrets: dict[str, SiteSecrets] = {}
-        self._noise = jax.random.wrap_key_data(
-            jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
-        )
+        privacy = job.channel.privacy
+        self._noise = SiteNoise(privacy) if privacy and is_noisy(job) else None
+        self._blocks = blocks_of(job) if self._noise else {}
         self._links = links_of(job)
         self._state = jax.eval_shape(start_server, job)
         self._messages = {where: _message(link) for where, link in self._links.items()}
@@ -209,7 +202,8 @@ class Site:
         info = {
             "facts": dict(self.facts),
             "holds": self.holds,
-            "concludes": self.conclude is not None,
+            "measures": self.ledger.measures,
+            "concludes": self.ledger.measures and self.conclude is not None,
         }
         if self._masks:
             info["key"] = self._secrets_of(name).public
@@ -233,11 +227,14 @@ class Site:
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
-        turn = self._turn(header, body)
-        kept, reply, finite = self._program(self._work, where)(
-            self._arrays, sent, checkpoints.start if renewed else base, turn
+        index = jnp.asarray(header.index, jnp.int32)
+        turn = keys.client_turn(self.job.key, where, self.client, index)
+        # Before anything is computed: a reply that gets lost was given all the same.
+        self.ledger.exchange(self._blocks.get(where, 0), self.job.cohort(link.phase))
+        kept, reply, finite = self._worked(
+            where, sent, checkpoints.start if base is None else base, turn
         )
-        if not bool(finite):
+        if not finite:
             raise RefusedError(
                 "not-finite", "the reply computed here holds NaN or infinity"
             )
@@ -253,14 +250,25 @@ class Site:
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
         return self._reply(replace(header, info=info), leaves)
 
-    def _turn(self, header: Header, body: bytes) -> Turn:
-        index = jnp.asarray(header.index, jnp.int32)
-        where = (header.stage, header.phase)
-        turn = keys.client_turn(self.job.key, where, self.client, index)
-        if self.job.channel.privacy is None:
-            return turn
-        secret = self._noise_key(header, body)
-        return NoisyTurn(turn.key, turn.index, turn.shared, secret)
+    def _worked(
+        self, where: Where, sent: PyTree, kept: Kept, turn: Any
+    ) -> tuple[Kept, PyTree, bool]:
+        """Return what is kept, what travels, and whether all of it was finite.
+
+        Noise is drawn between two programs, from bits that are no key of either. What
+        follows it, which may compress, only sees what may be seen.
+        """
+        if self._noise is None:
+            program = self._program(self._work, where)
+            kept, reply, finite = program(self._arrays, sent, kept, turn)
+            return kept, reply, bool(finite)
+        program = self._program(self._changed, where)
+        kept, change, finite = program(self._arrays, sent, kept, turn)
+        if not bool(finite):
+            return kept, change, False
+        released = self._noise.protect(change)
+        program = self._program(self._coded, where)
+        return *program(self._arrays, released, kept, turn), True
 
     def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
         if not self._masks or listed or body:
@@ -274,6 +282,7 @@ class Site:
 
     def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
         server, own = self._point(header, listed, body)
+        self.ledger.measure(header, body)
         measured = self._program(self._measured)(self._arrays, server, own)
         return self._reply(replace(header, info=None), _leaves(measured))
 
@@ -281,6 +290,7 @@ class Site:
         server, own = self._point(header, listed, body)
         if self.conclude is None:
             raise RefusedError("garbage", "there is nothing to conclude here")
+        self.ledger.conclude(header, body)
         stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], own)
         told = dict(self.conclude(combine(server, stacked)))
         return self._reply(replace(header, info=told))
@@ -301,24 +311,21 @@ class Site:
             self._secrets = {federation: own}
         return self._secrets[federation]
 
-    def _noise_key(self, header: Header, body: bytes) -> Key:
-        """Return a key that nobody else can know, another one for every message.
-
-        Noise that was used twice could be subtracted, as could noise that follows from
-        the run's key, which the server knows.
-        """
-        told = hashlib.sha256(repr(header).encode() + body).digest()
-        for word in np.frombuffer(told, np.uint32)[:4]:
-            self._noise = jax.random.fold_in(self._noise, word)
-        return self._noise
-
     def _work(self, job: Job, where: Where, *rest: Any) -> Any:
         sent, kept, turn = rest
-        phase = dict(stages(job))[where[0]][where[1]]
-        return Link.of(job, phase, where).work(sent, kept, turn, 0)
+        return _link(job, where).work(sent, kept, turn, 0)
+
+    def _changed(self, job: Job, where: Where, *rest: Any) -> Any:
+        sent, kept, turn = rest
+        return _link(job, where).change(sent, kept, turn, 0)
+
+    def _coded(self, job: Job, where: Where, *rest: Any) -> Any:
+        change, kept, turn = rest
+        job = replace(job, channel=job.channel.protected())
+        return _link(job, where).code(change, kept, turn)
 
     def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
-        return client_measurement(job, 0, server, own, everything=True)
+        return client_scalars(job, 0, server, own)
 
     def _program(self, function: Callable, *where: Where) -> Callable:
         """Compile once; rows are an input, so that they are no constants in there."""
@@ -330,6 +337,10 @@ class Site:
 
             self._programs[name] = jax.jit(whole)
         return self._programs[name]
+
+
+def _link(job: Job, where: Where) -> Link:
+    return Link.of(job, dict(stages(job))[where[0]][where[1]], where)
 
 
 def _message(link: Link) -> PyTree:

@@ -29,6 +29,7 @@ __all__ = [
     "Link",
     "Measurement",
     "client_measurement",
+    "client_scalars",
     "combine_measurements",
     "for_place",
     "server_turn",
@@ -121,6 +122,13 @@ class Link(eqx.Module):
         `sent` is what this client got. Return anew what it keeps, exactly what travels
         back, and whether all of the reply was finite.
         """
+        kept, change, finite = self.change(sent, kept, turn, client)
+        return *self.code(change, kept, turn), finite
+
+    def change(
+        self, sent: PyTree, kept: Kept, turn: Turn, client: Array | int
+    ) -> tuple[Kept, PyTree, Array]:
+        """Do all of it but the coding: return the change that is to be coded."""
         job, phase, own, message = self.job, self.phase, kept.own, sent
         alone = self._as_a_server(turn)
         if self.hides:
@@ -130,14 +138,21 @@ class Link(eqx.Module):
         if self.hides:
             # Private blocks are updated as the server updates the others.
             own = job.own(phase.taken_in(combine(sent, own), reply, alone))
-        coded, held = job.public(reply), kept.channel
-        if held is not None:
-            change = self._combine(_tree.subtract, coded, self.known(sent, turn))
-            coded, after = job.channel.encode(
-                change, held[self.where], turn.channel_key()
-            )
-            held = {**held, self.where: after}
-        return Kept(memory, own, held), coded, _tree.all_finite(reply)
+        change = job.public(reply)
+        if kept.channel is not None:
+            change = self._combine(_tree.subtract, change, self.known(sent, turn))
+        return Kept(memory, own, kept.channel), change, _tree.all_finite(reply)
+
+    def code(self, change: PyTree, kept: Kept, turn: Turn) -> tuple[Kept, PyTree]:
+        """Return anew what a client keeps, and its change as it travels."""
+        held = kept.channel
+        if held is None:
+            return kept, change
+        coded, after = self.job.channel.encode(
+            change, held[self.where], turn.channel_key()
+        )
+        held = {**held, self.where: after}
+        return Kept(kept.memory, kept.own, held), coded
 
     def _as_a_server(self, turn: Turn) -> ServerTurn:
         everybody = jnp.ones(self.job.cohort(self.phase), bool)
@@ -259,26 +274,28 @@ class Measurement(eqx.Module):
     metrics: dict[str, PyTree]
 
 
+def client_scalars(
+    job: Job, client: Array | int, server: PyTree, own: PyTree
+) -> dict[str, Array]:
+    """Measure what one number tells, over all of a client's rows: loss and metrics."""
+    point, oracle = job.algorithm.point(combine(server, own)), job.oracle(client)
+    upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
+    return {"upper_loss": upper, **job.measured(point.x, point.y)}
+
+
 def client_measurement(
-    job: Job,
-    client: Array | int,
-    server: PyTree,
-    own: PyTree,
-    *,
-    everything: bool = False,
+    job: Job, client: Array | int, server: PyTree, own: PyTree
 ) -> Measurement:
     """Measure over all of a client's rows, at the shared point with its own blocks.
 
-    Metrics of a point that all share are left to the server, unless `everything` is to
-    be measured here, where the rows are.
+    Metrics of a point that all share are left to the server.
     """
     point, oracle = job.algorithm.point(combine(server, own)), job.oracle(client)
     upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
     slope = Pair(None, oracle.lower_gradient(point.x, point.y, oracle.all_lower()))
     mine = job.own(slope)
     square = _tree.dot(mine, mine) if jax.tree.leaves(mine) else jnp.zeros_like(upper)
-    here = everything or is_any(job.private)
-    metrics = job.measured(point.x, point.y) if here else {}
+    metrics = job.measured(point.x, point.y) if is_any(job.private) else {}
     return Measurement(upper, job.public(slope), square, metrics)
 
 

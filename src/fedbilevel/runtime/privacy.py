@@ -1,36 +1,53 @@
 """How much a run with noise reveals of a client: the accountant, asked for a job."""
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 
-from fedbilevel.channels.accountant import epsilon
+from fedbilevel.channels import count_blocks
+from fedbilevel.channels.accountant import epsilon, epsilon_of_releases
 from fedbilevel.runtime.counts import Ledger
-from fedbilevel.runtime.exchange import start_kept
+from fedbilevel.runtime.exchange import Link, start_kept
 from fedbilevel.runtime.job import ABSENT, Job, stages
 
-__all__ = ["privacy_spent"]
+__all__ = ["blocks_of", "is_noisy", "privacy_of_releases", "privacy_spent"]
+
+
+def is_noisy(job: Job) -> bool:
+    """Say whether clients add noise to what they send."""
+    privacy = job.channel.privacy
+    return privacy is not None and bool(float(privacy.noise))
+
+
+def blocks_of(job: Job) -> dict[tuple[int, int], int]:
+    """Return the blocks of a reply in every phase, by its stage and number."""
+    return {
+        (stage, number): count_blocks(
+            Link(job, phase, (stage, number), None).reply_shape()
+        )
+        for stage, phases in stages(job)
+        for number, phase in enumerate(phases)
+    }
 
 
 def privacy_spent(job: Job, ledger: Ledger, rounds: int) -> dict[str, float]:
     """Return epsilon and delta of a run of so many rounds; nothing without noise."""
     privacy = job.channel.privacy
-    if privacy is None or not float(privacy.noise):
+    if privacy is None or not is_noisy(job):
         return {}
     blocks = ledger.blocks(job.key, rounds)
     participants, present = privacy.participants, None
     if job.attendance is not None:
         rows = np.asarray(job.attendance)[: len(blocks)]
         present = (rows > ABSENT).sum(axis=1)
-    # Compressed apart from each other, or not added up at all, a client's reply is
-    # hidden by its own share of the noise only.
-    phases = [phase for _, every in stages(job) for phase in every]
-    added_up = job.channel.reduction.adds_up and len(job.channel.coders) == 1
-    added_up = added_up and not any(phase.gathers for phase in phases)
+    added_up = _adds_up(job)
     if not added_up:
         present = np.ones_like(blocks)
     # That a cohort is drawn protects clients that keep nothing between exchanges. What
     # others send depends on when they were drawn before, which no bound here covers.
     forgets = not jax.tree.leaves(start_kept(job))
+    phases = [phase for _, every in stages(job) for phase in every]
     drawn = forgets and added_up and not any(phase.everyone for phase in phases)
     clients = job.clients if drawn else participants
     sent = blocks > 0
@@ -44,3 +61,38 @@ def privacy_spent(job: Job, ledger: Ledger, rounds: int) -> dict[str, float]:
         None if present is None else present[sent],
     )
     return {"epsilon": found, "delta": privacy.delta}
+
+
+def privacy_of_releases(
+    job: Job, releases: Mapping[tuple[int, int], int]
+) -> dict[str, float]:
+    """Return epsilon and delta of releases that were made, and how many they are.
+
+    They are counted by the blocks of a reply and by the shares of noise in the sum. An
+    exchange that was made again is one release more: its noise is another one.
+    """
+    privacy = job.channel.privacy
+    if privacy is None or not is_noisy(job):
+        return {}
+    alone = not _adds_up(job)
+    counted: dict[tuple[int, int], int] = {}
+    for (blocks, present), times in releases.items():
+        kind = (blocks, 1 if alone else present)
+        counted[kind] = counted.get(kind, 0) + times
+    found = epsilon_of_releases(
+        float(privacy.noise), counted, privacy.participants, privacy.delta
+    )
+    total = sum(times for (blocks, _), times in counted.items() if blocks)
+    return {"epsilon": found, "delta": privacy.delta, "releases": total}
+
+
+def _adds_up(job: Job) -> bool:
+    """Say whether only the sum of noisy replies is seen.
+
+    Compressed apart from each other, or not added up at all, a client's reply is hidden
+    by its own share of the noise only.
+    """
+    phases = [phase for _, every in stages(job) for phase in every]
+    one_coder = len(job.channel.coders) == 1
+    gathered = any(phase.gathers for phase in phases)
+    return job.channel.reduction.adds_up and one_coder and not gathered

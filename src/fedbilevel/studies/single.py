@@ -129,17 +129,17 @@ def result_of(
     ledger: Ledger,
     task: str,
     settings: dict[str, Any],
-    attended: Job | None = None,
+    spent: dict[str, float] | None = None,
 ) -> Result:
     """Put together what a run leaves behind.
 
-    `attended` is the job with its record of attendance, where there is one.
+    `spent` is the privacy it took, where that was counted on the way.
     """
     algorithm, rounds = job.algorithm, int(outcome.columns["round"][-1])
     costs = ledger.cumulative(job.key, rounds)
     measured = outcome.columns["round"] - 1
     point = algorithm.point(outcome.state.joined())
-    spent = privacy_spent(attended or job, ledger, rounds)
+    spent = privacy_spent(job, ledger, rounds) if spent is None else spent
     config = {
         "clients": job.clients,
         "participants": job.participants,

@@ -41,8 +41,7 @@ from fedbilevel.federation.wire import (
 )
 from fedbilevel.runtime.exchange import (
     Link,
-    Measurement,
-    client_measurement,
+    client_scalars,
     for_place,
     server_turn,
     start_kept,
@@ -134,10 +133,10 @@ class Exchanges:
             for where, link in self._links.items()
         }
         shapes = jax.eval_shape(
-            lambda: client_measurement(job, 0, start_server(job), start_kept(job).own)
+            lambda: client_scalars(job, 0, start_server(job), start_kept(job).own)
         )
-        numbers = {name: shapes.upper for name in metrics}
-        self._measurement = replace(shapes, metrics=numbers)
+        names = (*shapes, *metrics)
+        self.measurement = {name: shapes["upper_loss"] for name in names}
 
     def header(self, kind: str, done: int, exchange: int) -> Header:
         """Return the header of a packet to all clients, with the round it is about."""
@@ -309,18 +308,22 @@ class Exchanges:
         return True
 
     def measure(self, header: Header, server: PyTree, stand: Stand) -> Answers:
-        """Return the measurements of all clients that answer."""
+        """Return the numbers that clients measured, of those that do."""
 
-        def read(reply: Header, listed: list, body: bytes) -> Measurement:
-            return unpack_tree(listed, body, self._measurement, finite=False)
+        def read(reply: Header, listed: list, body: bytes) -> dict[str, np.ndarray]:
+            return unpack_tree(listed, body, self.measurement, finite=False)
 
-        everyone = list(range(self.roster.clients))
-        like = self._measurement
-        answers = self._at_point(header, server, stand, everyone, read, like)
+        clients, like = self.measuring(), self.measurement
+        answers = self._at_point(header, server, stand, clients, read, like)
         odd = not_finite(answers.taken)
         answers.taken = {k: one for k, one in answers.taken.items() if k not in odd}
         self._name(header, Answers(refused=odd))
         return answers
+
+    def measuring(self) -> list[int]:
+        """Return the clients that measure for the server."""
+        members = self.roster.members.items()
+        return sorted(k for k, member in members if member.info.get("measures"))
 
     def conclude(
         self,

@@ -44,13 +44,15 @@ class Answers:
     """What clients answered; `refused` has a reason for each that was not taken.
 
     `traffic` are bytes down, bytes up, and of both those that are not leaves. `reply`
-    is what the server makes of all that were taken.
+    is what the server makes of all that were taken. `came` is how many could be read,
+    whatever became of them; None if nobody was asked.
     """
 
     taken: dict[int, Any] = field(default_factory=dict)
     refused: dict[int, RefusedError] = field(default_factory=dict)
     traffic: np.ndarray = field(default_factory=lambda: np.zeros(3, np.int64))
     reply: Any = None
+    came: int | None = None
 
 
 def ask(
@@ -84,6 +86,7 @@ def ask(
             if client not in more.taken
         }
         answers.traffic += more.traffic
+    answers.came = len(answers.taken)
     return answers
 
 

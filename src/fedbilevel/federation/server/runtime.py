@@ -18,17 +18,23 @@ from jaxtyping import Int, PyTree, UInt8
 from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases
 from fedbilevel.channels import weighted_mean
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.server.exchanges import Exchanges, Question, Stand
 from fedbilevel.federation.server.guard import require_finite
+from fedbilevel.federation.server.releases import ServerReleases
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.driver import Advance, Found, Span, rounds_in_python
-from fedbilevel.runtime.exchange import combine_measurements
 from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, Job, start_server
+from fedbilevel.runtime.privacy import blocks_of, is_noisy, privacy_of_releases
+from fedbilevel.runtime.stopping import Stopping
 from fedbilevel.runtime.walk import drawn_times, plain_loop, walk
 
 __all__ = ["Federated", "FederationRuntime"]
+
+
+_DECLINED = {"measure", "measured", "limit"}  # reasons of sites that will not tell
 
 
 class Federated(eqx.Module):
@@ -54,7 +60,9 @@ class FederationRuntime:
 
     `job` has no rows of anybody: see `blind_job`. `metrics` names what the sites
     measure. `left_out` is called with every reply that was not taken. `concludes` names
-    what sites may tell of a finished run, each a number or texts.
+    what sites may tell of a finished run, each a number or texts. `releases` counts
+    what was asked for under noise. Columns are what sites tell in single numbers: the
+    norm of the mean of gradients, which stay where they are, is none of them.
     """
 
     name = "flower"
@@ -67,11 +75,25 @@ class FederationRuntime:
         metrics: tuple[str, ...],
         left_out: Callable[[dict[str, Any]], None] = lambda entry: None,
         concludes: Mapping[str, str] | None = None,
+        releases: ServerReleases | None = None,
     ) -> None:
         self.job, self.roster = job, roster
+        self.releases = releases or ServerReleases()
+        self._told_columns = False
+        self._blocks = blocks_of(job) if is_noisy(job) else {}
         self.exchanges = Exchanges(job, roster, metrics, left_out)
         self._concludes = concludes or {}
         self._durable = np.zeros(roster.clients, np.int64)
+
+    def check(self, stopping: Stopping) -> None:
+        """Raise where measurements are to end a run that nobody measures."""
+        if stopping.looks and not self.exchanges.measuring():
+            raise InvalidInputError(
+                f"{stopping.metric} is to end the run, but no site measures: with "
+                "noise none may, and with masks its operator must allow it (`node "
+                "--measure scalars`). Leave out target and patience, or let sites "
+                "measure."
+            )
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -165,7 +187,7 @@ class FederationRuntime:
         asked = self._asked(phase, where, index)
         question = exchanges.question(header, state.server, where, index, asked)
         while True:
-            answers = exchanges.exchange(question, self._stand(state))
+            answers = self._exchanged(question, state)
             state = replace(state, traffic=state.traffic + answers.traffic)
             reasons = {refusal.reason for refusal in answers.refused.values()}
             if not answers.taken and reasons == {"not-finite"}:
@@ -173,6 +195,21 @@ class FederationRuntime:
             if exchanges.enough(answers, asked):
                 return self._take_in(state, question, answers), None
             exchanges.pause(answers)
+
+    def _exchanged(self, question: Question, state: Federated) -> Answers:
+        """Ask once; what is asked for under noise is counted, whatever comes of it."""
+        stand = self._stand(state)
+        if not is_noisy(self.job):
+            return self.exchanges.exchange(question, stand)
+        blocks = self._blocks[question.link.where]
+        self.releases.ask(blocks, len(question.asked))
+        answers = self.exchanges.exchange(question, stand)
+        self.releases.settle(blocks, len(question.asked), answers)
+        return answers
+
+    def privacy_spent(self) -> dict[str, float]:
+        """Return epsilon and delta of all that was released; nothing without noise."""
+        return privacy_of_releases(self.job, self.releases.counts)
 
     def _take_in(
         self, state: Federated, question: Question, answers: Answers
@@ -207,23 +244,38 @@ class FederationRuntime:
         return stand
 
     def _answered(self, ask: Callable[[], Answers]) -> Answers:
-        """Ask until somebody answers."""
+        """Ask until somebody answers, be it that it will not tell."""
         while True:
             answers = ask()
-            if answers.taken:
+            reasons = {refusal.reason for refusal in answers.refused.values()}
+            if answers.taken or reasons & _DECLINED:
                 return answers
             self.exchanges.pause(answers)
 
     def _measure(self, state: Federated, index: int) -> dict[str, np.ndarray]:
         """Let the sites measure, and average what they found."""
         exchanges = self.exchanges
+        names, measuring = sorted(exchanges.measurement), exchanges.measuring()
+        self._tell_columns(names, len(measuring))
         header = exchanges.header("measure", index + 1, len(state.attendance))
-        answers = self._answered(
-            lambda: exchanges.measure(header, state.server, self._stand(state))
-        )
+        answers = Answers()
+        if measuring:
+            answers = self._answered(
+                lambda: exchanges.measure(header, state.server, self._stand(state))
+            )
+        if not answers.taken:
+            return {name: np.asarray(np.nan) for name in names}
         clients = sorted(answers.taken)
         values = [answers.taken[client] for client in clients]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
         mean = weighted_mean(stacked, exchanges.weights(clients))
-        columns = combine_measurements(self.job, state.server, mean)
-        return {name: np.asarray(value) for name, value in columns.items()}
+        return {name: np.asarray(value) for name, value in mean.items()}
+
+    def _tell_columns(self, names: list[str], clients: int) -> None:
+        if self._told_columns:
+            return
+        self._told_columns = True
+        self.roster.report(
+            f"{clients} of {self.roster.clients} clients measure {', '.join(names)}; "
+            "norms of gradients are not measured, since gradients stay at their sites"
+        )

@@ -1,7 +1,7 @@
 """What can go wrong, by name. Every message says what, where, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "CheckpointError",
@@ -62,7 +62,14 @@ class RevealRefusedError(SecureAggregationError):
 
 
 class UnmaskingError(SecureAggregationError):
-    """Replies and seeds do not fit together, so their sum means nothing."""
+    """Replies and seeds do not fit together, so their sum means nothing.
+
+    `suspects` says of clients what is wrong with what they sent, where that is known.
+    """
+
+    def __init__(self, message: str, suspects: Mapping[int, str] | None = None) -> None:
+        self.suspects = dict(suspects or {})
+        super().__init__(message)
 
 
 class NonFiniteError(FedbilevelError):

@@ -44,6 +44,7 @@ from fedbilevel.runtime.exchange import (
 from fedbilevel.runtime.job import Job, stages, start_server
 
 if TYPE_CHECKING:
+    from fedbilevel.federation.secure.identity import SiteIdentity
     from fedbilevel.federation.secure.site import SiteSecrets
 
 __all__ = ["Fingerprints", "Site", "known_in_clear", "links_of"]
@@ -96,7 +97,9 @@ class Site:
     `facts` are told to the server when it says hello. With a `folder` what the client
     keeps outlives this process. `holds` says whether this process sees all packets, so
     that the server need not repeat what it sent before. `conclude(state)` tells more of
-    a finished run from the server's state with the client's own blocks, stacked.
+    a finished run from the server's state with the client's own blocks, stacked. With a
+    secure mean the site takes part in sums of `minimum` sites or more, and believes the
+    keys of others only if its `identity` knows who signed them.
     """
 
     def __init__(
@@ -109,16 +112,19 @@ class Site:
         folder: Path | None = None,
         holds: bool = True,
         conclude: Callable[[PyTree], Mapping[str, Any]] | None = None,
+        identity: "SiteIdentity | None" = None,
+        minimum: int = 2,
     ) -> None:
         self.job, self.client, self.fingerprints = job, client, fingerprints
         self.facts, self.folder, self.holds = facts, folder, holds
-        self.conclude = conclude
+        self.conclude, self.identity, self.minimum = conclude, identity, minimum
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self._held: dict[str, np.ndarray] = {}
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
         self._programs: dict[Any, Callable] = {}
         self._masks = isinstance(job.channel.reduction, SecureMean)
         self._secrets: dict[str, SiteSecrets] = {}
+        self._common: dict[Where, list[bool]] = {}
         self._noise = jax.random.wrap_key_data(
             jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
         )
@@ -144,6 +150,7 @@ class Site:
             "exchange": self._exchange,
             "measure": self._measure,
             "conclude": self._conclude,
+            "agree": self._agree,
             "reveal": self._reveal,
         }
         if header.kind not in kinds:
@@ -204,7 +211,7 @@ class Site:
             "concludes": self.conclude is not None,
         }
         if self._masks:
-            info["key"] = self._secrets_of(name).public
+            info |= self._secrets_of(name).introduction()
         reply = replace(header, algorithm=self.fingerprints.algorithm, info=info)
         return self._reply(reply, _leaves((self.job.x, self.job.y)))
 
@@ -236,10 +243,7 @@ class Site:
             self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(sent)}
         leaves = _leaves(reply)
         if self._masks:
-            about = known_in_clear(link, sent, turn)
-            told, weight = header.info or {}, float(self.job.data.weights[0])
-            secrets = self._secrets_of(header.federation)
-            leaves = [secrets.mask(told, reply, weight, about)]
+            leaves = self._masked(header, link, sent, reply, turn)
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
         return self._reply(replace(header, info=info), leaves)
 
@@ -252,15 +256,34 @@ class Site:
         secret = self._noise_key(header, body)
         return NoisyTurn(turn.key, turn.index, turn.shared, secret)
 
-    def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _masked(
+        self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn
+    ) -> list[np.ndarray]:
+        """Return the leaves of a reply under its masks."""
+        from fedbilevel.federation.secure.announcement import common_leaves, context_of
+
+        if link.where not in self._common:
+            self._common[link.where] = common_leaves(link)
+        flags = self._common[link.where]
+        alike = [leaf for leaf, flag in zip(_leaves(sent), flags, strict=True) if flag]
+        context = context_of(header, alike)
+        told, weight = header.info or {}, float(self.job.data.weights[0])
+        about = known_in_clear(link, sent, turn)
+        secrets = self._secrets_of(header.federation)
+        return list(secrets.mask(told, context, reply, weight, about))
+
+    def _agree(self, header: Header, listed: list, body: bytes) -> bytes:
         if not self._masks or listed or body:
+            raise RefusedError("mask", "there is nothing to confirm")
+        tags = self._secrets_of(header.federation).confirm(header.info or {})
+        return self._reply(replace(header, info=None), [tags])
+
+    def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
+        if not self._masks:
             raise RefusedError("mask", "there is nothing to reveal")
-        told = header.info or {}
-        dropped = told.get("dropped")
-        if not (isinstance(dropped, list) and all(type(k) is int for k in dropped)):
-            raise RefusedError("announcement", "nobody is said to have dropped out")
-        seeds = self._secrets_of(header.federation).reveal(told)
-        return self._reply(replace(header, info={"seeds": seeds}))
+        secrets = self._secrets_of(header.federation)
+        told = secrets.reveal(header.info or {}, listed, body)
+        return self._reply(replace(header, info=None), list(told))
 
     def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
         server, own = self._point(header, listed, body)
@@ -287,7 +310,8 @@ class Site:
         if federation not in self._secrets:
             from fedbilevel.federation.secure.site import SiteSecrets
 
-            own = SiteSecrets.of(federation, self.client, self.folder)
+            rest = (self.folder, self.minimum, self.identity)
+            own = SiteSecrets.of(federation, self.client, *rest)
             self._secrets = {federation: own}
         return self._secrets[federation]
 

@@ -166,6 +166,17 @@ def node(
     private_key: Annotated[
         Path | None, typer.Option(help="this site's key, made by ssh-keygen")
     ] = None,
+    site_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="with a secure mean, public key of a client's node; repeat for all, "
+            "in their order"
+        ),
+    ] = None,
+    minimum: Annotated[
+        int,
+        typer.Option(help="fewest sites in a secure sum that this one takes part in"),
+    ] = 2,
     insecure: Insecure = False,
     patience: Annotated[
         float, typer.Option(help="seconds without a connection before giving up")
@@ -182,15 +193,50 @@ def node(
     if "data" not in experiment.options and not trial:
         # The task would take a set of its own, and nobody would notice.
         raise InvalidInputError("give --data, where the rows of this site are.")
+    identity = _identity(experiment, client, private_key, site_key or [])
     from fedbilevel.federation.flower.node import Connection
 
     link = Connection(superlink, root_certificates, private_key, patience)
     configure(experiment.precision, cores=cores)
-    _take_part(experiment, client, link, state, trial)
+    masks = {"identity": identity, "minimum": minimum}
+    _take_part(experiment, client, link, state, trial, masks)
+
+
+def _identity(
+    experiment: Experiment, client: int, private_key: Path | None, site_keys: list[Path]
+) -> Any:
+    """Return the keys by which sites know each other, or None where they need not."""
+    if experiment.aggregate != "secure":
+        if site_keys:
+            raise InvalidInputError("--site-key is for --aggregate secure.")
+        return None
+    if private_key is None:
+        if site_keys:
+            raise InvalidInputError("--insecure and --site-key exclude each other.")
+        Console(stderr=True).print(
+            "Without keys of the other sites their masks are the server's word: a "
+            "server that lies can open the replies of this site."
+        )
+        return None
+    if len(site_keys) != experiment.clients:
+        raise InvalidInputError(
+            f"{len(site_keys)} times --site-key for {experiment.clients} clients: a "
+            "secure mean needs the public keys of all, in their order, or --insecure."
+        )
+    from fedbilevel.federation.secure.identity import SiteIdentity
+    from fedbilevel.federation.signatures import read_private_key, read_public_key
+
+    public = [read_public_key(path) for path in site_keys]
+    return SiteIdentity(client, read_private_key(private_key), public)
 
 
 def _take_part(
-    experiment: Experiment, client: int, link: Any, state: Path, trial: bool
+    experiment: Experiment,
+    client: int,
+    link: Any,
+    state: Path,
+    trial: bool,
+    masks: dict[str, Any],
 ) -> None:
     from fedbilevel.experiments.federated import build_site
     from fedbilevel.federation.flower.node import serve_packets
@@ -199,7 +245,7 @@ def _take_part(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
     console = Console(stderr=True)
-    site = build_site(experiment, client, trial=trial, folder=state)
+    site = build_site(experiment, client, trial=trial, folder=state, **masks)
     console.print(f"Client {client} is ready, its state is in {state}")
     serve_packets(
         link,

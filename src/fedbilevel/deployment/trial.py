@@ -69,11 +69,13 @@ def deployment_of(experiment: Experiment) -> list[str]:
     """Return what a real deployment of an experiment would type."""
     options = {n: v for n, v in experiment.options.items() if n != "data"}
     shared = " ".join(_arguments_of(replace(experiment, options=options)))
+    known = "--site-key node0.pub ... " if experiment.aggregate == "secure" else ""
     return [
         f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --node-key node0.pub ... --out RUN",
         f"fedbilevel node {shared} --client 0 --superlink SERVER:8443 "
-        "--root-certificates ca.crt --private-key node0 --data ROWS --state STATE",
+        f"--root-certificates ca.crt --private-key node0 {known}--data ROWS "
+        "--state STATE",
     ]
 
 

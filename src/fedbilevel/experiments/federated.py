@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -56,6 +56,9 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.studies.single import named_leaves, result_of
 from fedbilevel.tasks import Task
+
+if TYPE_CHECKING:
+    from fedbilevel.federation.secure.identity import SiteIdentity
 
 __all__ = [
     "ATTENDANCE",
@@ -113,15 +116,24 @@ def build_site(
     trial: bool = False,
     folder: Path | None = None,
     holds: bool = True,
+    identity: "SiteIdentity | None" = None,
+    minimum: int = 2,
 ) -> Site:
     """Return client number `client` of the experiment, with its rows.
 
     The option `data` is where this site's own rows lie, and no others are read. In a
     `trial` it is data of all clients, dealt as in a simulation, and this site takes its
     share. `folder` keeps what the client remembers between exchanges. `holds` says
-    whether this process sees all packets that are sent to the client.
+    whether this process sees all packets that are sent to the client. With a secure
+    mean, `identity` has the keys by which the sites know each other, and `minimum` is
+    the fewest sites that this one's reply is summed with, itself among them.
     """
     clients = clients_of(experiment)
+    if not 2 <= minimum <= max(clients, 2):
+        raise InvalidInputError(
+            f"minimum={minimum}: a sum hides a reply among 2 sites or more, and there "
+            f"are {clients}."
+        )
     if not 0 <= client < clients:
         raise InvalidInputError(
             f"client {client}: the {clients} clients are numbered from 0."
@@ -145,6 +157,8 @@ def build_site(
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
+        identity=identity,
+        minimum=minimum,
     )
 
 

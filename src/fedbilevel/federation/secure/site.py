@@ -67,6 +67,7 @@ class SiteSecrets:
 
     def introduction(self) -> dict[str, Any]:
         """Return what a hello tells: the public key, signed, and the minimum."""
+        self._save()  # whoever answers the next packet must have the same keys
         public = self.keys.public_bytes
         told = {"key": public.hex(), "minimum": self.minimum}
         if self.identity is not None:
@@ -153,6 +154,9 @@ class SiteSecrets:
         newest = sorted(site.records)[-_KEPT:]
         self.records = {number: site.records[number] for number in newest}
         site.records = dict(self.records)
+        self._save()
+
+    def _save(self) -> None:
         if self.path is None:
             return
         held = {

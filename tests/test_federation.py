@@ -447,9 +447,10 @@ def test_a_secure_mean_is_the_mean_and_no_reply_is_seen(lost, tmp_path):
     ):
         assert np.linalg.norm(mean - exact) < 1e-4 * np.linalg.norm(exact)
     seen = [
-        np.frombuffer(unpack(answer, 1 << 30)[2], np.uint64)
-        for _, packet, answer in net.sent
-        if answer and unpack(packet, 1 << 30)[0].kind == "exchange"
+        np.frombuffer(body, np.uint64, count=listed[0][1][0])
+        for answer in [answer for _, _, answer in net.sent if answer]
+        for header, listed, body in [unpack(answer, 1 << 30)]
+        if header.kind == "exchange"
     ]
     # All that the server got: words that look drawn at random, whatever they hide.
     words = np.concatenate(seen)
@@ -459,9 +460,12 @@ def test_a_secure_mean_is_the_mean_and_no_reply_is_seen(lost, tmp_path):
     )
     if not lost:
         costs, (down, up, headers) = count(job, 3), deployed.state.traffic
-        exchanges, check_words = costs["exchanges"], 8 * 4 * costs["exchanges"]
-        assert exchanges == 4
-        total = costs["bytes_down"] + costs["bytes_up"] + check_words
+        # A check word each, and for every two clients a row that goes up with the reply
+        # (a box of 36 and checks of 16 bytes), a tag up and down, the box down, and a
+        # share and a seed up.
+        more = 4 * 8 + 4 * 4 * ((36 + 16) + 2 * 16 + 36 + (16 + 32))
+        assert costs["exchanges"] == 4
+        total = costs["bytes_down"] + costs["bytes_up"] + 4 * more
         assert down + up - headers == total
 
 

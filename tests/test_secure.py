@@ -2,12 +2,12 @@
 
 import hashlib
 import hmac
+import math
 import struct
 from itertools import combinations
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,17 +19,17 @@ from fedbilevel.errors import (
     RevealRefusedError,
     UnmaskingError,
 )
-from fedbilevel.federation.secure.fixed_point import FRACTION_BITS, encode
-from fedbilevel.federation.secure.protocol import (
-    MOST_PARTICIPANTS,
-    Answered,
-    MaskedExchange,
-    SecureSite,
-    SiteKeys,
+from fedbilevel.federation.secure.exchange import MOST_PARTICIPANTS, MaskedExchange
+from fedbilevel.federation.secure.fixed_point import (
+    FRACTION_BITS,
     block_scales,
     decode_mean,
-    unmask_sum,
+    encode,
 )
+from fedbilevel.federation.secure.masks import SiteKeys, add_mask
+from fedbilevel.federation.secure.protocol import Answered, SecureSite
+from fedbilevel.federation.secure.unmasking import Unmasking
+from tests.masked import confirmations, opened, revealed
 
 SHAPES = [(3,), (), (2, 2)]
 SCALES = [0, 3, -4]
@@ -63,8 +63,8 @@ def replies_of(members, exchange, blocks=blocks_of, weight=1.0, scales=SCALES):
     }
 
 
-def add_up(replies) -> np.ndarray:
-    return np.stack(list(replies)).sum(axis=0, dtype=np.uint64)
+def add_up(words) -> np.ndarray:
+    return np.stack(list(words)).sum(axis=0, dtype=np.uint64)
 
 
 def assert_exact_mean(total, clients, weight=1.0):
@@ -80,15 +80,15 @@ def assert_exact_mean(total, clients, weight=1.0):
 
 @pytest.mark.parametrize("count", range(2, 7))
 def test_masks_cancel_exactly_in_the_whole_sum_and_in_no_other(count):
-    exchange = MaskedExchange(0, tuple(range(count)))
-    replies = replies_of(sites(count), exchange)
-    total = unmask_sum(exchange, replies)
+    exchange, members = MaskedExchange(0, tuple(range(count))), sites(count)
+    replies = replies_of(members, exchange)
+    total = opened(members, exchange, replies)
     plain = [encode(blocks_of(k), 1.0, SCALES, count) for k in range(count)]
     np.testing.assert_array_equal(total, add_up(plain))
     assert_exact_mean(total, range(count))
     for size in range(1, count):
         for some in combinations(range(count), size):
-            part = add_up(replies[k] for k in some)
+            part = add_up(replies[k].words for k in some)
             with pytest.raises(UnmaskingError, match="not all masks are out of it"):
                 decode_mean(part, dict.fromkeys(some, 1.0), SCALES, SHAPES)
 
@@ -96,12 +96,11 @@ def test_masks_cancel_exactly_in_the_whole_sum_and_in_no_other(count):
 @pytest.mark.parametrize("count", range(3, 7))
 def test_whoever_drops_out_the_sum_over_the_others_is_exact(count):
     exchange = MaskedExchange(2**64 - 1, tuple(range(count)))
-    for size in range(1, count - 1):
+    for size in range(count // 3 + 1):
         for dropped in combinations(range(count), size):
             members = [one for one in sites(count) if one.client not in dropped]
             replies = replies_of(members, exchange, weight=0.5)
-            seeds = {one.client: one.reveal_seeds(exchange, dropped) for one in members}
-            total = unmask_sum(exchange, replies, seeds)
+            total = opened(members, exchange, replies)
             assert_exact_mean(total, replies, weight=0.5)
 
 
@@ -114,8 +113,45 @@ def test_clients_have_any_numbers_and_are_announced_in_any_order():
         member.client: member.mask_reply(exchange, [np.ones(2)], 1.0, [0])
         for member, exchange in zip(members, (one, other, one), strict=True)
     }
-    (mean,) = decode_mean(unmask_sum(one, replies), dict.fromkeys(keys, 1), [0], [(2,)])
+    total = opened(members, one, replies)
+    (mean,) = decode_mean(total, dict.fromkeys(keys, 1), [0], [(2,)])
     np.testing.assert_array_equal(mean, np.ones(2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_drop_outs_leave_the_plain_mean_or_name_who_is_missing(data):
+    """Drop-outs before the reply, and between the reply and the reveal."""
+    count = data.draw(st.integers(2, 6))
+    before = data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
+    after = data.draw(st.sets(st.integers(0, count - 1))) - before
+    weights = data.draw(st.lists(st.floats(0.05, 1.0), min_size=count, max_size=count))
+    exchange = MaskedExchange(5, tuple(range(count)))
+    members = [one for one in sites(count) if one.client not in before]
+    replies = {
+        one.client: one.mask_reply(
+            exchange, blocks_of(one.client), weights[one.client], SCALES
+        )
+        for one in members
+    }
+    needed = math.ceil(2 * count / 3)
+    if len(replies) < needed:
+        with pytest.raises(RevealRefusedError, match=f"of {needed} needed"):
+            opened(members, exchange, replies)
+    elif len(replies) - len(after) < needed or (before and after):
+        # Nobody else has the seeds that the dropped share with the silent.
+        with pytest.raises(UnmaskingError) as failure:
+            opened(members, exchange, replies, silent=after)
+        assert set(failure.value.suspects) == after
+    else:
+        total = opened(members, exchange, replies, silent=after)
+        shares = {k: weights[k] for k in replies}
+        for number, mean in enumerate(decode_mean(total, shares, SCALES, SHAPES)):
+            values = [blocks_of(k)[number] for k in replies]
+            exact = np.average(values, axis=0, weights=list(shares.values()))
+            resolution = 2.0 ** (SCALES[number] - FRACTION_BITS - 1)
+            bound = resolution * len(shares) / sum(shares.values())
+            assert np.max(np.abs(mean - exact)) <= bound + 1e-12
 
 
 @settings(max_examples=40, deadline=None)
@@ -129,13 +165,14 @@ def test_the_mean_is_within_the_stated_bound(seed, weights):
     values = draw.normal(size=(count, 3, 20)) * sizes[:, None]
     scales = block_scales(list(draw.normal(size=(3, 20)) * sizes[:, None]))
     exchange = MaskedExchange(3, tuple(range(count)))
+    members = sites(count)
     replies = {
         one.client: one.mask_reply(
             exchange, list(values[one.client]), weights[one.client], scales
         )
-        for one in sites(count)
+        for one in members
     }
-    total = unmask_sum(exchange, replies)
+    total = opened(members, exchange, replies)
     means = decode_mean(total, dict(enumerate(weights)), scales, [(20,)] * 3)
     for number, mean in enumerate(means):
         exact = np.average(values[:, number], axis=0, weights=weights)
@@ -159,7 +196,7 @@ def test_a_masked_reply_looks_uniform_whatever_is_under_it():
     plain = [np.zeros(size), np.linspace(-100.0, 100.0, size)]
     for client in (0, 1):
         for value in plain:
-            reply = site(client).mask_reply(exchange, [value], 1.0, [0])
+            reply = site(client).mask_reply(exchange, [value], 1.0, [0]).words
             hidden = encode([value], 1.0, [0], 2)
             # 255 degrees of freedom have mean 255 and standard deviation 22.6.
             assert abs(chi_square(reply) - 255) < 5 * 22.6
@@ -178,11 +215,12 @@ def test_masks_of_different_exchanges_have_nothing_in_common():
         MaskedExchange(0, (0, 1)),
         MaskedExchange(1, (0, 1)),
         MaskedExchange(0, (0, 1, 2)),
+        MaskedExchange(0, (0, 1), b"about another message"),
     ]
-    members = [site(0), site(0), site(0), site(0, federation="another")]
+    members = [*(site(0) for _ in exchanges), site(0, federation="another")]
     exchanges.append(exchanges[0])
     replies = [
-        one.mask_reply(exchange, [np.zeros(5000)], 1.0, [0])
+        one.mask_reply(exchange, [np.zeros(5000)], 1.0, [0]).words
         for one, exchange in zip(members, exchanges, strict=True)
     ]
     for one, other in combinations(replies, 2):
@@ -193,22 +231,27 @@ def test_masks_of_different_exchanges_have_nothing_in_common():
 def test_a_mask_is_the_key_stream_of_its_seed():
     # RFC 8439, appendix A.1, test vector 1: key, nonce and counter are zero.
     known = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-    size, exchange = 2**17 + 3, MaskedExchange(0, (0, 1))
-    replies, seeds = {0: np.zeros(size, np.uint64)}, {0: {1: bytes(32)}}
-    mask = -unmask_sum(exchange, replies, seeds)
+    size = 2**17 + 3
+    mask, taken = np.zeros(size, np.uint64), np.zeros(size, np.uint64)
+    add_mask(mask, bytes(32), 1)
+    add_mask(taken, bytes(32), -1)
     assert mask[:4].astype("<u8").tobytes().hex() == known
     stream = Cipher(algorithms.ChaCha20(bytes(32), bytes(16)), None).encryptor()
     assert mask.astype("<u8").tobytes() == stream.update(bytes(8 * size))
-    # The later client subtracts what the earlier one adds.
-    other = unmask_sum(exchange, {1: replies[0]}, {1: {0: bytes(32)}})
-    np.testing.assert_array_equal(other, mask)
+    np.testing.assert_array_equal(mask + taken, 0)
+
+
+def derive(secret: bytes, info: bytes, size: int = 32) -> bytes:
+    """RFC 5869, without a salt."""
+    key, block, made = hmac.digest(bytes(32), secret, "sha256"), b"", b""
+    info = b"fedbilevel secure mean 2 " + info
+    for number in range(-(-size // 32)):
+        block = hmac.digest(key, block + info + bytes([number + 1]), "sha256")
+        made += block
+    return made[:size]
 
 
 def test_seeds_are_derived_as_written_down():
-    def derive(secret: bytes, info: bytes) -> bytes:  # RFC 5869, without a salt
-        key = hmac.digest(bytes(32), secret, "sha256")
-        return hmac.digest(key, b"fedbilevel secure mean 1 " + info + b"\1", "sha256")
-
     # RFC 7748, section 6.1.
     alice, bob, shared = (
         bytes.fromhex(text)
@@ -219,41 +262,20 @@ def test_seeds_are_derived_as_written_down():
         )
     )
     pairs = {4: SiteKeys.from_bytes(alice), 9: SiteKeys.from_bytes(bob)}
-    third = X25519PrivateKey.from_private_bytes(bytes(32)).public_key()
     roster = {k: pair.public_bytes for k, pair in pairs.items()}
-    roster[11] = third.public_bytes_raw()
     assert pairs[4].shared_secret(roster[9]) == shared
-    exchange = MaskedExchange(5, (4, 9, 11))
+    exchange = MaskedExchange(5, (4, 9), b"context")
     one = SecureSite("trial", 4, pairs[4], roster)
-    one.mask_reply(exchange, [np.zeros(1)], 1.0, [0])
+    reply = one.mask_reply(exchange, [np.zeros(1)], 1.0, [0]).words
     who = struct.pack("<Q", 4) + roster[4] + struct.pack("<Q", 9) + roster[9]
-    secret = derive(shared, b"pair " + hashlib.sha256(b"trial").digest() + who)
-    digest = hashlib.sha256(struct.pack("<4Q", 5, 4, 9, 11)).digest()
-    assert one.reveal_seeds(exchange, [9]) == {9: derive(secret, b"exchange " + digest)}
-
-
-def test_what_late_replies_give_away_is_what_the_module_says():
-    exchange = MaskedExchange(0, (0, 1, 2, 3))
-    members = sites(4)
-    replies = replies_of(members, exchange)
-
-    def opened(late: tuple[int, ...], dropped: tuple[int, ...]) -> np.ndarray:
-        """Take the masks that survivors share with late clients out of their sum."""
-        staying = [one for one in sites(4) if one.client not in dropped]
-        replies_of(staying, exchange)
-        total = add_up(replies[k] for k in late)
-        for one in staying:
-            known = one.reveal_seeds(exchange, dropped)
-            for client in late:
-                pair = MaskedExchange(0, (client, one.client))
-                reply = {client: np.zeros_like(total)}
-                total += unmask_sum(pair, reply, {client: {one.client: known[client]}})
-        return total
-
-    assert_exact_mean(opened((2,), dropped=(2,)), (2,))
-    assert_exact_mean(opened((2, 3), dropped=(2, 3)), (2, 3))
-    with pytest.raises(UnmaskingError):
-        assert_exact_mean(opened((2,), dropped=(2, 3)), (2,))
+    name = hashlib.sha256(b"trial").digest()
+    digest = hashlib.sha256(struct.pack("<4Q", 5, 2, 4, 9) + b"context").digest()
+    made = derive(derive(shared, b"pair " + name + who), b"exchange " + digest, 168)
+    own = derive(alice, b"own mask " + name + digest)
+    secret = int.from_bytes(own, "little") % (2**127 - 1)
+    add_mask(reply, made[:32], -1)
+    add_mask(reply, derive(secret.to_bytes(16, "little"), b"self " + digest), -1)
+    np.testing.assert_array_equal(reply, encode([np.zeros(1)], 1.0, [0], 2))
 
 
 # Range and scales
@@ -314,97 +336,116 @@ def test_numbers_beyond_all_integers():
 
 
 def test_the_same_reply_may_be_sent_again_and_no_other():
-    one = site(0)
-    first = one.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
+    members = sites(3)
+    one, replies = members[0], replies_of(members, THREE)
     for _ in range(2):
         again = one.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
-        np.testing.assert_array_equal(again, first)
+        np.testing.assert_array_equal(again.words, replies[0].words)
+        np.testing.assert_array_equal(again.sealed, replies[0].sealed)
         with pytest.raises(
             MaskReuseError, match="client 0, exchange 7: .*other values"
         ):
             one.mask_reply(THREE, blocks_of(1), 1.0, SCALES)
         with pytest.raises(MaskReuseError, match="other values"):
             one.mask_reply(THREE, blocks_of(0), 0.5, SCALES)
-        with pytest.raises(MaskReuseError, match="other participants"):
-            one.mask_reply(MaskedExchange(7, (0, 1, 2, 3)), blocks_of(0), 1.0, SCALES)
-        one.reveal_seeds(THREE, [2])  # and so it stays after seeds were revealed
+        for other in (
+            MaskedExchange(7, (0, 1, 2, 3)),
+            MaskedExchange(7, (0, 1, 2), b"message"),
+        ):
+            with pytest.raises(MaskReuseError, match="other participants"):
+                one.mask_reply(other, blocks_of(0), 1.0, SCALES)
+        opened(members, THREE, replies)  # and so it stays after the sum was opened
     one.mask_reply(MaskedExchange(8, (0, 1, 2)), blocks_of(1), 1.0, SCALES)
 
 
 def test_a_second_reply_under_the_same_masks_would_show_the_difference():
-    one, other = (site(0).mask_reply(THREE, blocks_of(k), 1.0, SCALES) for k in (1, 2))
+    one, other = (
+        site(0).mask_reply(THREE, blocks_of(k), 1.0, SCALES).words for k in (1, 2)
+    )
     plain, changed = (encode(blocks_of(k), 1.0, SCALES, 3) for k in (1, 2))
     np.testing.assert_array_equal(one - other, plain - changed)
 
 
 @pytest.mark.parametrize(
-    ("exchange", "dropped", "told"),
+    ("exchange", "survivors", "told"),
     [
-        (THREE, [0], "this site has replied"),
-        (THREE, [], r"clients \(\) are not some of its participants"),
-        (THREE, [3], r"clients \(3,\) are not some of its participants"),
-        (THREE, [1, 2], "1 in the sum would be fewer than the minimum 2"),
-        (
-            MaskedExchange(8, (0, 1, 2)),
-            [2],
-            "sent no reply to it with these participants",
-        ),
-        (
-            MaskedExchange(7, (0, 1, 2, 3)),
-            [3],
-            "sent no reply to it with these participants",
-        ),
+        (THREE, [1, 2], "this site has replied"),
+        (THREE, [], "this site has replied"),
+        (THREE, [0, 1, 3], r"clients \(0, 1, 3\) are not all among its participants"),
+        (THREE, [0], "1 in the sum, of 2 needed"),
+        (MaskedExchange(8, (0, 1, 2)), [0, 1], "sent no reply to it with these"),
+        (MaskedExchange(7, (0, 1, 2, 3)), [0, 1, 2], "sent no reply to it with these"),
+        (MaskedExchange(7, (0, 1, 2), b"another"), [0, 1], "sent no reply to it"),
     ],
 )
-def test_seeds_that_are_not_revealed(exchange, dropped, told):
+def test_sums_that_are_not_confirmed(exchange, survivors, told):
     one = site(0)
     one.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
     kept = dict(one.records)
     with pytest.raises(RevealRefusedError, match=f"client 0, exchange .*: .*{told}"):
-        one.reveal_seeds(exchange, dropped)
+        one.confirm(exchange, survivors)
     assert one.records == kept
 
 
-def test_seeds_are_revealed_for_one_set_of_dropped_clients():
-    exchange = MaskedExchange(0, (0, 1, 2, 3))
-    one = site(0)
-    one.mask_reply(exchange, blocks_of(0), 1.0, SCALES)
-    first = one.reveal_seeds(exchange, [3])
-    for dropped in ([2], [2, 3]):
-        with pytest.raises(RevealRefusedError, match=r"seeds for clients \(3,\) were"):
-            one.reveal_seeds(exchange, dropped)
-    assert one.reveal_seeds(exchange, [3]) == first
+def test_one_sum_is_confirmed_and_revealed_and_no_other():
+    """Shares of one's own mask and seeds with it are never given both."""
+    members = sites(3)
+    replies = replies_of(members, THREE)
+    tags = confirmations(members, THREE, (0, 1, 2))
+    first = revealed(members, THREE, replies, tags)[0]
+    assert first.shares.any(axis=1).all() and not first.seeds.any()
+    for survivors in ((0, 1), (0, 2)):
+        with pytest.raises(RevealRefusedError, match=r"\(0, 1, 2\) was confirmed"):
+            members[0].confirm(THREE, survivors)
+        with pytest.raises(RevealRefusedError, match="not the one that was confirmed"):
+            revealed(members[:1], THREE, replies, tags, survivors)
+    again = revealed(members, THREE, replies, tags)[0]
+    np.testing.assert_array_equal(again.shares, first.shares)
 
 
 def test_a_higher_minimum():
-    one = site(0, minimum=3)
+    members = [site(0, minimum=3), *sites(4)[1:]]
+    one, four = members[0], MaskedExchange(1, (0, 1, 2, 3))
     with pytest.raises(InvalidInputError, match="2 participants, .*minimum is 3"):
         one.mask_reply(MaskedExchange(0, (0, 1)), blocks_of(0), 1.0, SCALES)
-    one.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
-    with pytest.raises(RevealRefusedError, match="2 in the sum .*the minimum 3"):
-        one.reveal_seeds(THREE, [2])
+    replies = replies_of(members, four)
+    with pytest.raises(RevealRefusedError, match="2 in the sum, of 3 needed"):
+        one.confirm(four, [0, 2])
+    # Others hold it to its word as well, and do not give its share in a smaller sum.
+    some = sites(3)
+    five = MaskedExchange(2, (0, 1, 2))
+    eager = [site(0, minimum=3), *some[1:]]
+    replies = replies_of(eager, five)
+    some[0].mask_reply(five, blocks_of(0), 1.0, SCALES)
+    tags = {0: some[0].confirm(five, [0, 1]), 1: some[1].confirm(five, [0, 1])}
+    del replies[2]
+    given = revealed(some[1:2], five, replies, tags, [0, 1])[1]
+    assert given.shares.any(axis=1).tolist() == [False, True, False]
     with pytest.raises(InvalidInputError, match="minimum=1"):
         site(0, minimum=1)
 
 
 def test_a_restarted_site_goes_on_where_it_was():
-    one = site(0)
-    first = one.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
-    seeds = one.reveal_seeds(THREE, [2])
+    members = sites(3)
+    replies = replies_of(members[:2], THREE)
+    tags = confirmations(members[:2], THREE, (0, 1))
+    first = revealed(members[:1], THREE, replies, tags)[0]
     keys = SiteKeys.from_bytes(KEYS[0].private_bytes)
     records = {
-        number: Answered(kept.exchange, kept.reply, kept.dropped)
-        for number, kept in one.records.items()
+        number: Answered(kept.exchange, kept.reply, kept.context, kept.survivors)
+        for number, kept in members[0].records.items()
     }
     other = SecureSite("trial", 0, keys, ROSTER, records=records)
+    again = other.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
+    np.testing.assert_array_equal(again.words, replies[0].words)
+    np.testing.assert_array_equal(again.sealed, replies[0].sealed)
     np.testing.assert_array_equal(
-        other.mask_reply(THREE, blocks_of(0), 1.0, SCALES), first
+        revealed([other], THREE, replies, tags)[0].seeds, first.seeds
     )
-    assert other.reveal_seeds(THREE, [2]) == seeds
     with pytest.raises(MaskReuseError):
         other.mask_reply(THREE, blocks_of(1), 1.0, SCALES)
     with pytest.raises(RevealRefusedError):
-        other.reveal_seeds(THREE, [1])
+        other.confirm(THREE, (0, 2))
 
 
 # Disagreement between sites and server
@@ -421,6 +462,7 @@ def swapped() -> dict[int, bytes]:
         {"roster": swapped()},
         {"exchange": MaskedExchange(8, (0, 1, 2))},
         {"exchange": MaskedExchange(7, (0, 1, 2, 3))},
+        {"exchange": MaskedExchange(7, (0, 1, 2), b"about another message")},
         {"weight": 0.25},
         {"scales": [0, 3, -3]},
     ],
@@ -430,10 +472,21 @@ def test_a_site_that_differs_from_the_others_is_noticed(change):
     odd = {name: change[name] for name in ("federation", "roster") if name in change}
     exchange = change.get("exchange", THREE)
     weight, scales = change.get("weight", 1.0), change.get("scales", SCALES)
-    replies = replies_of(sites(3)[1:], THREE)
-    replies[0] = site(0, **odd).mask_reply(exchange, blocks_of(0), weight, scales)
-    with pytest.raises(UnmaskingError, match=r"clients \[0, 1, 2\] is not one of"):
-        assert_exact_mean(unmask_sum(THREE, replies), range(3))
+    members = [site(0, **odd), *sites(3)[1:]]
+    replies = replies_of(members[1:], THREE)
+    replies[0] = members[0].mask_reply(exchange, blocks_of(0), weight, scales)
+    if "weight" in change or "scales" in change:
+        total = opened(members, THREE, replies)
+        with pytest.raises(UnmaskingError, match=r"clients \[0, 1, 2\] is not one of"):
+            assert_exact_mean(total, range(3))
+        return
+    sealed = {
+        k: reply._replace(sealed=reply.sealed[:3]) for k, reply in replies.items()
+    }
+    with pytest.raises(UnmaskingError, match="do not have the seeds") as failure:
+        Unmasking(THREE, sealed, {}).total()
+    # Who has another key for client 1 than everybody else, or client 1: that is open.
+    assert failure.value.suspects.keys() <= ({0, 1} if "roster" in change else {0})
 
 
 def test_weights_in_float32_are_the_same_weights():
@@ -441,38 +494,34 @@ def test_weights_in_float32_are_the_same_weights():
     exchange = MaskedExchange(0, (0, 1))
     replies = replies_of(members, exchange, weight=0.3)
     weights = dict.fromkeys(range(2), float(np.float32(0.3)))
-    means = decode_mean(unmask_sum(exchange, replies), weights, SCALES, SHAPES)
+    total = opened(members, exchange, replies)
+    means = decode_mean(total, weights, SCALES, SHAPES)
     exact = (blocks_of(0)[0] + blocks_of(1)[0]) / 2
     np.testing.assert_allclose(means[0], exact, rtol=1e-6)
 
 
-def test_replies_and_seeds_that_do_not_fit():
-    members = sites(3)
-    replies = replies_of(members, THREE)
-    some = {k: replies[k] for k in (0, 1)}
-    seeds = {k: members[k].reveal_seeds(THREE, [2]) for k in (0, 1)}
-    for wrong in (None, {0: seeds[0]}, {**seeds, 1: {}}):
-        with pytest.raises(UnmaskingError, match=r"exchange 7: client .*\[2\] did not"):
-            unmask_sum(THREE, some, wrong)
-    with pytest.raises(InvalidInputError, match="seed of clients 1 and 2 has 31 bytes"):
-        unmask_sum(THREE, some, {**seeds, 1: {2: bytes(31)}})
-    with pytest.raises(UnmaskingError, match="not one of"):
-        assert_exact_mean(unmask_sum(THREE, some, {**seeds, 1: {2: bytes(32)}}), some)
-    for wrong in ({}, {**some, 4: some[0]}, {**some, 1: some[1][:-1]}):
+def test_replies_that_do_not_fit():
+    replies = replies_of(sites(3), THREE)
+    words = {k: reply.words for k, reply in replies.items()}
+    for wrong in (
+        {},
+        {**replies, 4: replies[0]},
+        {**replies, 1: replies[1]._replace(words=words[1][:-1])},
+        {k: one._replace(words=words[k].astype(float)) for k, one in replies.items()},
+    ):
         with pytest.raises(UnmaskingError, match="uint64 arrays of one shape"):
-            unmask_sum(THREE, wrong, seeds)
-    with pytest.raises(UnmaskingError, match="uint64 arrays of one shape"):
-        unmask_sum(THREE, {k: reply.astype(float) for k, reply in some.items()}, seeds)
+            Unmasking(THREE, wrong, {}).total()
     with pytest.raises(UnmaskingError, match=r"shape \(9,\) does not hold"):
-        decode_mean(replies[0], {0: 1.0}, [0], [(3,)])
+        decode_mean(words[0], {0: 1.0}, [0], [(3,)])
 
 
 def test_the_server_leaves_replies_as_they_came():
-    replies = replies_of(sites(2), MaskedExchange(0, (0, 1)))
-    kept = {client: reply.copy() for client, reply in replies.items()}
-    unmask_sum(MaskedExchange(0, (0, 1)), replies)
+    members = sites(2)
+    replies = replies_of(members, MaskedExchange(0, (0, 1)))
+    kept = {client: reply.words.copy() for client, reply in replies.items()}
+    opened(members, MaskedExchange(0, (0, 1)), replies)
     for client, reply in replies.items():
-        np.testing.assert_array_equal(reply, kept[client])
+        np.testing.assert_array_equal(reply.words, kept[client])
 
 
 # Inputs that cannot be used
@@ -510,6 +559,7 @@ def test_rosters_and_participants_without_this_site():
         (2**64, (0, 1), "number exchanges from 0"),
         (0, (0, 1, 1), "must be different client numbers"),
         (0, (-1, 1), "must be different client numbers"),
+        (0, (0, 2**64), "must be different client numbers"),
         (0, (), "0 participants cannot hide"),
         (0, (3,), "1 participants cannot hide"),
         (0, tuple(range(MOST_PARTICIPANTS + 1)), "between 2 and 65536"),

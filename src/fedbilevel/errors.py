@@ -2,7 +2,7 @@
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "CheckpointError",
@@ -64,7 +64,14 @@ class RevealRefusedError(SecureAggregationError):
 
 
 class UnmaskingError(SecureAggregationError):
-    """Replies and seeds do not fit together, so their sum means nothing."""
+    """Replies and seeds do not fit together, so their sum means nothing.
+
+    `suspects` says of clients what is wrong with what they sent, where that is known.
+    """
+
+    def __init__(self, message: str, suspects: Mapping[int, str] | None = None) -> None:
+        self.suspects = dict(suspects or {})
+        super().__init__(message)
 
 
 class NonFiniteError(FedbilevelError):

@@ -214,6 +214,17 @@ def node(
     server_key: Annotated[
         Path | None, typer.Option(help="public key of the server, NAME.pub")
     ] = None,
+    site_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="with a secure mean, public key of a client's node; repeat for all, "
+            "in their order"
+        ),
+    ] = None,
+    minimum: Annotated[
+        int,
+        typer.Option(help="fewest sites in a secure sum that this one takes part in"),
+    ] = 2,
     insecure: Insecure = False,
     patience: Annotated[
         float, typer.Option(help="seconds without a connection before giving up")
@@ -231,6 +242,7 @@ def node(
     if "data" not in experiment.options and not trial:
         # The task would take a set of its own, and nobody would notice.
         raise InvalidInputError("give --data, where the rows of this site are.")
+    identity = _identity(experiment, client, private_key, site_key or [])
     from fedbilevel.experiments.federated import build_site
     from fedbilevel.federation.flower.node import Connection
     from fedbilevel.federation.sealing import KeyFiles, site_seal
@@ -258,8 +270,36 @@ def node(
             report=report,
             seal=seal,
             limits=limits,
+            identity=identity,
+            minimum=minimum,
         )
         _take_part(site, link)
+
+
+def _identity(
+    experiment: Experiment, client: int, private_key: Path | None, site_keys: list[Path]
+) -> Any:
+    """Return the keys by which sites know each other, or None where they need not."""
+    if experiment.aggregate != "secure":
+        if site_keys:
+            raise InvalidInputError("--site-key is for --aggregate secure.")
+        return None
+    if private_key is None:
+        if site_keys:
+            raise InvalidInputError("--insecure and --site-key exclude each other.")
+        Console(stderr=True).print(
+            "Without keys of the other sites their masks are the server's word: a "
+            "server that lies can open the replies of this site."
+        )
+        return None
+    if len(site_keys) != experiment.clients:
+        raise InvalidInputError(
+            f"{len(site_keys)} times --site-key for {experiment.clients} clients: a "
+            "secure mean needs the public keys of all, in their order, or --insecure."
+        )
+    from fedbilevel.federation.secure.identity import SiteIdentity
+
+    return SiteIdentity.read(client, private_key, site_keys)
 
 
 def _take_part(site: Any, link: Any) -> None:

@@ -29,6 +29,7 @@ from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
 from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
+from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import configure
 
@@ -144,6 +145,8 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
         holds=False,
         seal=_site_seal(client, held),
         limits=SiteLimits.read(held),
+        identity=_identity(client, held),
+        minimum=int(held.get("minimum", 2)),
     )
 
 
@@ -152,6 +155,13 @@ def _site_seal(client: int, held: Mapping[str, str]) -> Seal:
         return CHECKSUM
     keys = KeyFiles(Path(held["private_key"]), (Path(held["server_key"]),))
     return site_seal(client, keys)
+
+
+def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
+    if "site_keys" not in held:
+        return None
+    public = [Path(path) for path in held["site_keys"].split(os.pathsep)]
+    return SiteIdentity.read(client, Path(held["private_key"]), public)
 
 
 def _server_seal(settings: Mapping[str, Any]) -> Seal:

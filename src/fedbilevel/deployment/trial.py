@@ -1,6 +1,7 @@
 """A whole federation on this machine, with real processes, for trying things out."""
 
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -62,6 +63,13 @@ def _site_keys(folder: Path, client: int) -> KeyFiles:
     return KeyFiles(folder / "keys" / str(client), (folder / "keys" / "server.pub",))
 
 
+def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
+    """Return the public keys by which sites know each other, where they need to."""
+    masked = experiment.aggregate == "secure"
+    count = clients_of(experiment) if masked else 0
+    return [folder / "keys" / f"{client}.pub" for client in range(count)]
+
+
 def _arguments_of(experiment: Experiment) -> list[str]:
     """Return the shared settings as they are typed."""
     given = asdict(experiment)
@@ -90,13 +98,14 @@ def deployment_of(experiment: Experiment) -> list[str]:
     """Return what a real deployment of an experiment would type."""
     options = {n: v for n, v in experiment.options.items() if n != "data"}
     shared = " ".join(_arguments_of(replace(experiment, options=options)))
+    known = "--site-key node0.pub ... " if experiment.aggregate == "secure" else ""
     return [
         f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --private-key server --node-key node0.pub ... "
         "--out RUN",
         f"fedbilevel node {shared} --client 0 --superlink SERVER:8443 "
         "--root-certificates ca.crt --private-key node0 --server-key server.pub "
-        "--data ROWS --state STATE",
+        f"{known}--data ROWS --state STATE",
     ]
 
 
@@ -109,6 +118,8 @@ def persistent_node(
     keys = _site_keys(folder, client)
     known = ("--private-key", str(keys.private), "--server-key", str(keys.peers[0]))
     measured = ("--measure", "scalars") if _measures(experiment) else ()
+    for path in _all_sites(experiment, folder):
+        known += ("--site-key", str(path))
     command = [sys.executable, "-m", "fedbilevel.cli"]
     command += _node_command(experiment, client, *where, *known, *measured)
     return Process(f"node-{client}", command, folder)
@@ -130,6 +141,8 @@ def _stock(
     }
     told = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
     told += ['measure="scalars"'] if _measures(experiment) else []
+    others = [str(path.resolve()) for path in _all_sites(experiment, folder)]
+    told += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []
     held = " ".join([f'client={client} trial="true"', *told])
     command = [
         program("flower-supernode"),

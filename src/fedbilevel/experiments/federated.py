@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -61,6 +61,9 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.studies.single import named_leaves, result_of
 from fedbilevel.tasks import Task
+
+if TYPE_CHECKING:
+    from fedbilevel.federation.secure.identity import SiteIdentity
 
 __all__ = [
     "ATTENDANCE",
@@ -123,6 +126,8 @@ def build_site(
     report: Callable[[str], None] = print,
     seal: Seal = CHECKSUM,
     limits: SiteLimits | None = None,
+    identity: "SiteIdentity | None" = None,
+    minimum: int = 2,
 ) -> Site:
     """Return client number `client` of the experiment, with its rows.
 
@@ -131,9 +136,16 @@ def build_site(
     share. `folder` keeps what the client remembers between exchanges. `holds` says
     whether this process sees all packets that are sent to the client. `report` is told
     of packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
-    what its operator allows.
+    what its operator allows. With a secure mean, `identity` has the keys by which the
+    sites know each other, and `minimum` is the fewest sites that this one's reply is
+    summed with, itself among them.
     """
     clients = clients_of(experiment)
+    if not 2 <= minimum <= max(clients, 2):
+        raise InvalidInputError(
+            f"minimum={minimum}: a sum hides a reply among 2 sites or more, and there "
+            f"are {clients}."
+        )
     if not 0 <= client < clients:
         raise InvalidInputError(
             f"client {client}: the {clients} clients are numbered from 0."
@@ -160,6 +172,8 @@ def build_site(
         report=report,
         seal=seal,
         limits=limits,
+        identity=identity,
+        minimum=minimum,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._blocks import combine
+from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.foreign import shown
@@ -49,6 +50,7 @@ from fedbilevel.runtime.job import Job, Kept, stages, start_server
 from fedbilevel.runtime.privacy import blocks_of, is_noisy
 
 if TYPE_CHECKING:
+    from fedbilevel.federation.secure.identity import SiteIdentity
     from fedbilevel.federation.secure.site import SiteSecrets
 
 __all__ = ["Fingerprints", "Site", "known_in_clear", "links_of"]
@@ -94,6 +96,8 @@ class Site:
     a finished run from the server's state with the client's own blocks, stacked.
     `report` is told of packets that nobody foresaw, for a person to read. `seal` is how
     it knows the server's packets, and the server its own. `limits` are the operator's.
+    With a secure mean the site takes part in sums of `minimum` sites or more, and
+    believes the keys of others only if its `identity` knows who signed them.
     """
 
     def __init__(
@@ -109,10 +113,13 @@ class Site:
         report: Callable[[str], None] = lambda text: None,
         seal: Seal = CHECKSUM,
         limits: SiteLimits | None = None,
+        identity: "SiteIdentity | None" = None,
+        minimum: int = 2,
     ) -> None:
         self.job, self.client, self.fingerprints = job, client, fingerprints
         self.facts, self.folder, self.holds = facts, folder, holds
         self.conclude, self.report, self.seal = conclude, report, seal
+        self.identity, self.minimum = identity, minimum
         self.ledger = SiteLedger(job, limits or SiteLimits(), folder, client)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self._held: dict[str, np.ndarray] = {}
@@ -120,6 +127,7 @@ class Site:
         self._programs: dict[Any, Callable] = {}
         self._masks = isinstance(job.channel.reduction, SecureMean)
         self._secrets: dict[str, SiteSecrets] = {}
+        self._common: dict[Where, list[bool]] = {}
         privacy = job.channel.privacy
         self._noise = SiteNoise(privacy) if privacy and is_noisy(job) else None
         self._blocks = blocks_of(job) if self._noise else {}
@@ -144,12 +152,14 @@ class Site:
 
     def _answer(self, header: Header, listed: list, body: bytes) -> bytes:
         kinds = {
+            "hello": self._hello,
             "exchange": self._exchange,
             "measure": self._measure,
             "conclude": self._conclude,
+            "agree": self._agree,
             "reveal": self._reveal,
         }
-        if header.kind not in ("hello", *kinds):
+        if header.kind not in kinds:
             raise RefusedError("garbage", f"kind {header.kind!r:.40} is not known")
         if header.settings != self.fingerprints.settings:
             raise RefusedError(
@@ -206,7 +216,7 @@ class Site:
             "concludes": self.ledger.measures and self.conclude is not None,
         }
         if self._masks:
-            info["key"] = self._secrets_of(name).public
+            info |= self._secrets_of(name).introduction()
         reply = replace(header, algorithm=self.fingerprints.algorithm, info=info)
         return self._reply(reply, _leaves((self.job.x, self.job.y)))
 
@@ -240,10 +250,7 @@ class Site:
             )
         leaves = _leaves(reply)
         if self._masks:
-            about = known_in_clear(link, sent, turn)
-            told, weight = header.info or {}, float(self.job.data.weights[0])
-            secrets = self._secrets_of(header.federation)
-            leaves = [secrets.mask(told, reply, weight, about)]
+            leaves = self._masked(header, link, sent, reply, turn)
         checkpoints.put(header.exchange, kept, header.kept)
         if self.holds:
             self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(sent)}
@@ -270,15 +277,34 @@ class Site:
         program = self._program(self._coded, where)
         return *program(self._arrays, released, kept, turn), True
 
-    def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _masked(
+        self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn
+    ) -> list[np.ndarray]:
+        """Return the leaves of a reply under its masks."""
+        from fedbilevel.federation.secure.announcement import common_leaves, context_of
+
+        if link.where not in self._common:
+            self._common[link.where] = common_leaves(link)
+        flags = self._common[link.where]
+        alike = [leaf for leaf, flag in zip(_leaves(sent), flags, strict=True) if flag]
+        context = context_of(header, alike)
+        told, weight = header.info or {}, float(self.job.data.weights[0])
+        about = known_in_clear(link, sent, turn)
+        secrets = self._secrets_of(header.federation)
+        return list(secrets.mask(told, context, reply, weight, about))
+
+    def _agree(self, header: Header, listed: list, body: bytes) -> bytes:
         if not self._masks or listed or body:
+            raise RefusedError("mask", "there is nothing to confirm")
+        tags = self._secrets_of(header.federation).confirm(header.info or {})
+        return self._reply(replace(header, info=None), [tags])
+
+    def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
+        if not self._masks:
             raise RefusedError("mask", "there is nothing to reveal")
-        told = header.info or {}
-        dropped = told.get("dropped")
-        if not (isinstance(dropped, list) and all(type(k) is int for k in dropped)):
-            raise RefusedError("announcement", "nobody is said to have dropped out")
-        seeds = self._secrets_of(header.federation).reveal(told)
-        return self._reply(replace(header, info={"seeds": seeds}))
+        secrets = self._secrets_of(header.federation)
+        told = secrets.reveal(header.info or {}, listed, body)
+        return self._reply(replace(header, info=None), list(told))
 
     def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
         server, own = self._point(header, listed, body)
@@ -307,7 +333,8 @@ class Site:
         if federation not in self._secrets:
             from fedbilevel.federation.secure.site import SiteSecrets
 
-            own = SiteSecrets.of(federation, self.client, self.folder)
+            rest = (self.folder, self.minimum, self.identity)
+            own = SiteSecrets.of(federation, self.client, *rest)
             self._secrets = {federation: own}
         return self._secrets[federation]
 

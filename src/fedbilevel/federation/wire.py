@@ -121,7 +121,7 @@ CHECKSUM = _Checksum()
 class Header:
     """Where a packet belongs. Both sides compare all of it with what they expect.
 
-    `kind` is hello, exchange, measure, conclude or reveal, in a reply the same.
+    `kind` is hello, exchange, agree, reveal, measure or conclude, in a reply the same.
     `client` is who replies; what the server sends is for everyone, so that clients
     which stand at the same point get the same bytes, stored once on their way.
     `federation` is a name drawn anew for every federation, `attempt` counts the starts

@@ -1,23 +1,48 @@
 """What server and sites must agree on in an exchange under masks.
 
 With every exchange the server announces a number that is used once, who takes part, and
-the public keys of all. A site answers with its masked reply. If somebody did not, the
-others are asked for the seeds of the masks that they share with the missing.
+the public keys of all, signed. A site answers with its masked reply. Then those who did
+are asked to confirm who is in the sum, and to reveal what opens it.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.secure.protocol import MaskedExchange, block_scales
+from fedbilevel.algorithms import Each
+from fedbilevel.federation.secure.exchange import MaskedExchange
+from fedbilevel.federation.secure.fixed_point import block_scales
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    ROW_BYTES,
+    MaskedReply,
+    Revealed,
+)
+from fedbilevel.federation.secure.masks import KEY_BYTES, TAG_BYTES
+from fedbilevel.federation.secure.shares import SHARE_BYTES
 from fedbilevel.federation.server.roster import Roster
-from fedbilevel.federation.wire import EVERYONE, RefusedError
+from fedbilevel.federation.wire import EVERYONE, Header, RefusedError, digest
+from fedbilevel.runtime.exchange import Link, server_turn
+from fedbilevel.runtime.job import start_server
 
-__all__ = ["Announcement", "masked_like", "scales_of"]
+__all__ = [
+    "Announcement",
+    "common_leaves",
+    "confirmation_like",
+    "context_of",
+    "masked_like",
+    "opening_like",
+    "revealed_like",
+    "scales_of",
+]
 
 
 @dataclass(frozen=True)
@@ -27,16 +52,19 @@ class Announcement:
     number: int
     participants: list[int]
     keys: dict[str, str]
+    signatures: dict[str, str]
     largest: float
 
     @staticmethod
     def of(roster: Roster, number: int, participants: Sequence[int]) -> "Announcement":
         """Announce an exchange to clients that said hello."""
         members = roster.members
+        told = {k: members[k].info for k in participants}
         return Announcement(
             number,
             sorted(participants),
-            {str(k): str(members[k].info.get("key", "")) for k in participants},
+            {str(k): str(info.get("key", "")) for k, info in told.items()},
+            {str(k): str(info.get("signature", "")) for k, info in told.items()},
             max(member.weight for member in members.values()),
         )
 
@@ -49,25 +77,63 @@ class Announcement:
                 raise ValueError("numbers that are not whole")
             if any(not 0 <= n < EVERYONE for n in told.participants):
                 raise ValueError("participants that no client can be")
-            _ = told.exchange(), told.roster()
-            if not (isinstance(told.largest, float) and told.largest > 0):
+            _ = told.exchange(b""), told.roster(), told.signed()
+            if not (isinstance(told.largest, float) and 0 < told.largest < math.inf):
                 raise ValueError("no weight")
             return told
         except (TypeError, ValueError, AttributeError) as error:
             text = f"cannot be read: {error}"
-            raise RefusedError("announcement", text) from error
+            raise RefusedError("announcement", text[:200]) from error
 
-    def exchange(self) -> MaskedExchange:
-        """Return the exchange as the masks know it."""
-        return MaskedExchange(self.number, tuple(self.participants))
+    def exchange(self, context: bytes) -> MaskedExchange:
+        """Return the exchange as the masks know it, with what else it is about."""
+        unit = struct.pack("<d", self.largest)
+        bound = hashlib.sha256(unit + context).digest()
+        return MaskedExchange(self.number, tuple(self.participants), bound)
 
     def roster(self) -> dict[int, bytes]:
         """Return the public keys by client."""
-        return {int(client): bytes.fromhex(key) for client, key in self.keys.items()}
+        return _by_client(self.keys)
+
+    def signed(self) -> dict[int, bytes]:
+        """Return the signatures of the public keys by client."""
+        return _by_client(self.signatures)
 
     def info(self) -> dict[str, Any]:
         """Return it as it travels."""
         return asdict(self)
+
+
+def _by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(client): bytes.fromhex(text) for client, text in texts.items()}
+
+
+def common_leaves(link: Link) -> list[bool]:
+    """Say of each leaf of what is sent in a phase whether all are sent it alike."""
+
+    def sent() -> PyTree:
+        ids = jnp.arange(link.job.cohort(link.phase), dtype=jnp.int32)
+        turn = server_turn(link.job, link.where, 0, ids, jnp.ones(ids.shape, bool))
+        return link.sent(start_server(link.job), turn)
+
+    nodes = jax.tree.leaves(
+        jax.eval_shape(sent), is_leaf=lambda node: isinstance(node, Each)
+    )
+    flags: list[bool] = []
+    for node in nodes:
+        flags += [not isinstance(node, Each)] * len(jax.tree.leaves(node))
+    return flags
+
+
+def context_of(header: Header, alike: Iterable[np.ndarray]) -> bytes:
+    """Return a digest of what all participants of an exchange are told alike.
+
+    A server that let some work at another point, to know their replies or to take their
+    weight, would get masks that do not cancel.
+    """
+    where = f"{header.stage} {header.phase} {header.index} {header.exchange} "
+    names = " ".join(digest(np.asarray(leaf)) for leaf in alike)
+    return hashlib.sha256((where + names).encode()).digest()
 
 
 def scales_of(like: PyTree, about: PyTree | None) -> list[int]:
@@ -77,7 +143,27 @@ def scales_of(like: PyTree, about: PyTree | None) -> list[int]:
     return block_scales([np.asarray(leaf) for leaf in jax.tree.leaves(about)])
 
 
-def masked_like(like: PyTree) -> jax.ShapeDtypeStruct:
-    """Return the shape of a masked reply: all its numbers, and a word to check."""
+def masked_like(like: PyTree, participants: int) -> MaskedReply:
+    """Return the shapes of a masked reply: its numbers, a word to check, and rows."""
     size = sum(leaf.size for leaf in jax.tree.leaves(like)) + 1
-    return jax.ShapeDtypeStruct((size,), np.dtype(np.uint64))
+    words = jax.ShapeDtypeStruct((size,), np.dtype(np.uint64))
+    return MaskedReply(words, _rows(participants, ROW_BYTES))
+
+
+def confirmation_like(participants: int) -> Any:
+    """Return the shape of what a site confirms with."""
+    return _rows(participants, TAG_BYTES)
+
+
+def opening_like(participants: int) -> tuple[Any, Any]:
+    """Return the shapes of what a site is sent to open a sum: boxes and tags."""
+    return _rows(participants, BOX_BYTES), _rows(participants, TAG_BYTES)
+
+
+def revealed_like(participants: int) -> Revealed:
+    """Return the shapes of what a site reveals."""
+    return Revealed(_rows(participants, SHARE_BYTES), _rows(participants, KEY_BYTES))
+
+
+def _rows(count: int, size: int) -> Any:
+    return jax.ShapeDtypeStruct((count, size), np.dtype(np.uint8))

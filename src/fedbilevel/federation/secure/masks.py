@@ -1,8 +1,10 @@
-"""Key pairs of sites, what two of them share, and the masks made from it."""
+"""Key pairs of sites, what two of them share, and what is made from it."""
 
 import hashlib
+import hmac
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -11,21 +13,27 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PublicKey,
 )
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedbilevel.errors import InvalidInputError
 
 __all__ = [
     "KEY_BYTES",
+    "TAG_BYTES",
+    "PairKeys",
     "SiteKeys",
     "add_mask",
     "check_key",
-    "exchange_seed",
+    "pair_keys",
     "pair_secret",
+    "self_seed",
     "sign",
+    "tag_of",
 ]
 
 KEY_BYTES = 32
+TAG_BYTES = 16
 _WORDS_AT_ONCE = 2**17
 _ZEROS = memoryview(bytes(8 * _WORDS_AT_ONCE))
 
@@ -61,6 +69,10 @@ class SiteKeys:
         """Return what this site and the owner of a public key alone can compute."""
         return self._private.exchange(X25519PublicKey.from_public_bytes(public))
 
+    def own_secret(self, purpose: bytes, size: int) -> bytes:
+        """Return bytes that this site alone can compute, the same ones every time."""
+        return _derive(self.private_bytes, b"own " + purpose, size)
+
 
 def check_key(key: bytes, whose: str) -> None:
     """Raise unless a key or a seed has the length of one."""
@@ -91,9 +103,51 @@ def pair_secret(
     return _derive(shared, b"pair " + b"".join(parts))
 
 
-def exchange_seed(secret: bytes, digest: bytes) -> bytes:
-    """Return the seed of two clients for one exchange, given by its digest."""
-    return _derive(secret, b"exchange " + digest)
+@dataclass(frozen=True)
+class PairKeys:
+    """What two clients have for one exchange; none of it tells the others.
+
+    `seed` makes their mask. Of two keys the first is for what the client of the lower
+    number sends: `boxes` close what passes through the server, `tags` prove who said
+    something. `draw` is a number below 2^64 that no third party can foresee.
+    """
+
+    seed: bytes
+    boxes: tuple[bytes, bytes]
+    tags: tuple[bytes, bytes]
+    draw: int
+
+    def close(self, lower: bool, number: int, content: bytes) -> bytes:
+        """Encrypt what one of the two sends; a number is for one content alone."""
+        cipher = ChaCha20Poly1305(self.boxes[not lower])
+        return cipher.encrypt(struct.pack("<Q4x", number), content, None)
+
+    def open(self, lower: bool, number: int, closed: bytes) -> bytes:
+        """Decrypt what one of the two sent under a number, or raise `InvalidTag`."""
+        cipher = ChaCha20Poly1305(self.boxes[not lower])
+        return cipher.decrypt(struct.pack("<Q4x", number), closed, None)
+
+    def tag(self, lower: bool, statement: bytes) -> bytes:
+        """Return the proof that one of the two says something, for the other."""
+        return tag_of(self.tags[not lower], statement)
+
+
+def pair_keys(secret: bytes, digest: bytes) -> PairKeys:
+    """Return what two clients have for one exchange, given by its digest."""
+    made = _derive(secret, b"exchange " + digest, 5 * KEY_BYTES + 8)
+    keys = [made[at : at + KEY_BYTES] for at in range(0, 5 * KEY_BYTES, KEY_BYTES)]
+    draw = int.from_bytes(made[5 * KEY_BYTES :], "little")
+    return PairKeys(keys[0], (keys[1], keys[2]), (keys[3], keys[4]), draw)
+
+
+def self_seed(secret: bytes, digest: bytes) -> bytes:
+    """Return the seed of a client's own mask in one exchange, from its secret."""
+    return _derive(secret, b"self " + digest)
+
+
+def tag_of(key: bytes, statement: bytes) -> bytes:
+    """Return 16 bytes that only who has the key can compute."""
+    return hmac.digest(key, statement, "sha256")[:TAG_BYTES]
 
 
 def sign(client: int, other: int) -> int:
@@ -114,6 +168,6 @@ def add_mask(words: np.ndarray, seed: bytes, factor: int) -> None:
             part -= mask
 
 
-def _derive(secret: bytes, purpose: bytes) -> bytes:
-    info = b"fedbilevel secure mean 1 " + purpose
-    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
+def _derive(secret: bytes, purpose: bytes, size: int = KEY_BYTES) -> bytes:
+    info = b"fedbilevel secure mean 2 " + purpose
+    return HKDF(hashes.SHA256(), size, salt=None, info=info).derive(secret)

@@ -1,11 +1,32 @@
 """Secure aggregation: the server learns a weighted mean of replies, and no reply.
 
-Every two sites share a secret, made from their X25519 keys. For every exchange they
-stretch it into a mask, which the one of lower number adds to its reply and the other
-subtracts, so that the masks cancel in the sum over all announced participants and in no
-smaller one. Replies and masks are integers modulo 2^64: what cancels, cancels exactly.
-If participants drop out, the others reveal the seeds of the masks that they share with
-them in this exchange, and the server takes these masks out of the sum.
+After Bonawitz et al. (2017), against a server that lies. Every two sites share a secret
+made from their X25519 keys, which are signed (`identity`). An exchange has three steps:
+
+1. Reply. From each pair's secret and the digest of the exchange come the pair's keys
+   for it. One seed is stretched into a mask, which the client of the lower number adds
+   to its reply and the other subtracts: these masks cancel in the sum over all
+   participants and in no smaller one. Each site also adds a mask of its own, from a
+   secret of which every other site gets a Shamir share, in a box that only that site
+   can open. Two thirds of the shares tell the secret. Replies and masks are integers
+   modulo 2^64: what cancels, cancels exactly.
+2. Confirm. The server says who replied. Each of them proves to each other, by a tag
+   under a key of the pair, that it was told these survivors. It says so for one set.
+3. Reveal. With tags of two thirds of the participants for the set that it confirmed
+   itself, a site gives its shares of the secrets of the survivors, and the seeds of the
+   masks it shares with the dropped. The server takes these masks out of the sum.
+
+So of one site either its own mask can be opened or the masks it shares with others, and
+never both: the reply of a client that was said to have dropped out stays under its own
+mask, late or kept. The digest holds the number, the participants, the weights' unit and
+the message that was sent: sites that were told different things have masks that do not
+cancel, and tags that do not fit.
+
+Above 64 participants two sites have a mask and shares between them only where a number
+from their secret is small: each has about 6 log2 n neighbors (Bell et al. 2020). Who is
+whose neighbor is not for the server to choose: it does not know the secrets. A site
+confirms only if two thirds of its neighbors are in the sum, so that what is left hangs
+together.
 
 A number is encoded in fixed point as round(weight * value * 2^(40 - s)). The scale 2^s
 of its block is known to both sides (`block_scales`), so the resolution is 2^-40 scales.
@@ -15,113 +36,80 @@ instead of sending: the sum cannot wrap. That leaves weight * value a range of
 mean is off by at most 2^-41 scales divided by the mean weight of those who replied.
 
 One more word goes with every reply, a digest of weight, scales and sizes, masked like
-the rest. If its sum is not what the server expects, then rosters, exchanges, weights,
-scales or sizes differ somewhere, and `decode_mean` raises. It does not authenticate the
-numbers: a site can send wrong ones.
+the rest. If its sum is not what the server expects, then exchanges, weights, scales or
+sizes differ somewhere, and `decode_mean` raises. It does not authenticate the numbers:
+a site can send wrong ones.
 
-What is protected, and what is not. The server is taken to follow the protocol and to
-keep and read all it gets.
+What is protected, and what is not. The server may say what it likes to whom it likes,
+together with fewer than a third of the participants.
 
-- It learns the sum over those who replied, who they are, and what it knew before:
-  weights, scales and sizes. Sites that work with the server take themselves out of the
-  sum: what is left is the sum over the other sites.
-- There are no masks of a site's own (the second masks of Bonawitz et al. 2017). Once
-  the survivors have revealed their seeds, the replies of the dropped, if they arrive
-  late or were kept, are masked by the dropped among themselves alone: the server can
-  open the sum over all of the dropped, which is the reply itself where one was dropped.
-  A site cannot tell whether who is said to have dropped out did: a server that lies
-  about it, to different sites in different ways, opens several single replies.
+- It learns the sum over the survivors, who they are, and what it knew before: weights,
+  scales and sizes. Sites that work with it take themselves out of the sum: what is left
+  is the sum over the other sites. `minimum` of a site is the fewest it is summed with.
+- With a third or more of the participants it can tell two stories, and open a reply.
+  Among two or three participants that is one.
+- Without a list of public keys (`identity`) the keys are the server's word: it can put
+  its own in, and opens everything.
 - Sums are exact and without noise. Two sums over nearly the same sites, with values
-  that hardly changed, tell the difference. A site answers an exchange number once, for
-  one set of participants; that exchanges of different numbers differ is not checked.
-- Keys are not authenticated. A server that puts keys of its own into the roster opens
-  everything; against that the roster must be compared outside of this protocol.
+  that hardly changed, tell the difference; a sum that failed is asked for again. Parts
+  of a message that each client gets for itself alone are not in the digest, so that
+  they may differ for other reasons than the algorithm's.
+- A site that replies and then is silent lets the sum fail if somebody dropped out
+  before: nobody else has the seeds that these two share. The exchange is made again.
 - A node that restarts with its old keys must also restore `SecureSite.records`, saved
-  before each reply left. Otherwise it could be made to use a mask twice, which shows
-  the difference of two replies. New keys and a new roster are as good.
+  before each answer left. Otherwise it could be made to use a mask twice, which shows
+  the difference of two replies, or to tell two stories. New keys are as good.
 """
 
 import hashlib
+import hmac
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
 
-from fedbilevel.errors import (
-    InvalidInputError,
-    MaskReuseError,
-    RevealRefusedError,
-    UnmaskingError,
-)
-from fedbilevel.federation.secure.fixed_point import block_scales, decode_mean, encode
+from fedbilevel.errors import InvalidInputError, MaskReuseError, RevealRefusedError
+from fedbilevel.federation.secure import layout
+from fedbilevel.federation.secure.exchange import MaskedExchange
+from fedbilevel.federation.secure.fixed_point import encode
+from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed
 from fedbilevel.federation.secure.masks import (
+    KEY_BYTES,
+    TAG_BYTES,
+    PairKeys,
     SiteKeys,
     add_mask,
     check_key,
-    exchange_seed,
+    pair_keys,
     pair_secret,
+    self_seed,
     sign,
 )
+from fedbilevel.federation.secure.shares import (
+    SHARE_BYTES,
+    split,
+    threshold,
+    to_element,
+)
 
-__all__ = [
-    "MOST_PARTICIPANTS",
-    "Answered",
-    "MaskedExchange",
-    "SecureSite",
-    "SiteKeys",
-    "block_scales",
-    "decode_mean",
-    "unmask_sum",
-]
-
-MOST_PARTICIPANTS = 2**16
-
-
-@dataclass(frozen=True)
-class MaskedExchange:
-    """What the server announces: a number, used once in a run, and who takes part."""
-
-    number: int
-    participants: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        ordered = tuple(sorted(set(self.participants)))
-        if not 0 <= self.number < 2**64:
-            raise InvalidInputError(
-                f"exchange {self.number}: number exchanges from 0 to 2^64 - 1."
-            )
-        if len(ordered) != len(self.participants) or (ordered and ordered[0] < 0):
-            raise InvalidInputError(
-                f"exchange {self.number}: participants {self.participants} must be "
-                "different client numbers, counted from 0."
-            )
-        if not 2 <= len(ordered) <= MOST_PARTICIPANTS:
-            raise InvalidInputError(
-                f"exchange {self.number}: {len(ordered)} participants cannot hide in "
-                f"a sum; announce between 2 and {MOST_PARTICIPANTS}."
-            )
-        object.__setattr__(self, "participants", ordered)
-
-    @property
-    def digest(self) -> bytes:
-        """The number and the participants, in 32 bytes."""
-        numbers = (self.number, *self.participants)
-        return hashlib.sha256(struct.pack(f"<{len(numbers)}Q", *numbers)).digest()
+__all__ = ["Answered", "SecureSite"]
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a site remembers of an exchange: two digests, and whom it gave away."""
+    """What a site remembers of an exchange: digests, and the survivors it confirmed."""
 
     exchange: bytes
     reply: bytes
-    dropped: tuple[int, ...] = ()
+    context: bytes = b""
+    survivors: tuple[int, ...] = ()
 
 
 class SecureSite:
-    """A site's side: masks its replies, and reveals what recovery needs, no more.
+    """A site's side: masks its replies, and reveals what opens one sum, no more.
 
     `roster` holds the public key of every client, by number. With fewer than `minimum`
     sites in a sum the site does not take part. `records` are its answers so far, by
@@ -142,17 +130,26 @@ class SecureSite:
             raise InvalidInputError(
                 f"minimum={minimum}: a sum hides a reply among 2 sites or more."
             )
-        for other, key in roster.items():
-            check_key(key, f"the public key of client {other} in the roster")
-        if roster.get(client) != keys.public_bytes:
-            raise InvalidInputError(
-                f"client {client}: the roster holds another public key for this site, "
-                "or none. Send this site's key to the server, then ask for the roster."
-            )
         self.federation, self.client, self.minimum = federation, client, minimum
         self.records = dict(records or {})
-        self._keys, self._roster = keys, dict(roster)
+        self._keys, self._roster = keys, {}
         self._secrets: dict[int, bytes] = {}
+        self._pairs: tuple[bytes, dict[int, PairKeys]] = (b"", {})
+        self.meet(roster)
+
+    def meet(self, roster: Mapping[int, bytes]) -> None:
+        """Take the public keys of those that take part; what did not change is kept."""
+        for other, key in roster.items():
+            check_key(key, f"the public key of client {other} in the roster")
+        if roster.get(self.client) != self._keys.public_bytes:
+            raise InvalidInputError(
+                f"client {self.client}: the roster holds another public key for this "
+                "site, or none. Send this site's key to the server, then ask for the "
+                "roster."
+            )
+        for other in [k for k in self._secrets if self._roster[k] != roster.get(k)]:
+            del self._secrets[other]
+        self._roster, self._pairs = dict(roster), (b"", {})
 
     def mask_reply(
         self,
@@ -160,7 +157,7 @@ class SecureSite:
         blocks: Sequence[Any],
         weight: float,
         scales: Sequence[int],
-    ) -> np.ndarray:
+    ) -> MaskedReply:
         """Return the reply, all blocks in one array of uint64, under its masks.
 
         `weight` is this site's weight divided by the largest of all clients, so it is
@@ -168,55 +165,149 @@ class SecureSite:
         again; another one under the same exchange number raises `MaskReuseError`.
         """
         self._check_announced(exchange)
-        reply = encode(blocks, weight, scales, len(exchange.participants))
-        for other in exchange.participants:
-            if other != self.client:
-                add_mask(reply, self._seed(exchange, other), sign(self.client, other))
-        answer = Answered(exchange.digest, hashlib.sha256(reply.data).digest())
+        words = encode(blocks, weight, scales, len(exchange.participants))
+        for other, keys in self._neighbors(exchange).items():
+            add_mask(words, keys.seed, sign(self.client, other))
+        secret, shares = self._own_shares(exchange)
+        add_mask(words, self_seed(secret, exchange.digest), 1)
+        answer = Answered(
+            exchange.digest, hashlib.sha256(words.data).digest(), exchange.context
+        )
         before = self.records.setdefault(exchange.number, answer)
-        if replace(before, dropped=()) != answer:
+        if replace(before, survivors=()) != answer:
             what = "values" if before.exchange == answer.exchange else "participants"
             raise MaskReuseError(
                 f"client {self.client}, exchange {exchange.number}: a reply with other "
                 f"{what} was sent under this number, and a second one would show the "
                 "difference. Repeat the exchange as it was, or number a new one anew."
             )
-        return reply
+        return MaskedReply(words, self._sealed(exchange, secret, shares))
 
-    def reveal_seeds(
-        self, exchange: MaskedExchange, dropped: Iterable[int]
-    ) -> dict[int, bytes]:
-        """Return the seeds of the masks shared with the dropped in this exchange.
+    def confirm(self, exchange: MaskedExchange, survivors: Iterable[int]) -> np.ndarray:
+        """Return a row for each participant, which proves to it whom this site means.
 
-        Once an answer is given, only the same answer is given again.
+        Once a set of survivors is confirmed, only the same set is confirmed again.
         """
-        gone = tuple(sorted(set(dropped)))
-        problem = self._why_not_reveal(exchange, gone)
+        told = tuple(sorted(set(survivors)))
+        self._refuse(exchange, self._why_not_confirm(exchange, told))
+        before = self.records[exchange.number]
+        self.records[exchange.number] = replace(before, survivors=told)
+        statement, tags = _statement(exchange, told), _rows(exchange, TAG_BYTES)
+        for other, keys in self._pairs_in(exchange).items():
+            tag = keys.tag(self.client < other, statement)
+            _put(tags, exchange.places[other], tag)
+        return tags
+
+    def reveal(
+        self,
+        exchange: MaskedExchange,
+        survivors: Iterable[int],
+        boxes: np.ndarray,
+        tags: np.ndarray,
+    ) -> Revealed:
+        """Return what opens the sum over the survivors, which this site confirmed.
+
+        `boxes` and `tags` have a row from each survivor: the box for this site that
+        came with its reply, and its confirmation for this site.
+        """
+        told = tuple(sorted(set(survivors)))
+        self._refuse(exchange, self._why_not_reveal(exchange, told, tags))
+        _, own = self._own_shares(exchange)
+        shares, seeds = _rows(exchange, SHARE_BYTES), _rows(exchange, KEY_BYTES)
+        _put(shares, exchange.places[self.client], own[self.client])
+        for other, keys in self._neighbors(exchange).items():
+            place = exchange.places[other]
+            if other not in told:
+                _put(seeds, place, keys.seed)
+                continue
+            try:
+                box, minimum = layout.read_box(boxes[place].tobytes())
+                share = keys.open(other < self.client, minimum, box)
+            except InvalidTag:
+                continue  # the row stays empty: the server sees whose share is missing
+            if minimum <= len(told):
+                _put(shares, place, share)
+        return Revealed(shares, seeds)
+
+    def _own_shares(self, exchange: MaskedExchange) -> tuple[bytes, dict[int, bytes]]:
+        """Return the secret of this site's own mask, and its shares by holder.
+
+        They follow from its private key and the exchange, so that the same reply can be
+        sent again, by another process as well.
+        """
+        purpose = hashlib.sha256(self.federation.encode()).digest() + exchange.digest
+        secret = to_element(self._keys.own_secret(b"mask " + purpose, 32))
+        points = {k: exchange.places[k] + 1 for k in self._neighbors(exchange)}
+        points[self.client] = exchange.places[self.client] + 1
+        needed = threshold(len(points))
+        drawn = self._keys.own_secret(b"shares " + purpose, 32 * needed)
+        made = split(secret, needed, list(points.values()), drawn)
+        shares = {client: made[point] for client, point in points.items()}
+        return secret.to_bytes(SHARE_BYTES, "little"), shares
+
+    def _sealed(
+        self, exchange: MaskedExchange, secret: bytes, shares: Mapping[int, bytes]
+    ) -> np.ndarray:
+        sealed, digest = _rows(exchange, layout.ROW_BYTES), exchange.digest
+        pairs = self._pairs_in(exchange)
+        for holder, share in shares.items():
+            check = layout.check_share(digest, self.client, holder, share)
+            if holder == self.client:
+                box = bytes(BOX_BYTES)
+                last = layout.check_secret(digest, self.client, secret)
+            else:
+                closed = pairs[holder].close(self.client < holder, self.minimum, share)
+                box = layout.to_box(closed, self.minimum)
+                last = layout.check_seed(digest, pairs[holder].seed)
+            _put(sealed, exchange.places[holder], box + check + last)
+        return sealed
+
+    def _refuse(self, exchange: MaskedExchange, problem: str | None) -> None:
         if problem:
             raise RevealRefusedError(
                 f"client {self.client}, exchange {exchange.number}: {problem}. Nothing "
                 "was revealed; ask for what may be revealed, or give this exchange up."
             )
-        before = self.records[exchange.number]
-        self.records[exchange.number] = replace(before, dropped=gone)
-        return {other: self._seed(exchange, other) for other in gone}
 
-    def _why_not_reveal(
-        self, exchange: MaskedExchange, gone: tuple[int, ...]
+    def _why_not_confirm(
+        self, exchange: MaskedExchange, told: tuple[int, ...]
     ) -> str | None:
         before = self.records.get(exchange.number)
-        left = len(exchange.participants) - len(gone)
         if before is None or before.exchange != exchange.digest:
             return "this site sent no reply to it with these participants"
-        if self.client in gone:
+        if self.client not in told:
             return "this site has replied, so it did not drop out"
-        if not gone or not set(gone) <= set(exchange.participants):
-            return f"clients {gone} are not some of its participants"
-        if left < self.minimum:
-            return f"{left} in the sum would be fewer than the minimum {self.minimum}"
-        if before.dropped not in ((), gone):
-            return f"seeds for clients {before.dropped} were revealed, no others will"
+        if not set(told) <= set(exchange.participants):
+            return f"clients {told} are not all among its participants"
+        if len(told) < self._needed(exchange):
+            return f"{len(told)} in the sum, of {self._needed(exchange)} needed"
+        near = set(self._neighbors(exchange)) | {self.client}
+        if len(near & set(told)) < threshold(len(near)):
+            return f"{len(near - set(told))} of {len(near)} neighbors dropped out"
+        if before.survivors not in ((), told):
+            return f"a sum over clients {before.survivors} was confirmed, no other is"
         return None
+
+    def _why_not_reveal(
+        self, exchange: MaskedExchange, told: tuple[int, ...], tags: np.ndarray
+    ) -> str | None:
+        before = self.records.get(exchange.number)
+        if before is None or before.exchange != exchange.digest:
+            return "this site sent no reply to it with these participants"
+        if not told or before.survivors != told:
+            return f"a sum over clients {told} is not the one that was confirmed"
+        statement, pairs = _statement(exchange, told), self._pairs_in(exchange)
+        places, agreeing = exchange.places, 1
+        for other in set(told) - {self.client}:
+            right = pairs[other].tag(other < self.client, statement)
+            given = tags[places[other]].tobytes()
+            agreeing += hmac.compare_digest(right, given)
+        if agreeing < self._needed(exchange):
+            return f"{agreeing} confirm this sum, of {self._needed(exchange)} needed"
+        return None
+
+    def _needed(self, exchange: MaskedExchange) -> int:
+        return max(threshold(len(exchange.participants)), self.minimum)
 
     def _check_announced(self, exchange: MaskedExchange) -> None:
         present = set(exchange.participants)
@@ -235,50 +326,36 @@ class SecureSite:
                 "more, or set a lower minimum on the sites."
             )
 
-    def _seed(self, exchange: MaskedExchange, other: int) -> bytes:
+    def _neighbors(self, exchange: MaskedExchange) -> dict[int, PairKeys]:
+        pairs = self._pairs_in(exchange).items()
+        return {k: keys for k, keys in pairs if exchange.are_neighbors(keys.draw)}
+
+    def _pairs_in(self, exchange: MaskedExchange) -> dict[int, PairKeys]:
+        """Return what this site has with each other participant in this exchange."""
+        digest = exchange.digest
+        if self._pairs[0] != digest:
+            others = [k for k in exchange.participants if k != self.client]
+            made = {k: pair_keys(self._secret(k), digest) for k in others}
+            self._pairs = (digest, made)
+        return self._pairs[1]
+
+    def _secret(self, other: int) -> bytes:
         if other not in self._secrets:
             pair = (self.client, other)
             self._secrets[other] = pair_secret(
                 self._keys, self.federation, self._roster, pair
             )
-        return exchange_seed(self._secrets[other], exchange.digest)
+        return self._secrets[other]
 
 
-def unmask_sum(
-    exchange: MaskedExchange,
-    replies: Mapping[int, np.ndarray],
-    seeds: Mapping[int, Mapping[int, bytes]] | None = None,
-) -> np.ndarray:
-    """Return the sum of the replies, as integers modulo 2^64, for `decode_mean`.
-
-    If announced participants are missing among `replies`, `seeds` holds for every
-    client that replied what its `reveal_seeds` gave for all of the missing.
-    """
-    _check_replies(exchange, replies)
-    missing = set(exchange.participants) - set(replies)
-    total = np.zeros_like(next(iter(replies.values())))
-    for reply in replies.values():
-        total += reply
-    for client in replies if missing else ():
-        revealed = (seeds or {}).get(client, {})
-        if set(revealed) != missing:
-            raise UnmaskingError(
-                f"exchange {exchange.number}: client {client} revealed seeds for "
-                f"{sorted(revealed)}, but {sorted(missing)} did not reply. Ask every "
-                "client that replied for the seeds of all that did not."
-            )
-        for other, seed in revealed.items():
-            check_key(seed, f"the seed of clients {client} and {other}")
-            add_mask(total, seed, -sign(client, other))
-    return total
+def _statement(exchange: MaskedExchange, survivors: tuple[int, ...]) -> bytes:
+    """Return what a site confirms: that these are in the sum, and no others."""
+    return exchange.digest + struct.pack(f"<{len(survivors)}Q", *survivors)
 
 
-def _check_replies(exchange: MaskedExchange, replies: Mapping[int, np.ndarray]) -> None:
-    strangers = sorted(set(replies) - set(exchange.participants))
-    kinds = {(reply.dtype.name, reply.shape) for reply in replies.values()}
-    if strangers or len(kinds) != 1 or {name for name, _ in kinds} != {"uint64"}:
-        raise UnmaskingError(
-            f"exchange {exchange.number}: {len(replies)} replies of types and shapes "
-            f"{sorted(kinds)}, of clients {strangers} that were not announced. All "
-            "must be uint64 arrays of one shape, and announced; leave out the others."
-        )
+def _rows(exchange: MaskedExchange, size: int) -> np.ndarray:
+    return layout.rows(len(exchange.participants), size)
+
+
+def _put(rows: np.ndarray, place: int, content: bytes) -> None:
+    rows[place] = np.frombuffer(content, np.uint8)

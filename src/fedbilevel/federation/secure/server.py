@@ -1,120 +1,249 @@
 """The server's side of secure aggregation: it sees masked replies, and their mean."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.errors import UnmaskingError
+from fedbilevel.errors import FedbilevelError, InvalidInputError, UnmaskingError
 from fedbilevel.federation.secure.announcement import (
     Announcement,
+    confirmation_like,
+    context_of,
     masked_like,
+    revealed_like,
     scales_of,
 )
-from fedbilevel.federation.secure.protocol import decode_mean, unmask_sum
+from fedbilevel.federation.secure.exchange import MaskedExchange
+from fedbilevel.federation.secure.fixed_point import decode_mean
+from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed, rows
+from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
+from fedbilevel.federation.secure.shares import threshold
+from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
 from fedbilevel.federation.server.requests import Answers, Request
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import Header, RefusedError
+from fedbilevel.federation.wire import Header, RefusedError, unpack_tree
 
 __all__ = ["MaskedServer"]
 
 _FEWEST = 2  # replies in a sum
-Seeds = dict[int, dict[int, bytes]]
+_MOST_FAILURES = 3  # sums in a row that cannot be opened, before somebody must look
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One exchange under masks: `coded` are the shapes of a reply."""
+
+    told: Announcement
+    header: Header
+    exchange: MaskedExchange
+    coded: PyTree
+    about: PyTree | None
 
 
 class MaskedServer:
-    """Announces exchanges, and takes the masks of the missing out of sums.
+    """Announces exchanges, has sums confirmed, and takes the masks out of them.
 
-    `ask(clients, request_for, read, like)` is how it talks to clients.
+    `ask(clients, request_for, read, like)` is how it talks to clients. After a sum that
+    could not be opened the next one is tried without those who are to blame, and after
+    one with too few replies without those who gave none.
     """
 
     def __init__(self, roster: Roster, ask: Callable[..., Answers]) -> None:
         self.roster, self._ask, self._asked = roster, ask, 0
+        self._failures: list[dict[int, str]] = []  # suspects of failed sums, in a row
+        self._avoided: set[int] = set()
 
     def announced(self, chosen: list[int]) -> Announcement | None:
         """Return who of the chosen is announced under a new number, if enough."""
         self.roster.refresh()
-        present = self.roster.reachable(chosen)
-        if len(present) < _FEWEST:
+        present = self._willing(self.roster.reachable(chosen))
+        trusted = self._willing([k for k in present if k not in self._avoided])
+        present = trusted or present
+        if not present:
             return None
         self._asked += 1
         number = self.roster.identity.attempt * 2**32 + self._asked
         return Announcement.of(self.roster, number, present)
 
-    def like(self, coded: PyTree) -> jax.ShapeDtypeStruct:
-        """Return the shape of a masked reply."""
-        return masked_like(coded)
+    def like(self, coded: PyTree, told: Announcement) -> MaskedReply:
+        """Return the shapes of a masked reply."""
+        return masked_like(coded, len(told.participants))
 
     def average(
         self,
         answers: Answers,
-        header: Header,
         told: Announcement,
+        sent: tuple[Header, list[np.ndarray]],
         coded: PyTree,
         about: PyTree | None,
     ) -> None:
-        """Set the mean of what was taken, or take nothing if it cannot be had."""
-        missing = sorted(set(told.participants) - set(answers.taken))
-        seeds: Seeds = {}
-        if missing and answers.taken:
-            seeds = self._revealed(answers, header, told, missing)
-        if len(answers.taken) < _FEWEST or (missing and set(seeds) != {*answers.taken}):
+        """Set the mean of what was taken, or take nothing if it cannot be had.
+
+        `sent` is the header that went out, and what all were sent alike.
+        """
+        exchange = told.exchange(context_of(*sent))
+        question = _Question(told, sent[0], exchange, coded, about)
+        replies = {client: masked for client, (masked, _) in answers.taken.items()}
+        count = len(question.told.participants)
+        needed = max(_FEWEST, threshold(count), *map(self._minimum, replies), 0)
+        if len(replies) < needed:
+            silent = sorted(set(question.told.participants) - set(replies))
+            self._avoided = set(silent)
+            self.roster.report(
+                f"{len(replies)} of {needed} replies needed to open a sum, none of "
+                f"clients {silent}"
+            )
             answers.taken.clear()
             return
-        replies = {client: masked for client, (masked, _) in answers.taken.items()}
-        weights = {client: self.roster.members[client].weight for client in replies}
         try:
-            answers.reply = _unmasked_mean(told, replies, seeds, weights, coded, about)
+            answers.reply = self._mean(answers, question, replies)
+            self._failures, self._avoided = [], set()
         except UnmaskingError as error:
-            self.roster.report(f"exchange {header.exchange}: {error}")
+            self.roster.report(f"exchange {question.header.exchange}: {error}")
+            suspects = error.suspects or dict.fromkeys(replies, "is in a wrong sum")
+            for client, why in suspects.items():
+                answers.refused.setdefault(client, RefusedError("sum", why))
+            self._failures.append(suspects)
+            self._avoided = set(error.suspects)
             answers.taken.clear()
 
+    def check_progress(self) -> None:
+        """Raise if sums fail again and again; their suspects are written down."""
+        if len(self._failures) < _MOST_FAILURES:
+            return
+        told = [f"client {k} {why}" for one in self._failures for k, why in one.items()]
+        raise FedbilevelError(
+            f"{_MOST_FAILURES} sums in a row could not be opened. Suspects: "
+            f"{'; '.join(dict.fromkeys(told))}. Look at their nodes, or serve without "
+            "them."
+        )
+
+    def _willing(self, clients: list[int]) -> list[int]:
+        """Return those whose keys can be used and whose minimum is met among them."""
+        members = {k: self.roster.members[k] for k in clients}
+        usable = [k for k, member in members.items() if _has_key(member)]
+        if len(usable) < len(clients):
+            without = sorted(set(clients) - set(usable))
+            self.roster.report(f"clients {without} are not asked: no masking keys")
+        while True:
+            some = [k for k in usable if self._minimum(k) <= len(usable)]
+            if some == usable:
+                return some if len(some) >= _FEWEST else []
+            usable = some
+
+    def _minimum(self, client: int) -> int:
+        told = self.roster.members[client].info.get("minimum")
+        return told if type(told) is int else _FEWEST
+
+    def _mean(
+        self,
+        answers: Answers,
+        question: _Question,
+        replies: Mapping[int, MaskedReply],
+    ) -> PyTree:
+        """Return the mean reply of those who answered, as a tree like the coded one."""
+        exchange, told, like = question.exchange, question.told, question.coded
+        check_replies(exchange, replies)
+        tags = self._confirmed(answers, question, replies)
+        revealed = self._revealed(answers, question, replies, tags)
+        unmasking = Unmasking(exchange, replies, revealed)
+        total = unmasking.total()
+        leaves, scales = jax.tree.leaves(like), scales_of(like, question.about)
+        weights = {k: self.roster.members[k].weight / told.largest for k in replies}
+        means = decode_mean(total, weights, scales, [leaf.shape for leaf in leaves])
+        for client, why in unmasking.suspects.items():
+            answers.refused.setdefault(client, RefusedError("share", why))
+        pairs = zip(means, leaves, strict=True)
+        cast = [mean.astype(leaf.dtype) for mean, leaf in pairs]
+        return jax.tree.unflatten(jax.tree.structure(like), cast)
+
+    def _confirmed(
+        self,
+        answers: Answers,
+        question: _Question,
+        replies: Mapping[int, MaskedReply],
+    ) -> dict[int, np.ndarray]:
+        """Let those who replied prove to each other that they mean the same sum."""
+        request = Request(self._about(question, "agree", replies))
+        like = confirmation_like(len(question.told.participants))
+        tags = self._followed(
+            answers, question, "agree", sorted(replies), lambda client: request, like
+        )
+        needed = threshold(len(question.told.participants))
+        if len(tags) < needed:
+            silent = sorted(set(replies) - set(tags))
+            why = "replied, but did not confirm who is in the sum"
+            raise UnmaskingError(
+                f"{len(tags)} of {needed} confirmations needed",
+                dict.fromkeys(silent, why),
+            )
+        return tags
+
     def _revealed(
-        self, answers: Answers, header: Header, told: Announcement, missing: list[int]
-    ) -> Seeds:
-        """Ask those who replied for the seeds they share with those who did not."""
-        info = {**told.info(), "dropped": missing}
-        request = Request(replace(header, kind="reveal", info=info))
+        self,
+        answers: Answers,
+        question: _Question,
+        replies: Mapping[int, MaskedReply],
+        tags: Mapping[int, np.ndarray],
+    ) -> dict[int, Revealed]:
+        """Ask those who confirmed the sum for what opens it."""
+        header = self._about(question, "reveal", replies)
+        count, places = len(question.told.participants), question.exchange.places
 
-        def request_for(client: int, member: Member) -> Request:
-            return request
+        def request_for(client: int) -> Request:
+            boxes, proofs = rows(count, BOX_BYTES), rows(count, TAG_BYTES)
+            for other, reply in replies.items():
+                boxes[places[other]] = reply.sealed[places[client], :BOX_BYTES]
+            for other, row in tags.items():
+                proofs[places[other]] = row[places[client]]
+            return Request(header, (boxes, proofs))
 
-        def read(client: int, reply: Header, listed: list, body: bytes):
-            if reply.kind != "reveal" or reply.exchange != header.exchange:
+        return self._followed(
+            answers, question, "reveal", sorted(tags), request_for, revealed_like(count)
+        )
+
+    def _about(
+        self, question: _Question, kind: str, replies: Mapping[int, MaskedReply]
+    ) -> Header:
+        info = {**question.told.info(), "survivors": sorted(replies)}
+        return replace(question.header, kind=kind, info=info)
+
+    def _followed(
+        self,
+        answers: Answers,
+        question: _Question,
+        kind: str,
+        clients: list[int],
+        request_for: Callable[[int], Request],
+        like: PyTree,
+    ) -> dict[int, Any]:
+        """Return what clients answer in a further step of an exchange."""
+
+        def request(client: int, member: Member) -> Request:
+            return request_for(client)
+
+        def read(client: int, reply: Header, listed: list, body: bytes) -> PyTree:
+            asked = replace(question.header, kind=kind, client=client)
+            if replace(reply, info=asked.info) != asked:
                 raise RefusedError("replayed", "answers another packet")
-            return _read_seeds((reply.info or {}).get("seeds"), missing)
+            return unpack_tree(listed, body, like)
 
-        more = self._ask(sorted(answers.taken), request_for, read, ())
+        more = self._ask(clients, request, read, like)
         answers.traffic += more.traffic
         answers.refused |= more.refused
         return more.taken
 
 
-def _read_seeds(told: Any, missing: list[int]) -> dict[int, bytes]:
+def _has_key(member: Member) -> bool:
+    """Say whether secrets can be shared with the key that a client told."""
     try:
-        seeds = {int(client): bytes.fromhex(seed) for client, seed in told.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise RefusedError("garbage", "seeds cannot be read") from error
-    if sorted(seeds) != missing or any(len(seed) != 32 for seed in seeds.values()):
-        raise RefusedError("garbage", "seeds of others than were asked for")
-    return seeds
-
-
-def _unmasked_mean(
-    told: Announcement,
-    replies: Mapping[int, np.ndarray],
-    seeds: Mapping[int, Mapping[int, bytes]],
-    weights: Mapping[int, float],
-    like: PyTree,
-    about: PyTree | None,
-) -> PyTree:
-    """Return the mean reply of those who answered, as a tree like `like`."""
-    leaves, scales = jax.tree.leaves(like), scales_of(like, about)
-    total = unmask_sum(told.exchange(), replies, seeds)
-    shares = {client: weights[client] / told.largest for client in replies}
-    means = decode_mean(total, shares, scales, [leaf.shape for leaf in leaves])
-    cast = [mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(like), cast)
+        key = bytes.fromhex(str(member.info.get("key", "")))
+        SiteKeys.generate().shared_secret(key)
+    except (ValueError, InvalidInputError):
+        return False
+    signature = member.info.get("signature", "")
+    return isinstance(signature, str) and len(signature) <= 2 * 96

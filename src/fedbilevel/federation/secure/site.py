@@ -12,9 +12,17 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import InvalidInputError, SecureAggregationError
-from fedbilevel.federation.secure.announcement import Announcement, scales_of
-from fedbilevel.federation.secure.protocol import Answered, SecureSite, SiteKeys
-from fedbilevel.federation.wire import RefusedError
+from fedbilevel.federation.secure.announcement import (
+    Announcement,
+    opening_like,
+    scales_of,
+)
+from fedbilevel.federation.secure.exchange import MaskedExchange
+from fedbilevel.federation.secure.identity import SiteIdentity
+from fedbilevel.federation.secure.layout import MaskedReply, Revealed
+from fedbilevel.federation.secure.masks import SiteKeys
+from fedbilevel.federation.secure.protocol import Answered, SecureSite
+from fedbilevel.federation.wire import RefusedError, unpack_tree
 
 __all__ = ["SiteSecrets"]
 
@@ -23,79 +31,121 @@ _KEPT = 8  # answers a site remembers; numbers only grow
 
 @dataclass
 class SiteSecrets:
-    """A site's keys and what it answered, kept on disk where it has a folder."""
+    """A site's keys and what it answered, kept on disk where it has a folder.
+
+    Without an `identity` the keys of others are believed as the server tells them.
+    """
 
     federation: str
     client: int
     path: Path | None
+    minimum: int = 2
+    identity: SiteIdentity | None = None
     keys: SiteKeys = field(default_factory=SiteKeys.generate)
     records: dict[int, Answered] = field(default_factory=dict)
+    _site: SecureSite | None = None
 
     @staticmethod
-    def of(federation: str, client: int, folder: Path | None) -> "SiteSecrets":
+    def of(
+        federation: str,
+        client: int,
+        folder: Path | None,
+        minimum: int = 2,
+        identity: SiteIdentity | None = None,
+    ) -> "SiteSecrets":
         """Return the keys for a federation: those on disk, or new ones."""
         path = None if folder is None else folder / f"{federation}.keys.json"
-        own = SiteSecrets(federation, client, path)
+        own = SiteSecrets(federation, client, path, minimum, identity)
         if path is not None and path.exists():
             held = json.loads(path.read_text())
             own.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
             own.records = {
-                int(number): Answered(
-                    bytes.fromhex(exchange), bytes.fromhex(reply), tuple(dropped)
-                )
-                for number, (exchange, reply, dropped) in held["records"].items()
+                int(number): Answered(*map(bytes.fromhex, digests), tuple(survivors))
+                for number, (*digests, survivors) in held["records"].items()
             }
         return own
 
-    @property
-    def public(self) -> str:
-        """The public key, as it travels."""
-        return self.keys.public_bytes.hex()
+    def introduction(self) -> dict[str, Any]:
+        """Return what a hello tells: the public key, signed, and the minimum."""
+        self._save()  # whoever answers the next packet must have the same keys
+        public = self.keys.public_bytes
+        told = {"key": public.hex(), "minimum": self.minimum}
+        if self.identity is not None:
+            signature = self.identity.sign(self.federation, self.client, public)
+            told["signature"] = signature.hex()
+        return told
 
     def mask(
         self,
         info: Mapping[str, Any],
+        context: bytes,
         reply: PyTree,
         weight: float,
         about: PyTree | None,
-    ) -> np.ndarray:
+    ) -> MaskedReply:
         """Return a reply under its masks, and remember that it was given."""
         told = Announcement.read(info)
         self._check_new(told.number)
-        site = self._site(told)
+        site = self._member(told)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
         scales, share = scales_of(reply, about), weight / told.largest
-        masked = self._guarded(site.mask_reply, told.exchange(), blocks, share, scales)
+        exchange = told.exchange(context)
+        masked = self._guarded(site.mask_reply, exchange, blocks, share, scales)
         self._remember(site)
         return masked
 
-    def reveal(self, info: Mapping[str, Any]) -> dict[str, str]:
-        """Return the seeds that recovery from dropouts needs."""
-        told = Announcement.read({k: v for k, v in info.items() if k != "dropped"})
-        site = self._site(told)
-        seeds = self._guarded(site.reveal_seeds, told.exchange(), info["dropped"])
+    def confirm(self, info: Mapping[str, Any]) -> np.ndarray:
+        """Return the proofs, for the others, of who this site was told is in a sum."""
+        site, exchange, survivors = self._asked(info)
+        tags = self._guarded(site.confirm, exchange, survivors)
         self._remember(site)
-        return {str(client): seed.hex() for client, seed in seeds.items()}
+        return tags
+
+    def reveal(self, info: Mapping[str, Any], listed: list, body: bytes) -> Revealed:
+        """Return what opens a sum that enough others confirmed to be the same."""
+        site, exchange, survivors = self._asked(info)
+        like = opening_like(len(exchange.participants))
+        boxes, tags = unpack_tree(listed, body, like)
+        return self._guarded(site.reveal, exchange, survivors, boxes, tags)
+
+    def _asked(
+        self, info: Mapping[str, Any]
+    ) -> tuple[SecureSite, MaskedExchange, list[int]]:
+        """Read which sum is asked for; what it is about is what was replied to."""
+        survivors = info.get("survivors")
+        if not (isinstance(survivors, list) and all(type(k) is int for k in survivors)):
+            raise RefusedError("announcement", "does not say who is in the sum")
+        told = Announcement.read({k: v for k, v in info.items() if k != "survivors"})
+        before = self.records.get(told.number)
+        if before is None:
+            text = (
+                f"exchange {told.number}: this site sent no reply to it, or forgot it"
+            )
+            raise RefusedError("mask", text)
+        members = tuple(told.participants)
+        exchange = MaskedExchange(told.number, members, before.context)
+        return self._member(told), exchange, survivors
 
     def _check_new(self, number: int) -> None:
         if self.records and number < max(self.records):
             raise RefusedError("mask", f"exchange {number} is before the last one")
 
-    def _site(self, told: Announcement) -> SecureSite:
-        def make() -> SecureSite:
-            return SecureSite(
-                self.federation,
-                self.client,
-                self.keys,
-                told.roster(),
-                records=self.records,
-            )
+    def _member(self, told: Announcement) -> SecureSite:
+        """Return this site among those announced, once their keys are checked."""
+        roster = told.roster()
+        if self.identity is not None:
+            self.identity.check(self.federation, roster, told.signed())
+        if self._site is None:
+            made = (self.federation, self.client, self.keys, roster)
+            more = {"minimum": self.minimum, "records": self.records}
+            self._site = self._guarded(SecureSite, *made, **more)
+        else:
+            self._guarded(self._site.meet, roster)
+        return self._site
 
-        return self._guarded(make)
-
-    def _guarded(self, function: Any, *arguments: Any) -> Any:
+    def _guarded(self, function: Any, *arguments: Any, **named: Any) -> Any:
         try:
-            return function(*arguments)
+            return function(*arguments, **named)
         except (SecureAggregationError, InvalidInputError) as error:
             raise RefusedError("mask", str(error)) from error
 
@@ -103,12 +153,19 @@ class SiteSecrets:
         """Write down, before it leaves this site, what was answered."""
         newest = sorted(site.records)[-_KEPT:]
         self.records = {number: site.records[number] for number in newest}
+        site.records = dict(self.records)
+        self._save()
+
+    def _save(self) -> None:
         if self.path is None:
             return
         held = {
             "private": self.keys.private_bytes.hex(),
             "records": {
-                number: (one.exchange.hex(), one.reply.hex(), list(one.dropped))
+                number: (
+                    *(one.exchange.hex(), one.reply.hex(), one.context.hex()),
+                    list(one.survivors),
+                )
                 for number, one in self.records.items()
             },
         }

@@ -97,8 +97,12 @@ class Question:
 
     def common(self) -> frozenset[str]:
         """Return the digests of what all are sent alike."""
+        return frozenset(digest(leaf) for leaf in self.alike())
+
+    def alike(self) -> list[np.ndarray]:
+        """Return the leaves that all are sent alike."""
         nodes = jax.tree.leaves(self.sent, is_leaf=_is_each)
-        return frozenset(digest(node) for node in nodes if not _is_each(node))
+        return [node for node in nodes if not _is_each(node)]
 
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
         """Flag the places of those whose reply was taken."""
@@ -195,14 +199,16 @@ class Exchanges:
         if told is None:
             return Answers()
         question = replace(question, header=replace(question.header, info=told.info()))
-        like = self._masked.like(coded)
+        like = self._masked.like(coded, told)
         answers = self._replies(question, told.participants, stand, like)
         about = known_in_clear(link, question.sent, question.turn)
-        self._masked.average(answers, question.header, told, coded, about)
+        told_alike = (question.header, question.alike())
+        self._masked.average(answers, told, told_alike, coded, about)
         if answers.taken:
             answers.reply = link.received(question.sent, answers.reply, question.turn)
             require_finite(answers.reply, question.header, "the mean of the replies")
         self._name(question.header, answers)
+        self._masked.check_progress()
         return answers
 
     @functools.cached_property

@@ -114,6 +114,7 @@ def _run_pytest(tree: str, arguments: list[str], log: str) -> None:
 def outcome(tree: Path, tests: str, mutant: Mutant | None) -> str:
     """Return passed, failed, hung, or broken for a choice of tests."""
     quiet = ["-x", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow"]
+    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of the preloaded
     names = [f"tests/{word}" if ".py" in word else word for word in _words(tests)]
     log = tree / "log.txt"
     context = multiprocessing.get_context("forkserver")

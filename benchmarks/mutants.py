@@ -195,7 +195,7 @@ def table(found: dict[Mutant, str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Plant mistakes; do tests notice?")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="")
     parser.add_argument("--check", action="store_true")

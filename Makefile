@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all bench soak theory results readme clean
+.PHONY: install demo test test-all mutants bench soak theory results readme clean
 
 install: .venv/installed
 
@@ -25,6 +25,10 @@ test: install
 # shape and type checked at every call.
 test-all: install
 	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -m slow -n 2 --dist loadfile
+
+# Plants mistakes one at a time: do the tests notice?
+mutants: install
+	$(BIN)/python benchmarks/mutants.py
 
 # The table of methods, from the algorithms themselves.
 readme: install

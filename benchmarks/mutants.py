@@ -114,6 +114,7 @@ def _run_pytest(tree: str, arguments: list[str], log: str) -> None:
 def outcome(tree: Path, tests: str, mutant: Mutant | None) -> str:
     """Return passed, failed, hung, or broken for a choice of tests."""
     quiet = ["-x", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow"]
+    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of the preloaded
     names = [f"tests/{word}" if ".py" in word else word for word in _words(tests)]
     log = tree / "log.txt"
     context = multiprocessing.get_context("forkserver")
@@ -194,7 +195,7 @@ def table(found: dict[Mutant, str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Plant mistakes; do tests notice?")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="")
     parser.add_argument("--check", action="store_true")

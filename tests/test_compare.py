@@ -230,18 +230,21 @@ def test_compare_saves_results_curves_and_a_ranking(tmp_path):
 
 
 def numpy_bias(data) -> float:
+    share = np.asarray(data.weights) / float(np.sum(data.weights))
     A, C, a = (np.asarray(data.lower[n]).mean(axis=1) for n in ("A", "C", "a"))
     b, r = (np.asarray(data.upper[n]).mean(axis=1) for n in ("b", "r"))
+    H, J, low, aim, pull = (np.tensordot(share, one, 1) for one in (A, C, a, b, r))
     x = np.asarray([1.0, 2.0])
-    y = -np.linalg.solve(A.mean(0), C.mean(0).T @ x + a.mean(0))
+    y = -np.linalg.solve(H, J.T @ x + low)
     each = [r[k] * x - C[k] @ np.linalg.solve(A[k], y - b[k]) for k in range(len(A))]
-    inverse = np.linalg.solve(A.mean(0), y - b.mean(0))
-    true = r.mean() * x - C.mean(0) @ inverse
-    return float(np.linalg.norm(np.mean(each, axis=0) - true) / np.linalg.norm(true))
+    true = pull * x - J @ np.linalg.solve(H, y - aim)
+    return float(np.linalg.norm(share @ each - true) / np.linalg.norm(true))
 
 
-def test_the_bias_of_local_inverses_is_its_formula():
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 5.0]])
+def test_the_bias_of_local_inverses_is_its_formula(weights):
     data = quadratic_data(3, noise=0.0)
+    data = replace(data, weights=jax.numpy.asarray(weights))
     start = (jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([-1.0, -2.0, -3.0]))
     found = float(local_inverse_bias(ROWWISE, data, *start))
     np.testing.assert_allclose(found, numpy_bias(data), rtol=1e-8)

@@ -459,12 +459,12 @@ def test_relatives_take_the_letters_in_their_own_names():
 
 
 def test_which_theorem_an_algorithm_is_about():
-    rule, rest = Neumann(2, 0.1), {"local_steps": 2}
-    four = (1.0, 2.0, 0.3, 0.4)
-    assert letters_of(LocalBSGVRM(rule, Constant(0.1), *four, **rest), 2)[0] == 2
-    assert letters_of(LocalBSGVRM(rule, CubeRootDecay(1, 8), *four, **rest), 2)[0] == 3
+    rule, four = Neumann(2, 0.1), (1.0, 2.0, 0.3, 0.4)
+    for eta, theorem in ((Constant(0.1), 2), (CubeRootDecay(1, 8), 3)):
+        storm = LocalBSGVRM(rule, eta, *four, local_steps=2)
+        assert letters_of(storm, 2)[0] == theorem
     with pytest.raises(InvalidInputError, match="not of `FedAvg`"):
         letters_of(FedAvg(0.1, local_steps=2), 2)
-    other = LocalBSGM(ConjugateGradient(3), 0.1, *four, **rest)
+    other = LocalBSGM(ConjugateGradient(3), 0.1, *four, local_steps=2)
     with pytest.raises(InvalidInputError, match="stochastic Neumann series"):
         letters_of(other, 2)

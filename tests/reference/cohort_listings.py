@@ -50,7 +50,7 @@ def local_bsgvrm(
     for r, cohort in enumerate(cohorts):
         ends, now = [], {}
         for k in cohort:
-            w, d, before = (x, y), (u, v), seen.get(k)
+            w, d, before = (x, y), (u, v), seen.get(k, (None, None))
             for t in range(r * p, (r + 1) * p):
                 if t == 0:
                     every = [samples[k][0], *firsts[k]]
@@ -91,7 +91,7 @@ def own_lower(
     for r, cohort in enumerate(cohorts):
         ends, now, last = [], {}, (r + 1) * p - 1
         for k in cohort:
-            w, d, before = (x, y[k]), (nu, omega[k]), seen.get(k)
+            w, d, before = (x, y[k]), (nu, omega[k]), seen.get(k, (None, None))
             for t in range(r * p, (r + 1) * p):
                 if t == 0:
                     d = _both(w, samples[k][0], theta)
@@ -110,13 +110,13 @@ def own_lower(
 
 
 def _both(w, sample, theta):
-    bundle, zeta = sample
-    return hypergradient(*w, bundle, theta), lower_gradient(*w, zeta)
+    (x, y), (bundle, zeta) = w, sample
+    return hypergradient(x, y, bundle, theta), lower_gradient(x, y, zeta)
 
 
 def _storm(w, before, d, weights, sample, theta):
     now = _both(w, sample, theta)
-    then = now if before is None else _both(before, sample, theta)
+    then = now if before[0] is None else _both(before, sample, theta)
     return tuple(
         g + (1 - a) * (kept - g_then)
         for g, a, kept, g_then in zip(now, weights, d, then, strict=True)

@@ -12,9 +12,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import InvalidInputError, SecureAggregationError
+from fedbilevel.federation.checkpoints import put_aside
 from fedbilevel.federation.secure.announcement import Announcement, scales_of
 from fedbilevel.federation.secure.protocol import Answered, SecureSite, SiteKeys
 from fedbilevel.federation.wire import RefusedError
+from fedbilevel.runtime.checkpoint import DAMAGED
 
 __all__ = ["SiteSecrets"]
 
@@ -37,15 +39,22 @@ class SiteSecrets:
         path = None if folder is None else folder / f"{federation}.keys.json"
         own = SiteSecrets(federation, client, path)
         if path is not None and path.exists():
-            held = json.loads(path.read_text())
-            own.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
-            own.records = {
-                int(number): Answered(
-                    bytes.fromhex(exchange), bytes.fromhex(reply), tuple(dropped)
-                )
-                for number, (exchange, reply, dropped) in held["records"].items()
-            }
+            try:
+                own._read(path)
+            except DAMAGED as error:
+                put_aside(path, error)
+                return SiteSecrets(federation, client, path)
         return own
+
+    def _read(self, path: Path) -> None:
+        held = json.loads(path.read_text())
+        self.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
+        self.records = {
+            int(number): Answered(
+                bytes.fromhex(exchange), bytes.fromhex(reply), tuple(dropped)
+            )
+            for number, (exchange, reply, dropped) in held["records"].items()
+        }
 
     @property
     def public(self) -> str:

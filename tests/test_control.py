@@ -22,6 +22,7 @@ from flwr.supercore.version import package_version
 from fedbilevel.deployment.guarded_superlink import FLEET, TOKEN, Guard
 from fedbilevel.deployment.processes import free_port, wait_for_port
 from fedbilevel.deployment.superlink import SuperLink
+from fedbilevel.errors import InvalidInputError
 
 NOBODY = 65534
 VERSION = {
@@ -244,3 +245,9 @@ def test_a_superlink_open_to_the_network_takes_no_orders_from_it(tmp_path):
             assert answer.status_code == status
     finally:
         process.end()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "federation.example.org", "::"])
+def test_an_address_of_a_network_is_refused(tmp_path, host):
+    with pytest.raises(InvalidInputError, match="takes orders from this machine alone"):
+        SuperLink(f"{host}:8000", tmp_path, None).process()

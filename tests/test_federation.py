@@ -13,7 +13,7 @@ import pytest
 from fedbilevel._blocks import is_any
 from fedbilevel._files import write_arrays
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.errors import FedbilevelError, NonFiniteError
+from fedbilevel.errors import DamagedFileWarning, FedbilevelError, NonFiniteError
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.wire import pack, unpack, unpack_start
@@ -217,7 +217,8 @@ def test_state_of_another_client_or_damaged_is_put_aside(tmp_path):
     file = f"{FEDERATION}.npz"
     for content in ((folders[1] / file).read_bytes(), b"no archive"):
         (folders[0] / file).write_bytes(content)
-        checkpoints = SiteCheckpoints(start_kept(job), folders[0], FEDERATION, 0)
+        with pytest.warns(DamagedFileWarning, match="put aside as f1.damaged"):
+            checkpoints = SiteCheckpoints(start_kept(job), folders[0], FEDERATION, 0)
         assert checkpoints.kept == {} and not (folders[0] / file).exists()
         assert (folders[0] / file).with_suffix(".damaged").read_bytes() == content
 

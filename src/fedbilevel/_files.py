@@ -66,7 +66,9 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray], *, mode: int = 0o666
+) -> None:
     """Write an npz file atomically; unlike `np.savez` it takes any name."""
 
     def write(file: BinaryIO) -> None:
@@ -75,7 +77,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, array, allow_pickle=False)
 
-    write_atomically(path, write)
+    write_atomically(path, write, mode=mode)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

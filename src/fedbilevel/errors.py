@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 __all__ = [
     "CheckpointError",
     "ConfigurationWarning",
+    "DamagedFileWarning",
     "FedbilevelError",
     "HeterogeneityWarning",
     "InvalidInputError",
@@ -37,6 +38,10 @@ class HeterogeneityWarning(UserWarning):
 
 class ConfigurationWarning(UserWarning):
     """A setting came too late for JAX to follow it."""
+
+
+class DamagedFileWarning(UserWarning):
+    """What a site kept could not be read, and was put aside."""
 
 
 class CheckpointError(FedbilevelError):

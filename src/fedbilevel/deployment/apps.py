@@ -72,7 +72,7 @@ def _serve(grid: Grid, context: Context) -> None:
         del frame
         asked.append(number)
         # It may be compiling, or calling a SuperLink that is gone.
-        timer = threading.Timer(_GRACE, os._exit, (1,))
+        timer = threading.Timer(_GRACE, os._exit, (0,))
         timer.daemon = True
         timer.start()
 

@@ -82,7 +82,7 @@ def main() -> None:
     token = os.environ.pop(TOKEN, "")
     if not token:
         raise InvalidInputError(f"the variable {TOKEN} holds no token.")
-    guard = extensions.Middleware(Guard, token=token)
+    guard = extensions.Middleware(Guard, token=token)  # pyright: ignore[reportPrivateImportUsage]
     # Flower's own place for whatever comes before all else.
     setattr(extensions, "get_middleware", lambda: (guard,))  # noqa: B010
     flower_superlink()

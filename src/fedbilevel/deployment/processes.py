@@ -83,9 +83,9 @@ class Process:
         return self.running is not None and self.running.poll() is None
 
     @property
-    def was_killed(self) -> bool:
-        """Say whether a signal ended the process."""
-        return self.running is not None and (self.running.poll() or 0) < 0
+    def failed(self) -> bool:
+        """Say whether the process ended by itself, with an error."""
+        return self.running is not None and (self.running.poll() or 0) > 0
 
     def revive(self) -> bool:
         """Start it again if it ended; say whether it had."""

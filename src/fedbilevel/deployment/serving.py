@@ -91,12 +91,16 @@ class _Serving:
     run: int | None = None
     since: float = 0.0
 
-    def begin(self) -> None:
-        """Start a server, in place of the one that was."""
+    def kill(self) -> None:
+        """End the server at once; what it kept is whole."""
         for server in self.servers:
             server.kill()
         self.servers.clear()
         (self.folder / apps.PROCESS).unlink(missing_ok=True)
+
+    def begin(self) -> None:
+        """Start a server, in place of the one that was."""
+        self.kill()
         if self.run is not None:
             self.link.stop(self.run)
         self.run, self.since = self.link.submit(self.settings), time.monotonic()
@@ -105,17 +109,19 @@ class _Serving:
     def is_lost(self) -> bool:
         """Say whether the server was ended; raise if it cannot begin."""
         (server,) = self.servers
+        failed = server.failed  # looked at first: its error is written before it ends
         if (self.folder / apps.ERROR).exists():
             raise FedbilevelError((self.folder / apps.ERROR).read_text())
         came = (self.folder / apps.PROCESS).exists()
-        if server.alive:
-            if came or time.monotonic() - self.since < _APPEAR:
-                return False
-            reason = f"the server did not begin within {_APPEAR:g} seconds"
-        elif came or server.was_killed:
+        if failed:
+            # Another would fail as well, and the next, without end.
+            reason = "the server ended with an error"
+        elif not server.alive:
             return True
+        elif came or time.monotonic() - self.since < _APPEAR:
+            return False
         else:
-            reason = "the server ended before it began"
+            reason = f"the server did not begin within {_APPEAR:g} seconds"
         raise FedbilevelError(
             f"{reason}. Its last words: {log_tail(server.log)} The SuperLink's: "
             f"{log_tail(self.folder / 'superlink.log')}"
@@ -133,11 +139,13 @@ def _until_done(
             node.revive()
         told = read_json(folder / apps.PROGRESS) or told  # it may be half written
         watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
-        lost = serving.is_lost()
-        if superlink.revive():
-            # It may have forgotten the run, and that a server works on it.
+        down = not superlink.alive
+        lost = down or serving.is_lost()
+        if down:
+            # The next one may not know the run; its server would fail there.
+            serving.kill()
+            superlink.start()
             wait_for_port(serving.link.address, superlink)
-            lost = True
         if lost and not (folder / "result.json").exists():
             serving.begin()
     return Result.load(folder)

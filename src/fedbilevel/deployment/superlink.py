@@ -27,6 +27,7 @@ from fedbilevel.federation.signatures import read_public_key
 __all__ = ["SuperLink", "key_of", "program"]
 
 _CONNECTION = "federation"
+_LOCAL = ("127.0.0.1", "localhost", "0.0.0.0")
 _PROJECT = """\
 [project]
 name = "fedbilevel-app"
@@ -80,9 +81,7 @@ class SuperLink:
 
     def process(self) -> Process:
         """Return the SuperLink behind its guard, not started yet."""
-        host, _, port = self.address.rpartition(":")
-        if not (host and port.isdigit()):
-            raise InvalidInputError(f"address '{self.address}': write HOST:PORT.")
+        host, port = self._host_and_port()
         where = ["--host", host, "--port", port]
         file = str(self.folder.resolve() / "superlink.db")
         kept = ["--database", file] if self.remembers else []
@@ -93,6 +92,19 @@ class SuperLink:
         command = [sys.executable, "-m", "fedbilevel.deployment.guarded_superlink"]
         command += [*where, *kept, *self._security()]
         return Process("superlink", command, self.folder, {TOKEN: self.token})
+
+    def _host_and_port(self) -> tuple[str, str]:
+        host, _, port = self.address.rpartition(":")
+        if not (host and port.isdigit()):
+            raise InvalidInputError(f"address '{self.address}': write HOST:PORT.")
+        if host not in _LOCAL:
+            # Our own processes would come from there, and be refused by the guard.
+            raise InvalidInputError(
+                f"address '{self.address}': the SuperLink takes orders from this "
+                "machine alone. Listen at 127.0.0.1, behind the proxy of the guide, or "
+                "at 0.0.0.0."
+            )
+        return host, port
 
     def server(self, run: int) -> Process:
         """Return the server of a run, not started yet."""

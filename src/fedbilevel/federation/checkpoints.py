@@ -8,6 +8,7 @@ it is told.
 """
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,28 @@ import jax
 import numpy as np
 
 from fedbilevel import _tree
-from fedbilevel._files import read_arrays, write_arrays
+from fedbilevel._files import make_private_folder, read_arrays, write_arrays
+from fedbilevel.errors import DamagedFileWarning
 from fedbilevel.federation.freshness import Newest
 from fedbilevel.federation.wire import PROTOCOL, Header, RefusedError
 from fedbilevel.runtime.checkpoint import DAMAGED
 from fedbilevel.runtime.job import Kept
 
-__all__ = ["SiteCheckpoints"]
+__all__ = ["SiteCheckpoints", "put_aside"]
 
 START = 0  # the exchange after which a client stands before any
+
+
+def put_aside(path: Path, error: Exception) -> None:
+    """Keep a damaged file under another name, for a person to look at, and say so."""
+    aside = path.with_suffix(".damaged")
+    path.replace(aside)
+    warnings.warn(
+        f"{path} is damaged ({error}); it was put aside as {aside.name}, and this site "
+        "begins anew without it.",
+        DamagedFileWarning,
+        stacklevel=2,
+    )
 
 
 class SiteCheckpoints:
@@ -76,7 +90,8 @@ class SiteCheckpoints:
             "exchanges": sorted(self.kept),
         }
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        write_arrays(self.path, arrays)
+        make_private_folder(self.path.parent)
+        write_arrays(self.path, arrays, mode=0o600)
 
     def _load(self) -> bool:
         """Read what an earlier process left; say whether there was something."""
@@ -92,9 +107,8 @@ class SiteCheckpoints:
                 leaves = [arrays[f"{exchange}/{name}"] for name in self.names]
                 self.kept[exchange] = self._checked(leaves)
             self.newest = Newest.read(about["newest"])
-        except DAMAGED:
-            # Put aside, for a person to look at; the client begins anew.
-            self.path.replace(self.path.with_suffix(".damaged"))
+        except DAMAGED as error:
+            put_aside(self.path, error)
             self.kept, self.newest = {}, Newest()
         return True
 

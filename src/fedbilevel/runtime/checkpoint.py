@@ -7,7 +7,9 @@ and the fingerprint of the job, so that it is never continued under another one.
 import hashlib
 import inspect
 import json
+import struct
 import zipfile
+import zlib
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,14 @@ __all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
 
 FILE_NAME = "checkpoint.npz"
 _FORMAT = 3
-DAMAGED = (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile)
+# What readers raise at damage: a flipped bit of an archive may ask for a password
+# (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
+# or its packing.
+DAMAGED = (
+    *(AttributeError, EOFError, KeyError, MemoryError, OSError, OverflowError),
+    *(RuntimeError, SyntaxError, TypeError, ValueError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 class Snapshot(eqx.Module):

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import InvalidInputError, SecureAggregationError
+from fedbilevel.federation.checkpoints import put_aside
 from fedbilevel.federation.secure.announcement import (
     Announcement,
     opening_like,
@@ -23,6 +24,7 @@ from fedbilevel.federation.secure.layout import MaskedReply, Revealed
 from fedbilevel.federation.secure.masks import SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.wire import RefusedError, unpack_tree
+from fedbilevel.runtime.checkpoint import DAMAGED
 
 __all__ = ["SiteSecrets"]
 
@@ -57,13 +59,19 @@ class SiteSecrets:
         path = None if folder is None else folder / f"{federation}.keys.json"
         own = SiteSecrets(federation, client, path, minimum, identity)
         if path is not None and path.exists():
-            held = json.loads(path.read_text())
-            own.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
-            own.records = {
-                int(number): Answered(*map(bytes.fromhex, digests), tuple(survivors))
-                for number, (*digests, survivors) in held["records"].items()
-            }
+            try:
+                own._read(path)
+            except DAMAGED as error:
+                put_aside(path, error)
+                return SiteSecrets(federation, client, path, minimum, identity)
         return own
+
+    def _read(self, path: Path) -> None:
+        held = json.loads(path.read_text())
+        self.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
+        for number, (context, exchange, reply, survivors) in held["records"].items():
+            digests = map(bytes.fromhex, (context, exchange, reply))
+            self.records[int(number)] = Answered(*digests, tuple(survivors))
 
     def introduction(self) -> dict[str, Any]:
         """Return what a hello tells: the public key, signed, and the minimum."""

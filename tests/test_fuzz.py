@@ -5,6 +5,7 @@ Nothing else happens: no error leaves a reader, what is refused changes nothing,
 afterwards the right packet is answered as before.
 """
 
+import copy
 import json
 import random
 from collections import Counter
@@ -93,7 +94,7 @@ def change_one(head: Any, draw: random.Random) -> None:
 
 
 def value(draw: random.Random) -> Any:
-    return draw.choice(VALUES)
+    return copy.deepcopy(draw.choice(VALUES))  # it may be changed in turn
 
 
 def changed_text(text: bytes, draw: random.Random) -> bytes:

@@ -247,6 +247,7 @@ class Site:
             told, weight = header.info or {}, float(self.job.data.weights[0])
             secrets = self._secrets_of(header.federation)
             leaves = [secrets.mask(told, reply, weight, about)]
+        checkpoints.attempt = header.attempt
         checkpoints.put(header.exchange, kept, header.kept)
         if self.holds:
             self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(sent)}

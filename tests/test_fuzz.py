@@ -49,6 +49,7 @@ VALUES: list[Any] = [
     ["<f8", [0, 2**62], None],
     ["<f8", [], "00"],
 ]
+AGREED = 300  # hellos from which a job is built, which takes a while
 TEXTS = [b"NaN", b"Infinity", b"1e999", b"-1e999", b"1" * 4999, b"[" * 9999, b'"']
 
 
@@ -182,7 +183,13 @@ def site_target(job) -> Target:
         kind: unpack(site.handle(p), 1 << 30)[2] for kind, (p, _) in last.items()
     }
 
+    secrets = site._secrets[FEDERATION]
+    records = dict(secrets.records)
+
     def restore():
+        # Numbers of masks only grow: a packet that was taken ends all before it.
+        site._secrets = {FEDERATION: secrets}
+        secrets.records = dict(records)
         site.checkpoints = {FEDERATION: held}
         held.kept, held.attempt, site._held = dict(kept), attempt, dict(leaves)
 
@@ -290,6 +297,7 @@ def hello_target() -> Target:
     sites = {k: build_site(experiment, k, trial=True) for k in range(2)}
     told: list[str] = []
     answered: list[bytes] = []
+    taken: list[bytes] = []
 
     def script(node, packet, net):
         return answered[0] if answered else net.sites[node].handle(packet)
@@ -313,7 +321,9 @@ def hello_target() -> Target:
         (line,) = told
         assert line.isprintable() and len(line) < 1000
         if line.startswith("client "):
-            agree(experiment, roster)
+            taken.append(packet)
+            if len(taken) <= AGREED:
+                agree(experiment, roster)
             roster.members = dict(members)
             return ""
         assert line.startswith("node 0 is not taken: ")

@@ -268,6 +268,9 @@ MALFORMED = {
     "no announcement": lambda m: with_header(m.exchange, info=None),
     "nested dropped": lambda m: with_info(m.reveal, dropped=[[2]]),
     "dropped 2^62": lambda m: with_info(m.reveal, dropped=[2**62]),
+    "a participant without a key": lambda m: with_info(
+        m.reveal, keys={"0": opened(m.reveal)[0]["info"]["keys"]["0"]}
+    ),
     "turn 2^40": lambda m: with_header(m.exchange, index=2**40),
     "turn 2^31": lambda m: with_header(m.exchange, index=2**31),
     "stage 7": lambda m: with_header(m.exchange, stage=7),

@@ -49,7 +49,8 @@ class Announcement:
                 raise ValueError("numbers that are not whole")
             if any(not 0 <= n < EVERYONE for n in told.participants):
                 raise ValueError("participants that no client can be")
-            _ = told.exchange(), told.roster()
+            if not {*told.exchange().participants} <= {*told.roster()}:
+                raise ValueError("participants without a key")
             if not (isinstance(told.largest, float) and told.largest > 0):
                 raise ValueError("no weight")
             return told

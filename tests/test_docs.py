@@ -164,3 +164,13 @@ def test_what_users_type_is_importable():
     names += "shards speedup sweep tune"
     for name in names.split():
         assert hasattr(fedbilevel, name), name
+
+
+def test_every_test_that_the_security_guide_names_is_there():
+    guide = (ROOT / "docs" / "security.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", guide))
+    files = set(re.findall(r"`(test_\w+\.py)`", guide))
+    text = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    written = set(re.findall(r"def (test_\w+)\(", text))
+    assert len(named) > 15 and not named - written
+    assert all((ROOT / "tests" / name).exists() for name in files)

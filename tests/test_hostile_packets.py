@@ -268,6 +268,9 @@ MALFORMED = {
     "no announcement": lambda m: with_header(m.exchange, info=None),
     "nested dropped": lambda m: with_info(m.reveal, dropped=[[2]]),
     "dropped 2^62": lambda m: with_info(m.reveal, dropped=[2**62]),
+    "a participant without a key": lambda m: with_info(
+        m.reveal, keys={"0": opened(m.reveal)[0]["info"]["keys"]["0"]}
+    ),
     "turn 2^40": lambda m: with_header(m.exchange, index=2**40),
     "turn 2^31": lambda m: with_header(m.exchange, index=2**31),
     "stage 7": lambda m: with_header(m.exchange, stage=7),
@@ -451,6 +454,25 @@ def test_of_two_replies_nobody_can_say_which_is_wrong(three):
     deployed = execute(runtime, 1)
     assert (deployed.state.attendance != ABSENT).all() and not named
     assert any("cannot tell which of 2 replies is wrong" in line for line in told)
+
+
+def test_a_measurement_that_is_not_finite_is_left_out(three):
+    job, _ = three
+    columns, named = [], []
+    for bad in ((), (12,), (10, 11, 12)):
+
+        def script(node, packet, net, bad=bad):
+            answer = net.sites[node].handle(packet)
+            if node in bad and kind_of(packet) == "measure":
+                return with_leaves(answer, lambda number, leaf: leaf + np.nan)
+            return answer
+
+        named.clear()
+        runtime = server_of(job, loopback(job, script), left_out=named.append)
+        columns.append(execute(runtime, 1).columns["upper_loss"][-1])
+        gone = [(entry["client"], entry["reason"]) for entry in named]
+        assert gone == ([(2, "not-finite")] if len(bad) == 1 else [])
+    assert np.isfinite(columns).tolist() == [True, True, False]
 
 
 # What is shown

@@ -77,7 +77,9 @@ class Announcement:
                 raise ValueError("numbers that are not whole")
             if any(not 0 <= n < EVERYONE for n in told.participants):
                 raise ValueError("participants that no client can be")
-            _ = told.exchange(b""), told.roster(), told.signed()
+            if not {*told.exchange(b"").participants} <= {*told.roster()}:
+                raise ValueError("participants without a key")
+            _ = told.signed()
             if not (isinstance(told.largest, float) and 0 < told.largest < math.inf):
                 raise ValueError("no weight")
             return told

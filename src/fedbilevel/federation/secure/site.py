@@ -69,8 +69,8 @@ class SiteSecrets:
     def _read(self, path: Path) -> None:
         held = json.loads(path.read_text())
         self.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
-        for number, (context, exchange, reply, survivors) in held["records"].items():
-            digests = map(bytes.fromhex, (context, exchange, reply))
+        for number, (*texts, survivors) in held["records"].items():
+            digests = [bytes.fromhex(text) for text in texts]
             self.records[int(number)] = Answered(*digests, tuple(survivors))
 
     def introduction(self) -> dict[str, Any]:

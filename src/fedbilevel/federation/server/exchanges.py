@@ -262,17 +262,9 @@ class Exchanges:
 
     def _reduce(self, answers: Answers, question: Question) -> None:
         """Decode the replies, leave out those that are far off, reduce the others."""
-        link, turn, replies, places = question.link, question.turn, {}, {}
-        for client, (coded, _) in answers.taken.items():
-            places[client] = question.place(client)
-            message = question.message(places[client])
-            replies[client] = link.received(message, coded, turn)
-        # By itself first, so that nobody is compared with what cannot be.
-        for client, reply in list(replies.items()):
-            wrong = why_unusable(reply)
-            if wrong:
-                del answers.taken[client], replies[client], places[client]
-                answers.refused[client] = RefusedError("not-finite", wrong)
+        link, turn = question.link, question.turn
+        replies = self._decoded(answers, question)
+        places = {client: question.place(client) for client in replies}
         known = {
             place: link.known(question.message(place), turn)
             for place in set(places.values())
@@ -295,6 +287,23 @@ class Exchanges:
         weights = jnp.where(present, self.weights(question.asked), 0)
         require_weight(weights, question.header)
         answers.reply = link.reduced(stacked, weights, _here, _here)
+
+    def _decoded(self, answers: Answers, question: Question) -> dict[int, PyTree]:
+        """Return the replies as numbers, and leave out those that cannot be.
+
+        By itself each, so that nobody is compared with what cannot be.
+        """
+        replies = {}
+        for client, (coded, _) in list(answers.taken.items()):
+            message = question.message(question.place(client))
+            reply = question.link.received(message, coded, question.turn)
+            wrong = why_unusable(reply)
+            if wrong:
+                del answers.taken[client]
+                answers.refused[client] = RefusedError("not-finite", wrong)
+            else:
+                replies[client] = reply
+        return replies
 
     def weights(self, clients: list[int]) -> Float[Array, " clients"]:
         """Return the weights of some clients; of one that never came it is 0."""

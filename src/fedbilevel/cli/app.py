@@ -50,8 +50,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "federate": (federate, "regularization --clients 4 --rounds 20"),
     "serve": (
         serve,
-        "regularization --clients 1 --certificates certificates --private-key server "
-        "--node-key node0.pub --out run",
+        "regularization --clients 2 --certificates certificates --private-key server "
+        "--node-key node0.pub --node-key node1.pub --out run",
     ),
     "node": (
         node,

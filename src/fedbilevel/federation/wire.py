@@ -15,7 +15,7 @@ both sides have keys; else it is a SHA-256, which is against damage, not forgers
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ __all__ = [
     "Seal",
     "Spec",
     "digest",
+    "in_mask",
+    "mask_of",
     "pack",
     "refusal_of",
     "spec_of",
@@ -130,7 +132,8 @@ class Header:
     `accepted` is the last exchange of this client that the server took in, 0 for none,
     and `kept` the last one that no restart of the server can undo. `number` counts the
     requests of one attempt, so that none is answered twice; a reply has that of its
-    request. `info` has what belongs to one kind alone.
+    request. `addressees` are the clients that are asked, by `mask_of`; a hello has
+    none. `info` has what belongs to one kind alone.
     """
 
     kind: str
@@ -140,6 +143,7 @@ class Header:
     client: int
     attempt: int
     number: int = 0
+    addressees: str = ""
     round: int = 0
     exchange: int = 0
     stage: int = 0
@@ -149,6 +153,19 @@ class Header:
     accepted: int = 0
     kept: int = 0
     info: Mapping[str, Any] | None = None
+
+
+def mask_of(clients: Iterable[int]) -> str:
+    """Return a set of clients as one number, base 16: bit k says whether k is in it."""
+    return f"{sum(1 << client for client in set(clients)):x}"
+
+
+def in_mask(client: int, mask: str) -> bool:
+    """Say whether a client is in a set of `mask_of`; in what is none nobody is."""
+    try:
+        return bool(int(mask, 16) >> client & 1)
+    except ValueError:
+        return False
 
 
 def digest(leaf: np.ndarray) -> str:

@@ -1,6 +1,5 @@
 """Sends packets to clients and sorts what comes back: taken, refused, or not come."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,8 @@ from fedbilevel.federation.wire import (
     START_BYTES,
     Header,
     RefusedError,
+    Seal,
+    mask_of,
     pack,
     refusal_of,
     unpack,
@@ -101,15 +102,10 @@ def _ask_once(
     roster.refresh()
     reached, number = roster.reachable(clients), roster.next_number()
 
-    @functools.cache
-    def packed(request: Request) -> bytes:
-        header = replace(request.header, number=number)
-        return pack(header, request.leaves, request.known, roster.seal)
-
-    packets = {
-        client: packed(request_for(client, roster.members[client]))
-        for client in reached
+    requests = {
+        client: request_for(client, roster.members[client]) for client in reached
     }
+    packets = _packed(requests, number, roster.seal)
     for packet in packets.values():
         length = int.from_bytes(packet[4:START_BYTES], "big")
         overhead = START_BYTES + roster.seal.size + length
@@ -120,7 +116,7 @@ def _ask_once(
             header, listed, body = unpack(answer, largest, roster.seal)
             answers.traffic[2] += len(answer) - len(body)
             _check(header, client, number)
-            header = replace(header, number=0)
+            header = replace(header, number=0, addressees="")
             answers.taken[client] = read(client, header, listed, body)
         except Exception as error:
             answers.refused[client] = refusal_of(error)
@@ -128,6 +124,21 @@ def _ask_once(
                 text = shown(str(error))
                 roster.report(f"client {client}: {answers.refused[client]}, {text}")
     return answers
+
+
+def _packed(
+    requests: Mapping[int, Request], number: int, seal: Seal
+) -> dict[int, bytes]:
+    """Return the packets of requests, sealed once for all who are asked the same."""
+    asked: dict[Request, list[int]] = {}
+    for client, request in requests.items():
+        asked.setdefault(request, []).append(client)
+    packets = {}
+    for request, clients in asked.items():
+        header = replace(request.header, number=number, addressees=mask_of(clients))
+        packet = pack(header, request.leaves, request.known, seal)
+        packets |= dict.fromkeys(clients, packet)
+    return packets
 
 
 def _check(header: Header, client: int, number: int) -> None:

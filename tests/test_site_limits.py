@@ -47,9 +47,9 @@ def federation(job, rounds=1, folder=None, **more):
 
 
 def an_exchange(net, node=10):
-    """Return the last exchange that a node was asked for."""
+    """Return the first exchange that a node was asked for, which has all leaves."""
     packets = [packet for to, packet, _ in net.sent if to == node]
-    return [p for p in packets if unpack(p, 1 << 30)[0].kind == "exchange"][-1]
+    return [p for p in packets if unpack(p, 1 << 30)[0].kind == "exchange"][0]
 
 
 def asked_for(job, packet, seed, kind="measure", **changed):

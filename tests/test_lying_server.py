@@ -548,6 +548,56 @@ def test_what_was_given_is_remembered_on_disk_and_the_other_is_refused(tmp_path)
         assert reply.kind == "refused" and (reply.info or {})["reason"] == "mask"
 
 
+HOSTILE = [
+    {"number": 3.5},
+    {"number": -1},
+    {"number": 2**70},
+    {"participants": 5},
+    {"participants": [0, 2**70]},
+    {"participants": [0, -1], "keys": {"0": "00" * 32, "-1": "00" * 32}},
+    {"participants": [[0], 1]},
+    {"participants": [0, 0, 1]},
+    {"participants": [1, 2, 3]},
+    {"keys": []},
+    {"keys": {"0": 7}},
+    {"keys": {"0": "zz"}},
+    {"signatures": {"0": None}},
+    {"largest": 0.0},
+    {"largest": -1.0},
+    {"largest": "1"},
+    {"survivors": None},
+    {"survivors": [[0]]},
+    {"survivors": [0, 1, 2**70]},
+    {"survivors": [0, 1, -1]},
+    {"more": 1},
+]
+
+
+@pytest.mark.parametrize("kind", ["exchange", "agree", "reveal"])
+def test_announcements_that_make_no_sense_are_refused_and_change_nothing(
+    kind, tmp_path
+):
+    job = secure_job()
+    net, _, _ = run_with(job, lambda n, p, net: net.sites[n].handle(p), tmp_path)
+    packet, (file,) = last_of(net, 10, kind), (tmp_path / "0").glob("*.keys.json")
+    kept = file.read_bytes()
+    for wrong in HOSTILE:
+        if kind == "exchange" and "survivors" in wrong:
+            continue
+        fresh = site_of(job, 0, tmp_path / "0", identity=KNOWN[0], holds=False)
+        lie = changed(
+            packet,
+            lambda header, leaves, wrong=wrong: (
+                replace(header, info={**header.info, **wrong}),
+                leaves,
+            ),
+        )
+        reply = unpack(fresh.handle(lie), 1 << 30)[0]
+        assert reply.kind == "refused", wrong
+        assert (reply.info or {})["reason"] in ("announcement", "mask", "key"), wrong
+        assert file.read_bytes() == kept
+
+
 def test_a_site_takes_part_in_sums_of_its_minimum_alone():
     def script(node, packet, net):
         header = unpack(packet, 1 << 30)[0]

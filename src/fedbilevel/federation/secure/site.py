@@ -88,7 +88,8 @@ class SiteSecrets:
         self._check_new(told.number)
         site = self._member(told)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
-        scales, share = scales_of(reply, about), weight / told.largest
+        scales = self._guarded(scales_of, reply, about)
+        share = weight / told.largest
         exchange = told.exchange(context)
         masked = self._guarded(site.mask_reply, exchange, blocks, share, scales)
         self._remember(site)

@@ -114,11 +114,10 @@ def measure(count: int) -> None:
     first = crowd.seconds / count
     for lost in (-1, 1):
         crowd.lost, crowd.seconds, began = lost, 0.0, time.process_time()
-        for repeat in range(REPEATS):
-            answers = exchange_once(server, roster, 2 + repeat)
+        made = [exchange_once(server, roster, 2 + k) for k in range(REPEATS)]
         elapsed = (time.process_time() - began) / REPEATS
         sites = crowd.seconds / REPEATS
-        down, up, _ = (n / count / 1000 for n in answers.traffic)
+        down, up, _ = (n / count / 1000 for n in made[-1].traffic)
         print(
             f"| {count} | {int(lost >= 0)} | {down:.0f} | {up:.0f} | "
             f"{sites / count:.3f} | {elapsed - sites:.2f} | {first:.2f} |",

@@ -75,11 +75,11 @@ class Announcement:
             told = Announcement(**info)
             if not all(type(n) is int for n in (told.number, *told.participants)):
                 raise ValueError("numbers that are not whole")
+            if not (isinstance(told.largest, float) and 0 < told.largest < math.inf):
+                raise ValueError("no weight")
             _ = told.exchange(b""), told.signed()
             if set(told.roster()) != set(told.participants):
                 raise ValueError("keys of others than the participants")
-            if not (isinstance(told.largest, float) and 0 < told.largest < math.inf):
-                raise ValueError("no weight")
             return told
         except (TypeError, ValueError, AttributeError) as error:
             text = f"cannot be read: {error}"

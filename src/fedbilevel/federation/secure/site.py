@@ -60,8 +60,15 @@ class SiteSecrets:
             held = json.loads(path.read_text())
             own.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
             own.records = {
-                int(number): Answered(*map(bytes.fromhex, digests), tuple(survivors))
-                for number, (*digests, survivors) in held["records"].items()
+                int(number): Answered(
+                    bytes.fromhex(exchange),
+                    bytes.fromhex(reply),
+                    bytes.fromhex(context),
+                    tuple(survivors),
+                )
+                for number, (exchange, reply, context, survivors) in held[
+                    "records"
+                ].items()
             }
         return own
 
@@ -136,13 +143,14 @@ class SiteSecrets:
         roster = told.roster()
         if self.identity is not None:
             self.identity.check(self.federation, roster, told.signed())
-        if self._site is None:
+        site = self._site
+        if site is None:
             made = (self.federation, self.client, self.keys, roster)
             more = {"minimum": self.minimum, "records": self.records}
-            self._site = self._guarded(SecureSite, *made, **more)
+            site = self._site = self._guarded(SecureSite, *made, **more)
         else:
-            self._guarded(self._site.meet, roster)
-        return self._site
+            self._guarded(site.meet, roster)
+        return site
 
     def _guarded(self, function: Any, *arguments: Any, **named: Any) -> Any:
         try:

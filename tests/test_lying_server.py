@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -64,7 +65,8 @@ def looks_random(words: np.ndarray) -> bool:
     """Say whether bytes are as evenly spread as drawn ones, within five deviations."""
     counts = np.bincount(np.frombuffer(words.tobytes(), np.uint8), minlength=256)
     expected = words.nbytes / 256
-    return abs(np.sum((counts - expected) ** 2) / expected - 255) < 5 * 22.6
+    distance = float(np.sum((counts - expected) ** 2) / expected)
+    return abs(distance - 255) < 5 * 22.6
 
 
 # What a lying server can compute
@@ -332,7 +334,7 @@ def whole_job():
     return quadratic_job(BSGM, quadratic_data(4))
 
 
-def run_with(job, script, folder=None, *, minimum=2, rounds=1):
+def run_with(job, script, folder=None, *, minimum=2, rounds=1) -> Any:
     """Run through a script; return net, entries of what was left out, and the end."""
     net, entries = net_of(job, folder, minimum), []
     net.script = script
@@ -546,6 +548,52 @@ def test_what_was_given_is_remembered_on_disk_and_the_other_is_refused(tmp_path)
         other = changed(last_of(net, 10, kind), drop)
         reply = unpack(again.handle(other), 1 << 30)[0]
         assert reply.kind == "refused" and (reply.info or {})["reason"] == "mask"
+
+
+HOSTILE = [
+    {"number": 3.5},
+    {"number": -1},
+    {"number": 2**70},
+    {"participants": 5},
+    {"participants": [0, 2**70]},
+    {"participants": [0, -1], "keys": {"0": "00" * 32, "-1": "00" * 32}},
+    {"participants": [[0], 1]},
+    {"participants": [0, 0, 1]},
+    {"participants": [1, 2, 3]},
+    {"keys": []},
+    {"keys": {"0": 7}},
+    {"keys": {"0": "zz"}},
+    {"signatures": {"0": None}},
+    {"largest": 0.0},
+    {"largest": -1.0},
+    {"largest": "1"},
+    {"survivors": None},
+    {"survivors": [[0]]},
+    {"survivors": [0, 1, 2**70]},
+    {"survivors": [0, 1, -1]},
+    {"more": 1},
+]
+
+
+def test_announcements_that_make_no_sense_are_refused_and_change_nothing(tmp_path):
+    job = secure_job()
+    net, _, _ = run_with(job, lambda n, p, net: net.sites[n].handle(p), tmp_path)
+    (file,) = (tmp_path / "0").glob("*.keys.json")
+    kept, own = file.read_bytes(), net.sites[10]
+    for kind, wrong in itertools.product(("exchange", "agree", "reveal"), HOSTILE):
+        if kind == "exchange" and "survivors" in wrong:
+            continue
+        lie = changed(
+            last_of(net, 10, kind),
+            lambda header, leaves, wrong=wrong: (
+                replace(header, info={**header.info, **wrong}),
+                leaves,
+            ),
+        )
+        reply = unpack(own.handle(lie), 1 << 30)[0]
+        assert reply.kind == "refused", (kind, wrong)
+        assert (reply.info or {})["reason"] in ("announcement", "mask", "key")
+        assert file.read_bytes() == kept
 
 
 def test_a_site_takes_part_in_sums_of_its_minimum_alone():

@@ -404,22 +404,19 @@ def test_one_sum_is_confirmed_and_revealed_and_no_other():
 
 
 def test_a_higher_minimum():
-    members = [site(0, minimum=3), *sites(4)[1:]]
-    one, four = members[0], MaskedExchange(1, (0, 1, 2, 3))
-    with pytest.raises(InvalidInputError, match="2 participants, .*minimum is 3"):
-        one.mask_reply(MaskedExchange(0, (0, 1)), blocks_of(0), 1.0, SCALES)
-    replies = replies_of(members, four)
-    with pytest.raises(RevealRefusedError, match="2 in the sum, of 3 needed"):
-        one.confirm(four, [0, 2])
+    one, all_five = site(0, minimum=5), MaskedExchange(1, (0, 1, 2, 3, 4))
+    with pytest.raises(InvalidInputError, match="3 participants, .*minimum is 5"):
+        one.mask_reply(THREE, blocks_of(0), 1.0, SCALES)
+    one.mask_reply(all_five, blocks_of(0), 1.0, SCALES)
+    with pytest.raises(RevealRefusedError, match="4 in the sum, of 5 needed"):
+        one.confirm(all_five, [0, 1, 2, 3])
     # Others hold it to its word as well, and do not give its share in a smaller sum.
     some = sites(3)
-    five = MaskedExchange(2, (0, 1, 2))
-    eager = [site(0, minimum=3), *some[1:]]
-    replies = replies_of(eager, five)
-    some[0].mask_reply(five, blocks_of(0), 1.0, SCALES)
-    tags = {0: some[0].confirm(five, [0, 1]), 1: some[1].confirm(five, [0, 1])}
+    replies = replies_of([site(0, minimum=3), *some[1:]], THREE)
+    some[0].mask_reply(THREE, blocks_of(0), 1.0, SCALES)
+    tags = {k: some[k].confirm(THREE, [0, 1]) for k in (0, 1)}
     del replies[2]
-    given = revealed(some[1:2], five, replies, tags, [0, 1])[1]
+    given = revealed(some[1:2], THREE, replies, tags, [0, 1])[1]
     assert given.shares.any(axis=1).tolist() == [False, True, False]
     with pytest.raises(InvalidInputError, match="minimum=1"):
         site(0, minimum=1)

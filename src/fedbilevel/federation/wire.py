@@ -46,7 +46,7 @@ __all__ = [
     "unpack_tree",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
 _MAGIC = b"FBL" + bytes([PROTOCOL])
 START_BYTES = len(_MAGIC) + 4  # before the seal

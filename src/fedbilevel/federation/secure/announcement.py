@@ -77,11 +77,11 @@ class Announcement:
                 raise ValueError("numbers that are not whole")
             if any(not 0 <= n < EVERYONE for n in told.participants):
                 raise ValueError("participants that no client can be")
-            if not {*told.exchange(b"").participants} <= {*told.roster()}:
-                raise ValueError("participants without a key")
-            _ = told.signed()
             if not (isinstance(told.largest, float) and 0 < told.largest < math.inf):
                 raise ValueError("no weight")
+            _ = told.exchange(b""), told.signed()
+            if set(told.roster()) != set(told.participants):
+                raise ValueError("keys of others than the participants")
             return told
         except (TypeError, ValueError, AttributeError) as error:
             text = f"cannot be read: {error}"

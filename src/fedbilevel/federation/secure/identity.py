@@ -67,7 +67,7 @@ class SiteIdentity:
         for client, key in sorted(keys.items()):
             if self._known.get(client) == (federation, key):
                 continue
-            if client >= len(self._public):
+            if not 0 <= client < len(self._public):
                 raise RefusedError("key", f"client {client} is not on this site's list")
             statement = _statement(federation, client, key)
             signature = signatures.get(client, b"")

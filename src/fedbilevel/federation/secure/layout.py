@@ -7,7 +7,7 @@ are digests of numbers nobody can guess, so they tell nothing of them.
 
 import hashlib
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,6 @@ __all__ = [
     "check_secret",
     "check_seed",
     "check_share",
-    "is_told",
     "read_box",
     "rows",
     "to_box",
@@ -35,13 +34,14 @@ ROW_BYTES = BOX_BYTES + 2 * _CHECK_BYTES
 class MaskedReply(NamedTuple):
     """A reply under its masks, and what the others need to take its own mask out.
 
+    Both are arrays, of uint64 and of bytes, or only their shapes.
     A row of `sealed` holds the box for one participant, the check of the share in it,
     and the check of the seed that both have. In the client's own row the box is empty,
     and the last check is that of its secret.
     """
 
-    words: np.ndarray
-    sealed: np.ndarray
+    words: Any
+    sealed: Any
 
 
 class Revealed(NamedTuple):
@@ -50,18 +50,13 @@ class Revealed(NamedTuple):
     Shares of the secrets of those who are in it, seeds of masks with those who are not.
     """
 
-    shares: np.ndarray
-    seeds: np.ndarray
+    shares: Any
+    seeds: Any
 
 
 def rows(count: int, size: int) -> np.ndarray:
     """Return rows that say nothing yet."""
     return np.zeros((count, size), np.uint8)
-
-
-def is_told(row: np.ndarray) -> bool:
-    """Say whether a row says something."""
-    return bool(row.any())
 
 
 def to_box(closed: bytes, minimum: int) -> bytes:

@@ -126,14 +126,16 @@ class MaskedServer:
         """Return those whose keys can be used and whose minimum is met among them."""
         members = {k: self.roster.members[k] for k in clients}
         usable = [k for k, member in members.items() if _has_key(member)]
-        if len(usable) < len(clients):
-            without = sorted(set(clients) - set(usable))
-            self.roster.report(f"clients {without} are not asked: no masking keys")
         while True:
             some = [k for k in usable if self._minimum(k) <= len(usable)]
             if some == usable:
-                return some if len(some) >= _FEWEST else []
+                break
             usable = some
+        without = sorted(set(clients) - set(usable))
+        if without:
+            text = "no key that can be used, or too few others for their minimum"
+            self.roster.report(f"clients {without} are not asked: {text}")
+        return usable if len(usable) >= _FEWEST else []
 
     def _minimum(self, client: int) -> int:
         told = self.roster.members[client].info.get("minimum")

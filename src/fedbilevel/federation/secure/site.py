@@ -69,9 +69,13 @@ class SiteSecrets:
     def _read(self, path: Path) -> None:
         held = json.loads(path.read_text())
         self.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
-        for number, (*texts, survivors) in held["records"].items():
-            digests = [bytes.fromhex(text) for text in texts]
-            self.records[int(number)] = Answered(*digests, tuple(survivors))
+        for number, (exchange, reply, context, survivors) in held["records"].items():
+            self.records[int(number)] = Answered(
+                bytes.fromhex(exchange),
+                bytes.fromhex(reply),
+                bytes.fromhex(context),
+                tuple(survivors),
+            )
 
     def introduction(self) -> dict[str, Any]:
         """Return what a hello tells: the public key, signed, and the minimum."""
@@ -96,7 +100,8 @@ class SiteSecrets:
         self._check_new(told.number)
         site = self._member(told)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
-        scales, share = scales_of(reply, about), weight / told.largest
+        scales = self._guarded(scales_of, reply, about)
+        share = weight / told.largest
         exchange = told.exchange(context)
         masked = self._guarded(site.mask_reply, exchange, blocks, share, scales)
         self._remember(site)
@@ -143,13 +148,14 @@ class SiteSecrets:
         roster = told.roster()
         if self.identity is not None:
             self.identity.check(self.federation, roster, told.signed())
-        if self._site is None:
+        site = self._site
+        if site is None:
             made = (self.federation, self.client, self.keys, roster)
             more = {"minimum": self.minimum, "records": self.records}
-            self._site = self._guarded(SecureSite, *made, **more)
+            site = self._site = self._guarded(SecureSite, *made, **more)
         else:
-            self._guarded(self._site.meet, roster)
-        return self._site
+            self._guarded(site.meet, roster)
+        return site
 
     def _guarded(self, function: Any, *arguments: Any, **named: Any) -> Any:
         try:

@@ -15,8 +15,8 @@ from fedbilevel.federation.secure.shares import SHARE_BYTES, combine, threshold
 
 __all__ = ["Unmasking", "check_replies"]
 
-_SECRET = slice(BOX_BYTES + 8, BOX_BYTES + 16)  # the last check of a row
-_SHARE = slice(BOX_BYTES, BOX_BYTES + 8)
+_SHARE = slice(BOX_BYTES, BOX_BYTES + 8)  # the check of a share in a row
+_LAST = slice(BOX_BYTES + 8, BOX_BYTES + 16)  # that of a seed, or of one's own secret
 
 
 def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) -> None:
@@ -35,7 +35,7 @@ def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) 
         )
     clients, places = sorted(replies), exchange.places
     at = [places[client] for client in clients]
-    told = np.stack([replies[k].sealed[at][:, _SECRET] for k in clients])
+    told = np.stack([replies[k].sealed[at][:, _LAST] for k in clients])
     apart = (told != told.swapaxes(0, 1)).any(axis=2)
     pairs = [(clients[i], clients[j]) for i, j in np.argwhere(apart) if i < j]
     if pairs:
@@ -92,7 +92,7 @@ class Unmasking:
             some = dict(sorted(shares.items())[:needed])
             secret = combine(some).to_bytes(SHARE_BYTES, "little")
             check = layout.check_secret(self.exchange.digest, client, secret)
-            if check != self._promised(client, client, _SECRET):
+            if check != self._promised(client, client, _LAST):
                 self.suspects[client] = "gave out shares that do not make its secret"
                 self._fail(f"the secret of client {client} is not the promised one")
             secrets[client] = secret
@@ -125,7 +125,7 @@ class Unmasking:
             for other in sorted(shared):
                 seed = self.revealed[client].seeds[places[other]].tobytes()
                 check = layout.check_seed(self.exchange.digest, seed)
-                if check != self._promised(client, other, _SECRET):
+                if check != self._promised(client, other, _LAST):
                     self.suspects[client] = f"revealed a wrong seed with client {other}"
                     self._fail(f"the seed of clients {client} and {other} is wrong")
                 seeds[client, other] = seed

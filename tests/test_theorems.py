@@ -159,6 +159,7 @@ def test_a_condition_tells_its_slack_and_what_to_do():
     weak, strict = (Condition(1, "n", "eta", 2.0, 2.0, one) for one in (False, True))
     assert weak.holds and not strict.holds
     assert Condition(1, "n", "eta", 2.0 + 1e-6, 2.0).holds  # single precision
+    assert not Condition(1, "n", "eta", 2.0 + 1e-5, 2.0).holds
     broken = Condition(1, "n", "eta", 3.0, 0.5)
     assert not broken.holds and broken.slack == 0.5 / 3.0
     assert broken.advice() == "eta at most 0.5, 6 times less"

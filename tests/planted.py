@@ -96,7 +96,9 @@ def sites_with_rows(
     for client in range(2):
         data, features = plant(folder, client)
         site = build_site(
-            settings(task, data=data, **options), client, folder=folder / "state"
+            settings(task, data=data, **options),
+            client,
+            folder=folder / "state" / str(client),
         )
         tested: Any = site.job.metrics
         levels = (site.job.data.upper, site.job.data.lower)

@@ -20,7 +20,11 @@ from fedbilevel.federation.sealing import (
     server_seal,
     site_seal,
 )
-from fedbilevel.federation.signatures import make_key_pair, read_private_key
+from fedbilevel.federation.signatures import (
+    make_key_pair,
+    read_private_key,
+    read_public_key,
+)
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
@@ -56,7 +60,9 @@ class Keys:
     def forged(self, author: int, key: int, purpose: bytes) -> Signatures:
         """Return a seal in somebody's name, with the key of a site."""
         private = read_private_key(self.of_site(key).private)
-        return Signatures(author, private, {}, writes=purpose, reads=b"")
+        server = read_public_key(self.of_site(key).peers[0])
+        known = {EVERYONE: server}
+        return Signatures(author, private, known, writes=purpose, reads=_REQUEST)
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +192,6 @@ def test_what_another_client_signed_is_not_taken_for_this_one(keys):
 def test_a_hello_in_the_name_of_another_is_not_taken(keys):
     told, net = [], signed(keys)
     net.sites[12] = site_of(JOB, 0, seal=keys.forged(0, 2, _REPLY))
-    net.sites[12].seal._peers.update(keys.sites[0]._peers)
-    net.sites[12].seal._reads = _REQUEST
     runtime = server_of(JOB, net, seal=keys.server, report=told.append)
     members = {k: one.node for k, one in runtime.roster.members.items()}
     assert members == {0: 10, 1: 11}

@@ -225,8 +225,6 @@ class Exchanges:
                     "replayed", "answers another packet than the one sent"
                 )
             tree = unpack_tree(listed, body, like)
-            if self.job.channel.coders:
-                tree = jax.tree.map(jnp.asarray, tree)
             self.roster.members[client].known = common
             info = reply.info or {}
             seconds = info.get("seconds")
@@ -241,6 +239,8 @@ class Exchanges:
         """Decode the replies, leave out those that are far off, reduce the others."""
         link, turn, replies, places = question.link, question.turn, {}, {}
         for client, (coded, _) in answers.taken.items():
+            # Not before: masked replies have 64 bits, whatever the precision.
+            coded = jax.tree.map(jnp.asarray, coded)
             places[client] = question.place(client)
             message = question.message(places[client])
             replies[client] = link.received(message, coded, turn)

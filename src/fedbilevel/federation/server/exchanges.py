@@ -239,8 +239,9 @@ class Exchanges:
         """Decode the replies, leave out those that are far off, reduce the others."""
         link, turn, replies, places = question.link, question.turn, {}, {}
         for client, (coded, _) in answers.taken.items():
-            # Not before: masked replies have 64 bits, whatever the precision.
-            coded = jax.tree.map(jnp.asarray, coded)
+            if self.job.channel.coders:
+                # Not before: masked replies have 64 bits, whatever the precision.
+                coded = jax.tree.map(jnp.asarray, coded)
             places[client] = question.place(client)
             message = question.message(places[client])
             replies[client] = link.received(message, coded, turn)

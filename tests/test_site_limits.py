@@ -292,7 +292,8 @@ experiment = Experiment(
     clip=0.5, noise=4.0, aggregate="secure",
 )
 sites = {k: build_site(experiment, k, trial=True) for k in range(2)}
-result = serve(Loopback(sites), experiment, pathlib.Path(sys.argv[1]), Terms(patience=1))
+folder = pathlib.Path(sys.argv[1])
+result = serve(Loopback(sites), experiment, folder, Terms(patience=1))
 print(result.config["precision"], result.counts["releases"])
 """
 

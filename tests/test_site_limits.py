@@ -1,7 +1,10 @@
 """What a site tells a server that asks for more than an honest one would."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -276,3 +279,34 @@ def test_epsilon_is_that_of_all_that_was_asked_for(tmp_path, monkeypatch):
     (tmp_path / "releases.json").write_text('[[3, 1, "9"]]')
     with pytest.raises(CheckpointError, match="releases.json is damaged"):
         serve(net, experiment, tmp_path, terms, report=ignore)
+
+
+IN_SINGLE_PRECISION = """
+import pathlib, sys
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import build_site, serve
+from fedbilevel.federation import Terms
+from tests.federation import Loopback
+experiment = Experiment(
+    "quadratic", "fedbio", clients=2, rounds=1, local_steps=1, batch=4,
+    clip=0.5, noise=4.0, aggregate="secure",
+)
+sites = {k: build_site(experiment, k, trial=True) for k in range(2)}
+folder = pathlib.Path(sys.argv[1])
+result = serve(Loopback(sites), experiment, folder, Terms(patience=1))
+print(result.config["precision"], result.counts["releases"])
+"""
+
+
+@pytest.mark.slow
+def test_masks_and_noise_work_together_in_single_precision(tmp_path):
+    """In another process: this one computes in double precision."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_SINGLE_PRECISION, str(tmp_path)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.endswith("float32 1\n"), done.stderr

@@ -245,11 +245,6 @@ class Exchanges:
                     "replayed", "answers another packet than the one sent"
                 )
             tree = unpack_tree(listed, body, like)
-            if self.job.channel.coders:
-                wrong = self.job.channel.why_impossible(tree, question.link.like)
-                if wrong:
-                    raise RefusedError("range", wrong)
-                tree = jax.tree.map(jnp.asarray, tree)
             self.roster.members[client].known = common
             info = reply.info or {}
             seconds = info.get("seconds")
@@ -295,15 +290,26 @@ class Exchanges:
         """
         replies = {}
         for client, (coded, _) in list(answers.taken.items()):
-            message = question.message(question.place(client))
-            reply = question.link.received(message, coded, question.turn)
-            wrong = why_unusable(reply)
-            if wrong:
+            try:
+                replies[client] = self._decode(client, coded, question)
+            except RefusedError as refusal:
                 del answers.taken[client]
-                answers.refused[client] = RefusedError("not-finite", wrong)
-            else:
-                replies[client] = reply
+                answers.refused[client] = refusal
         return replies
+
+    def _decode(self, client: int, coded: PyTree, question: Question) -> PyTree:
+        if self.job.channel.coders:
+            wrong = self.job.channel.why_impossible(coded, question.link.like)
+            if wrong:
+                raise RefusedError("range", wrong)
+            # Not before: masked replies have 64 bits, whatever the precision.
+            coded = jax.tree.map(jnp.asarray, coded)
+        message = question.message(question.place(client))
+        reply = question.link.received(message, coded, question.turn)
+        wrong = why_unusable(reply)
+        if wrong:
+            raise RefusedError("not-finite", wrong)
+        return reply
 
     def weights(self, clients: list[int]) -> Float[Array, " clients"]:
         """Return the weights of some clients; of one that never came it is 0."""

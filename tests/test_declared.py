@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -236,7 +235,7 @@ def test_a_site_takes_the_weight_of_the_settings_and_no_other(monkeypatch):
 
     def heavier(*arguments, **options):
         task = made(*arguments, **options)
-        data = task.data.weighing(2 * jnp.ones(task.data.clients))
+        data = task.data.weighing([2.0] * task.data.clients)
         return replace(task, data=data)
 
     monkeypatch.setattr(tasks, "find", lambda name: heavier)

@@ -105,7 +105,8 @@ def _ask_once(
     requests = {
         client: request_for(client, roster.members[client]) for client in reached
     }
-    packets = _packed(requests, number, roster.seal)
+    headers = _addressed(requests, number)
+    packets = _packed(requests, headers, roster.seal)
     for packet in packets.values():
         length = int.from_bytes(packet[4:START_BYTES], "big")
         overhead = START_BYTES + roster.seal.size + length
@@ -115,7 +116,7 @@ def _ask_once(
         try:
             header, listed, body = unpack(answer, largest, roster.seal)
             answers.traffic[2] += len(answer) - len(body)
-            _check(header, client, number)
+            _check(header, client, headers[requests[client]])
             header = replace(header, number=0, addressees="")
             answers.taken[client] = read(client, header, listed, body)
         except Exception as error:
@@ -126,27 +127,35 @@ def _ask_once(
     return answers
 
 
-def _packed(
-    requests: Mapping[int, Request], number: int, seal: Seal
-) -> dict[int, bytes]:
-    """Return the packets of requests, sealed once for all who are asked the same."""
+def _addressed(requests: Mapping[int, Request], number: int) -> dict[Request, Header]:
+    """Return the headers that are sent: with a number, and who is asked the same."""
     asked: dict[Request, list[int]] = {}
     for client, request in requests.items():
         asked.setdefault(request, []).append(client)
-    packets = {}
-    for request, clients in asked.items():
-        header = replace(request.header, number=number, addressees=mask_of(clients))
-        packet = pack(header, request.leaves, request.known, seal)
-        packets |= dict.fromkeys(clients, packet)
-    return packets
+    return {
+        request: replace(request.header, number=number, addressees=mask_of(clients))
+        for request, clients in asked.items()
+    }
 
 
-def _check(header: Header, client: int, number: int) -> None:
+def _packed(
+    requests: Mapping[int, Request], headers: Mapping[Request, Header], seal: Seal
+) -> dict[int, bytes]:
+    """Return the packets of requests, sealed once for all who are asked the same."""
+    packets = {
+        request: pack(header, request.leaves, request.known, seal)
+        for request, header in headers.items()
+    }
+    return {client: packets[request] for client, request in requests.items()}
+
+
+def _check(header: Header, client: int, sent: Header) -> None:
     """Refuse an answer of somebody else, or to something else."""
     if header.client != client:
         raise RefusedError("client", f"answers as client {header.client}")
+    same = (header.number, header.addressees) == (sent.number, sent.addressees)
     # What could not be read has no number.
-    if header.number != number and (header.kind, header.number) != ("refused", 0):
+    if not same and (header.kind, header.number) != ("refused", 0):
         raise RefusedError("replayed", "answers another request than the last one")
     info = header.info or {}
     if header.kind == "refused":

@@ -611,21 +611,15 @@ def test_a_site_takes_part_in_sums_of_its_minimum_alone():
     first = seen.index("agree")
     assert seen[:first].count("exchange") > 8
     assert_the_mean(end)
-    fewer = changed(
-        last_of(net, 10, "exchange"),
-        lambda header, leaves: (
-            replace(
-                header,
-                info={
-                    **header.info,
-                    "number": header.info["number"] + 1,
-                    "participants": [0, 1, 2],
-                },
-            ),
-            leaves,
-        ),
-    )
-    reply = unpack(net.sites[10].handle(fewer), 1 << 30)[0]
+
+    def fewer(header, leaves):
+        info = dict(header.info)
+        keys = {client: info["keys"][client] for client in ("0", "1", "2")}
+        info |= {"number": info["number"] + 1, "participants": [0, 1, 2], "keys": keys}
+        return replace(header, info=info), leaves
+
+    packet = changed(last_of(net, 10, "exchange"), fewer)
+    reply = unpack(net.sites[10].handle(packet), 1 << 30)[0]
     assert reply.kind == "refused" and "minimum is 4" in (reply.info or {})["detail"]
 
 

@@ -1,6 +1,7 @@
 """Packets written by hand: another header or other leaves, and a frame that fits."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from fedbilevel.federation.wire import CHECKSUM, START_BYTES
 
 KIND = "kind"
+_NUMBERS = itertools.count(10**6)  # beyond those of any run here
 
 
 def opened(packet: bytes) -> tuple[dict[str, Any], bytes]:
@@ -50,6 +52,11 @@ def with_leaves(packet: bytes, change: Callable[[int, np.ndarray], Any]) -> byte
         position += leaf.nbytes
         leaves.append(np.asarray(change(number, leaf), kind).reshape(shape).tobytes())
     return closed(packet, head, b"".join(leaves))
+
+
+def renewed(packet: bytes) -> bytes:
+    """Return a request that nobody answered yet."""
+    return with_header(packet, number=next(_NUMBERS))
 
 
 def kind_of(packet: bytes) -> str:

@@ -127,6 +127,11 @@ def changed_bytes(body: bytes, draw: random.Random) -> bytes:
     )
 
 
+def number_of(packet: bytes) -> int:
+    """Return the number of the request that a packet is, or answers."""
+    return opened(packet)[0]["number"]
+
+
 # A site that is sent such packets
 
 
@@ -160,7 +165,8 @@ class Target:
 def run_of(job, conclude=True):
     """Return sites, and the last packets and answers of a run in which one was lost."""
     tell = (lambda state: CONCLUDED) if conclude else None
-    net = Loopback({10 + k: site_of(job, k, conclude=tell) for k in range(job.clients)})
+    more: dict[str, Any] = {"conclude": tell, "limits": SiteLimits(measure="scalars")}
+    net = Loopback({10 + k: site_of(job, k, **more) for k in range(job.clients)})
 
     def script(node, packet, one):
         gone = kind_of(packet) == "exchange" and node == 12 and len(one.sent) > 9
@@ -177,21 +183,27 @@ def run_of(job, conclude=True):
 def site_target(job) -> Target:
     net, last = run_of(job)
     site = net.sites[10]
-    held = site.checkpoints[FEDERATION]
-    kept, attempt, leaves = dict(held.kept), held.attempt, dict(site._held)
-    answers = {
-        kind: unpack(site.handle(p), 1 << 30)[2] for kind, (p, _) in last.items()
-    }
-
-    secrets = site._secrets[FEDERATION]
-    records = dict(secrets.records)
+    held, secrets = site.checkpoints[FEDERATION], site._secrets[FEDERATION]
+    kept, leaves, records = dict(held.kept), dict(site._held), dict(secrets.records)
+    # As before all requests, so that each of them is new.
+    newest = replace(held.newest, number=0)
+    told = {name: copy.deepcopy(getattr(site.ledger, name)) for name in LEDGER}
 
     def restore():
-        # Numbers of masks only grow: a packet that was taken ends all before it.
+        # Numbers only grow: a packet that was taken ends all before it.
         site._secrets = {FEDERATION: secrets}
-        secrets.records = dict(records)
+        secrets.records, secrets._site = dict(records), None
         site.checkpoints = {FEDERATION: held}
-        held.kept, held.attempt, site._held = dict(kept), attempt, dict(leaves)
+        held.kept, held.newest, site._held = dict(kept), newest, dict(leaves)
+        site._answered = (None, b"")
+        for name, value in told.items():
+            setattr(site.ledger, name, copy.deepcopy(value))
+
+    def answer_to(packet):
+        restore()
+        return site.handle(packet)
+
+    answers = {kind: unpack(answer_to(p), 1 << 30)[2] for kind, (p, _) in last.items()}
 
     def read(kind, packet):
         answer = opened(site.handle(packet))[0]
@@ -205,12 +217,11 @@ def site_target(job) -> Target:
     def state():
         now = site.checkpoints.get(FEDERATION)
         names = {n: id(one) for n, one in now.kept.items()} if now else None
-        return set(site.checkpoints), names, now and now.attempt, set(site._held)
+        return set(site.checkpoints), names, now and now.newest, set(site._held)
 
     def sound():
-        restore()
         for kind, (packet, _) in last.items():
-            answer = site.handle(packet)
+            answer = answer_to(packet)
             assert kind_of(answer) == kind
             assert unpack(answer, 1 << 30)[2] == answers[kind]
 
@@ -263,6 +274,7 @@ def server_target(job) -> Target:
     def read(kind, packet):
         answered[:], named[:] = [packet], []
         net.sent.clear()
+        runtime.roster._number = number_of(packets[kind]) - 1
         answers = questions[kind]()
         # One that answers as if it had forgotten us is asked, and read, twice.
         runtime.roster._met.add(10)
@@ -309,14 +321,15 @@ def hello_target() -> Target:
     )
     roster.gather(1, 2)
     members = dict(roster.members)
-    packet = next(answer for node, _, answer in net.sent if node == 0)
-    assert packet is not None
+    honest = next(answer for node, _, answer in net.sent if node == 0)
+    assert honest is not None
 
     def read(kind, packet):
         answered[:], told[:] = [packet], []
         roster.members = dict(members)
         roster.again(0)
         net.sent.clear()
+        roster._number = number_of(honest) - 1
         roster.refresh()
         (line,) = told
         assert line.isprintable() and len(line) < 1000
@@ -335,7 +348,7 @@ def hello_target() -> Target:
         roster.refresh()
         assert _agreed(experiment, roster)[1] == members[0].facts
 
-    return Target({"hello": packet}, read, lambda: dict(roster.members), sound)
+    return Target({"hello": honest}, read, lambda: dict(roster.members), sound)
 
 
 def agree(experiment, roster):

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import json
 import tracemalloc
-from types import SimpleNamespace
+from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiments.channels import read_channel
+from fedbilevel.federation import Site, SiteLimits
 from fedbilevel.federation.foreign import read_json, shown
-from fedbilevel.federation.server.requests import ask
-from fedbilevel.federation.wire import RefusedError, pack, unpack
+from fedbilevel.federation.server.requests import Request, ask
+from fedbilevel.federation.wire import RefusedError, unpack
 from fedbilevel.runtime import SimulatorRuntime, execute
 from fedbilevel.runtime.exchange import Link
 from fedbilevel.runtime.job import ABSENT
@@ -31,6 +33,7 @@ from tests.tampering import (
     closed,
     kind_of,
     opened,
+    renewed,
     with_header,
     with_info,
     with_leaves,
@@ -237,7 +240,11 @@ def test_a_start_is_held_once_for_all_sites(three):
 def masked(tmp_path_factory):
     """A site under masks, and the packets of a run that it answered."""
     job, folder = job_through(3, aggregate="secure"), tmp_path_factory.mktemp("states")
-    net = Loopback({10 + k: site_of(job, k, folder / str(k)) for k in range(3)})
+    sites = {}
+    for k in range(3):
+        limits = SiteLimits(measure="scalars")
+        sites[10 + k] = site_of(job, k, folder / str(k), limits=limits)
+    net = Loopback(sites)
 
     def script(node, packet, one):
         gone = kind_of(packet) == "exchange" and node == 12 and len(one.sent) > 9
@@ -246,8 +253,20 @@ def masked(tmp_path_factory):
     net.script = script
     execute(server_of(job, net), 2)
     last = {kind_of(p): p for node, p, _ in net.sent if node == 10}
-    assert set(last) == {"hello", "exchange", "measure", "reveal"}
-    return SimpleNamespace(site=net.sites[10], folder=folder / "0", **last)
+    assert set(last) == {"hello", "exchange", "agree", "reveal", "measure"}
+    return Asked(net.sites[10], folder / "0", last)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A site, and requests of each kind, under a new number whenever they are read."""
+
+    site: Site
+    folder: Path
+    packets: dict[str, bytes]
+
+    def __getattr__(self, kind: str) -> bytes:
+        return renewed(self.packets[kind])
 
 
 def announced(masked, *clients):
@@ -266,8 +285,8 @@ MALFORMED = {
     "keys that are a list": lambda m: with_info(m.exchange, keys=[1]),
     "a weight of text": lambda m: with_info(m.exchange, largest="1"),
     "no announcement": lambda m: with_header(m.exchange, info=None),
-    "nested dropped": lambda m: with_info(m.reveal, dropped=[[2]]),
-    "dropped 2^62": lambda m: with_info(m.reveal, dropped=[2**62]),
+    "nested survivors": lambda m: with_info(m.reveal, survivors=[[2]]),
+    "survivor 2^62": lambda m: with_info(m.reveal, survivors=[2**62]),
     "a participant without a key": lambda m: with_info(
         m.reveal, keys={"0": opened(m.reveal)[0]["info"]["keys"]["0"]}
     ),
@@ -297,7 +316,7 @@ MALFORMED = {
 def state_of(masked):
     held = masked.site.checkpoints[FEDERATION]
     files = sorted(path.name for path in masked.folder.iterdir())
-    return held.attempt, sorted(held.kept), set(masked.site.checkpoints), files
+    return held.newest, sorted(held.kept), set(masked.site.checkpoints), files
 
 
 @pytest.mark.parametrize("how", MALFORMED)
@@ -322,7 +341,7 @@ def test_a_site_refuses_a_leaf_it_holds_in_the_place_of_another(three):
     assert sizes[0] != sizes[1]
     for place, wrong in ((one, sizes[1]), (other, sizes[0])):
         head["leaves"][place][2] = names[wrong]
-    answer = opened(net.sites[10].handle(closed(asked[-1], head, b"")))[0]
+    answer = opened(net.sites[10].handle(renewed(closed(asked[-1], head, b""))))[0]
     assert (answer["kind"], answer["info"]["reason"]) == ("refused", "shape")
 
 
@@ -348,7 +367,7 @@ def test_an_error_at_a_site_is_a_refusal_and_reported(three):
     def interrupted(state):
         raise KeyboardInterrupt
 
-    site.conclude = interrupted
+    net.sites[10] = site_of(job, 0, conclude=interrupted)
     with pytest.raises(KeyboardInterrupt):
         runtime.conclude(runtime.blank(), 1)
 
@@ -363,9 +382,8 @@ def test_an_error_while_a_server_reads_is_a_refusal_and_reported(three):
     def read(client, header, listed, body):
         return 1 // client
 
-    answers = ask(
-        runtime.roster, [0, 1], lambda client, member: pack(asked, state), read, 1 << 20
-    )
+    request = Request(asked, state)
+    answers = ask(runtime.roster, [0, 1], lambda client, member: request, read, 1 << 20)
     assert answers.taken == {1: 1} and answers.refused[0].reason == "internal"
     assert "ZeroDivisionError" in told[-1]
 

@@ -530,7 +530,8 @@ def test_sites_that_are_told_different_things_make_no_sum(lie):
 
 def last_of(net: Loopback, node: int, kind: str) -> bytes:
     sent = [packet for where, packet, _ in net.sent if where == node]
-    return [packet for packet in sent if unpack(packet, 1 << 30)[0].kind == kind][-1]
+    of_kind = [one for one in sent if unpack(one, 1 << 30)[0].kind == kind]
+    return renewed(of_kind[-1])
 
 
 def test_what_was_given_is_remembered_on_disk_and_the_other_is_refused(tmp_path):
@@ -699,11 +700,12 @@ def test_lists_of_keys_that_cannot_be_right():
     [
         ("--aggregate secure --insecure --site-key a.pub", "exclude each other"),
         (
-            "--aggregate secure --root-certificates c --private-key k",
+            "--aggregate secure --root-certificates c --private-key k --server-key s",
             "0 times --site-key",
         ),
         (
-            "--aggregate secure --root-certificates c --private-key k --site-key a.pub",
+            "--aggregate secure --root-certificates c --private-key k --server-key s "
+            "--site-key a.pub",
             "1 times --site-key for 2",
         ),
         ("--insecure --site-key a.pub", "--site-key is for --aggregate secure"),

@@ -23,6 +23,7 @@ from fedbilevel.runtime.job import start_server
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
 from tests.planted import plant, settings
+from tests.tampering import renewed
 from tests.test_channels import DELTA, direct_epsilon
 
 CHEAPEST = case_of("momentum-local-sgd").algorithm
@@ -68,7 +69,7 @@ def asked_for(job, packet, seed, kind="measure", **changed):
 
 def told(site, packet):
     """Return how a site answers: by so many numbers, or with a reason."""
-    header, listed, body = unpack(site.handle(packet), 1 << 30)
+    header, listed, body = unpack(site.handle(renewed(packet)), 1 << 30)
     if header.kind == "refused":
         return (header.info or {})["reason"]
     return sum(leaf.size for leaf in unpack_start(listed, body))
@@ -97,12 +98,13 @@ def test_an_answer_that_got_lost_is_given_again_and_no_other():
     job = job_with(PLAIN)
     net, _ = federation(job)
     site, packet = net.sites[10], an_exchange(net)
+    columns = 1 + len(jax.eval_shape(job.measured, job.x, job.y))
     first = asked_for(job, packet, 0, exchange=9)
-    assert site.handle(first) == site.handle(first)
+    assert told(site, first) == told(site, first) == columns
     assert told(site, asked_for(job, packet, 1, exchange=9)) == "measured"
     assert told(site, asked_for(job, packet, 1, exchange=8)) == "measured"
     # A server that was started again made its exchanges anew.
-    assert told(site, asked_for(job, packet, 1, exchange=8, attempt=2)) == 3
+    assert told(site, asked_for(job, packet, 1, exchange=8, attempt=2)) == columns
 
 
 def test_replies_and_measurements_end_at_the_limit_whatever_restarts(tmp_path):
@@ -146,9 +148,9 @@ def test_a_federation_is_concluded_once(tmp_path):
     net, _ = federation(job, folder=tmp_path, conclude=conclude)
     packet, site = an_exchange(net), net.sites[10]
     one, other = (asked_for(job, packet, n, kind="conclude") for n in range(2))
-    assert unpack(site.handle(one), 1 << 30)[0].info == {"share": 0.5}
+    assert unpack(site.handle(renewed(one)), 1 << 30)[0].info == {"share": 0.5}
     site = site_of(job, 0, tmp_path / "0", conclude=conclude)
-    assert unpack(site.handle(one), 1 << 30)[0].info == {"share": 0.5}
+    assert unpack(site.handle(renewed(one)), 1 << 30)[0].info == {"share": 0.5}
     assert told(site, other) == "measured" and len(seen) == 2
     silent = site_of(job, 1, conclude=conclude, limits=SiteLimits(measure="none"))
     net.sites[11] = silent

@@ -42,7 +42,11 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Forget all programs after a module, or a process grows to gigabytes."""
+    """Forget all programs after a module, or a process grows to gigabytes.
+
+    A command that was run in this process may have chosen another precision.
+    """
+    jax.config.update("jax_enable_x64", True)
     if nextitem is None or item.path != nextitem.path:
         from fedbilevel.runtime import compilation
 

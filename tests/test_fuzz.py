@@ -10,6 +10,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.facts import check_facts
 from fedbilevel.experiments.federated import _agreed, build_site
-from fedbilevel.federation import Identity, Roster, Terms
+from fedbilevel.federation import Identity, Roster, SiteLimits, Terms
 from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import execute, keys
 from tests.cases import case_of, quadratic_data, quadratic_job
@@ -32,7 +33,8 @@ from tests.federation import FEDERATION, Loopback, server_of, site_of
 from tests.tampering import closed, kind_of, opened
 
 BSGM = case_of("local-bsgm").algorithm
-KINDS = ("hello", "exchange", "measure", "conclude", "reveal")
+KINDS = ("hello", "exchange", "measure", "conclude", "agree", "reveal")
+LEDGER = ("exchanges", "measurements", "measured", "concluded")
 CONCLUDED = {"one": 1.0, "names": ["a", "b"]}
 CONCLUDES = {"one": "number", "names": "texts"}
 VALUES: list[Any] = [
@@ -245,7 +247,7 @@ def server_target(job) -> Target:
         return answered[0] if node == 10 and answered else None
 
     net.script = script
-    runtime = server_of(job, net, left_out=named.append)
+    runtime = server_of(job, net, attempt=2, left_out=named.append)
     exchanges, start = runtime.exchanges, runtime.blank().server
     packets, questions = {}, {}
 

@@ -32,6 +32,7 @@ from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
 from tests.masked import confirmations, for_site, opened, revealed
+from tests.tampering import renewed
 from tests.test_federation import job_through
 
 BSGM = case_of("local-bsgm").algorithm
@@ -593,7 +594,8 @@ def test_announcements_that_make_no_sense_are_refused_and_change_nothing(tmp_pat
         )
         reply = unpack(own.handle(lie), 1 << 30)[0]
         assert reply.kind == "refused", (kind, wrong)
-        assert (reply.info or {})["reason"] in ("announcement", "mask", "key")
+        reasons = ("announcement", "mask", "key", "garbage")
+        assert (reply.info or {})["reason"] in reasons
         assert file.read_bytes() == kept
 
 

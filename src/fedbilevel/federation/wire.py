@@ -53,6 +53,7 @@ START_BYTES = len(_MAGIC) + 4  # before the seal
 _LONGEST_HEADER = 1 << 20
 _COUNTS = 2**53 - 1  # the most that a field of a header counts to
 _LONGEST_TEXT = 128  # letters of a field of a header
+_LONGEST_MASK = 2**14  # letters of a mask, which has one for every four clients
 _MOST = {"client": EVERYONE, "index": 2**31 - 1}  # programs count in 32 bits
 _AXES = 32  # of a leaf of a start
 _LARGEST_LEAF = 2**40  # numbers in it
@@ -252,7 +253,8 @@ def _read_header(text: bytes) -> tuple[Header, list]:
         elif field.type is int:
             right = type(value) is int and 0 <= value <= _MOST.get(field.name, _COUNTS)
         else:
-            right = is_plain(value, _LONGEST_TEXT)
+            mask = field.name == "addressees"
+            right = is_plain(value, _LONGEST_MASK if mask else _LONGEST_TEXT)
         if not right:
             raise RefusedError(
                 "garbage", f"header field '{field.name}' is {value!r:.80}"

@@ -6,6 +6,7 @@ mean is still right, and only the theory's variance is not.
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import equinox as eqx
@@ -28,7 +29,7 @@ from fedbilevel.hypergradient import (
     Unrolled,
 )
 from fedbilevel.problem import ClientData, Oracle, Problem
-from fedbilevel.runtime import SimulatorRuntime, checkpoint, execute, job
+from fedbilevel.runtime import SimulatorRuntime, checkpoint, execute, job, keys
 from fedbilevel.runtime.counts import count
 from tests.cases import (
     CASES,
@@ -132,6 +133,20 @@ def test_no_two_draws_of_a_run_share_a_key(case: Case, monkeypatch):
     places = simulator.layout.devices * simulator.layout.places(made.participants)
     draws = sum(count(made, rounds)["samples"].values())
     assert sum(found.values()) * made.participants == draws * places
+
+
+def test_every_name_of_a_key_counts():
+    """Keys of clients and shared ones, over stages, phases, clients and turns."""
+    root, numbers = jr.key(0), range(4)
+    names = list(product((keys.ROUNDS, keys.SETUP), numbers, numbers))
+    found = [keys.client_key(root, *name) for name in names]
+    found += [keys.shared_key(root, *name) for name in names]
+    words = {tuple(np.asarray(jr.key_data(key)).tolist()) for key in found}
+    assert len(words) == len(found)
+    # Neither stage nor phase nor turn leaves a cohort, or a length, as it was.
+    cohorts = {tuple(keys.draw_cohort(root, *n, 40, 40).tolist()) for n in names}
+    lengths = {int(keys.draw_length(root, *n, 2**30)) for n in names}
+    assert len(cohorts) == len(lengths) == len(names)
 
 
 def rows_by_number(sizes, weights) -> ClientData:

@@ -58,9 +58,9 @@ def assert_close(a, b, tolerance):
 
 
 def loopback(job, folder=None, **more) -> Loopback:
-    return Loopback(
-        {10 + k: site_of(job, k, folder, **more) for k in range(job.clients)}
-    )
+    """Return sites that keep what they have to in folders of their own."""
+    own = [None if folder is None else folder / str(k) for k in range(job.clients)]
+    return Loopback({10 + k: site_of(job, k, own[k], **more) for k in range(len(own))})
 
 
 @pytest.mark.slow
@@ -225,14 +225,16 @@ def test_state_of_another_client_or_damaged_is_put_aside(tmp_path):
 
 def test_state_of_an_older_protocol_is_neither_used_nor_lost(tmp_path):
     job = quadratic_job(BSGVRM, quadratic_data(2))
-    net, file = loopback(job, tmp_path), tmp_path / f"{FEDERATION}.npz"
+    net = loopback(job, tmp_path)
+    files = [tmp_path / str(client) / f"{FEDERATION}.npz" for client in range(2)]
     about = np.frombuffer(b'{"client": 0, "attempt": 1, "exchanges": []}', np.uint8)
-    write_arrays(file, {"about": about})
-    told, before = [], file.read_bytes()
+    for file in files:
+        write_arrays(file, {"about": about})
+    told, before = [], [file.read_bytes() for file in files]
     with pytest.raises(FedbilevelError, match=r"clients \[0, 1\] did not come"):
         server_of(job, net, report=told.append)
     assert any("version" in line and "protocol 2 or older" in line for line in told)
-    assert file.read_bytes() == before
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_a_reduction_waits_for_as_many_replies_as_it_needs():

@@ -63,7 +63,9 @@ def test_what_a_site_keeps_is_its_own(tmp_path):
     start = {"x": np.zeros(3)}
     folder = tmp_path / "state"
     folder.mkdir(mode=0o755)
-    SiteCheckpoints(start, folder, "f", 0).put(1, start, 0)  # pyright: ignore[reportArgumentType]
+    kept = SiteCheckpoints(start, folder, "f", 0)  # pyright: ignore[reportArgumentType]
+    kept.put(1, start, 0)  # pyright: ignore[reportArgumentType]
+    kept.save()
     assert modes_below(folder) == {("folder", 0o700), ("file", 0o600)}
 
 
@@ -117,7 +119,7 @@ def test_damaged_keys_are_put_aside_and_told(tmp_path, content):
     path.write_bytes(content)
     with pytest.warns(DamagedFileWarning, match="f.keys.json is damaged.*put aside"):
         secrets = SiteSecrets.of("f", 0, tmp_path)
-    assert len(bytes.fromhex(secrets.public)) == 32 and secrets.records == {}
+    assert len(secrets.keys.public_bytes) == 32 and secrets.records == {}
     assert not path.exists()
     assert path.with_suffix(".damaged").read_bytes() == content
 
@@ -136,7 +138,9 @@ def damaged_member(path: Path, flag: int, value: int) -> None:
 )
 def test_an_archive_with_a_strange_member_is_put_aside(tmp_path, place, value, raised):
     start = {"x": np.zeros(3)}
-    SiteCheckpoints(start, tmp_path, "f", 0).put(1, start, 0)  # pyright: ignore[reportArgumentType]
+    kept = SiteCheckpoints(start, tmp_path, "f", 0)  # pyright: ignore[reportArgumentType]
+    kept.put(1, start, 0)  # pyright: ignore[reportArgumentType]
+    kept.save()
     path = tmp_path / "f.npz"
     damaged_member(path, place, value)
     with pytest.raises(RuntimeError, match=raised), zipfile.ZipFile(path) as file:

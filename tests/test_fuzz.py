@@ -164,11 +164,16 @@ class Target:
         self.seen[kind, reason] += 1
 
 
-def run_of(job, conclude=True):
+def sites_of(job):
+    """Return the sites of a job, by node; they measure, and have a conclusion."""
+    more: dict[str, Any] = {"limits": SiteLimits(measure="scalars")}
+    more["conclude"] = lambda state: CONCLUDED
+    return {10 + k: site_of(job, k, **more) for k in range(job.clients)}
+
+
+def run_of(job):
     """Return sites, and the last packets and answers of a run in which one was lost."""
-    tell = (lambda state: CONCLUDED) if conclude else None
-    more: dict[str, Any] = {"conclude": tell, "limits": SiteLimits(measure="scalars")}
-    net = Loopback({10 + k: site_of(job, k, **more) for k in range(job.clients)})
+    net = Loopback(sites_of(job))
 
     def script(node, packet, one):
         gone = kind_of(packet) == "exchange" and node == 12 and len(one.sent) > 9
@@ -237,7 +242,7 @@ def site_target(job) -> Target:
 
 def server_target(job) -> Target:
     """Return a server of which one client alone answers, so that no mean is taken."""
-    net, named = Loopback(run_of(job)[0].sites), []
+    net, named = Loopback(sites_of(job)), []
     answered: list[bytes] = []
 
     def script(node, packet, one):
@@ -247,7 +252,7 @@ def server_target(job) -> Target:
         return answered[0] if node == 10 and answered else None
 
     net.script = script
-    runtime = server_of(job, net, attempt=2, left_out=named.append)
+    runtime = server_of(job, net, left_out=named.append)
     exchanges, start = runtime.exchanges, runtime.blank().server
     packets, questions = {}, {}
 

@@ -240,11 +240,6 @@ FEDERATED = EXPERIMENT.without(
 ).having(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),
-    weights=option(
-        str | None,
-        None,
-        "what the clients count in means, W0,W1,...; all 1 if left out",
-    ),
 )
 THEOREM_ALGORITHM = option(str, "local-bsgvrm", ", ".join(with_theorems()))
 

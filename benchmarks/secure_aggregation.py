@@ -22,7 +22,7 @@ from fedbilevel.federation.secure.announcement import context_of
 from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.secure.server import MaskedServer
 from fedbilevel.federation.secure.site import SiteSecrets
-from fedbilevel.federation.server.requests import Answers, ask
+from fedbilevel.federation.server.requests import Answers, Request, ask
 from fedbilevel.federation.wire import EVERYONE, Header, pack, unpack, unpack_tree
 
 NUMBERS, REPEATS = 100_000, 2
@@ -64,7 +64,8 @@ class Crowd:
         own, info = self.sites[node], header.info or {}
         leaves = []
         if header.kind == "hello":
-            info = {"facts": {}, "weight": 1.0, **own.introduction()}
+            info = {"facts": {}, "holds": False, "concludes": False}
+            info |= own.introduction()
         elif header.kind == "exchange" and node == self.lost:
             return None
         elif header.kind == "exchange":
@@ -85,11 +86,11 @@ def exchange_once(server: MaskedServer, roster: Roster, number: int) -> Answers:
     assert told is not None
     header = Header("exchange", "bench", "", "", EVERYONE, 1, exchange=number)
     header = replace(header, info=told.info())
-    packet, like = pack(header, [MESSAGE]), server.like(LIKE, told)
+    request, like = Request(header, [MESSAGE]), server.like(LIKE, told)
     answers = ask(
         roster,
         told.participants,
-        lambda client, member: packet,
+        lambda client, member: request,
         lambda client, reply, listed, body: (unpack_tree(listed, body, like), False),
         1 << 30,
     )
@@ -105,8 +106,8 @@ def measure(count: int) -> None:
     roster.gather(1.0, enough=count)
     server = MaskedServer(
         roster,
-        lambda clients, packet_for, read, like: ask(
-            roster, clients, packet_for, read, 1 << 30
+        lambda clients, request_for, read, like: ask(
+            roster, clients, request_for, read, 1 << 30
         ),
     )
     crowd.seconds = 0.0

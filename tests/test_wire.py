@@ -244,3 +244,19 @@ def test_a_tree_survives_the_wire():
     jax.tree.map(np.testing.assert_array_equal, tree, unpack_tree(listed, body, tree))
     with pytest.raises(RefusedError, match="oversized"):
         unpack(packet, len(packet) - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(b"\0", "oversized"), (b"", None), (None, "truncated")]
+)
+def test_a_tree_has_neither_bytes_too_many_nor_too_few(change, reason):
+    tree = {"a": np.arange(3.0), "b": np.ones((2, 1), np.float32)}
+    listed = [["<f8", [3], None], ["<f4", [2, 1], None]]
+    body = b"".join(leaf.tobytes() for leaf in tree.values())
+    body = body[:-1] if change is None else body + change
+    if reason is None:
+        found = unpack_tree(listed, body, tree)
+        assert all(np.array_equal(found[name], tree[name]) for name in tree)
+        return
+    with pytest.raises(RefusedError, match=reason):
+        unpack_tree(listed, body, tree)

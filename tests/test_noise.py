@@ -24,6 +24,7 @@ from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
+from tests.tampering import renewed
 
 CHEAPEST = case_of("momentum-local-sgd").algorithm  # a message of two blocks a round
 
@@ -160,8 +161,10 @@ def released_by(job, rounds):
     for node, packet in asked[: job.clients]:
         again = site_of(job, node - 10)
         again.handle(next(p for n, p, _ in net.sent if n == node))
-        answers.append(again.handle(packet))
-        answers.append(again.handle(packet))
+        # The very same packet gets the very same reply, which releases nothing more.
+        assert again.handle(packet) == again.handle(packet)
+        answers.append(again.handle(renewed(packet)))
+        answers.append(again.handle(renewed(packet)))
     bodies = [unpack(answer, 1 << 30) for answer in answers if answer is not None]
     assert all(header.kind == "exchange" for header, _, _ in bodies)
     return [_vectors(listed, body) for _, listed, body in bodies]
@@ -174,7 +177,7 @@ def _vectors(listed, body):
 
 
 def test_no_noise_is_used_twice():
-    """Not for another round, client, block or process, nor for the same packet."""
+    """Not for another round, client, block, process or request for the same."""
     clip, noise, clients = 1e-3, 1e4, 2
     job = quadratic_job(
         CHEAPEST, quadratic_data(clients), channel=Channel((Privacy(clip, noise),))

@@ -273,7 +273,8 @@ def test_the_criterion_has_its_term_in_y():
     L1 = max(np.linalg.norm(np.block([[np.zeros((5, 5)), C], [C.T, A]]), 2), 1.0)
     weight = L1 + L1**2 / np.linalg.eigvalsh(A)[0]
     expected = slope @ slope + weight**2 * (y - best) @ (y - best)
-    found = task.metrics(np.float32(x), np.float32(y))
+    kind = lower["A"].dtype
+    found = task.metrics(x.astype(kind), y.astype(kind))
     np.testing.assert_allclose(found["criterion"], expected, rtol=1e-4)
     np.testing.assert_allclose(found["grad_norm_sq"], slope @ slope, rtol=1e-4)
 

@@ -241,6 +241,14 @@ def test_a_site_refuses_the_reply_that_would_exceed_its_epsilon(tmp_path):
     assert held["releases"] == [[2, 3, 3]] and held["exchanges"] == 3
 
 
+def test_under_masks_epsilon_is_that_of_the_smallest_sum(tmp_path):
+    """A server may say of all others but one that they dropped out."""
+    job = job_with(MASKED | NOISY)
+    federation(job, folder=tmp_path, minimum=2)
+    held = json.loads((tmp_path / "0" / "client0.ledger.json").read_text())
+    assert held["releases"] == [[2, 2, 1]]
+
+
 def spoiling(times, dies=()):
     """Return a script in which node 1 spoils some of its replies, and a server dies."""
     count = [0]

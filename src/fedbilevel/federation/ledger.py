@@ -68,7 +68,8 @@ class SiteLedger:
         """Count one more reply, or refuse to give it.
 
         It is of so many blocks, to go into a sum with so many shares of noise: those of
-        all who are asked. A site cannot know who stays away, which the server counts.
+        all who are asked, since a site cannot know who stays away, which the server
+        counts; under masks the fewest that the site takes part with.
         """
         most = self.limits.max_exchanges
         if most is not None and self.exchanges >= most:

@@ -251,7 +251,10 @@ class Site:
         index = jnp.asarray(header.index, jnp.int32)
         turn = keys.client_turn(self.job.key, where, self.client, index)
         # Before anything is computed: a reply that gets lost was given all the same.
-        self.ledger.exchange(self._blocks.get(where, 0), self.job.cohort(link.phase))
+        # Under masks no sum of fewer than the minimum can be opened, but such a one can.
+        cohort = self.job.cohort(link.phase)
+        shares = min(self.minimum, cohort) if self._masks else cohort
+        self.ledger.exchange(self._blocks.get(where, 0), shares)
         kept, reply, finite = self._worked(
             where, sent, checkpoints.start if base is None else base, turn
         )

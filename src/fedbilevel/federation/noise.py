@@ -19,6 +19,7 @@ import math
 import os
 from dataclasses import dataclass, field
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -72,7 +73,9 @@ class SiteNoise:
 
     def protect(self, change: PyTree) -> PyTree:
         """Return what may leave this site of a change, which must be finite."""
-        return change_blocks(change, lambda block: self._released(np.asarray(block)))
+        return change_blocks(
+            change, lambda block: jnp.asarray(self._released(np.asarray(block)))
+        )
 
     def _released(self, block: np.ndarray) -> np.ndarray:
         exact, clip = block.astype(np.float64), float(self.privacy.clip)

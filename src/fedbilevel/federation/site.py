@@ -251,7 +251,7 @@ class Site:
         index = jnp.asarray(header.index, jnp.int32)
         turn = keys.client_turn(self.job.key, where, self.client, index)
         # Before anything is computed: a reply that gets lost was given all the same.
-        # Under masks no sum of fewer than the minimum can be opened, but such a one can.
+        # Under masks a sum of the minimum can be opened, and none of fewer.
         cohort = self.job.cohort(link.phase)
         shares = min(self.minimum, cohort) if self._masks else cohort
         self.ledger.exchange(self._blocks.get(where, 0), shares)

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Scalar, Upper
@@ -55,7 +55,7 @@ def local_inverse_bias(
     def mean(of_client: Callable[[Oracle], Any]) -> Any:
         return _mean(problem, data, of_client)
 
-    def inverse(at: Lower, b: Lower) -> tuple[Lower, Scalar]:
+    def inverse(at: Lower, b: Lower) -> tuple[Lower, Bool[Array, ""]]:
         def product(v: Lower) -> Lower:
             return mean(lambda one: one.hessian_product(x, at, v, one.all_lower()))
 

@@ -81,6 +81,7 @@ def test_what_diverges_does_not_stop_the_others():
         compare(plan, ["fedbio"], 3)
 
 
+@pytest.mark.slow
 def test_every_algorithm_is_tuned_over_its_grid_with_other_seeds():
     grid = {"lower_step": ["0.01", "1e300", "0.5"], "fedbio.lr_x": ["0.1", "0.5"]}
     plan = replace(SMALL, options={"data": "breast_cancer"})

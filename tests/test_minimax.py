@@ -90,6 +90,7 @@ def test_a_run_as_recommended_comes_close():
     assert result.final["upper_error"] < 0.1
 
 
+@pytest.mark.slow
 def test_fednest_converges_where_averaged_hypergradients_do_not():
     options = {"spread": "1", "noise": "0"}
     nest = Experiment("minimax", "fednest", rounds=120, options=options).run()

@@ -68,6 +68,7 @@ def test_own_lower_levels_reach_their_own_optimum(algorithm):
         np.testing.assert_allclose(point.y[k], best, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -157,6 +157,7 @@ def test_fedbio_of_one_client_is_soba_whatever_the_period(seed, lr_x, lr_y, lr_z
     assert_close((point.x, point.y, point.z), (x, y, -v))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr_x=small, lr_y=small, lr_z=small)
 def test_fedbioacc_without_memory_is_fedbio(seed, lr_x, lr_y, lr_z):
@@ -268,6 +269,7 @@ def auxiliary_storm(kind, upper, lower, weight, p):
     return kind(**letters, tau=1.2 * lower, c_q=0.8 * weight, local_steps=p)
 
 
+@pytest.mark.slow
 @few
 @given(data_seed=data_seeds, upper=small, lower=small, weight=weights)
 def test_alike_clients_pooled_are_one_of_them(data_seed, upper, lower, weight):
@@ -280,6 +282,7 @@ def test_alike_clients_pooled_are_one_of_them(data_seed, upper, lower, weight):
     assert_close(*ends)
 
 
+@pytest.mark.slow
 @few
 @given(data_seed=data_seeds, upper=small, lower=small, weight=weights)
 def test_period_one_over_all_rows_is_as_good_as_pooled(data_seed, upper, lower, weight):

@@ -61,6 +61,7 @@ def shorter(algorithm):
     return jax.tree.map(lambda leaf: 0.9 * leaf, algorithm)
 
 
+@pytest.mark.slow
 @structures_first()
 def test_simulator_is_reference_for_cohorts(case):
     assert_simulator_is_reference(case, 2, "float64", 1e-12)
@@ -264,6 +265,7 @@ def test_every_exchange_draws_a_cohort_of_its_own(case, monkeypatch):
     assert len(asked) == (count(job, 2)["exchanges"] if drawn else 0)
 
 
+@pytest.mark.slow
 def test_weights_of_clients_weigh():
     # Weight 3 to 1 is the client three times, if all copies draw the same: no noise.
     quiet = quadratic_data(2, noise=0.0)

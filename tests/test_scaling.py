@@ -207,6 +207,7 @@ def test_a_plan_is_what_runs(tmp_path):
     assert result["counts"]["floats_up"] == 3 * plan["floats_up"]
 
 
+@pytest.mark.slow
 def test_what_a_plan_refuses(tmp_path):
     base = ["plan", "--preset", "theory", *GIVEN]
     assert "not both" in refused(*base, "--iterations", "9", "--target", "1")

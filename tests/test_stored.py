@@ -51,6 +51,7 @@ def _start():
     return jnp.zeros(6), jnp.zeros(6)
 
 
+@pytest.mark.slow
 def test_stored_rows_give_the_same_run(images):
     options: Any = {"rounds": 3, "sampling": Sampling(4, participants=2)}
     plain, from_file = (

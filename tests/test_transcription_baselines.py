@@ -89,6 +89,7 @@ fed_out = partial(nest_listings.fed_out, alpha=NEST["alpha"], inverse=full_ihgp)
 light_fed_out = partial(nest_listings.light_fed_out, alpha=NEST["alpha"], theta=THETA)
 
 
+@pytest.mark.slow
 def test_fednest_with_the_full_sum_is_its_listing():
     algorithm = FedNest(**NEST, ell=ELL, terms=2, random_length=False)
     assert_nest(job_of(algorithm), fed_inn, fed_out)

@@ -1,7 +1,5 @@
 """Signatures tell who wrote some bytes, and what for."""
 
-import subprocess
-
 import pytest
 
 from fedbilevel.errors import InvalidInputError
@@ -12,11 +10,7 @@ from fedbilevel.federation.signatures import is_signed, sign
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     path = tmp_path_factory.mktemp("keys") / "site"
-    make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path)]
-    try:
-        subprocess.run(make, check=True)
-    except FileNotFoundError:
-        pytest.skip("ssh-keygen is not installed")
+    signatures.make_key_pair(path)
     private = signatures.read_private_key(path)
     return private, signatures.read_public_key(path.with_suffix(".pub"))
 

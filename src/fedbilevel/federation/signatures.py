@@ -43,7 +43,8 @@ __all__ = [
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
-_NUMBER_BYTES = 48  # of each of the two numbers of a signature, up to P-384
+_LARGEST = 384  # bits of a key
+_NUMBER_BYTES = _LARGEST // 8  # of each of the two numbers of a signature
 SIGNATURE_BYTES = 2 * _NUMBER_BYTES
 _HASH = ec.ECDSA(hashes.SHA384())
 
@@ -57,11 +58,8 @@ def read_private_key(path: Path) -> PrivateKey:
             f"{path} cannot be read as a private key ({error}). Make one with "
             "`ssh-keygen -t ecdsa -b 384`, without a passphrase."
         ) from error
-    if not isinstance(key, PrivateKey) or key.key_size > 384:
-        raise InvalidInputError(
-            f"{path} is no elliptic curve key of at most 384 bits. Make one with "
-            "`ssh-keygen -t ecdsa -b 384`."
-        )
+    if not isinstance(key, PrivateKey) or key.key_size > _LARGEST:
+        raise _of_another_kind(path)
     return key
 
 
@@ -74,12 +72,16 @@ def read_public_key(path: Path) -> PublicKey:
             f"{path} cannot be read as a public key ({error}). Give the file that "
             "`ssh-keygen` wrote beside the private one, NAME.pub."
         ) from error
-    if not isinstance(key, PublicKey) or key.key_size > 384:
-        raise InvalidInputError(
-            f"{path} is no elliptic curve key of at most 384 bits. Make one with "
-            "`ssh-keygen -t ecdsa -b 384`."
-        )
+    if not isinstance(key, PublicKey) or key.key_size > _LARGEST:
+        raise _of_another_kind(path)
     return key
+
+
+def _of_another_kind(path: Path) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path} is no elliptic curve key of at most {_LARGEST} bits. Make one with "
+        "`ssh-keygen -t ecdsa -b 384`."
+    )
 
 
 def make_key_pair(path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbilevel._files import read_arrays
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.federated import build_site
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Site
 
 _DIGITS = re.compile(rb"(?=(\d\.\d{7}))")

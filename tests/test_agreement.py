@@ -14,7 +14,8 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.federated import build_site, replay, serve
+from fedbilevel.experiments.federated import replay, serve
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.wire import unpack
 from tests.federation import Loopback

@@ -16,7 +16,8 @@ from fedbilevel.deployment import trial
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.facts import check_facts
-from fedbilevel.experiments.federated import LEFT_OUT, build_site, replay, serve
+from fedbilevel.experiments.federated import LEFT_OUT, replay, serve
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.server.conclusions import read_conclusion
 from fedbilevel.federation.wire import RefusedError

@@ -24,7 +24,8 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.facts import check_facts
-from fedbilevel.experiments.federated import _agreed, build_site
+from fedbilevel.experiments.federated import _agreed
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Identity, Roster, SiteLimits, Terms
 from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import execute, keys

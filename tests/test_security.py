@@ -32,7 +32,7 @@ from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import Process, free_port, wait_for_port
 from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.experiments.federated import build_site
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.flower.messages import (
     as_content,

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments.channels import read_channel
-from fedbilevel.experiments.federated import build_site, serve
+from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import SiteLimits, Terms
 from fedbilevel.federation.server import exchanges as exchanges_module
 from fedbilevel.federation.wire import pack, unpack, unpack_start
@@ -294,7 +295,8 @@ def test_epsilon_is_that_of_all_that_was_asked_for(tmp_path, monkeypatch):
 IN_SINGLE_PRECISION = """
 import pathlib, sys
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.federated import build_site, serve
+from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from tests.federation import Loopback
 experiment = Experiment(

@@ -243,7 +243,7 @@ def node(
         # The task would take a set of its own, and nobody would notice.
         raise InvalidInputError("give --data, where the rows of this site are.")
     identity = _identity(experiment, client, private_key, site_key or [])
-    from fedbilevel.experiments.federated import build_site
+    from fedbilevel.experiments.sites import build_site
     from fedbilevel.federation.flower.node import Connection
     from fedbilevel.federation.sealing import KeyFiles, site_seal
     from fedbilevel.federation.wire import CHECKSUM

@@ -24,7 +24,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.federated import build_site, serve
+from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of

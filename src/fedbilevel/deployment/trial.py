@@ -11,7 +11,7 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.federated import clients_of
+from fedbilevel.experiments.sites import clients_of
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles
 from fedbilevel.federation.signatures import make_key_pair

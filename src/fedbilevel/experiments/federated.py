@@ -1,4 +1,4 @@
-"""Named experiments on real sites: builds a site, serves a federation, replays one.
+"""Named experiments on real sites: serves a federation, and replays one.
 
 The server has no rows. It learns from the sites what a task recommends, its shapes and
 first values, and builds the algorithm from that; both sides compare fingerprints of the
@@ -12,42 +12,33 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import equinox as eqx
-import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import PyTree
 
-from fedbilevel import _tree, algorithms
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
 from fedbilevel._types import Pair
-from fedbilevel.algorithms import AbstractAlgorithm, Entry
-from fedbilevel.channels import PLAIN
+from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiments.experiment import Experiment, headline_only, weighing
+from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.facts import check_facts
+from fedbilevel.experiments.sites import clients_of, federated_entry, shared_settings
 from fedbilevel.federation import (
     PROTOCOL,
     FederationRuntime,
-    Fingerprints,
     Identity,
     Member,
     Roster,
     ServerReleases,
-    Site,
-    SiteLimits,
     Terms,
     Transport,
-    algorithm_fingerprint,
     blind_job,
     settings_fingerprint,
 )
 from fedbilevel.federation.server.conclusions import together
 from fedbilevel.federation.wire import CHECKSUM, Seal
-from fedbilevel.problem import as_weights
-from fedbilevel.result import Result, to_plain
+from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
@@ -59,201 +50,18 @@ from fedbilevel.runtime import (
     execute,
 )
 from fedbilevel.runtime.privacy import privacy_spent
-from fedbilevel.studies.single import named_leaves, result_of
-from fedbilevel.tasks import Task
-
-if TYPE_CHECKING:
-    from fedbilevel.federation.secure.identity import SiteIdentity
+from fedbilevel.studies.single import result_of
 
 __all__ = [
     "ATTENDANCE",
     "LEFT_OUT",
     "RELEASES",
-    "build_site",
-    "clients_of",
     "replay",
     "serve",
-    "shared_settings",
 ]
 
 _FILE, ATTENDANCE, LEFT_OUT = "federation.json", "attendance.npz", "left-out.jsonl"
 RELEASES = "releases.json"
-# How long to run, where rows lie, and what is kept are each side's own business.
-_LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
-_KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
-
-
-# What both sides must agree on
-
-
-def shared_settings(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that server and sites compare."""
-    own = (*_LENGTH, *_KEPT)
-    settings = {n: v for n, v in asdict(experiment).items() if n not in own}
-    options = dict(experiment.options)
-    options.pop("data", None)
-    return {**settings, "options": options}
-
-
-def clients_of(experiment: Experiment) -> int:
-    """Return the number of sites, which must be given."""
-    if experiment.clients is None:
-        raise InvalidInputError("give --clients, the number of sites.")
-    return experiment.clients
-
-
-def _federated(name: str) -> Entry:
-    """Return an algorithm that can run where rows stay at the sites."""
-    entry = algorithms.find(name)
-    if entry.pools:
-        raise InvalidInputError(
-            f"'{name}' needs the rows of all clients in one place, so that it cannot "
-            "run on sites. Simulate it, or choose another algorithm."
-        )
-    return entry
-
-
-# A site
-
-
-def build_site(
-    experiment: Experiment,
-    client: int,
-    *,
-    trial: bool = False,
-    folder: Path | None = None,
-    holds: bool = True,
-    report: Callable[[str], None] = print,
-    seal: Seal = CHECKSUM,
-    limits: SiteLimits | None = None,
-    identity: "SiteIdentity | None" = None,
-    minimum: int = 2,
-) -> Site:
-    """Return client number `client` of the experiment, with its rows.
-
-    The option `data` is where this site's own rows lie, and no others are read. In a
-    `trial` it is data of all clients, dealt as in a simulation, and this site takes its
-    share. `folder` keeps what the client remembers between exchanges. `holds` says
-    whether this process sees all packets that are sent to the client. `report` is told
-    of packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
-    what its operator allows. With a secure mean, `identity` has the keys by which the
-    sites know each other, and `minimum` is the fewest sites that this one's reply is
-    summed with, itself among them.
-    """
-    clients = clients_of(experiment)
-    if not 2 <= minimum <= max(clients, 2):
-        raise InvalidInputError(
-            f"minimum={minimum}: a sum hides a reply among 2 sites or more, and there "
-            f"are {clients}."
-        )
-    if not 0 <= client < clients:
-        raise InvalidInputError(
-            f"client {client}: the {clients} clients are numbered from 0."
-        )
-    task, values = _task(experiment, client, clients, trial)
-    entry = _federated(experiment.algorithm_for(task))
-    algorithm = experiment.algorithm_by(entry, task.recommended, clients)
-    # Alone here, this client is one of so many elsewhere: what depends on their number
-    # is checked on the server.
-    alone = replace(experiment, participants=None)
-    job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
-    participants = experiment.participants or clients
-    channel = experiment.channel().shared_by(participants)
-    job = replace(job, clients=clients, participants=participants, channel=channel)
-    settings = settings_fingerprint(shared_settings(experiment))
-    return Site(
-        job,
-        client,
-        Fingerprints(settings, algorithm_fingerprint(job)),
-        facts=_facts(task, job, entry.name, values, experiment),
-        folder=folder,
-        holds=holds,
-        conclude=_conclusion(task, job),
-        report=report,
-        seal=seal,
-        limits=limits,
-        identity=identity,
-        minimum=minimum,
-    )
-
-
-def _task(
-    experiment: Experiment, client: int, clients: int, trial: bool
-) -> tuple[Task, dict[str, Any]]:
-    """Build the task of one client: of its own rows, or of its share of all."""
-    alone = experiment if trial else replace(experiment, clients=1)
-    task, values, _ = replace(alone, weights=()).build_task()
-    if trial and task.data.clients != clients:
-        raise InvalidInputError(
-            f"task '{experiment.task}' has {task.data.clients} clients, not {clients}."
-        )
-    if trial:
-        share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
-        task = eqx.tree_at(lambda one: one.data, task, share)
-    return _weighed(task, experiment, client, clients), values
-
-
-def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> Task:
-    """Give a client the weight that the settings say, which all sides compare.
-
-    Without one a client weighs 1: the server would not know of another.
-    """
-    weights = as_weights(experiment.weights or None, clients)
-    own = float(task.data.weights[0])
-    if not experiment.weights and own != 1:
-        raise InvalidInputError(
-            f"task '{experiment.task}' gives client {client} the weight {own:g}, but "
-            "in a federation the operator of the server decides what clients count. "
-            "Give --weights, on the server and at all sites alike."
-        )
-    return weighing(task, [float(weights[client])])
-
-
-def _facts(
-    task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
-) -> dict[str, Any]:
-    """Return what the server must know of the task, which has no rows of its own."""
-    values = {option: value for option, value in values.items() if option != "data"}
-    # What a task recommends may depend on the rows; what was chosen does not.
-    chosen = {**experiment.options, **experiment.sizes(task.recommended)}
-    used = {o: str(chosen.get(o, value)) for o, value in task.recommended.items()}
-    return to_plain(
-        {
-            "algorithm": name,
-            "recommended": used,
-            "headline": task.headline,
-            "shows_point": task.shows_point,
-            "task": values,
-            "classes": settings_fingerprint({"classes": task.classes}),
-            "metrics": sorted(jax.eval_shape(job.measured, job.x, job.y)),
-            "concludes": task.concludes,
-            "x": _tree.leaf_names(job.x),
-            "y": _tree.leaf_names(job.y),
-            "private": [
-                [bool(flag) for flag in jax.tree.leaves(flags)]
-                for flags in (job.private.x, job.private.y)
-            ],
-        }
-    )
-
-
-def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | None:
-    """Return how a finished run is told more of, where the rows are; or None."""
-    if task.conclusion is None:
-        return None
-    conclude = task.conclusion
-
-    def tell(state: PyTree) -> dict[str, Any]:
-        point = job.algorithm.point(state)
-        leaves = {**named_leaves("x", point.x), **named_leaves("y", point.y)}
-        told = to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
-        # What is no number, such as a mean over nothing, is nothing to tell.
-        return {name: value for name, value in told.items() if value is not None}
-
-    return tell
-
-
-# The server
 
 
 def serve(
@@ -361,7 +169,7 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
     y = OrderedDict(zip(facts["y"], start[len(x) :], strict=True))
     levels = zip((x, y), facts["private"], strict=True)
     private = [OrderedDict(zip(at, flags, strict=True)) for at, flags in levels]
-    recommended, entry = facts["recommended"], _federated(facts["algorithm"])
+    recommended, entry = facts["recommended"], federated_entry(facts["algorithm"])
     batch = experiment.sizes(recommended)["batch"]
     job = blind_job(
         experiment.algorithm_by(entry, recommended, roster.clients),
@@ -436,9 +244,6 @@ def _note(path: Path, entry: dict[str, Any]) -> None:
     """Write down a reply that was not taken; restarts add to the file."""
     with path.open("a") as file:
         file.write(json.dumps(entry) + "\n")
-
-
-# And afterwards
 
 
 def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:

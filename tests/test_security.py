@@ -366,20 +366,24 @@ def test_a_registered_node_cannot_instruct_another(secured, nodes, tmp_path):
         header, _, _ = unpack(hello, 1 << 20, site_seal(1, secured.seals[1]))
         return pack(replace(header, client=EVERYONE, attempt=2**50), seal=CHECKSUM)
 
-    for client, run in enumerate((handle, wait_and_handle)):
+    for client, respond in enumerate((handle, wait_and_handle)):
         sites[client].seal = site_seal(client, secured.seals[client])
         connection = Connection(
             secured.link.address, secured.root, secured.keys[client]
         )
-        nodes(connection, run, said.append if client == 0 else lambda text: None)
+        nodes(connection, respond, said.append if client == 0 else lambda text: None)
     folder = tmp_path / "run"
     folder.mkdir()
     while not said:
         time.sleep(0.1)
-    secured.link.submit(run_settings(secured, folder))
+    run = secured.link.submit(run_settings(secured, folder))
     own = Connection(secured.link.address, secured.root, secured.keys[2])
-    Instructor(own).instruct(int(said[0].split()[1]), forge)
-    wait_for_result(folder, 150)
+    server = secured.link.server(run).start()
+    try:
+        Instructor(own).instruct(int(said[0].split()[1]), forge)
+        wait_for_result(folder, 150)
+    finally:
+        server.end()
     (answer,) = answers
     header: Header = unpack(answer, 1 << 20, server_seal(secured.sealing))[0]
     assert (header.kind, (header.info or {})["reason"]) == ("refused", "signature")

@@ -39,7 +39,7 @@ bench: install
 	$(BIN)/python benchmarks/federation.py
 
 soak: install
-	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python -m benchmarks.soak masked
 
 theory: install
 	$(BIN)/python benchmarks/theory.py runs/theory

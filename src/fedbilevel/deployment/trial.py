@@ -114,7 +114,11 @@ def persistent_node(
 ) -> Process:
     """Return a node of ours for one client, not started yet."""
     state = str(folder / "nodes" / str(client))
-    where = ("--superlink", link.address, "--insecure", "--trial", "--state", state)
+    where = ("--superlink", link.address, "--trial", "--state", state)
+    if link.certificates is None:
+        where += ("--insecure",)
+    else:
+        where += ("--root-certificates", str(link.certificates / "ca.crt"))
     keys = _site_keys(folder, client)
     known = ("--private-key", str(keys.private), "--server-key", str(keys.peers[0]))
     measured = ("--measure", "scalars") if _measures(experiment) else ()

@@ -28,7 +28,6 @@ from fedbilevel.federation.flower.messages import (
     as_content,
     packet_in,
     packet_object,
-    push_objects,
 )
 from fedbilevel.federation.signatures import read_private_key
 
@@ -211,8 +210,7 @@ class _Mailbox:
         with no_object_id_recompute():
             tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
             wanted, session = self.send(reply, tree, time.monotonic() - began)
-            push_objects(
-                objects,
-                wanted,
-                lambda name, content: self.push(run, session, name, content),
-            )
+            name = packet_object(tree)
+            # The server asks for the packet alone: what wraps it need not be sent.
+            if name in wanted:
+                self.push(run, session, name, objects[name].deflate())

@@ -36,7 +36,7 @@ readme: install
 
 bench: install
 	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/federation.py
+	$(BIN)/python -m benchmarks.federation
 
 soak: install
 	$(BIN)/python -m benchmarks.soak masked

@@ -1,33 +1,47 @@
-"""How long a round takes on real processes on this machine.
+"""How long a round takes on real processes on this machine, and what protects it.
 
 Persistent nodes and a SuperLink over loopback, without TLS; the model is 1 MB and the
 work at the sites small. Once as `federate` starts the SuperLink, once as `serve` does,
-with a database on disk. And what a packet of that size costs to write and to read, with
-a checksum and with a signature.
+with a database on disk. Then, without one, each protection on top of the signatures
+that are always there. And what a packet of that size costs to write and to read, with a
+checksum and with a signature, and what a line in a site's ledger costs.
 
-    python benchmarks/federation.py [nodes] [megabytes]
+    python -m benchmarks.federation [nodes] [megabytes]
 """
 
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from tests.gateway import make_certificates
 
 from fedbilevel.deployment import trial
 from fedbilevel.deployment.processes import free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment
-from fedbilevel.federation import Terms
+from fedbilevel.federation import SiteLimits, Terms
+from fedbilevel.federation.ledger import SiteLedger
 from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
 from fedbilevel.federation.wire import CHECKSUM, EVERYONE, Header, pack, unpack
 from fedbilevel.result import Result
 
 ROUNDS, WARM = 40, 5
 FLOATS_PER_UNIT = 2 * (65 + 10)  # of local-bsgm on digits: x, y and their directions
+WAYS = ("bytes_up", "bytes_down")
+NOISY = {"clip": 1.0, "noise": 1.0}
+# The changes of the experiment, and whether TLS is on.
+PROTECTIONS = {
+    "signatures alone": ({}, False),
+    "TLS": ({}, True),
+    "clip and noise": (NOISY, False),
+    "secure mean": ({"aggregate": "secure"}, False),
+    "TLS, noise, secure mean": ({**NOISY, "aggregate": "secure"}, True),
+}
 
 
 def main(nodes: int, megabytes: float) -> None:
@@ -43,14 +57,28 @@ def main(nodes: int, megabytes: float) -> None:
         options={"width": str(width), "q": "1", "upper_step": "1e-4"},
     )
     cost_of_seals(megabytes)
-    for remembers in (False, True):
-        each, result = seconds_a_round(experiment, nodes, remembers)
-        sent = result.counts["wire"]["bytes_down"] / ROUNDS / nodes
-        sites = result.seconds["slowest_sites"]
+    cost_of_ledger(experiment)
+    each, result = seconds_a_round(experiment, nodes, remembers=True)
+    sent = result.counts["wire"]["bytes_down"] / ROUNDS / nodes
+    print(f"{nodes} nodes, {sent / 2**20:.2f} MiB each way")
+    print(f"SuperLink with a database: {each:.3f} s a round; without:")
+    print("protection | seconds a round | MiB up and down a node and round")
+    for name, (changes, encrypted) in PROTECTIONS.items():
+        each, result = seconds_a_round(
+            replace(experiment, **changes), nodes, encrypted=encrypted
+        )
+        wire = result.counts["wire"]
+        up, down = (wire[way] / ROUNDS / nodes / 2**20 for way in WAYS)
+        print(f"{name} | {each:.3f} | {up:.2f}, {down:.2f}", flush=True)
+
+
+def cost_of_ledger(experiment: Experiment) -> None:
+    """Print the milliseconds of one more line on a site's disk."""
+    job = experiment.build().setting.job(experiment.build().algorithm, 0)
+    with tempfile.TemporaryDirectory() as name:
+        ledger = SiteLedger(job, SiteLimits(), Path(name), 0)
         print(
-            f"{nodes} nodes, {sent / 2**20:.2f} MiB each way, SuperLink "
-            f"{'with' if remembers else 'without'} a database: {each:.3f} s a round "
-            f"(sites, compilation included: {sites:.1f} s of the run)"
+            f"an entry in a ledger: {median_ms(lambda: ledger.exchange(4, 4)):.2f} ms"
         )
 
 
@@ -82,7 +110,7 @@ def median_ms(call: Callable[[], object], times: int = 51) -> float:
 
 
 def seconds_a_round(
-    experiment: Experiment, nodes: int, remembers: bool
+    experiment: Experiment, nodes: int, *, remembers=False, encrypted=False
 ) -> tuple[float, Result]:
     """Run on real processes; the first rounds, which compile, do not count."""
     seen: dict[int, float] = {}
@@ -91,10 +119,12 @@ def seconds_a_round(
         seen.setdefault(done, time.perf_counter())
 
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = Path(name) / "run"
+        folder.mkdir()
         experiment.save(folder)
         keys = trial.make_keys(folder, nodes)
-        link = SuperLink(f"127.0.0.1:{free_port()}", folder, None, remembers)
+        certificates = make_certificates(Path(name) / "tls") if encrypted else None
+        link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates, remembers)
         crowd = [
             trial.persistent_node(experiment, k, folder, link) for k in range(nodes)
         ]

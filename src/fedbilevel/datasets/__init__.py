@@ -7,3 +7,5 @@ from fedbilevel.datasets._load import names as names
 from fedbilevel.datasets.arrays import from_arrays as from_arrays
 from fedbilevel.datasets.arrays import from_torch as from_torch
 from fedbilevel.datasets.images import shrink as shrink
+from fedbilevel.datasets.preparation import Preparation as Preparation
+from fedbilevel.datasets.sums import Sums as Sums

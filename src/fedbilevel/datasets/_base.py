@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -13,7 +13,16 @@ import numpy as np
 from fedbilevel.datasets._bounds import Unpacked
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = ["Dataset", "Part", "assemble", "open_text", "reading", "rename_classes"]
+__all__ = [
+    "Dataset",
+    "Part",
+    "as_classes",
+    "assemble",
+    "class_names",
+    "open_text",
+    "reading",
+    "rename_classes",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +141,28 @@ def _code(
     if sum(len(label) for label in labels) == 0:
         raise InvalidInputError(f"{name} has no samples.")
     values, codes = np.unique(np.concatenate(labels), return_inverse=True)
-    classes = tuple(str(value) for value in values)
-    if classes == ("-1", "1"):
-        classes = ("-1", "+1")
+    classes = _with_sign(tuple(str(value) for value in values))
     ends = np.cumsum([len(label) for label in labels])[:-1]
     return np.split(codes.astype(np.int32), ends), classes
+
+
+def as_classes(name: str, label: np.ndarray) -> list[str]:
+    """Return the names of the classes of labels of any kind."""
+    return [str(value) for value in _plain(name, np.asarray(label))]
+
+
+def class_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of classes in their order: numbers by size, else by letters."""
+    different = sorted(set(names))
+    try:
+        different.sort(key=int)
+    except ValueError:
+        pass
+    return _with_sign(tuple(different))
+
+
+def _with_sign(classes: tuple[str, ...]) -> tuple[str, ...]:
+    return ("-1", "+1") if classes == ("-1", "1") else classes
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import equinox as eqx
 import numpy as np
 
 from fedbilevel._types import Lower, Metrics, Upper
+from fedbilevel.datasets import Preparation
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 
@@ -27,7 +28,9 @@ class Task(eqx.Module):
     `conclusion(task, point)` tells more of a finished run from the named leaves of x
     and y, private ones stacked over clients; `concludes` names what it may tell, each a
     "number" or "texts", a list of them: a server takes nothing else. `classes` names
-    those of `label` in the rows, if there are any. A lower headline is better.
+    those of `label` in the rows, if there are any. `preparation` says how raw columns
+    became the features of rows, where those are numbers in columns. `names` are those
+    of the clients, where they have any. A lower headline is better.
     """
 
     problem: Problem
@@ -48,6 +51,8 @@ class Task(eqx.Module):
     convex: bool = eqx.field(static=True, default=True)
     algorithm: str = eqx.field(static=True, default="local-bsgvrm")
     classes: tuple[str, ...] = eqx.field(static=True, default=())
+    preparation: Preparation | None = eqx.field(static=True, default=None)
+    names: tuple[str, ...] = eqx.field(static=True, default=())
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):

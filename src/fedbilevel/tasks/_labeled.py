@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from fedbilevel import datasets
 from fedbilevel._types import Lower, Rows, Scalar, Upper
-from fedbilevel.datasets import Dataset, partition
+from fedbilevel.datasets import Dataset, Preparation, partition
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.problem import stored
 
@@ -62,13 +62,15 @@ MNIST_SCALING = Scaling(0.1307, 0.3081)
 class Pool:
     """Rows for the clients, in random order, and rows for testing.
 
-    `total` is the number of rows of which a share is for training.
+    `total` is the number of rows of which a share is for training. `preparation` says
+    how the features were scaled, where they are numbers in columns.
     """
 
     held: Dataset
     test: Dataset
     total: float
     scaling: Scaling
+    preparation: Preparation | None
 
     @property
     def classes(self) -> int:
@@ -92,11 +94,11 @@ def load(source: str, *, split: int, rows: int, scaling: Scaling | None = None) 
         )
     order = np.random.default_rng(split).permutation(len(dataset.label))
     order = order[: rows or None]
-    dataset, found = _scaled(dataset)
+    dataset, found, preparation = _scaled(dataset)
     tested = 0 if dataset.test else int(_TESTED * len(order))
     test = dataset.test or _take(dataset, order[:tested])
     held = replace(_take(dataset, order[tested:]), test=None)
-    return Pool(held, test, len(order), scaling or found)
+    return Pool(held, test, len(order), scaling or found, preparation)
 
 
 def thin(pool: Pool, kept: np.ndarray) -> Pool:
@@ -115,20 +117,24 @@ def _take(dataset: Dataset, rows: np.ndarray) -> Dataset:
     )
 
 
-def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling]:
+def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling, Preparation | None]:
     features, test = dataset.features, dataset.test
     if features.dtype == np.uint8:
         scaling = pixel_scaling(features)
         if isinstance(features, np.memmap):  # rows stay there until they are drawn
             everything: Any = stored(features, [np.arange(len(features))])[0]
             dataset = replace(dataset, features=everything)
-        return dataset, scaling
+        return dataset, scaling, None
     center, spread = features.mean(axis=0), features.std(axis=0)
     # Constant columns have no spread to divide by; they stay zero.
     spread = np.where(spread > 0, spread, 1)
     if test is not None:
         test = replace(test, features=(test.features - center) / spread)
-    return replace(dataset, features=(features - center) / spread, test=test), Scaling()
+    scaled = replace(dataset, features=(features - center) / spread, test=test)
+    made = None
+    if features.ndim == 2:
+        made = Preparation.of_arrays(center, spread, dataset.classes)
+    return scaled, Scaling(), made
 
 
 def pixel_scaling(features: np.ndarray) -> Scaling:

@@ -206,6 +206,7 @@ def make(
         HeldOut.of(pool, scores),
         headline="test_error",
         classes=pool.held.classes,
+        preparation=pool.preparation,
         recommended=_SIZES | _RECOMMENDED[model],
         convex=model == "linear",
         conclusion=_conclude,

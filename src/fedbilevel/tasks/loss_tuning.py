@@ -210,6 +210,7 @@ def make(
         _TestMetrics.of(pool, scores),
         headline="balanced_error",
         classes=pool.held.classes,
+        preparation=pool.preparation,
         recommended=_STEPS[model] | usual.recommended,
         convex=model == "linear",
         algorithm=usual.algorithm,

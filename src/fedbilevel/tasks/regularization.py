@@ -105,5 +105,6 @@ def make(
         HeldOut.of(pool, scores),
         headline="upper_loss",
         classes=pool.held.classes,
+        preparation=pool.preparation,
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
     )

@@ -198,6 +198,7 @@ def make(
         HeldOut.of(pool, scores),
         headline="test_error",
         classes=pool.held.classes,
+        preparation=pool.preparation,
         recommended=_steps(model, math.prod(shape), features) | usual.recommended,
         algorithm=usual.algorithm[model],
     )

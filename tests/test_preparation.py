@@ -93,23 +93,23 @@ def test_a_constant_column_is_not_divided_by_rounding():
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("name", "changed", "message"),
     [
-        ({"age": np.asarray([1.0, np.nan])}, "'age': the number of row 1 is missing"),
-        ({"colour": np.asarray(["red", "mauve"])}, "row 1: 'mauve' was not there"),
-        ({"colour": np.asarray(["red", ""])}, "row 1: '' was not there"),
-        ({"age": np.asarray(["1", "old"])}, "'age' held numbers"),
-        ({"age": np.asarray([1.0, np.inf])}, "'age': row 1 holds infinity"),
+        ("age", [1.0, np.nan], "the number is missing"),
+        ("colour", ["red", "mauve"], "'mauve' is none of the values"),
+        ("colour", ["red", ""], "the text is missing"),
+        ("age", ["1", "old"], "'old' is not a finite"),
+        ("age", [1.0, np.inf], "'infinity' is not"),
     ],
 )
-def test_what_was_not_prepared_for_is_refused(changed, message):
+def test_what_was_not_prepared_for_is_refused(name, changed, message):
     rows = {"age": np.asarray([1.0, 2.0]), "colour": np.asarray(["red", "blue"])}
     made = Preparation.fit(sums_of(rows, np.arange(2)))
-    with fails(message):
-        made.apply({**rows, **changed})
+    with fails(f"row 1, column '{name}': {message}"):
+        made.apply({**rows, name: np.asarray(changed)})
     with fails("there is no column 'colour', which the model needs. There are age"):
         made.apply({"age": rows["age"]})
-    with fails("row 0: '2' is none of the classes 0, 1"):
+    with fails("row 0, column 'kind': '2' is none of the classes 0, 1"):
         made.label.encode(np.asarray([2]))
 
 

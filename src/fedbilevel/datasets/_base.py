@@ -6,12 +6,15 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from fedbilevel.datasets._bounds import Unpacked
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+
+if TYPE_CHECKING:
+    from fedbilevel.datasets.preparation import Preparation
 
 __all__ = [
     "Dataset",
@@ -32,6 +35,12 @@ class Dataset:
     `features` are as stored: images stay uint8, and a file may be mapped rather than
     read. `label` is int32 and points into `classes`. `columns` holds what else is known
     of a sample, such as its site. `test` is the official test part, if there is one.
+
+    Of a table, `preparation` says how its columns became `features`, which are not yet
+    scaled; where the label is a number to be predicted, there are no `classes`, and
+    `label` is as the preparation scales it. Sample i is `unit` number `places[i]` of
+    `source`; without `places` they are counted from 0. `notes` says what was encoded,
+    left out, filled and dropped.
     """
 
     name: str
@@ -40,6 +49,11 @@ class Dataset:
     classes: tuple[str, ...]
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     test: "Dataset | None" = None
+    preparation: "Preparation | None" = None
+    places: np.ndarray | None = None
+    source: str = ""
+    unit: str = "row"
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         features, rows = self.features, len(self.label)

@@ -4,14 +4,22 @@ A `Preparation` is fitted from `Sums`, which every site makes of its own rows an
 merge: the same preparation results from pooled rows and from merged sums.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets._base import as_classes, class_names
-from fedbilevel.datasets.sums import Moments, Sums, as_numbers, as_targets, as_text
+from fedbilevel.datasets.sums import (
+    Moments,
+    Sums,
+    as_numbers,
+    as_targets,
+    as_texts,
+    numbered,
+)
 from fedbilevel.errors import InvalidInputError
 
 __all__ = [
@@ -21,6 +29,16 @@ __all__ = [
     "Preparation",
     "TargetLabel",
 ]
+
+Where: TypeAlias = Callable[[int], str]
+
+
+def _missing(place: str, name: str, kind: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{place}, column '{name}': the {kind} is missing. Fill it in, or give "
+        "--missing mean to put the mean in its place, or --missing drop to leave such "
+        "rows out."
+    )
 
 
 @dataclass(frozen=True)
@@ -40,16 +58,12 @@ class NumericColumn:
         """The names of the features made of it."""
         return (self.name,)
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the numbers, as one column."""
-        numbers = as_numbers(self.name, values)
+        numbers = as_numbers(self.name, values, where)
         missing = np.isnan(numbers)
         if missing.any() and self.fill is None:
-            raise InvalidInputError(
-                f"column '{self.name}': the number of row {np.argmax(missing)} is "
-                "missing, and none was when the columns were prepared. Fill it in or "
-                "drop the row."
-            )
+            raise _missing(where(int(np.argmax(missing))), self.name, "number")
         filled = numbers if self.fill is None else np.where(missing, self.fill, numbers)
         return filled[:, None]
 
@@ -71,19 +85,21 @@ class CategoryColumn:
         """The names of the features made of it."""
         return tuple(f"{self.name}={value}" for value in self.values)
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return one column of zeros and ones for each value."""
-        texts = as_text(values)
-        known = np.asarray(self.values, dtype=str)
-        codes = np.searchsorted(known, texts)
-        right = known[np.minimum(codes, len(known) - 1)] == texts
-        for row in np.flatnonzero(~right & ((texts != "") | (not self.gaps)))[:1]:
-            raise InvalidInputError(
-                f"column '{self.name}', row {row}: '{texts[row]:.80}' was not there "
-                f"when the columns were prepared. Known: {', '.join(self.values[:20])}."
-            )
-        ones = np.zeros((len(texts), len(known)))
-        ones[np.flatnonzero(right), codes[right]] = 1
+        places = {value: place for place, value in enumerate(self.values)}
+        ones = np.zeros((len(values), len(places)))
+        for row, text in enumerate(as_texts(values)):
+            if text in places:
+                ones[row, places[text]] = 1
+            elif text:
+                raise InvalidInputError(
+                    f"{where(row)}, column '{self.name}': '{text:.80}' is none of the "
+                    f"values that the model knows: {', '.join(self.values[:20])}. "
+                    "Correct it, or drop the row."
+                )
+            elif not self.gaps:
+                raise _missing(where(row), self.name, "text")
         return ones
 
 
@@ -94,7 +110,7 @@ class ClassLabel:
     name: str
     classes: tuple[str, ...]
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the codes of labels."""
         places = {name: code for code, name in enumerate(self.classes)}
         places |= {"1": places["+1"]} if "+1" in places else {}
@@ -102,7 +118,7 @@ class ClassLabel:
         for row, name in enumerate(names):
             if name not in places:
                 raise InvalidInputError(
-                    f"column '{self.name}', row {row}: '{name:.80}' is none of the "
+                    f"{where(row)}, column '{self.name}': '{name:.80}' is none of the "
                     f"classes {', '.join(self.classes[:20])}."
                 )
         return np.asarray([places[name] for name in names], np.int32)
@@ -121,9 +137,9 @@ class TargetLabel:
         """No classes."""
         return ()
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the targets as a model sees them."""
-        return (as_targets(self.name, values) - self.center) / self.spread
+        return (as_targets(self.name, values, where) - self.center) / self.spread
 
     def decode(self, predicted: np.ndarray) -> np.ndarray:
         """Return predictions in the units of the column."""
@@ -146,8 +162,13 @@ class Preparation:
         """The names of the features, in the order in which a model has them."""
         return tuple(name for one in self.columns for name in one.feature_names)
 
-    def encode(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return filled numbers and one-hot texts, not yet scaled."""
+    def encode(
+        self, columns: Mapping[str, np.ndarray], where: Where = numbered
+    ) -> np.ndarray:
+        """Return filled numbers and one-hot texts, not yet scaled.
+
+        `where(row)` says in errors where a row is, such as a line of a file.
+        """
         for one in self.columns:
             if one.name not in columns:
                 held = ", ".join(list(columns)[:50])
@@ -155,15 +176,18 @@ class Preparation:
                     f"there is no column '{one.name}', which the model needs. There "
                     f"are {held or 'none'}."
                 )
-        return np.hstack([one.encode(columns[one.name]) for one in self.columns])
+        every = [one.encode(columns[one.name], where) for one in self.columns]
+        return np.hstack(every)
 
     def scale(self, encoded: np.ndarray) -> np.ndarray:
         """Center and scale what `encode` returned; zeros and ones stay."""
         return (encoded - self._pairs[:, 0]) / self._pairs[:, 1]
 
-    def apply(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    def apply(
+        self, columns: Mapping[str, np.ndarray], where: Where = numbered
+    ) -> np.ndarray:
         """Return the features of rows: what a model was trained on."""
-        return self.scale(self.encode(columns))
+        return self.scale(self.encode(columns, where))
 
     @property
     def _pairs(self) -> np.ndarray:

@@ -6,7 +6,7 @@ number to be predicted, the same as of any numbers. Which row has which value st
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,19 @@ from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets._base import as_classes
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Moments", "Sums", "as_numbers", "as_targets", "as_text"]
+__all__ = [
+    "MISSING",
+    "Moments",
+    "Sums",
+    "as_numbers",
+    "as_targets",
+    "as_texts",
+    "numbered",
+    "parse_number",
+]
+
+# What stands in columns of numbers where there is none, in small letters.
+MISSING = frozenset({"", "na", "n/a", "nan", "null"})
 
 
 @dataclass(frozen=True)
@@ -167,36 +179,63 @@ def _merge(name: str, one: Found, other: Found) -> Found:
 def _found(name: str, values: np.ndarray) -> Found:
     if values.dtype.kind in "buif":
         return Moments.of(as_numbers(name, values))
-    return tuple(str(value) for value in np.unique(as_text(values)) if value != "")
+    return tuple(sorted({*as_texts(values)} - {""}))
 
 
-def as_text(values: np.ndarray) -> np.ndarray:
-    """Return texts as NumPy compares them fastest; what is missing is empty."""
-    if values.dtype.kind == "O":
-        values = np.asarray(["" if one is None else one for one in values])
-    return values.astype(str)
+def numbered(row: int) -> str:
+    """Say where a row is, when nothing but its number from 0 is known."""
+    return f"row {row}"
 
 
-def as_numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """Return numbers; NaN and the empty text are missing."""
+def as_texts(values: np.ndarray) -> list[str]:
+    """Return texts; what is missing is empty."""
+    return ["" if one is None else str(one) for one in values]
+
+
+def parse_number(text: str) -> float:
+    """Return the number that a text is, NaN if it is missing; else raise ValueError."""
+    return math.nan if text.strip().lower() in MISSING else float(text)
+
+
+def as_numbers(
+    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
+) -> np.ndarray:
+    """Return the numbers of a column; those that are missing are NaN.
+
+    `where(row)` says in errors where a row is.
+    """
     values = np.asarray(values)
-    if values.dtype.kind in "OSU":
-        values = as_text(values)
-        values = np.where(values == "", "nan", values)
-    try:
+    if values.dtype.kind in "buif":
         numbers = values.astype(float)
-    except ValueError as error:
-        raise InvalidInputError(
-            f"column '{name}' held numbers when the columns were prepared: {error}."
-        ) from None
-    for row in np.flatnonzero(np.isinf(numbers))[:1]:
-        raise InvalidInputError(f"column '{name}': row {row} holds infinity.")
+        for row in np.flatnonzero(np.isinf(numbers))[:1]:
+            raise _no_number(where(int(row)), name, "infinity")
+        return numbers
+    numbers = np.empty(len(values))
+    for row, text in enumerate(as_texts(values)):
+        try:
+            numbers[row] = parse_number(text)
+        except ValueError:
+            numbers[row] = math.inf
+        if math.isinf(numbers[row]):
+            raise _no_number(where(row), name, text)
     return numbers
 
 
-def as_targets(name: str, values: np.ndarray) -> np.ndarray:
-    """Return numbers of which none is missing."""
-    numbers = as_numbers(name, values)
+def _no_number(place: str, name: str, text: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{place}, column '{name}': '{text:.80}' is not a finite number. Correct it, "
+        f"or leave the column out with --ignore {name}."
+    )
+
+
+def as_targets(
+    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
+) -> np.ndarray:
+    """Return the numbers of a column of which none is missing."""
+    numbers = as_numbers(name, values, where)
     for row in np.flatnonzero(np.isnan(numbers))[:1]:
-        raise InvalidInputError(f"column '{name}': row {row} has no number to predict.")
+        raise InvalidInputError(
+            f"{where(int(row))}, column '{name}': the label is missing. Fill it in, or "
+            "leave such rows out with --missing drop."
+        )
     return numbers

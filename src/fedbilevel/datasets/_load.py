@@ -45,21 +45,26 @@ def is_named(source: str) -> bool:
 
 
 def from_frame(frame: Any, **choices: str) -> Dataset:
-    """Make a data set of a frame of pandas or polars; `choices` as for `load`."""
+    """Make a data set of a frame of pandas or polars.
+
+    `choices` say which column is what, by the names of `TableChoices`: label, site,
+    group, ignore, missing, predict, preparation.
+    """
     return encode_table(table_of_frame(frame), TableChoices(**choices))
 
 
-def load(source: str, *, cache: Path | None = None, **choices: str) -> Dataset:
+def load(
+    source: str, *, cache: Path | None = None, choices: TableChoices | None = None
+) -> Dataset:
     """Load a data set by name, or from the path of a file or folder.
 
-    Of a table, `choices` say which column is what, by the names of `TableChoices`:
-    label, site, group, ignore, missing, predict, preparation.
+    Of a table, `choices` say which column is what.
 
     A known name goes before a path; write ./digits for a folder called digits. `cache`
     is where named sets are looked for and kept: $FEDBILEVEL_DATA if not given, else
     ~/.cache/fedbilevel.
     """
-    chosen = TableChoices(**choices)
+    chosen = choices or TableChoices()
     path = Path(source).expanduser()
     if not is_named(source) and kind_of(path) in READERS and path.is_file():
         return encode_table(read_table(path), chosen)

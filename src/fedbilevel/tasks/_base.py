@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -12,7 +13,44 @@ from fedbilevel.datasets import Preparation
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 
-__all__ = ["Task", "option_defaults", "read_options"]
+__all__ = [
+    "Listed",
+    "Option",
+    "Origin",
+    "Task",
+    "option_defaults",
+    "options_of",
+    "read_options",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where the rows of a task come from.
+
+    `places` has for each client the numbers of its training rows, lines or rows as
+    `unit` says, in `file`. `summary` tells in plain data who holds what, and what was
+    encoded, filled and left out.
+    """
+
+    file: str
+    unit: str
+    places: tuple[np.ndarray, ...]
+    summary: Mapping[str, Any]
+
+
+class Listed(NamedTuple):
+    """A table to be kept with a result: the names of its columns, and its rows."""
+
+    header: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class Option(NamedTuple):
+    """An option of a task, for people."""
+
+    default: Any
+    meaning: str
 
 
 class Task(eqx.Module):
@@ -30,7 +68,9 @@ class Task(eqx.Module):
     "number" or "texts", a list of them: a server takes nothing else. `classes` names
     those of `label` in the rows, if there are any. `preparation` says how raw columns
     became the features of rows, where those are numbers in columns. `names` are those
-    of the clients, where they have any. A lower headline is better.
+    of the clients, where they have any; `origin` says where their rows are from.
+    `listing(task, point)` makes, of the same point as `conclusion`, tables to be kept
+    with a result, by the names of their files. A lower headline is better.
     """
 
     problem: Problem
@@ -53,6 +93,10 @@ class Task(eqx.Module):
     classes: tuple[str, ...] = eqx.field(static=True, default=())
     preparation: Preparation | None = eqx.field(static=True, default=None)
     names: tuple[str, ...] = eqx.field(static=True, default=())
+    origin: Origin | None = eqx.field(static=True, default=None)
+    listing: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Listed]] | None = (
+        eqx.field(static=True, default=None)
+    )
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):
@@ -62,14 +106,26 @@ class Task(eqx.Module):
             )
 
 
+def options_of(make: Callable[..., Task]) -> dict[str, Option]:
+    """Return the options of a task with their defaults and meanings.
+
+    They are the keyword arguments of `make`, annotated with what they mean. Further
+    ones, `**table`, are annotated with the dataclass whose fields they are.
+    """
+    known = {}
+    for one in inspect.signature(make).parameters.values():
+        noted: Any = getattr(one.annotation, "__metadata__", ("",))[0]
+        if one.kind is inspect.Parameter.KEYWORD_ONLY:
+            known[one.name] = Option(one.default, noted)
+        elif one.kind is inspect.Parameter.VAR_KEYWORD:
+            for entry in fields(noted):
+                known[entry.name] = Option(entry.default, entry.metadata["meaning"])
+    return known
+
+
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:
     """Return the options of a task with their defaults."""
-    parameters = inspect.signature(make).parameters.values()
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    return {name: option.default for name, option in options_of(make).items()}
 
 
 def read_options(

@@ -83,10 +83,16 @@ class NonFiniteError(FedbilevelError):
     """A client returned NaN or infinity.
 
     `round` counts from 1, `client` from 0; `checkpoint` is the last good one, or None.
+    The client may have a `name`.
     """
 
     def __init__(
-        self, round_number: int, phase: str, client: int, checkpoint: str | None
+        self,
+        round_number: int,
+        phase: str,
+        client: int,
+        checkpoint: str | None,
+        name: str = "",
     ) -> None:
         self.round, self.phase, self.client = round_number, phase, client
         self.checkpoint = checkpoint
@@ -96,9 +102,16 @@ class NonFiniteError(FedbilevelError):
             else "No checkpoint was written before; ask for them to keep your work."
         )
         super().__init__(
-            f"round {round_number}, phase '{phase}', client {client}: the reply holds "
+            f"round {round_number}, phase '{phase}', {name or f'client {client}'}: the "
+            "reply holds "
             "NaN or infinity. Smaller step sizes or a smaller theta are the usual "
             f"cure. {kept}"
+        )
+
+    def at(self, name: str) -> "NonFiniteError":
+        """Return the error with the name of the client."""
+        return NonFiniteError(
+            self.round, self.phase, self.client, self.checkpoint, name
         )
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedbilevel.cli.arguments import (
     EXPERIMENT,
+    TABLE,
     AsJson,
     NewFolder,
     PlanFile,
@@ -19,6 +20,7 @@ from fedbilevel.cli.arguments import (
 from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
 from fedbilevel.cli.output import (
     print_json,
+    show_data,
     show_result,
     write_json,
     write_picture,
@@ -78,13 +80,15 @@ def _execute(
 ) -> None:
     configure(experiment.precision)
     with only_ours_on_stdout(), watched(experiment.task, quiet=as_json) as watch:
-        result = experiment.run(folder, resume=resume, watch=watch)
+        show = None if as_json else show_data
+        result = experiment.run(folder, resume=resume, watch=watch, built=show)
     if mesh.is_first():
         show_result(result, folder, as_json)
 
 
 _COMPARED = EXPERIMENT.only(
     *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
+    *TABLE,
     *("settings", "precision", "measure_every"),
 )
 _TARGET = "value whose cost is told; nine tenths of the way if left out"

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -117,7 +117,7 @@ def options_of(make: Callable[..., Task]) -> dict[str, Option]:
         noted: Any = getattr(one.annotation, "__metadata__", ("",))[0]
         if one.kind is inspect.Parameter.KEYWORD_ONLY:
             known[one.name] = Option(one.default, noted)
-        elif one.kind is inspect.Parameter.VAR_KEYWORD:
+        elif is_dataclass(noted):
             for entry in fields(noted):
                 known[entry.name] = Option(entry.default, entry.metadata["meaning"])
     return known

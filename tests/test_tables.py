@@ -445,6 +445,9 @@ def test_fairness_takes_a_table_with_groups(tmp_path):
         sexes = [dict(rows[place - 2])["sex"] for place in places]
         assert ["fm"[code] for code in group[client, : sizes[client]]] == sexes
     assert "sex=f" not in task.preparation.feature_names
+    held = [(site["training"], site["validation"]) for site in
+            task.origin.summary["sites"]]  # fmt: skip
+    assert held == [(size, panel[0].size) for size in sizes]
     assert task.origin.summary["remarks"][:2] == ["group 0 is 'f'", "group 1 is 'm'"]
     against = make("fairness", **{**options, "site": "", "group": "colour:red"})
     assert against.origin.summary["remarks"][1] == "group 1 is 'red'"

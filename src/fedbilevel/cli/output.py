@@ -30,10 +30,10 @@ def show_data(task: Task) -> None:
     if task.origin is None:
         return
     console, told = Console(stderr=True), task.origin.summary
-    if told["own"]:
-        console.print(holdings_table(told))
-    for line in holdings_notes(told):
+    for number, line in enumerate(holdings_notes(told)):
         console.print(line, markup=False, highlight=False)
+        if number == 0 and told["own"]:
+            console.print(holdings_table(told))
 
 
 def show_result(result: Result, folder: Path | None, as_json: bool) -> None:

@@ -323,7 +323,10 @@ def _own_task(
             "testing. It needs more rows."
         )
     both = [(f[:size], a[:size]) for f, a in zip(test, labels, strict=True)]
-    told = replace(dealt, places=places, remarks=(*remarks, f"{size} of each test"))
+    remarks.append(f"testing compares {size} rows of each group")
+    judged = [{"label": one["label"].ravel()} for one in panels]
+    told = replace(dealt, upper=judged, lower=training, places=places)
+    told = replace(told, remarks=tuple(remarks))
     about = {**told.about, "classes": ()}  # a panel is no row with a label
     return _task(ClientData.from_clients(panels, training), both, **about)
 

@@ -305,7 +305,7 @@ def test_a_task_is_listed_with_every_option():
     found = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
     assert found["train"][:2] == ["number", "0.0"]
     assert found["train"][2].startswith("share of all rows")
-    assert found["data"] == ["text", "digits"]
+    assert found["data"][:2] == ["text", "digits"]
 
 
 def options_by_name(command: str) -> dict:

@@ -11,7 +11,10 @@ ROOT = Path(fedbilevel.__file__).parent
 # Each line may import itself and the lines above it.
 LAYERS = [
     {"_types", "errors"},
-    {"_tree", "_files", "_registry", "_blocks", "_evaluation", "schedules"},
+    {
+        *("_tree", "_files", "_folders", "_registry", "_blocks", "_evaluation"),
+        "schedules",
+    },
     {"problem"},
     {"datasets"},
     {"hypergradient"},
@@ -46,7 +49,7 @@ FORBIDDEN = {
     "studies": {"datasets", "tasks"},
     "federation": {"datasets", "tasks", "theory", "studies"},
     "report": set(RANK) - {"result", "report", "errors"},
-    "result": set(RANK) - {"result", "_files", "errors"},
+    "result": set(RANK) - {"result", *LOWEST},
 }
 READS_TEXT = {"experiments", "deployment", "cli"}
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
@@ -59,6 +62,7 @@ OPTIONAL = {
     "deployment": FLOWER,
     "federation": FLOWER,
     "report": {"rich", "matplotlib"},
+    "result": {"matplotlib", "pandas"},
 }
 # Layers that are there only where their extra is.
 EXTRA = {"federation", "deployment", "report", "cli"}

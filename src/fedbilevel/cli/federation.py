@@ -25,9 +25,9 @@ from fedbilevel.cli.progress import watched
 from fedbilevel.cli.theory import follow_file
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.result import named_leaves
 from fedbilevel.runtime import configure
 from fedbilevel.studies.setting import open_folder
-from fedbilevel.studies.single import named_leaves
 
 __all__ = ["federate", "node", "replay", "serve"]
 

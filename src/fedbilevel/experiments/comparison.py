@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
+from fedbilevel._folders import COMPARISON
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.experiment import Built, Experiment, headline_only
@@ -21,7 +22,6 @@ from fedbilevel.tasks._base import option_defaults
 __all__ = ["NamedComparison", "compare"]
 
 T = TypeVar("T")
-_SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def compare(
     built, contenders, points = _built(experiment, names, grid or {})
     if folder is not None:
         text = json.dumps(settings, indent=2) + "\n"
-        write_atomically(folder / _SETTINGS, lambda file: file.write(text.encode()))
+        write_atomically(folder / COMPARISON, lambda file: file.write(text.encode()))
     found = compared(
         _as_given(built.setting, experiment, built),
         contenders,
@@ -87,7 +87,7 @@ def compare(
 
 def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:
     """Raise unless a folder is new, or holds this very comparison to go on with."""
-    path = folder / _SETTINGS
+    path = folder / COMPARISON
     if not resume:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CheckpointError(
@@ -97,7 +97,7 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
         return
     if not path.exists():
         raise CheckpointError(
-            f"{folder} holds no {_SETTINGS}: no comparison began there."
+            f"{folder} holds no {COMPARISON}: no comparison began there."
         )
     try:
         held = json.loads(path.read_text())

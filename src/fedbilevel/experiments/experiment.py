@@ -11,6 +11,7 @@ import equinox as eqx
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
+from fedbilevel._folders import EXPERIMENT, how_to_continue
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
 from fedbilevel.errors import CheckpointError, unknown_name
@@ -35,7 +36,6 @@ from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["Built", "Experiment", "headline_only", "weighing"]
 
-_FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
 _CHANNEL = ("clip", "noise", "compress", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
@@ -260,10 +260,11 @@ class Experiment:
     @staticmethod
     def load(folder: Path) -> "Experiment":
         """Read the experiment of a run folder."""
-        path = folder / _FILE
+        path = folder / EXPERIMENT
         if not path.exists():
             raise CheckpointError(
-                f"{folder} holds no {_FILE}: no run of `fedbilevel run` began there."
+                f"{folder} holds no {EXPERIMENT}: no run of `fedbilevel run` began "
+                f"there. {how_to_continue(folder)}".rstrip()
             )
         try:
             return Experiment(**json.loads(path.read_text()))
@@ -273,7 +274,7 @@ class Experiment:
     def save(self, folder: Path) -> None:
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
-        write_atomically(folder / _FILE, lambda file: file.write(text.encode()))
+        write_atomically(folder / EXPERIMENT, lambda file: file.write(text.encode()))
 
     def _split_options(self, task_options):
         for_task = {n: v for n, v in self.options.items() if n in task_options}

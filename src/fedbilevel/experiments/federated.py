@@ -18,6 +18,7 @@ import jax.random as jr
 import numpy as np
 
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
+from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, InvalidInputError
@@ -60,7 +61,7 @@ __all__ = [
     "serve",
 ]
 
-_FILE, ATTENDANCE, LEFT_OUT = "federation.json", "attendance.npz", "left-out.jsonl"
+ATTENDANCE, LEFT_OUT = "attendance.npz", "left-out.jsonl"
 RELEASES = "releases.json"
 
 
@@ -119,7 +120,7 @@ def serve(
 
 def _identity(folder: Path, experiment: Experiment) -> Identity:
     """Return which federation this is: a new one, or the one begun in the folder."""
-    path, settings = folder / _FILE, settings_fingerprint(shared_settings(experiment))
+    path, settings = folder / FEDERATION, settings_fingerprint(shared_settings(experiment))
     name, attempt = secrets.token_hex(16), 0
     if path.exists():
         held = _begun(path)

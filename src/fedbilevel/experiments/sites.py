@@ -28,11 +28,10 @@ from fedbilevel.federation import (
 )
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
-from fedbilevel.result import to_plain
+from fedbilevel.result import named_leaves, to_plain
 from fedbilevel.runtime import (
     Job,
 )
-from fedbilevel.studies.single import named_leaves
 from fedbilevel.tasks import Task
 
 if TYPE_CHECKING:

@@ -25,13 +25,14 @@ from jaxtyping import PyTree
 
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays
+from fedbilevel._folders import CHECKPOINT
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime.job import Job
 
 __all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
 
-FILE_NAME = "checkpoint.npz"
+FILE_NAME = CHECKPOINT
 _FORMAT = 3
 # What readers raise at damage: a flipped bit of an archive may ask for a password
 # (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)

@@ -124,7 +124,7 @@ def compared(
                 here.job(best),
                 rounds,
                 seeds,
-                checkpoints=keeping and replace(keeping, folder=folder).checkpoints,
+                checkpoints=keeping and keeping.part(name),
                 **more,
             )
         except NonFiniteError as error:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedbilevel._folders import how_to_continue
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import CheckpointError
-from fedbilevel.problem import Data, Problem
+from fedbilevel.problem import Data, Problem, split_start
 from fedbilevel.runtime import Checkpoints, Job, Sampling
 
 __all__ = ["Keeping", "Setting", "open_folder"]
@@ -18,7 +19,8 @@ class Setting:
     """Everything of a run but its algorithm, its seed and its length.
 
     `start` is (x, y), `metrics(x, y)` adds columns, and `headline` names the column
-    that decides which of two runs is better: the one where it ends lower.
+    that decides which of two runs is better: the one where it ends lower. Of models in
+    the start only the arrays are kept here; the problem knows the rest.
     """
 
     problem: Problem
@@ -28,6 +30,11 @@ class Setting:
     headline: str = "upper_loss"
     sampling: Sampling = field(default_factory=Sampling)
     channel: Channel = PLAIN
+
+    def __post_init__(self) -> None:
+        problem, start = split_start(self.problem, self.start)
+        object.__setattr__(self, "problem", problem)
+        object.__setattr__(self, "start", start)
 
     def job(self, algorithm: AbstractAlgorithm, seed: int = 0) -> Job:
         """Bind an algorithm, and check everything that can be checked."""
@@ -46,7 +53,8 @@ class Setting:
         """Return the headline before the first round, where the metrics tell it."""
         if self.metrics is None:
             return None
-        found = self.metrics(*self.start, *self.problem.inputs).get(self.headline)
+        whole = self.problem.whole(*self.start)
+        found = self.metrics(*whole, *self.problem.inputs).get(self.headline)
         return None if found is None else float(found)
 
 
@@ -72,14 +80,22 @@ class Keeping:
         """What the driver takes."""
         return Checkpoints(Path(self.folder), self.every_rounds, self.every_seconds)
 
+    def part(self, name: str) -> Checkpoints:
+        """Return what the driver takes for one of several runs."""
+        home = Path(self.folder)
+        every = (self.every_rounds, self.every_seconds)
+        return Checkpoints(home / name, *every, part_of=home)
+
 
 def open_folder(folder: Path, resume: bool) -> None:
     """Raise if a new run would meet files of another, or there is nothing to resume."""
     used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if used and not resume:
+        how = how_to_continue(folder)
+        told = f" The run in it is kept. {how}" if how else ""
         raise CheckpointError(
-            f"{folder} exists and is not empty. Choose another folder, remove it, or "
-            f"continue the run in it with `fedbilevel resume {folder}`."
+            f"{folder} exists and is not empty. Choose another folder, or remove it."
+            f"{told}"
         )
     if resume and not folder.is_dir():
         raise CheckpointError(f"{folder} is not a run folder: it does not exist.")

@@ -39,8 +39,7 @@ MEANINGS = {
     "upper_weight": "what x's direction forgets of itself in a step at t = 0",
     "lower_weight": "what y's direction forgets of itself in a step at t = 0",
     "auxiliary_weight": "what z's direction forgets in a step; as y's if left out",
-    "q": "factors of the Neumann series, Q",
-    "theta": "step of the Neumann series, below 1/L1",
+    **{one.name: one.metadata["meaning"] for one in fields(Neumann)},
 }
 
 

@@ -49,9 +49,11 @@ def _as_arrays(frozen: PyTree) -> PyTree:
 class Problem(eqx.Module):
     """Two plain functions of pytrees: `upper(x, y, batch)` and `lower(x, y, batch)`.
 
-    `upper_noise(key, batch)` and `lower_noise(key, batch)` may perturb a drawn batch
-    (noisy oracles, augmentation). They see the bundle's key, so that two points of one
-    bundle meet the same perturbation; evaluations over all data leave them out.
+    `upper` judges and `lower` trains: both return the mean loss over the rows of a
+    batch. `upper_noise` and `lower_noise`, functions of (key, batch), may perturb a
+    drawn batch (noisy oracles, augmentation). They see the bundle's key, so that two
+    points of one bundle meet the same perturbation; evaluations over all data leave
+    them out.
 
     `private` flags blocks of x and y that each client keeps to itself: True, False, or
     a tree of them, for each level; `Pair(False, True)` keeps all of y. `frozen` are

@@ -29,7 +29,6 @@ from fedbilevel.runtime.listening import (
     noting_interrupts,
 )
 from fedbilevel.runtime.program import CAPACITY
-from fedbilevel.schedules import is_known
 from fedbilevel.runtime.stopping import (
     BUDGET,
     RUNNING,
@@ -39,6 +38,7 @@ from fedbilevel.runtime.stopping import (
     affordable_rounds,
     tracked,
 )
+from fedbilevel.schedules import is_known
 
 __all__ = [
     "Advance",
@@ -207,9 +207,7 @@ def execute(
     check_rounds(rounds, measure_every)
     with noting_interrupts() as pressed:
         listeners = Listeners(watch, on_round, pressed)
-        return _driven(
-            runtime, rounds, measure_every, stopping, checkpoints, listeners
-        )
+        return _driven(runtime, rounds, measure_every, stopping, checkpoints, listeners)
 
 
 def _driven(

@@ -26,7 +26,7 @@ __all__ = ["Comparison", "Contender", "compare", "compared"]
 
 @dataclass(frozen=True)
 class Contender:
-    """An algorithm of a comparison: one candidate, or several to be tuned over.
+    """An algorithm of a comparison: one of `candidates`, or several to be tuned over.
 
     With `pools` it runs on the rows of all clients, as if they could be moved.
     """
@@ -45,7 +45,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result per seed for each algorithm, or where it diverged; and its trials."""
+    """What several algorithms came to, by name.
+
+    `results` has one per seed for each algorithm, `diverged` where others failed, and
+    `trials` what was tried when tuning. A lower `headline` is better.
+    """
 
     headline: str
     results: dict[str, list[Result]] = field(default_factory=dict)

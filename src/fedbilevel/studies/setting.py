@@ -60,7 +60,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Keeping:
-    """Where a run keeps checkpoints and its result, and how often it does.
+    """Where a run keeps checkpoints and its result, `folder`, and how often it does.
 
     A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
     standing for never; one is always written in the end and on an interrupt. With

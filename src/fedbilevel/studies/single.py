@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
@@ -60,15 +59,17 @@ def run(
     """Run an algorithm on a problem and return what happened.
 
     `start` is (x, y), pytrees of numbers or Equinox modules, of which the arrays are
-    optimized; the result's `x` and `y` are of the same structure. `sampling` says how many rows a sample has and how many clients
-    take part, `metrics(x, y)` adds columns, `channel` is what is done to replies on
-    their way. `stopping` may end the run before its last round; the result's `ended`
-    says why it did. `keeping` names a folder for checkpoints and the result, and how to
-    go on after an interrupt. `runtime(job)` makes what computes: `ReferenceRuntime` is
-    slow and names what fails. `watch(done, total, newest)` is called about twice a
-    second, `on_round(event)` then for every round that was measured, in order; it may
-    call `event.stop()`. Ctrl-C stops where the work can be kept. Where clients differ too much for an algorithm that inverts their own
-    Hessians, a `HeterogeneityWarning` says so.
+    optimized; the result's `x` and `y` are of the same structure. `sampling` says how
+    many rows a sample has and how many clients take part, `metrics(x, y)` adds columns,
+    `channel` is what is done to replies on their way. `stopping` may end the run before
+    its last round; the result's `ended` says why it did. `keeping` names a folder for
+    checkpoints and the result, and how to go on after an interrupt. `runtime(job)`
+    makes what computes: `ReferenceRuntime` is slow and names what fails.
+
+    `watch(done, total, newest)` is called about twice a second, `on_round(event)` then
+    for every round that was measured, in order; it may call `event.stop()`. Ctrl-C
+    stops where the work can be kept. Where clients differ too much for an algorithm
+    that inverts their own Hessians, a `HeterogeneityWarning` says so.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)

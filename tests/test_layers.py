@@ -24,6 +24,7 @@ LAYERS = [
     {"theory"},
     {"tasks"},
     {"runtime"},
+    {"tracking"},
     {"result"},
     {"studies"},
     {"federation"},
@@ -49,6 +50,7 @@ FORBIDDEN = {
     "studies": {"datasets", "tasks"},
     "federation": {"datasets", "tasks", "theory", "studies"},
     "report": set(RANK) - {"result", "report", "errors"},
+    "tracking": set(RANK) - {"tracking", "runtime", *LOWEST},
     "result": set(RANK) - {"result", *LOWEST},
 }
 READS_TEXT = {"experiments", "deployment", "cli"}
@@ -62,6 +64,7 @@ OPTIONAL = {
     "deployment": FLOWER,
     "federation": FLOWER,
     "report": {"rich", "matplotlib"},
+    "tracking": {"tensorboardX", "mlflow", "wandb"},
     "result": {"matplotlib", "pandas"},
 }
 # Layers that are there only where their extra is.

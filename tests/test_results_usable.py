@@ -1,5 +1,6 @@
 """What one does with a result, while a run goes on, and when it is stopped."""
 
+import json
 import os
 import pydoc
 import signal
@@ -14,9 +15,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedbilevel as fb
 from fedbilevel.algorithms import Preset
+from fedbilevel.cli.app import app
 from fedbilevel.errors import (
     CheckpointError,
     FedbilevelError,
@@ -24,6 +27,7 @@ from fedbilevel.errors import (
     NonFiniteError,
 )
 from fedbilevel.experiments import Experiment
+from fedbilevel.tracking import check_tracking, tracker
 from tests.test_result import PROBLEM, START, rows_of, run, tiny
 
 WIDTH = 4
@@ -336,3 +340,101 @@ def test_help_explains_every_parameter(name, kind):
         return
     missing = [one for one in names if f"`{one}`" not in text]
     assert not missing, f"help(fedbilevel.{name}) says nothing of {missing}"
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rounds_are_tracked_as_lines_of_json(tmp_path):
+    path = tmp_path / "new" / "rounds.jsonl"
+    with tracker(f"jsonl:{path}") as track:
+        result = run(on_round=track)
+    lines = lines_of(path)
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    assert [line["upper_loss"] for line in lines] == list(result.columns["upper_loss"])
+    with pytest.raises(CheckpointError, match="the rounds of two runs would be mixed"):
+        check_tracking(f"jsonl:{path}")
+
+
+def test_lines_of_a_resumed_run_go_on_where_it_does(tmp_path):
+    path, folder = tmp_path / "rounds.jsonl", tmp_path / "run"
+    interrupted(folder)
+    # The process died after round 3 was written, and before it was kept.
+    path.write_text('{"round": 1}\n{"round": 2}\n{"round": 3, "upper_loss": 9}\n{"ro')
+    with tracker(f"jsonl:{path}", resume=True) as track:
+        result = run(on_round=track, keeping=fb.Keeping(folder, resume=True))
+    lines = lines_of(path)
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    assert lines[2]["upper_loss"] == result.columns["upper_loss"][2]
+    path.write_text("my diary\n")
+    with pytest.raises(CheckpointError, match="not those of a run"):
+        with tracker(f"jsonl:{path}", resume=True) as track:
+            track(fb.Event(3, 4, {}, 0.0))
+    assert path.read_text() == "my diary\n"
+
+
+def interrupted(folder: Path) -> None:
+    def stop(done, total, newest):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(keeping=fb.Keeping(folder, every_rounds=2), watch=stop)
+
+
+def test_what_is_not_a_number_is_null_in_a_line(tmp_path):
+    with tracker(f"jsonl:{tmp_path / 'a'}") as track:
+        track(fb.Event(1, 2, {"loss": float("nan"), "best": 1.5}, 0.25))
+    told = {"round": 1, "rounds": 2, "seconds": 0.25, "loss": None, "best": 1.5}
+    assert lines_of(tmp_path / "a") == [told]
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "mlflow", "wandb"])
+def test_a_tracker_that_is_not_installed_is_named_before_the_run(kind, monkeypatch):
+    package = {"tensorboard": "tensorboardX"}.get(kind, kind)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(FedbilevelError, match=f"`pip install {package}`"):
+        check_tracking(f"{kind}:somewhere")
+
+
+def test_a_tracker_that_there_is_not_is_refused():
+    with pytest.raises(InvalidInputError, match="Did you mean 'jsonl'"):
+        check_tracking("json:a")
+    with pytest.raises(InvalidInputError, match="write wandb:PLACE"):
+        check_tracking("wandb")
+
+
+def test_tensorboard_has_the_values(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with tracker(f"tensorboard:{tmp_path}", about={"task": "mine"}) as track:
+        track(fb.Event(1, 1, {"upper_loss": 0.5}, 0.1))
+    (written,) = tmp_path.iterdir()
+    assert b"upper_loss" in written.read_bytes()
+
+
+def test_mlflow_has_the_values(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    with tracker(f"mlflow:{tmp_path}", about={"task": "mine"}) as track:
+        for number, loss in enumerate((0.5, 0.25), 1):
+            track(fb.Event(number, 2, {"upper_loss": loss}, 0.1))
+    (kept,) = mlflow.search_runs(experiment_names=["fedbilevel"], output_format="list")
+    assert kept.data.metrics == {"upper_loss": 0.25}
+    assert kept.data.params == {"task": "mine"}
+
+
+def test_wandb_has_a_run_offline(tmp_path):
+    pytest.importorskip("wandb")
+    with tracker(f"wandb:{tmp_path}") as track:
+        track(fb.Event(1, 1, {"upper_loss": 0.5}, 0.1))
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_the_command_tracks(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    words = f"run quadratic --algorithm fedavg --rounds 3 --track jsonl:{path} --json"
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    assert [line["round"] for line in lines_of(path)] == [1, 2, 3]
+    again = CliRunner().invoke(app, words.split())
+    assert again.exit_code == 2 and "Choose another file" in again.stderr

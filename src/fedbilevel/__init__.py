@@ -56,6 +56,7 @@ from fedbilevel.problem import PooledData as PooledData
 from fedbilevel.problem import Problem as Problem
 from fedbilevel.problem import stored as stored
 from fedbilevel.result import Result as Result
+from fedbilevel.runtime import Event as Event
 from fedbilevel.runtime import ReferenceRuntime as ReferenceRuntime
 from fedbilevel.runtime import Sampling as Sampling
 from fedbilevel.runtime import SimulatorRuntime as SimulatorRuntime
@@ -79,5 +80,6 @@ from fedbilevel.studies import run as run
 from fedbilevel.studies import speedup as speedup
 from fedbilevel.studies import sweep as sweep
 from fedbilevel.studies import tune as tune
+from fedbilevel.tasks import Task as Task
 
 __version__ = "0.1.0"

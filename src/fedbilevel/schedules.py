@@ -90,7 +90,7 @@ def documented(kind: type) -> str:
     # Of a class that is being made the fields are its attributes still.
     found |= {n: f for n, f in vars(kind).items() if isinstance(f, Field)}
     return with_meanings(
-        kind.__doc__ or "",
+        kind.__doc__ or f"{kind.__name__}.",
         {n: f.metadata["meaning"] for n, f in found.items() if "meaning" in f.metadata},
     )
 

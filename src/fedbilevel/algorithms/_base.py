@@ -190,8 +190,8 @@ class AbstractAlgorithm(eqx.Module):
     stands in for the mean one, which is right only if clients are alike.
     """
 
-    reference: ClassVar[str]
-    provenance: ClassVar[str]
+    reference: ClassVar[str] = "none given"
+    provenance: ClassVar[str] = "not told"
     answers: ClassVar[str] = "shared y"
     allows_private: ClassVar[bool] = True
     inverts_locally: ClassVar[bool] = False

@@ -31,6 +31,7 @@ __all__ = [
     "PlanFile",
     "Seeds",
     "Theorem",
+    "Track",
     "at_least_one",
     "option",
     "read_counts",
@@ -147,12 +148,18 @@ _SETTINGS = Annotated[
 EXPERIMENT = Group(
     {
         "task": Argument(
-            Annotated[str, typer.Argument(help="see `fedbilevel list tasks`")]
+            Annotated[
+                str,
+                typer.Argument(
+                    help="see `fedbilevel list tasks`, or path/to/file.py:make"
+                ),
+            ]
         ),
         "algorithm": option(
             str | None,
             None,
-            "see `fedbilevel list algorithms`; the task's own if left out",
+            "see `fedbilevel list algorithms`, or path/to/file.py:Name; the task's own "
+            "if left out",
         ),
         "clients": option(int | None, None, "number of clients, K"),
         "participants": option(
@@ -251,6 +258,14 @@ NewFolder = Annotated[
 ]
 PlanFile = Annotated[
     Path | None, typer.Option(help="file made by `fedbilevel plan --out`")
+]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND:PLACE",
+        help="where every measured round is written: jsonl:FILE, tensorboard:FOLDER, "
+        "mlflow:FOLDER or wandb:FOLDER (offline)",
+    ),
 ]
 Seeds = Annotated[int, typer.Option(help="random seeds of every point")]
 Theorem = Annotated[

@@ -151,7 +151,7 @@ def _federate(
         Console(stderr=True).print(
             text + "\n  ".join(lines), markup=False, soft_wrap=True
         )
-    with watched(experiment.task, quiet=as_json) as watch:
+    with watched(experiment.label, quiet=as_json) as watch:
         result = trial.federate(experiment, folder, terms, nodes=nodes, watch=watch)
     show_result(result, folder if kept else None, as_json)
 
@@ -191,7 +191,7 @@ def serve(
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
 
     link = SuperLink(address, out, certificates)
-    with private_files(), watched(experiment.task, quiet=as_json) as watch:
+    with private_files(), watched(experiment.label, quiet=as_json) as watch:
         make_private_folder(out)
         experiment.save(out)
         result = serve_over_flower(experiment, out, terms, link, keys=keys, watch=watch)

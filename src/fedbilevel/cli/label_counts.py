@@ -30,7 +30,7 @@ def label_counts(
         raise unknown_name("option", name, known)
     if not built.classes:
         raise InvalidInputError(
-            f"the rows of task '{experiment.task}' have no classes to count. Choose "
+            f"the rows of task '{experiment.label}' have no classes to count. Choose "
             "one of regularization, cleaning, representation, loss-tuning."
         )
     levels = counts_by_level(built)

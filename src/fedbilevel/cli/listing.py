@@ -46,8 +46,12 @@ def _algorithm_table() -> Table:
     table.add_column("algorithm", no_wrap=True)
     for heading in ("what it is", "answers", "reference"):
         table.add_column(heading)
-    for name in algorithms.names():
-        entry = algorithms.find(name)
+    for name in (*algorithms.names(), *algorithms.installed()):
+        try:
+            entry = algorithms.find(name)
+        except InvalidInputError as error:  # of a package that somebody installed
+            table.add_row(name, str(error), "", "")
+            continue
         table.add_row(name, entry.summary, entry.answers, entry.reference)
     return table
 
@@ -55,7 +59,7 @@ def _algorithm_table() -> Table:
 def _show_algorithm(name: str) -> None:
     entry = algorithms.find(name)
     about = {
-        name: entry.summary,
+        entry.name: entry.summary,
         "Answers": entry.answers,
         "Reference": entry.reference,
         "How known": entry.provenance,
@@ -83,8 +87,12 @@ def _task_table() -> Table:
     table.add_column("task", no_wrap=True)
     for heading in ("what it is", "options (defaults)"):
         table.add_column(heading)
-    for name in tasks.names():
-        options = option_defaults(tasks.find(name)).items()
+    for name in (*tasks.names(), *tasks.installed()):
+        try:
+            options = option_defaults(tasks.find(name)).items()
+        except InvalidInputError as error:  # of a package that somebody installed
+            table.add_row(name, str(error), "")
+            continue
         told = ", ".join(f"{option}={default}" for option, default in options)
         table.add_row(name, _paragraph(_task_text(name)), told)
     return table
@@ -92,7 +100,7 @@ def _task_table() -> Table:
 
 def _show_task(name: str) -> None:
     make = tasks.find(name)
-    _print(f"{name}: {_paragraph(_task_text(name))}")
+    _print(f"{tasks.label(name)}: {_paragraph(_task_text(name))}")
     more = inspect.getdoc(make)
     if more:
         _print(more)

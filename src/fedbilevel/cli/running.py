@@ -1,7 +1,8 @@
 """Commands that run a task: `run`, `resume` and `compare`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from fedbilevel.cli.arguments import (
     AsJson,
     NewFolder,
     PlanFile,
+    Track,
     read_grid,
     takes,
 )
@@ -38,6 +40,7 @@ from fedbilevel.report import (
     trials_table,
 )
 from fedbilevel.runtime import configure, mesh
+from fedbilevel.tracking import check_tracking, tracker
 
 __all__ = ["compare", "resume", "run"]
 
@@ -48,6 +51,7 @@ def run(
     hosts: Hosts,
     plan: PlanFile = None,
     out: NewFolder = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an algorithm on a task.
@@ -58,27 +62,42 @@ def run(
     hosts.join_if_asked()
     if plan is not None:
         experiment = follow_file(plan, experiment)
-    _execute(experiment, out, resume=False, as_json=as_json)
+    _execute(experiment, out, track, resume=False, as_json=as_json)
 
 
 @takes(hosts=HOSTS)
 def resume(
     hosts: Hosts,
     folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
     experiment = Experiment.load(folder)
     hosts.join_if_asked()
-    _execute(experiment, folder, resume=True, as_json=as_json)
+    _execute(experiment, folder, track, resume=True, as_json=as_json)
 
 
 def _execute(
-    experiment: Experiment, folder: Path | None, *, resume: bool, as_json: bool
+    experiment: Experiment,
+    folder: Path | None,
+    track: str | None,
+    *,
+    resume: bool,
+    as_json: bool,
 ) -> None:
+    tracked = nullcontext(None)
+    if track is not None and mesh.is_first():
+        check_tracking(track, resume=resume)
+        about = {n: v for n, v in asdict(experiment).items() if v is not None}
+        tracked = tracker(track, about=about, resume=resume)
     configure(experiment.precision)
-    with only_ours_on_stdout(), watched(experiment.task, quiet=as_json) as watch:
-        result = experiment.run(folder, resume=resume, watch=watch)
+    with (
+        only_ours_on_stdout(),
+        tracked as on_round,
+        watched(experiment.label, quiet=as_json) as watch,
+    ):
+        result = experiment.run(folder, resume=resume, watch=watch, on_round=on_round)
     if mesh.is_first():
         show_result(result, folder, as_json)
 
@@ -137,7 +156,7 @@ def compare(
             about=lambda name: watch.begin(f"{name}, {seeds} seeds"),
             watch=watch,
         )
-    shown = _Shown.of(experiment.task, made, target)
+    shown = _Shown.of(experiment.label, made, target)
     if out is not None:
         write_json(out / "comparison.json", shown.summary())
         curves = draw_curves(made.found.results, shown.metric, shown.target)

@@ -228,7 +228,7 @@ def complexity(
 def _show_scaling(
     experiment: Experiment, found: dict[str, Any], folder: Path | None, as_json: bool
 ) -> None:
-    summary = {**found, "task": experiment.task, "algorithm": experiment.algorithm}
+    summary = {**found, "task": experiment.label, "algorithm": experiment.algorithm}
     if folder is not None:
         write_json(folder / "summary.json", summary)
         write_picture(folder / "figure.png", report.draw_scaling(summary))

@@ -25,7 +25,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.sites import build_site
+from fedbilevel.experiments.sites import build_site, without_files
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
@@ -132,7 +132,8 @@ def _take_part(message: Message, context: Context) -> Message:
 @functools.cache
 def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
     """Build the site of this process; `node` is what its operator configured."""
-    held, settings = dict(node), json.loads(text)
+    held = dict(node)
+    settings = without_files(json.loads(text), held)
     if "data" in held:
         settings["options"] = {**settings["options"], "data": held["data"]}
     experiment = Experiment(**settings)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from fedbilevel import tasks
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
@@ -140,6 +141,11 @@ def _stock(
         "server_key": keys.peers[0],
     }
     told = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
+    # What is in files of one's own, a node takes from its operator alone.
+    for kind in ("task", "algorithm"):
+        named = getattr(experiment, kind)
+        if named is not None and tasks.is_file(named):
+            told.append(f"{kind}={json.dumps(named)}")
     told += ['measure="scalars"'] if _measures(experiment) else []
     others = [str(path.resolve()) for path in _all_sites(experiment, folder)]
     told += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []

@@ -59,7 +59,8 @@ def compare(
     settings = {"experiment": asdict(experiment), "seeds": seeds, "grid": grid or {}}
     if folder is not None:
         _check_folder(folder, resume, settings)
-    built, contenders, points = _built(experiment, names, grid or {})
+    entries = _entries(names)
+    built, contenders, points = _built(experiment, names[0], entries, grid or {})
     if folder is not None:
         text = json.dumps(settings, indent=2) + "\n"
         write_atomically(folder / COMPARISON, lambda file: file.write(text.encode()))
@@ -74,10 +75,10 @@ def compare(
         measure_every=experiment.measure_every,
         stopping=experiment.stopping(built.setting.headline),
         watch=headline_only(watch, built.setting.headline),
-        task=experiment.task,
+        task=experiment.label,
         config=built.config,
     )
-    _name_results(built, found, folder)
+    _name_results(built, entries, found, folder)
     trials = {
         name: [(p, t.value) for p, t in zip(points[name], many, strict=True)]
         for name, many in found.trials.items()
@@ -118,11 +119,26 @@ def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
+def _entries(names: Sequence[Any]) -> dict[str, Entry]:
+    """Return the algorithms by the names that results go by."""
+    found = [algorithms.find(algorithms.as_name(name)) for name in names]
+    entries = {entry.name: entry for entry in found}
+    if len(entries) < len(found):
+        raise InvalidInputError(
+            f"algorithms={','.join(map(str, names))}: two of them have the same name "
+            "of their own, so that their results could not be told apart."
+        )
+    return entries
+
+
 def _built(
-    experiment: Experiment, names: Sequence[str], grid: Mapping[str, Sequence[str]]
+    experiment: Experiment,
+    first: Any,
+    entries: Mapping[str, Entry],
+    grid: Mapping[str, Sequence[str]],
 ) -> tuple[Built, dict[str, Contender], dict[str, list[dict[str, str]]]]:
     """Build the task once, and every candidate; return with the options of each."""
-    entries = {name: algorithms.find(name) for name in names}
+    names = list(entries)
     known = {name: set(options_of(entry)) for name, entry in entries.items()}
     for_task = set(option_defaults(tasks.find(experiment.task)))
     options = {
@@ -130,7 +146,7 @@ def _built(
     }
     points = {name: _points(_for_one(grid, name, known, set())) for name in names}
     only_task = {n: v for n, v in experiment.options.items() if n in for_task}
-    built = replace(experiment, algorithm=names[0], options=only_task).build()
+    built = replace(experiment, algorithm=first, options=only_task).build()
     contenders = {
         name: _contender(experiment, built, entry, options[name], points[name])
         for name, entry in entries.items()
@@ -138,10 +154,12 @@ def _built(
     return built, contenders, points
 
 
-def _name_results(built: Built, found: Comparison, folder: Path | None) -> None:
+def _name_results(
+    built: Built, entries: Mapping[str, Entry], found: Comparison, folder: Path | None
+) -> None:
     """Give results the names, and what the task concludes, also where they are kept."""
     for name, results in found.results.items():
-        one = built._replace(entry=algorithms.find(name))
+        one = built._replace(entry=entries[name])
         found.results[name] = [one.named(result) for result in results]
         if folder is not None:
             for result in found.results[name]:

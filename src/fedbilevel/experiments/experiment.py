@@ -14,13 +14,14 @@ from fedbilevel._files import write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
-from fedbilevel.errors import CheckpointError, unknown_name
+from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
+    OnRound,
     ReferenceRuntime,
     Sampling,
     SimulatorRuntime,
@@ -81,11 +82,13 @@ class Experiment:
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
     `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
     `target`, `patience` and the budgets `max_...` end a run before its last round.
-    `weights` are what the clients count in means, in place of the task's own.
+    `weights` are what the clients count in means, in place of the task's own. `task`
+    and `algorithm` may be given as a function and a class, too: they are kept by the
+    file that they are in.
     """
 
-    task: str
-    algorithm: str | None = None
+    task: Any
+    algorithm: Any = None
     clients: int | None = None
     participants: int | None = None
     rounds: int | None = None
@@ -113,6 +116,15 @@ class Experiment:
     def __post_init__(self) -> None:
         # From a file or a message they come as a list.
         object.__setattr__(self, "weights", tuple(self.weights))
+        object.__setattr__(self, "task", tasks.as_name(self.task))
+        if self.algorithm is not None:
+            named = algorithms.as_name(self.algorithm)
+            object.__setattr__(self, "algorithm", named)
+
+    @property
+    def label(self) -> str:
+        """The task's name for people."""
+        return tasks.label(self.task)
 
     def run(
         self,
@@ -120,10 +132,12 @@ class Experiment:
         *,
         resume: bool = False,
         watch: Watch | None = None,
+        on_round: OnRound | None = None,
     ) -> Result:
         """Build task and algorithm, run, and return the result.
 
-        `watch` is shown the task's headline metric only.
+        `watch` is shown the task's headline metric only, `on_round` is told of every
+        measured round.
         """
         built = mesh.on_all(self.build)
         job = mesh.on_all(lambda: built.job(self.seed))
@@ -141,7 +155,8 @@ class Experiment:
             runtime=self._runtime(),
             checkpoints=checkpoints,
             watch=headline_only(watch, built.setting.headline),
-            task=self.task,
+            on_round=on_round,
+            task=self.label,
             config={**built.config, "seed": self.seed},
         )
         result = built.named(result)
@@ -158,7 +173,7 @@ class Experiment:
             range(self.seed, self.seed + count),
             measure_every=self.measure_every,
             stopping=self.stopping(built.setting.headline),
-            task=self.task,
+            task=self.label,
             config=built.config,
         )
         return [built.named(result) for result in results]
@@ -228,7 +243,7 @@ class Experiment:
         make = tasks.find(self.task)
         for_task, rest = self._split_options(option_defaults(make))
         values = tasks.read_options(make, for_task)
-        task = make(**values) if self.clients is None else make(self.clients, **values)
+        task = tasks.built(make, self.label, self.clients, values)
         if self.weights:
             task = weighing(task, self.weights)
         return task, values, rest
@@ -236,6 +251,13 @@ class Experiment:
     def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
         """Return rounds, local steps and batch: chosen, or else recommended."""
         chosen = {name: getattr(self, name) for name in _SIZES}
+        for name, value in chosen.items():
+            if value is None and name not in recommended:
+                raise InvalidInputError(
+                    f"task '{self.label}' recommends no {name}. Give "
+                    f"--{name.replace('_', '-')}, or let the task recommend it: "
+                    f"`Task(recommended={{'{name}': ...}})`."
+                )
         return {
             name: int(recommended[name]) if value is None else value
             for name, value in chosen.items()

@@ -17,10 +17,11 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
+from fedbilevel import algorithms
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
 from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.facts import check_facts
@@ -171,7 +172,7 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
     y = OrderedDict(zip(facts["y"], start[len(x) :], strict=True))
     levels = zip((x, y), facts["private"], strict=True)
     private = [OrderedDict(zip(at, flags, strict=True)) for at, flags in levels]
-    recommended, entry = facts["recommended"], federated_entry(facts["algorithm"])
+    recommended, entry = facts["recommended"], _entry(experiment, facts["algorithm"])
     batch = experiment.sizes(recommended)["batch"]
     job = blind_job(
         experiment.algorithm_by(entry, recommended, roster.clients),
@@ -184,6 +185,20 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
         weights=roster.weights,
     )
     return job, facts
+
+
+def _entry(experiment: Experiment, told: str) -> Entry:
+    """Return the algorithm that the sites mean, of code that the server has itself."""
+    own = experiment.algorithm
+    if own is None and told in {*algorithms.names(), *algorithms.installed()}:
+        return federated_entry(told)
+    if own is None or algorithms.identity(own) != told:
+        raise InvalidInputError(
+            f"the sites use the algorithm '{told:.80}', which the server has not, or "
+            "not the same. Give --algorithm on the server and at all sites, each with "
+            "its copy of the same file."
+        )
+    return federated_entry(own)
 
 
 def _differences(one: Member, other: Member) -> set[str]:
@@ -224,7 +239,7 @@ def _result(
     }
     job = runtime.job
     spent = runtime.privacy_spent()
-    result = result_of(job, outcome, ledger, experiment.task, settings, spent)
+    result = result_of(job, outcome, ledger, experiment.label, settings, spent)
     shown = result.point if facts["shows_point"] else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
     down, up, headers = (int(n) for n in state.traffic)

@@ -4,7 +4,7 @@ Both sides compare fingerprints of the settings and of the algorithm before anyt
 computed; what they must agree on is here, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel import _tree, algorithms
+from fedbilevel import _tree, algorithms, tasks
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
 from fedbilevel.errors import InvalidInputError
@@ -37,7 +37,13 @@ from fedbilevel.tasks import Task
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
 
-__all__ = ["build_site", "clients_of", "federated_entry", "shared_settings"]
+__all__ = [
+    "build_site",
+    "clients_of",
+    "federated_entry",
+    "shared_settings",
+    "without_files",
+]
 
 # How long to run, where rows lie, and what is kept are each side's own business.
 _LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
@@ -45,12 +51,40 @@ _KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that server and sites compare."""
+    """Return the settings that server and sites compare.
+
+    Of a task or an algorithm in a file of one's own that is what stands in the file,
+    wherever each side has it.
+    """
     own = (*_LENGTH, *_KEPT)
     settings = {n: v for n, v in asdict(experiment).items() if n not in own}
+    settings["task"] = tasks.identity(experiment.task)
+    if experiment.algorithm is not None:
+        settings["algorithm"] = algorithms.identity(experiment.algorithm)
     options = dict(experiment.options)
     options.pop("data", None)
     return {**settings, "options": options}
+
+
+def without_files(
+    settings: Mapping[str, Any], held: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return settings that came from elsewhere, with no file named but by `held`.
+
+    A site runs only code that its operator has named: in `held`, under task and
+    algorithm.
+    """
+    own = dict(settings)
+    for kind, is_file in (("task", tasks.is_file), ("algorithm", algorithms.is_file)):
+        if kind in held:
+            own[kind] = held[kind]
+        elif is_file(str(own.get(kind))):
+            raise InvalidInputError(
+                f"the server runs the {kind} {tasks.label(str(own[kind]))} of a file. "
+                "A site runs only code that it has itself: name your own copy of it, "
+                f"{kind}=path/to/file.py:name, in the configuration of this node."
+            )
+    return own
 
 
 def clients_of(experiment: Experiment) -> int:
@@ -106,7 +140,8 @@ def build_site(
             f"client {client}: the {clients} clients are numbered from 0."
         )
     task, values = _task(experiment, client, clients, trial)
-    entry = federated_entry(experiment.algorithm_for(task))
+    named = experiment.algorithm_for(task)
+    entry = federated_entry(named)
     algorithm = experiment.algorithm_by(entry, task.recommended, clients)
     # Alone here, this client is one of so many elsewhere: what depends on their number
     # is checked on the server.
@@ -120,7 +155,7 @@ def build_site(
         job,
         client,
         Fingerprints(settings, algorithm_fingerprint(job)),
-        facts=_facts(task, job, entry.name, values, experiment),
+        facts=_facts(task, job, algorithms.identity(named), values, experiment),
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
@@ -140,7 +175,7 @@ def _task(
     task, values, _ = replace(alone, weights=()).build_task()
     if trial and task.data.clients != clients:
         raise InvalidInputError(
-            f"task '{experiment.task}' has {task.data.clients} clients, not {clients}."
+            f"task '{experiment.label}' has {task.data.clients} clients, not {clients}."
         )
     if trial:
         share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
@@ -157,7 +192,7 @@ def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> T
     own = float(task.data.weights[0])
     if not experiment.weights and own != 1:
         raise InvalidInputError(
-            f"task '{experiment.task}' gives client {client} the weight {own:g}, but "
+            f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
             "in a federation the operator of the server decides what clients count. "
             "Give --weights, on the server and at all sites alike."
         )
@@ -170,8 +205,10 @@ def _facts(
     """Return what the server must know of the task, which has no rows of its own."""
     values = {option: value for option, value in values.items() if option != "data"}
     # What a task recommends may depend on the rows; what was chosen does not.
-    chosen = {**experiment.options, **experiment.sizes(task.recommended)}
-    used = {o: str(chosen.get(o, value)) for o, value in task.recommended.items()}
+    sizes = experiment.sizes(task.recommended)
+    chosen = {**experiment.options, **sizes}
+    told = {**task.recommended, **sizes}
+    used = {option: str(chosen.get(option, value)) for option, value in told.items()}
     return to_plain(
         {
             "algorithm": name,

@@ -24,10 +24,11 @@ _NOTICE = (
 
 @dataclass
 class Event:
-    """A measured round of a run: which one, of how many, and what was measured.
+    """A measured round of a run: `round` of `rounds`, and what was measured.
 
     `values` has the columns of the round; of a sweep their means over its runs.
-    `seconds` are those of running until the round was told of.
+    `seconds` are those of running until the round was told of. `reason` is why the run
+    shall end, if `stop` was called.
     """
 
     round: int

@@ -2,29 +2,42 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import numpy as np
 
+from fedbilevel._registry import told
 from fedbilevel._types import Lower, Metrics, Upper
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 
-__all__ = ["Task", "option_defaults", "read_options"]
+__all__ = ["Task", "built", "option_defaults", "read_options"]
+
+_KINDS = (bool, int, float, str)  # of options
+_WORDS = {"true": True, "false": False}
+_TOLD = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Take numbers, too, where settings are read as text."""
+    return {name: str(value) for name, value in settings.items()}
 
 
 class Task(eqx.Module):
     """A problem with everything needed to run it.
 
-    `metrics(x, y)` returns named numbers and may hold arrays (test data, closed forms).
+    `problem` are the two losses, `data` the rows of all clients, `x` and `y` the start.
+    `metrics`, a function of (x, y), returns named numbers and may hold arrays (test
+    data, closed forms).
     `headline` names the one to watch. `recommended` are settings for `fedbilevel run`:
     rounds, local_steps, batch, and the algorithm's options. `shows_point` asks for x
     and y in reports, where they are small. `convex` is False where the lower level is
     not convex in y, so that an inverse Hessian says little. `algorithm` is the one to
     use when none is named. `calibration` has, for some algorithms, the letters from
     which plans are scaled, with the `clients` and `iterations` they were chosen for.
-    `conclusion(task, point)` tells more of a finished run from the named leaves of x
+    `conclusion`, a function of (task, point), tells more of a finished run from the named leaves of x
     and y, private ones stacked over clients; `concludes` names what it may tell, each a
     "number" or "texts", a list of them: a server takes nothing else. `classes` names
     those of `label` in the rows, if there are any. A lower headline is better.
@@ -34,9 +47,11 @@ class Task(eqx.Module):
     data: ClientData
     x: Upper
     y: Lower
-    metrics: Metrics
-    headline: str = eqx.field(static=True)
-    recommended: Mapping[str, str] = eqx.field(static=True)
+    metrics: Metrics | None = None
+    headline: str = eqx.field(static=True, default="upper_loss")
+    recommended: Mapping[str, str] = eqx.field(
+        static=True, converter=_as_text, default_factory=dict
+    )
     shows_point: bool = eqx.field(static=True, default=False)
     calibration: Mapping[str, Mapping[str, str]] = eqx.field(
         static=True, default_factory=dict
@@ -60,11 +75,48 @@ class Task(eqx.Module):
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:
     """Return the options of a task with their defaults."""
     parameters = inspect.signature(make).parameters.values()
-    return {
+    found = {
         parameter.name: parameter.default
         for parameter in parameters
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
+    for name, default in found.items():
+        if type(default) not in _KINDS:
+            raise InvalidInputError(
+                f"option {name} of the task has no default that says how it is read. "
+                "Give it a number, a text, True or False."
+            )
+    return found
+
+
+def built(
+    make: Callable[..., Task], name: str, clients: int | None, values: Mapping[str, Any]
+) -> Task:
+    """Call a task's function, and say what is wrong with what it does."""
+    given = () if clients is None else (clients,)
+    try:
+        inspect.signature(make).bind(*given, **values)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"task '{name}' cannot be made: {error}. Write it as `make(clients=8, *, "
+            "option=default, ...)`."
+        ) from error
+    try:
+        task = make(*given, **values)
+    except FedbilevelError:
+        raise
+    except Exception as error:
+        if make.__module__.startswith("fedbilevel."):
+            raise  # a mistake of ours
+        where = Path(inspect.getsourcefile(make) or "")
+        raise InvalidInputError(
+            f"task '{name}' cannot be made: {told(error, where)}."
+        ) from error
+    if not isinstance(task, Task):
+        raise InvalidInputError(
+            f"task '{name}' returned {type(task).__name__}, not a `fedbilevel.Task`."
+        )
+    return task
 
 
 def read_options(
@@ -76,9 +128,9 @@ def read_options(
     for name, text in options.items():
         kind = type(defaults[name])
         try:
-            values[name] = kind(text)
-        except ValueError:
+            values[name] = _WORDS[text] if kind is bool else kind(text)
+        except (ValueError, KeyError):
             raise InvalidInputError(
-                f"option {name}='{text}' is not of type {kind.__name__}."
+                f"option {name}='{text}' is not {_TOLD[kind]}."
             ) from None
     return {**defaults, **values}

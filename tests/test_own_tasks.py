@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedbilevel import LocalBSGM, _registry, algorithms, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments import Experiment
+from fedbilevel.experiments import Experiment, federated
 from fedbilevel.experiments.facts import check_facts
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site, shared_settings, without_files
@@ -315,13 +315,17 @@ def test_a_federation_of_ones_own_task_and_algorithm(home, tmp_path):
     alone = made[0].run()
     assert np.allclose(result.point["y"], alone.point["y"], rtol=1e-6)
     assert result.task == "own_task.py:make"
-    with pytest.raises(InvalidInputError, match="which the server has not"):
-        without = replace(made[0], algorithm=None)
-        sites = {k: build_site(made[1 + k], k, trial=True) for k in range(2)}
-        for site in sites.values():
-            same = build_site(replace(without, task=task_of(places[1])), 0, trial=True)
-            object.__setattr__(site, "fingerprints", same.fingerprints)
-        serve(Loopback(sites), without, tmp_path / "other", TERMS)
+
+
+def test_the_server_uses_its_own_copy_of_an_algorithm_or_none(home):
+    given = Experiment(task_of(home), method_of(home), clients=2)
+    told = algorithms.identity(method_of(home))
+    assert federated._entry(given, told).name == "LocalBSG"
+    for own in (None, "local-bsgm"):
+        with pytest.raises(InvalidInputError, match="which the server has not, or not"):
+            federated._entry(replace(given, algorithm=own), told)
+    left_open = replace(given, algorithm=None)
+    assert federated._entry(left_open, "fedbio").name == "fedbio"
 
 
 @pytest.mark.slow

@@ -82,9 +82,9 @@ class UnmaskingError(SecureAggregationError):
 class NonFiniteError(FedbilevelError):
     """A client returned NaN or infinity.
 
-    `round` counts from 1, `client` from 0; `checkpoint` is the last good one, or None,
-    be it that none was `due` before or that none was asked for. `theta` is the step of
-    the method's Neumann series, if it has one.
+    `round` counts from 1, `client` from 0, and may have a `name`; `checkpoint` is the
+    last good one, or None, be it that none was `due` before or that none was asked for.
+    `theta` is the step of the method's Neumann series, if it has one.
     """
 
     def __init__(
@@ -96,9 +96,10 @@ class NonFiniteError(FedbilevelError):
         *,
         due: bool = False,
         theta: float | None = None,
+        name: str = "",
     ) -> None:
         self.round, self.phase, self.client = round_number, phase, client
-        self.checkpoint = checkpoint
+        self.checkpoint, self.due, self.theta = checkpoint, due, theta
         if checkpoint:
             kept = f"The last good checkpoint is kept in {checkpoint}."
         elif due:
@@ -116,9 +117,14 @@ class NonFiniteError(FedbilevelError):
                 f"= {1 / theta:.4g}, wherever x and y go and not at the start alone."
             )
         super().__init__(
-            f"round {round_number}, phase '{phase}', client {client}: the reply holds "
-            f"NaN or infinity. {cure} {kept}"
+            f"round {round_number}, phase '{phase}', {name or f'client {client}'}: the "
+            f"reply holds NaN or infinity. {cure} {kept}"
         )
+
+    def at(self, name: str) -> "NonFiniteError":
+        """Return the error with the name of the client."""
+        place = (self.round, self.phase, self.client, self.checkpoint)
+        return NonFiniteError(*place, due=self.due, theta=self.theta, name=name)
 
 
 class OtherProcessError(FedbilevelError):

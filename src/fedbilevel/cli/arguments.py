@@ -10,12 +10,13 @@ groups as if it had declared them, and calls it with what each group was read in
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from fedbilevel.datasets import TableChoices
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.theory import with_theorems
@@ -23,6 +24,7 @@ from fedbilevel.experiments.theory import with_theorems
 __all__ = [
     "EXPERIMENT",
     "FEDERATED",
+    "TABLE",
     "THEOREM_ALGORITHM",
     "Argument",
     "AsJson",
@@ -44,6 +46,13 @@ __all__ = [
 REQUIRED = inspect.Parameter.empty
 _ENDING = "When the run ends before its last round"
 _CHANNEL = "What replies go through"
+_COLUMNS = "Which column of a table is what"
+# Options of the tasks on tables that have arguments of their own, with their meanings.
+TABLE = {
+    one.name: one.metadata["meaning"]
+    for one in fields(TableChoices)
+    if one.name != "predict"
+}
 _COUNTS = ("clients", "rounds", "local_steps", "batch")
 _COUNTS += ("patience", "max_bytes", "max_samples")
 
@@ -133,7 +142,9 @@ def read_experiment(**given: Any) -> Experiment:
         given["weights"] = tuple(read_numbers("weights", given["weights"]))
     else:
         given.pop("weights", None)
-    options = read_settings(given.pop("settings") or [], given.pop("data", None))
+    own = {n: given.pop(n, None) for n in ("data", *TABLE)}
+    options = read_settings(given.pop("settings") or [])
+    options = {n: v for n, v in own.items() if v is not None} | options
     return Experiment(**given, options=options)
 
 
@@ -179,6 +190,10 @@ EXPERIMENT = Group(
             None,
             "name, file or folder of the data; see `fedbilevel list data`",
         ),
+        **{
+            name: option(str | None, None, meaning, panel=_COLUMNS)
+            for name, meaning in TABLE.items()
+        },
         "settings": Argument(_SETTINGS, None),
         "runtime": option(str, "simulator", "simulator or reference"),
         "precision": option(str, "float32", "float32 or float64"),
@@ -274,12 +289,9 @@ Theorem = Annotated[
 ]
 
 
-def read_settings(settings: list[str], data: str | None = None) -> dict[str, str]:
-    """Read KEY=VALUE, dashes in an option's name being underscores.
-
-    `data` is one of them that has an argument of its own.
-    """
-    options = {} if data is None else {"data": data}
+def read_settings(settings: list[str]) -> dict[str, str]:
+    """Read KEY=VALUE, dashes in an option's name being underscores."""
+    options = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not (name and equals and value):

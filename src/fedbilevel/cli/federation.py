@@ -13,6 +13,7 @@ from rich.console import Console
 from fedbilevel._files import make_private_folder, private_files
 from fedbilevel.cli.arguments import (
     FEDERATED,
+    TABLE,
     AsJson,
     Group,
     NewFolder,
@@ -100,7 +101,7 @@ LIMITS = Group(
     read_limits,
 )
 _TRIED = FEDERATED.having(clients=option(int, 4, "number of nodes, K"))
-_SERVED = FEDERATED.without("data")
+_SERVED = FEDERATED.without("data", *TABLE)
 # A node is told when to end, and by whom it is measured.
 _NODE = FEDERATED.without(
     *("rounds", "measure_every", "target", "stop_patience"),

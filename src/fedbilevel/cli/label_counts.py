@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fedbilevel import tasks
-from fedbilevel.cli.arguments import EXPERIMENT, AsJson, takes
+from fedbilevel.cli.arguments import EXPERIMENT, TABLE, AsJson, takes
 from fedbilevel.cli.output import print_json, write_picture
 from fedbilevel.datasets import partition
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -18,7 +18,7 @@ from fedbilevel.report import draw_label_counts, label_counts_table
 __all__ = ["label_counts"]
 
 
-@takes(experiment=EXPERIMENT.only("task", "clients", "data", "settings"))
+@takes(experiment=EXPERIMENT.only("task", "clients", "data", *TABLE, "settings"))
 def label_counts(
     experiment: Experiment,
     out: Annotated[Path | None, typer.Option(help="file for the picture, PNG")] = None,
@@ -35,12 +35,13 @@ def label_counts(
         )
     levels = counts_by_level(built)
     if out is not None:
-        write_picture(out, draw_label_counts(levels, built.classes))
+        write_picture(out, draw_label_counts(levels, built.classes, built.names))
     if as_json:
-        print_json({"classes": built.classes, **levels})
+        print_json({"classes": built.classes, "names": built.names, **levels})
         return
     for name, counts in levels.items():
-        table = label_counts_table(counts, built.classes, f"Rows for {name}")
+        title = f"Rows for {name}"
+        table = label_counts_table(counts, built.classes, title, built.names)
         Console().print(table)
     if out is not None:
         Console().print(f"Saved in {out}")

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from fedbilevel import algorithms, datasets, tasks
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments.options import options_of
-from fedbilevel.tasks._base import option_defaults
+from fedbilevel.experiments.options import options_of as algorithm_options
+from fedbilevel.tasks._base import option_defaults, options_of
 
 __all__ = ["list_entries"]
 
@@ -76,7 +76,7 @@ def _show_algorithm(name: str) -> None:
     table.add_column("option", no_wrap=True)
     for heading in ("type", "default", "meaning"):
         table.add_column(heading)
-    for one in options_of(entry).values():
+    for one in algorithm_options(entry).values():
         table.add_row(one.name, one.kind, one.default, one.meaning)
     Console().print(table)
 
@@ -107,8 +107,10 @@ def _show_task(name: str) -> None:
     table = _table("Options", "Give one with --set OPTION=VALUE.")
     for heading in ("option", "type", "default"):
         table.add_column(heading, no_wrap=True)
-    for option, default in option_defaults(make).items():
-        table.add_row(option, _KINDS[type(default)], str(default))
+    table.add_column("meaning")
+    for name, option in options_of(make).items():
+        kind = _KINDS[type(option.default)]
+        table.add_row(name, kind, str(option.default), option.meaning)
     Console().print(table)
 
 

@@ -7,10 +7,33 @@ from typing import Any
 from rich.console import Console
 
 from fedbilevel._files import write_atomically
-from fedbilevel.report import cost_table, result_table
+from fedbilevel.report import (
+    cost_table,
+    holdings_notes,
+    holdings_table,
+    result_table,
+)
 from fedbilevel.result import Result, to_plain
+from fedbilevel.tasks import Task
 
-__all__ = ["print_json", "show_result", "write_json", "write_picture"]
+__all__ = [
+    "print_json",
+    "show_data",
+    "show_result",
+    "write_json",
+    "write_picture",
+]
+
+
+def show_data(task: Task) -> None:
+    """Print on stderr who holds what, and what was done to the columns of a table."""
+    if task.origin is None:
+        return
+    console, told = Console(stderr=True), task.origin.summary
+    if told["own"]:
+        console.print(holdings_table(told))
+    for line in holdings_notes(told):
+        console.print(line, markup=False, highlight=False)
 
 
 def show_result(result: Result, folder: Path | None, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedbilevel.cli.arguments import (
     EXPERIMENT,
+    TABLE,
     AsJson,
     NewFolder,
     PlanFile,
@@ -21,6 +22,7 @@ from fedbilevel.cli.arguments import (
 from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
 from fedbilevel.cli.output import (
     print_json,
+    show_data,
     show_result,
     write_json,
     write_picture,
@@ -97,13 +99,20 @@ def _execute(
         tracked as on_round,
         watched(experiment.label, quiet=as_json) as watch,
     ):
-        result = experiment.run(folder, resume=resume, watch=watch, on_round=on_round)
+        result = experiment.run(
+            folder,
+            resume=resume,
+            watch=watch,
+            on_round=on_round,
+            built=None if as_json else show_data,
+        )
     if mesh.is_first():
         show_result(result, folder, as_json)
 
 
 _COMPARED = EXPERIMENT.only(
     *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
+    *TABLE,
     *("settings", "precision", "measure_every"),
 )
 _TARGET = "value whose cost is told; nine tenths of the way if left out"

@@ -156,8 +156,7 @@ def _roles(table: Table, choices: TableChoices) -> _Roles:
         if name.lower() in _PLACES and name not in (label, *aside):
             aside[name] = f"its name says a place; --site {name} makes clients of it"
     features = [name for name in names if name not in (label, *aside)]
-    for name in features:
-        _check_feature(table, name)
+    _check_features(table, features)
     if not features:
         raise InvalidInputError(
             f"{table.source}: no column besides the label '{label}' holds numbers or "
@@ -210,23 +209,29 @@ def _prepared_roles(
     return _Roles(label, features, aside)
 
 
-def _check_feature(table: Table, name: str) -> None:
-    """Raise if a column is nothing to learn from, and say what to do."""
-    advice = f"Leave it out with --ignore {name}"
+def _check_features(table: Table, names: list[str]) -> None:
+    """Raise if columns are nothing to learn from, and say what to do."""
+    found = {name: _trouble(table, name) for name in names}
+    wrong = {name: why for name, why in found.items() if why}
+    if wrong:
+        told = "; ".join(f"column '{name}' {why}" for name, why in wrong.items())
+        them = "it" if len(wrong) == 1 else "them"
+        raise InvalidInputError(
+            f"{table.source}: {told}. Leave {them} out with --ignore "
+            f"{','.join(wrong)}, or make {them} numbers or a few words."
+        )
+
+
+def _trouble(table: Table, name: str) -> str:
+    """Say why a column is nothing to learn from; nothing if it is."""
     if name in table.unreadable:
-        found = f"holds {table.unreadable[name]}, neither numbers nor text"
-    elif table.is_numeric(name):
-        numbers = as_numbers(name, table.columns[name], table.where)
-        many = len(numbers) >= _FEWEST_TO_COUNT
-        if not many or not np.all(np.abs(np.diff(numbers)) == 1):
-            return
-        found = "counts the rows, so it looks like an id"
-    else:
-        found = _about_texts(as_texts(table.columns[name]))
-        if not found:
-            return
-        advice += ", make numbers of it, or say that it is the site with --site"
-    raise InvalidInputError(f"{table.source}, column '{name}' {found}. {advice}.")
+        return f"holds {table.unreadable[name]}, neither numbers nor text"
+    if not table.is_numeric(name):
+        return _about_texts(as_texts(table.columns[name]))
+    numbers = as_numbers(name, table.columns[name], table.where)
+    counts = len(numbers) >= _FEWEST_TO_COUNT and np.all(np.abs(np.diff(numbers)) == 1)
+    rises = counts and len(np.unique(numbers)) == len(numbers)
+    return "counts the rows, so it looks like an id" if rises else ""
 
 
 def _about_texts(texts: list[str]) -> str:

@@ -25,7 +25,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.sites import build_site, without_files
+from fedbilevel.experiments.sites import LOCAL, build_site, without_files
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
@@ -134,8 +134,8 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
     """Build the site of this process; `node` is what its operator configured."""
     held = dict(node)
     settings = without_files(json.loads(text), held)
-    if "data" in held:
-        settings["options"] = {**settings["options"], "data": held["data"]}
+    own = {name: held[name] for name in LOCAL if name in held}
+    settings["options"] = {**settings["options"], **own}
     experiment = Experiment(**settings)
     configure(experiment.precision, cores=1)
     client = int(held["client"])

@@ -12,7 +12,7 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.sites import clients_of
+from fedbilevel.experiments.sites import LOCAL, clients_of
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles
 from fedbilevel.federation.signatures import make_key_pair
@@ -97,7 +97,7 @@ def _node_command(experiment: Experiment, client: int, *more: str) -> list[str]:
 
 def deployment_of(experiment: Experiment) -> list[str]:
     """Return what a real deployment of an experiment would type."""
-    options = {n: v for n, v in experiment.options.items() if n != "data"}
+    options = {n: v for n, v in experiment.options.items() if n not in LOCAL}
     shared = " ".join(_arguments_of(replace(experiment, options=options)))
     known = "--site-key node0.pub ... " if experiment.aggregate == "secure" else ""
     return [

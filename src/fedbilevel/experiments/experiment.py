@@ -1,8 +1,11 @@
 """A named task with a named algorithm: what the command line runs and resumes."""
 
+import csv
 import dataclasses
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +17,12 @@ from fedbilevel._files import write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
-from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+from fedbilevel.errors import (
+    CheckpointError,
+    InvalidInputError,
+    NonFiniteError,
+    unknown_name,
+)
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.result import Result
@@ -33,9 +41,9 @@ from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Setting, open_folder
 from fedbilevel.studies.single import run_job
-from fedbilevel.tasks._base import option_defaults
+from fedbilevel.tasks._base import Listed, option_defaults
 
-__all__ = ["Built", "Experiment", "headline_only", "weighing"]
+__all__ = ["Built", "Experiment", "headline_only", "weighing", "write_listed"]
 
 _SIZES = ("rounds", "local_steps", "batch")
 _CHANNEL = ("clip", "noise", "compress", "aggregate")
@@ -63,6 +71,23 @@ class Built(NamedTuple):
         if self.task.convex:
             warn_where_clients_differ(job, self.entry.name)
         return job
+
+    @contextmanager
+    def naming_sites(self) -> Iterator[None]:
+        """Give the site its name in the error of a run that fails there."""
+        try:
+            yield
+        except NonFiniteError as error:
+            if self.task.names and not self.entry.pools:
+                raise error.at(self.task.names[error.client]) from None
+            raise
+
+    def save(self, result: Result, folder: Path) -> None:
+        """Write a result, and what the task lists of it."""
+        result.save(folder)
+        if self.task.listing is not None and not self.entry.pools:
+            for name, listed in self.task.listing(self.task, result.point).items():
+                write_listed(folder / name, listed)
 
     def named(self, result: Result) -> Result:
         """Return a result with the names, and with what the task concludes."""
@@ -133,35 +158,39 @@ class Experiment:
         resume: bool = False,
         watch: Watch | None = None,
         on_round: OnRound | None = None,
+        built: Callable[[tasks.Task], None] | None = None,
     ) -> Result:
         """Build task and algorithm, run, and return the result.
 
         `watch` is shown the task's headline metric only, `on_round` is told of every
-        measured round.
+        measured round. `built` is called with the task before anything is computed.
         """
-        built = mesh.on_all(self.build)
-        job = mesh.on_all(lambda: built.job(self.seed))
+        made = mesh.on_all(self.build)
+        if built is not None:
+            built(made.task)
+        job = mesh.on_all(lambda: made.job(self.seed))
         checkpoints = None
         if folder is not None:
             mesh.on_first(lambda: open_folder(folder, resume))
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
             checkpoints = Checkpoints(folder, *every)
             mesh.on_first(lambda: self.save(folder))
-        result = run_job(
-            job,
-            built.rounds,
-            measure_every=self.measure_every,
-            stopping=self.stopping(built.setting.headline),
-            runtime=self._runtime(),
-            checkpoints=checkpoints,
-            watch=headline_only(watch, built.setting.headline),
-            on_round=on_round,
-            task=self.label,
-            config={**built.config, "seed": self.seed},
-        )
-        result = built.named(result)
+        with made.naming_sites():
+            result = run_job(
+                job,
+                made.rounds,
+                measure_every=self.measure_every,
+                stopping=self.stopping(made.setting.headline),
+                runtime=self._runtime(),
+                checkpoints=checkpoints,
+                watch=headline_only(watch, made.setting.headline),
+                on_round=on_round,
+                task=self.label,
+                config={**made.config, "seed": self.seed},
+            )
+        result = made.named(result)
         if folder is not None:
-            mesh.on_first(lambda: result.save(folder))
+            mesh.on_first(lambda: made.save(result, folder))
         return result
 
     def run_seeds(self, count: int) -> list[Result]:
@@ -191,6 +220,8 @@ class Experiment:
         sizes = self.sizes(task.recommended)
         chosen = {"local_steps": sizes["local_steps"], **self.channel_settings()}
         config = {**chosen, "task": values, "headline": task.headline}
+        if task.origin is not None:
+            config["data"] = task.origin.summary
         setting = self.setting(task, entry, channel)
         return Built(task, entry, algorithm, setting, sizes["rounds"], config)
 
@@ -302,6 +333,13 @@ class Experiment:
         for_task = {n: v for n, v in self.options.items() if n in task_options}
         rest = {n: v for n, v in self.options.items() if n not in task_options}
         return for_task, rest
+
+
+def write_listed(path: Path, listed: Listed) -> None:
+    """Write a table as CSV, atomically."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([listed.header, *listed.rows])
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
 
 
 def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:

@@ -5,7 +5,7 @@ computed; what they must agree on is here, too.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from jaxtyping import PyTree
 from fedbilevel import _tree, algorithms, tasks
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
+from fedbilevel.datasets import TableChoices
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.experiment import Experiment, weighing
 from fedbilevel.federation import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
 
 __all__ = [
+    "LOCAL",
     "build_site",
     "clients_of",
     "federated_entry",
@@ -47,6 +49,7 @@ __all__ = [
 
 # How long to run, where rows lie, and what is kept are each side's own business.
 _LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
+LOCAL = ("data", *(one.name for one in fields(TableChoices)))
 _KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
 
 
@@ -61,8 +64,7 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     settings["task"] = tasks.identity(experiment.task)
     if experiment.algorithm is not None:
         settings["algorithm"] = algorithms.identity(experiment.algorithm)
-    options = dict(experiment.options)
-    options.pop("data", None)
+    options = {n: v for n, v in experiment.options.items() if n not in LOCAL}
     return {**settings, "options": options}
 
 
@@ -203,7 +205,8 @@ def _facts(
     task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
 ) -> dict[str, Any]:
     """Return what the server must know of the task, which has no rows of its own."""
-    values = {option: value for option, value in values.items() if option != "data"}
+    prepared = bool(values.get("preparation"))
+    values = {option: value for option, value in values.items() if option not in LOCAL}
     # What a task recommends may depend on the rows; what was chosen does not.
     sizes = experiment.sizes(task.recommended)
     chosen = {**experiment.options, **sizes}
@@ -216,7 +219,7 @@ def _facts(
             "headline": task.headline,
             "shows_point": task.shows_point,
             "task": values,
-            "classes": settings_fingerprint({"classes": task.classes}),
+            "classes": settings_fingerprint(_meaning(task, prepared)),
             "metrics": sorted(jax.eval_shape(job.measured, job.x, job.y)),
             "concludes": task.concludes,
             "x": _tree.leaf_names(job.x),
@@ -227,6 +230,19 @@ def _facts(
             ],
         }
     )
+
+
+def _meaning(task: Task, prepared: bool) -> dict[str, Any]:
+    """Return what numbers of x and y mean: classes, features, and how they are made.
+
+    Sites scale features each by their own rows, unless all are `prepared` alike.
+    """
+    made = task.preparation
+    return {
+        "classes": task.classes,
+        "features": made.feature_names if made else (),
+        "preparation": made.to_json() if made and prepared else "",
+    }
 
 
 def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | None:

@@ -182,7 +182,7 @@ class Dealt:
     """Every client's rows for validation and for training, and where they are from.
 
     `places` are the numbers of the training rows in their file. `names` are those of
-    the clients, where a column says who they are.
+    the clients, where a `column` says who they are.
     """
 
     pool: Pool
@@ -190,6 +190,7 @@ class Dealt:
     lower: list[Rows]
     places: list[np.ndarray]
     names: tuple[str, ...]
+    column: str
     train: float
     remarks: tuple[str, ...] = field(default=())
 
@@ -226,7 +227,7 @@ class Dealt:
             "rows": int(sum(s["training"] + s["validation"] for s in sites)),
             "tested": len(self.pool.test.label),
             "train": self.train,
-            "site_column": self.pool.choices.site,
+            "site_column": self.column,
             "predicts": "class" if held.classes else "number",
             "sites": sites,
             "remarks": list(self.remarks),
@@ -271,6 +272,7 @@ def deal(
         _rows_of(held, lower),
         [np.asarray(held.places)[part] for part in lower],
         names,
+        scheme.partition(":")[2] if names else "",
         train,
         tuple(remarks),
     )

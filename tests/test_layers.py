@@ -17,6 +17,7 @@ LAYERS = [
     },
     {"problem"},
     {"datasets"},
+    {"models"},
     {"hypergradient"},
     {"estimators"},
     {"algorithms"},
@@ -51,7 +52,8 @@ FORBIDDEN = {
     "federation": {"datasets", "tasks", "theory", "studies"},
     "report": set(RANK) - {"result", "report", "errors"},
     "tracking": set(RANK) - {"tracking", "runtime", *LOWEST},
-    "result": set(RANK) - {"result", *LOWEST},
+    "models": set(RANK) - {"models", "datasets", *LOWEST},
+    "result": set(RANK) - {"result", "models", *LOWEST},
 }
 READS_TEXT = {"experiments", "deployment", "cli"}
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
@@ -63,6 +65,7 @@ OPTIONAL = {
     "datasets": {"sklearn", "PIL", "datasets"},
     "deployment": FLOWER,
     "federation": FLOWER,
+    "models": {"safetensors", "onnx"},
     "report": {"rich", "matplotlib"},
     "tracking": {"tensorboardX", "mlflow", "wandb"},
     "result": {"matplotlib", "pandas"},

@@ -9,12 +9,15 @@ __all__ = [
     "COMPARISON",
     "EXPERIMENT",
     "FEDERATION",
+    "MODEL",
     "POINT",
     "RESULT",
+    "WEIGHTS",
     "how_to_continue",
 ]
 
 RESULT, COLUMNS, POINT = "result.json", "columns.npz", "point.npz"
+MODEL, WEIGHTS = "model.json", "model.safetensors"
 CHECKPOINT = "checkpoint.npz"
 EXPERIMENT = "experiment.json"  # of `fedbilevel run`
 FEDERATION = "federation.json"  # of `fedbilevel serve` and `federate`

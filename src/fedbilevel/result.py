@@ -3,6 +3,7 @@
 import html
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,14 @@ from jaxtyping import PyTree
 
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
-from fedbilevel._folders import COLUMNS, POINT, RESULT, how_to_continue
-from fedbilevel.errors import CheckpointError, FedbilevelError, unknown_name
+from fedbilevel._folders import COLUMNS, MODEL, POINT, RESULT, how_to_continue
+from fedbilevel.errors import (
+    CheckpointError,
+    FedbilevelError,
+    InvalidInputError,
+    unknown_name,
+)
+from fedbilevel.models import Model, can_be_kept
 
 __all__ = ["Result", "named_leaves", "to_plain"]
 
@@ -30,7 +37,8 @@ class Result:
     drawn in all until then; `point` the leaves of x and y by name; `final` the last
     value of every column; `counts` the exact costs; `seconds` compiling apart from
     running; `config` and `versions` what to repeat it with; `ended` why there were no
-    more rounds. `levels` are x and y in the structure of the start, where it is known.
+    more rounds. `levels` are x and y in the structure of the start, where it is known;
+    `model` is what predicts, where the task says how.
     """
 
     task: str
@@ -44,6 +52,7 @@ class Result:
     seconds: dict[str, float]
     ended: str = ""
     levels: tuple[Any, Any] | None = field(default=None, compare=False)
+    model: Model | None = field(default=None, compare=False)
 
     @property
     def x(self) -> Any:
@@ -78,6 +87,19 @@ class Result:
         )
         about = f"{self.algorithm} on {self.task}, {self._end()}"
         return f"<table><caption>{html.escape(about)}</caption>{rows}</table>"
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Return the likeliest class, or the number, of raw rows; see `Model`.
+
+        Rows are columns by name, a frame, or an array of the model's features.
+        """
+        if self.model is None:
+            raise InvalidInputError(
+                f"the run of {self.algorithm} on {self.task} has no model that "
+                "predicts: its task does not say how, or every client has its own y. "
+                "Apply `result.x` and `result.y` yourself."
+            )
+        return self.model.predict(rows)
 
     def to_pandas(self) -> Any:
         """Return the columns as a pandas frame, one row per measured round."""
@@ -125,6 +147,14 @@ class Result:
         text = json.dumps(about, indent=2, allow_nan=False) + "\n"
         write_arrays(place / COLUMNS, self.columns)
         write_arrays(place / POINT, self.point)
+        if self.model is not None and can_be_kept():
+            self.model.save(place)
+        elif self.model is not None:
+            warnings.warn(
+                "the model is not kept, which needs the package safetensors: install "
+                "fedbilevel[cli].",
+                stacklevel=2,
+            )
         write_atomically(place / RESULT, lambda file: file.write(text.encode()))
         return place
 
@@ -144,7 +174,10 @@ class Result:
         about = json.loads((place / RESULT).read_text())
         columns, point = read_arrays(place / COLUMNS), read_arrays(place / POINT)
         levels = like and (_like("x", like[0], point), _like("y", like[1], point))
-        return Result(**about, columns=columns, point=point, levels=levels)
+        kept = (place / MODEL).exists() and can_be_kept()
+        model = Model.load(place) if kept else None
+        held = {"columns": columns, "point": point, "levels": levels, "model": model}
+        return Result(**about, **held)
 
     def _metrics(self) -> list[tuple[str, Any]]:
         """Return what was measured in the end, the headline first."""

@@ -8,6 +8,7 @@ from fedbilevel.cli.errors import plain_errors
 from fedbilevel.cli.federation import federate, node, replay, serve
 from fedbilevel.cli.label_counts import label_counts
 from fedbilevel.cli.listing import list_entries
+from fedbilevel.cli.predicting import export, predict
 from fedbilevel.cli.running import compare, resume, run
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
 
@@ -29,6 +30,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "--set theta=0.2 --out runs/first",
     ),
     "resume": (resume, "runs/first"),
+    "predict": (predict, "runs/first rows.csv --out predictions.csv"),
+    "export": (export, "runs/first --to npz --out model.npz"),
     "compare": (
         compare,
         "two-client --algorithms local-bsgvrm,fedbioacc,fednest,fedavg,pooled "

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import numpy as np
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
@@ -25,7 +27,8 @@ from fedbilevel.errors import (
 )
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.options import algorithm_from, options_of
-from fedbilevel.result import Result
+from fedbilevel.models import Model
+from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
@@ -97,7 +100,26 @@ class Built(NamedTuple):
         if self.task.conclusion is not None:
             more = self.task.conclusion(self.task, result.point)
         final = {**result.final, **point, **more}
-        return dataclasses.replace(result, algorithm=self.entry.name, final=final)
+        named = dataclasses.replace(result, algorithm=self.entry.name, final=final)
+        return dataclasses.replace(named, model=self._model(named))
+
+    def _model(self, result: Result) -> Model | None:
+        """Return the model that a run leaves behind, where all clients share one."""
+        task = self.task
+        if task.predictor is None or result.levels is None:
+            return None
+        shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
+        if shared != [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]:
+            return None  # every client has kept a y of its own
+        about = {"task": result.task, "algorithm": result.algorithm}
+        options = to_plain(self.config["task"])
+        return Model(
+            task.predictor.layers(*result.levels),
+            task.classes,
+            task.preparation,
+            task.predictor.pixels,
+            {**about, "options": options, "versions": result.versions},
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fedbilevel._registry import told
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.models import Predictor
 from fedbilevel.problem import ClientData, Problem
 
 __all__ = [
@@ -84,7 +85,8 @@ class Task(eqx.Module):
     those are numbers in columns. `names` are those of the clients, where they have any;
     `origin` says where their rows are from. `listing`, a function of (task, point),
     makes of the same point as `conclusion`, tables to be kept with a result, by the
-    names of their files. A lower headline is better.
+    names of their files. `predictor` makes a model of a finished run that predicts. A
+    lower headline is better.
     """
 
     problem: Problem
@@ -113,6 +115,7 @@ class Task(eqx.Module):
     listing: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Listed]] | None = (
         eqx.field(static=True, default=None)
     )
+    predictor: Predictor | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):

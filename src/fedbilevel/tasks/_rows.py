@@ -1,6 +1,6 @@
 """Labeled rows for clients: loaded, scaled, dealt out, and cut for the two levels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias
 
@@ -10,6 +10,7 @@ from fedbilevel import datasets
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, Preparation, TableChoices, partition
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.models import Pixels, Predictor
 from fedbilevel.problem import stored
 from fedbilevel.tasks._base import Origin
 from fedbilevel.tasks._labeled import Scaling, pixel_scaling
@@ -74,6 +75,20 @@ class Pool:
     def classes(self) -> int:
         """The number of classes; 0 where numbers are predicted."""
         return len(self.held.classes)
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """How bytes of images become numbers, where rows are such."""
+        held = self.held.features
+        if held.dtype != np.uint8:
+            return None
+        return Pixels(self.scaling.center, self.scaling.spread, held.shape[1:])
+
+    def predictor(self, layers: Callable[[Any, Any], Any]) -> Predictor | None:
+        """Return how a point makes a model, where it is known how rows are scaled."""
+        if self.preparation is None and self.pixels is None:
+            return None
+        return Predictor(layers, self.pixels)
 
     def usual(self, built_in: float, own: float) -> float:
         """Return what is usual for such data."""

@@ -29,7 +29,7 @@ from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled
 from fedbilevel.tasks._base import Listed, Task
 from fedbilevel.tasks._labeled import CrossEntropy, HeldOut, cross_entropies
-from fedbilevel.tasks._networks import Network, NetworkScores, build
+from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
 from fedbilevel.tasks._rows import (
     PartitionText,
     RowLimit,
@@ -272,5 +272,6 @@ def make(
         # z is shared and says which way y should go for the validation rows of all.
         algorithm="fedbio",
         listing=_listing,
+        predictor=pool.predictor(network_layers),
         **dealt.about,
     )

@@ -39,7 +39,7 @@ from fedbilevel.tasks._labeled import (
     balanced_accuracy,
     cross_entropies,
 )
-from fedbilevel.tasks._networks import Network, NetworkScores, build
+from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
 from fedbilevel.tasks._rows import (
     PartitionText,
     RowLimit,
@@ -254,5 +254,6 @@ def make(
         recommended=_STEPS[model] | usual.recommended,
         convex=model == "linear",
         algorithm=usual.algorithm,
+        predictor=pool.predictor(network_layers),
         **dealt.about,
     )

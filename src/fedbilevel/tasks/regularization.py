@@ -21,6 +21,7 @@ from fedbilevel._types import Metrics, Rows
 from fedbilevel.datasets import Dataset, Preparation
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Task
 from fedbilevel.tasks._labeled import (
@@ -83,6 +84,13 @@ class _Lower:
         return self.loss(x, y, rows) + 0.5 * jnp.sum(strength * y**2)
 
 
+def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
+    """Return W as a layer: its last column, of the constant feature, is the bias."""
+    del x
+    W = np.asarray(y)
+    return Multiply((W.shape[-1] - 1) ** -0.5), Dense(W[..., :-1], W[..., -1])
+
+
 def _completed(table: Dataset) -> Dataset:
     """Scale rows and append the constant; images have this done where they are used."""
     if table.features.dtype == np.uint8:
@@ -133,6 +141,7 @@ def make(
         tested,
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
+        predictor=pool.predictor(_layers),
         **dealt.about,
     )
 

@@ -32,7 +32,7 @@ from fedbilevel.tasks._labeled import (
     Scaling,
     cross_entropy,
 )
-from fedbilevel.tasks._networks import Hidden, apply, build
+from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
 from fedbilevel.tasks._rows import (
     PartitionText,
     RowLimit,
@@ -230,5 +230,6 @@ def make(
         headline="test_error",
         recommended=_steps(model, math.prod(shape), features) | usual.recommended,
         algorithm=usual.algorithm[model],
+        predictor=pool.predictor(layers_of),
         **dealt.about,
     )

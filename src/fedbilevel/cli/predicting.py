@@ -151,9 +151,8 @@ def _told(found: _Predicted, out: Path | None) -> list[str]:
     named = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     lines.append(f"{summary['rows']} rows{f': {named}' if named else ''}.")
     if "accuracy" in summary:
-        lines.append(
-            f"{summary['accuracy']:.4g} of them are as the column '{found.name}' says."
-        )
+        right = f"{summary['accuracy']:.4g}"
+        lines.append(f"Accuracy {right}, by the labels in '{found.name}'.")
     if "root_mean_squared_error" in summary:
         value = summary["root_mean_squared_error"]
         lines.append(f"Root mean squared error to '{found.name}': {value:.5g}.")
@@ -179,7 +178,10 @@ def export(
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
     path = Path(f"model.{to}") if out is None else out
-    if path.exists():
-        raise InvalidInputError(f"{path} exists. Choose another file, or remove it.")
+    beside = [path.with_suffix(".json")] if to == "safetensors" else []
+    for one in (path, *beside):
+        if one.exists():
+            raise InvalidInputError(f"{one} exists. Choose another file, or remove it.")
     FORMATS[to](Model.load(folder), path)
-    Console().print(f"Saved in {path}", markup=False, highlight=False)
+    told = " and ".join(map(str, (path, *beside)))
+    Console().print(f"Saved in {told}", markup=False, highlight=False)

@@ -81,7 +81,7 @@ def _to_npz(model: Model, path: Path) -> None:
 def _to_safetensors(model: Model, path: Path) -> None:
     weights, text = packed(model)
     write_atomically(path, lambda file: file.write(weights))
-    described = path.with_name(f"{path.stem}.json")
+    described = path.with_suffix(".json")
     write_atomically(described, lambda file: file.write(text))
 
 

@@ -4,7 +4,9 @@ Neither can hold code. What is read is checked: a file that is damaged, of anoth
 version or of somebody else's making is refused by its name.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from fedbilevel.models.model import Model, Pixels
 
 __all__ = ["can_be_kept", "load", "packed", "save"]
 
+_ENTRIES = ("about", "classes", "layers", "pixels", "preparation")
 _KINDS = ("multiply", "dense", "convolution")
 _LARGEST = 2**32  # bytes of weights
 _LONGEST = 2**26  # bytes of JSON
@@ -68,7 +71,16 @@ def packed(model: Model) -> tuple[bytes, bytes]:
         },
         "preparation": None if made is None else json.loads(made.to_json()),
     }
-    return library.save(arrays), written("model", content).encode()
+    data = library.save(arrays)
+    content["digest"] = _digest(data, content)
+    return data, written("model", content).encode()
+
+
+def _digest(data: bytes, content: Mapping[str, Any]) -> str:
+    """Return what changes with any bit of either file that means something."""
+    rest = {name: value for name, value in content.items() if name in _ENTRIES}
+    text = json.dumps(rest, sort_keys=True)
+    return hashlib.sha256(data + text.encode()).hexdigest()
 
 
 def load(folder: Path) -> Model:
@@ -80,9 +92,9 @@ def load(folder: Path) -> Model:
             "task leaves no model that predicts. Runs of regularization, cleaning, "
             "representation and loss-tuning do, by `fedbilevel run ... --out`."
         )
-    arrays = _arrays(folder / WEIGHTS)
+    data, arrays = _arrays(folder / WEIGHTS)
     try:
-        return _model(_text(path), arrays)
+        return _model(_text(path), data, arrays)
     except InvalidInputError as error:
         raise CheckpointError(
             f"{path} or {WEIGHTS} beside it is damaged, or not one of ours: {error}"
@@ -98,9 +110,10 @@ def _text(path: Path) -> str:
         raise InvalidInputError("it is no text.") from None
 
 
-def _model(text: str, arrays: dict[str, np.ndarray]) -> Model:
-    names = ("about", "classes", "layers", "pixels", "preparation")
-    node = Node.of(text, "model", names)
+def _model(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> Model:
+    node = Node.of(text, "model", (*_ENTRIES, "digest"))
+    if node.content["digest"] != _digest(data, node.content):
+        raise InvalidInputError("the two files are not as they were written together.")
     listed = node.items("layers")
     if len(listed) > _MOST_LAYERS:
         raise InvalidInputError("the model has too many layers.")
@@ -149,14 +162,15 @@ def _pixels(node: Node) -> Pixels | None:
     return Pixels(held.number("center"), spread, tuple(shape))
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def _arrays(path: Path) -> tuple[bytes, dict[str, np.ndarray]]:
     library = _safetensors()
     if not path.exists():
         raise CheckpointError(f"{path} is missing: the model has no weights.")
     if path.stat().st_size > _LARGEST:
         raise CheckpointError(f"{path} is too large to be a model of ours.")
     try:
-        return dict(library.load(path.read_bytes()))
+        data = path.read_bytes()
+        return data, dict(library.load(data))
     except Exception as error:  # of the library's own kind, or of NumPy's
         raise CheckpointError(
             f"{path} is damaged, or not one of ours: {error}."

@@ -75,7 +75,7 @@ class _Predicted:
 def predict(
     folder: RunFolder,
     data: Annotated[
-        str, typer.Argument(help="table or other data, with or without labels")
+        str, typer.Argument(help="table, with or without labels, or other data")
     ],
     out: Annotated[
         Path | None, typer.Option(help="new CSV file with a line for every row")

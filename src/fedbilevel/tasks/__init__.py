@@ -30,7 +30,7 @@ def as_name(given: Any) -> str:
     return _registry.resolved(sys.modules[__name__], given, "task")
 
 
-def find(name: str) -> Callable[..., Task]:
+def find(name: str) -> Callable[..., Any]:
     """Return the function `make(clients, **options) -> Task` of a task by its name.
 
     `path/to/file.py:make` is that of a file; it is run.

@@ -118,7 +118,8 @@ def test_a_result_predicts_in_python(folder):
     result = Result.load(folder)
     named = list(result.predict(columns))
     assert set(named) <= {"no", "yes"}
-    made = result.model.preparation
+    made = Model.load(folder).preparation
+    assert made is not None
     assert made.feature_names == ("age", *(f"color={c}" for c in COLORS), "dose")
     one_hot = [[row[1], *(float(row[2] == c) for c in COLORS), row[3]] for row in rows]
     assert list(result.predict(np.asarray(one_hot))) == named

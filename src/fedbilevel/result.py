@@ -104,7 +104,7 @@ class Result:
     def to_pandas(self) -> Any:
         """Return the columns as a pandas frame, one row per measured round."""
         try:
-            import pandas
+            import pandas  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise FedbilevelError(
                 "frames are made by pandas: install it, or read `result.columns`, "

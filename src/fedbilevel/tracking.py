@@ -178,7 +178,7 @@ def _missing(what: str, package: str) -> FedbilevelError:
 
 def _import_tensorboard() -> Any:
     try:
-        import tensorboardX
+        import tensorboardX  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise _missing("TensorBoard", "tensorboardX") from None
     return tensorboardX
@@ -186,7 +186,7 @@ def _import_tensorboard() -> Any:
 
 def _import_mlflow() -> Any:
     try:
-        import mlflow
+        import mlflow  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise _missing("MLflow", "mlflow") from None
     return mlflow
@@ -194,7 +194,7 @@ def _import_mlflow() -> Any:
 
 def _import_wandb() -> Any:
     try:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise _missing("Weights & Biases", "wandb") from None
     return wandb

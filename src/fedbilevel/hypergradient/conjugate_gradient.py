@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
@@ -74,7 +74,7 @@ class ConjugateGradient(AbstractHypergradient):
     """Solve with a fixed number of conjugate-gradient steps."""
 
     steps: int = count("conjugate-gradient steps of a solve")
-    damping: Float[Array, ""] = number("added to the Hessian's diagonal", default=0.0)
+    damping: Number = number("added to the Hessian's diagonal", default=0.0)
 
     def __check_init__(self) -> None:
         if self.steps < 1:

@@ -9,9 +9,7 @@ Two gradients a product, error O(radius^2), none for quadratic g.
 import dataclasses
 from typing import Any
 
-from jaxtyping import Array, Float
-
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import number, part
@@ -23,7 +21,7 @@ class FiniteDifference(AbstractHypergradient):
     """Run `rule` on first-order oracles only."""
 
     rule: AbstractHypergradient = part("what is run, without second derivatives")
-    radius: Float[Array, ""] = number("distance of the two points", default=1e-2)
+    radius: Number = number("distance of the two points", default=1e-2)
 
     def draw(self, oracle: Oracle, key: Key) -> Any:
         """Draw what the rule draws."""

@@ -24,10 +24,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fedbilevel import _evaluation, _tree
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
@@ -120,7 +120,7 @@ class Neumann(AbstractHypergradient):
     """Stochastic Neumann series with a fresh sample for every factor."""
 
     q: int = count(_Q)
-    theta: Float[Array, "..."] = number(_THETA)
+    theta: Number = number(_THETA)
 
     def __check_init__(self) -> None:
         _check_terms("Neumann", self.q, 0, self.theta)
@@ -145,7 +145,7 @@ class FrozenNeumann(AbstractHypergradient):
     """Deterministic Neumann series: one batch for all factors."""
 
     q: int = count(_Q)
-    theta: Float[Array, "..."] = number(_THETA)
+    theta: Number = number(_THETA)
 
     def __check_init__(self) -> None:
         _check_terms("FrozenNeumann", self.q, 0, self.theta)
@@ -175,7 +175,7 @@ class RandomNeumann(AbstractHypergradient):
     """
 
     q: int = count(_Q)
-    theta: Float[Array, "..."] = number(_THETA)
+    theta: Number = number(_THETA)
 
     def __check_init__(self) -> None:
         _check_terms("RandomNeumann", self.q, 1, self.theta)

@@ -8,9 +8,8 @@ series with Q = N-1 and theta = step, evaluated at y^N.
 
 import jax
 import jax.random as jr
-from jaxtyping import Array, Float
 
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Batch, Oracle
@@ -23,7 +22,7 @@ class Unrolled(AbstractHypergradient):
     """Reverse-mode differentiation through `steps` lower steps."""
 
     steps: int = count("lower steps that are differentiated through")
-    step: Float[Array, ""] = number("how far each of them goes, below 2/L1")
+    step: Number = number("how far each of them goes, below 2/L1")
 
     def __check_init__(self) -> None:
         if self.steps < 1:

@@ -144,6 +144,17 @@ def test_objects_stand_for_their_names(home):
         Experiment(lambda clients: None)
 
 
+def test_the_task_of_the_guide_is_a_task(tmp_path):
+    guide = (DOCUMENT.parent / "own-tasks.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    (tmp_path / "ridge.py").write_text(code)
+    own = Experiment(f"{tmp_path / 'ridge.py'}:make", clients=3)
+    built = own.build()
+    assert built.rounds == 100 and built.task.data.clients == 3
+    # Columns of variance 1: the lower level curves by 2 (1 + strength) about.
+    built.algorithm.check(5.0, 0)
+
+
 BROKEN = {
     "missing": (None, "make", r"there is no file .*missing\.py"),
     "empty": ("", "make", r"unknown task of .*empty\.py 'make'"),

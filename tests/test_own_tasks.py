@@ -325,7 +325,8 @@ def test_a_federation_of_ones_own_task_and_algorithm(home, tmp_path):
     result = serve(Loopback(sites), made[0], tmp_path / "out", TERMS)
     alone = made[0].run()
     assert np.allclose(result.point["y"], alone.point["y"], rtol=1e-6)
-    assert result.task == "own_task.py:make"
+    assert (result.task, result.algorithm) == ("own_task.py:make", "LocalBSG")
+    assert np.array_equal(result.y, result.point["y"])
 
 
 def test_the_server_uses_its_own_copy_of_an_algorithm_or_none(home):

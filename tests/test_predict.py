@@ -112,6 +112,23 @@ def test_labels_in_the_data_tell_the_accuracy(folder, tmp_path):
     assert f"Accuracy {right:.4g}, by the labels in 'ill'." in shown
 
 
+def test_labels_that_are_no_class_keep_nobody_from_predicting(folder, tmp_path):
+    rows = [[*row[:-1], "perhaps"] for row in people(3)]
+    done = command("predict", folder, write(tmp_path / "a.csv", HEADER, rows))
+    assert done.exit_code == 0 and "3 rows" in done.output
+    assert "not compared" in done.output and "'perhaps'" in done.output
+
+
+class Frame:
+    """What a frame of pandas and of polars have in common."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self.held, self.columns = columns, list(columns)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.asarray(self.held[name])
+
+
 def test_a_result_predicts_in_python(folder):
     rows = people(5)
     columns = {name: [row[place] for row in rows] for place, name in enumerate(HEADER)}
@@ -123,6 +140,7 @@ def test_a_result_predicts_in_python(folder):
     assert made.feature_names == ("age", *(f"color={c}" for c in COLORS), "dose")
     one_hot = [[row[1], *(float(row[2] == c) for c in COLORS), row[3]] for row in rows]
     assert list(result.predict(np.asarray(one_hot))) == named
+    assert list(result.predict(Frame(columns))) == named
     with pytest.raises(InvalidInputError, match=r"rows of shape \(5, 2\)"):
         result.predict(np.zeros((5, 2)))
     bare = dataclasses.replace(result, model=None)

@@ -113,7 +113,11 @@ class Result:
         return pandas.DataFrame(self.columns)
 
     def plot(
-        self, metrics: str | Sequence[str] = (), *, along: str = "round", axes: Any = ()
+        self,
+        metrics: str | Sequence[str] = (),
+        *,
+        along: str = "round",
+        axes: Any = None,
     ) -> Any:
         """Draw metrics, the headline if none is named, and return matplotlib's axes.
 

@@ -34,7 +34,8 @@ RunFolder = Annotated[
 class _Predicted:
     """Predictions of rows: `unit` number `places[i]` has the scores of row i.
 
-    `labels` are those of the data, where they have any, and `name` is theirs.
+    `labels` are those of the data, where they have any, and `name` is theirs; `unused`
+    says why they are not compared.
     """
 
     model: Model
@@ -43,6 +44,7 @@ class _Predicted:
     unit: str
     labels: np.ndarray | None = None
     name: str = "label"
+    unused: str = ""
 
     def header(self) -> list[str]:
         chances = [f"probability of {name}" for name in self.model.classes]
@@ -126,14 +128,18 @@ def _of_table(model: Model, path: Path) -> _Predicted:
     made, table = model.preparation, read_table(path)
     assert made is not None
     scores = model.scores(made.apply(table.columns, table.where))
-    name, labels = made.label.name, None
+    name, labels, unused = made.label.name, None, ""
     if name in table.columns and not table.is_missing(name).all():
-        codes = made.label.encode(table.columns[name], table.where)
-        if model.classes:
-            labels = np.asarray(model.classes)[codes]
+        try:
+            codes = made.label.encode(table.columns[name], table.where)
+        except InvalidInputError as error:
+            unused = f"The labels are not compared. {error}"
         else:
-            labels = made.label.decode(codes)  # pyright: ignore[reportAttributeAccessIssue]
-    return _Predicted(model, scores, table.places, table.unit, labels, name)
+            classes = np.asarray(model.classes)
+            label: Any = made.label
+            labels = classes[codes] if model.classes else label.decode(codes)
+    about = (table.places, table.unit, labels, name, unused)
+    return _Predicted(model, scores, *about)
 
 
 def _first_rows(found: _Predicted) -> Shown:
@@ -156,6 +162,8 @@ def _told(found: _Predicted, out: Path | None) -> list[str]:
     if "root_mean_squared_error" in summary:
         value = summary["root_mean_squared_error"]
         lines.append(f"Root mean squared error to '{found.name}': {value:.5g}.")
+    if found.unused:
+        lines.append(found.unused)
     if out is not None:
         lines.append(f"Saved in {out}")
     elif summary["rows"] > _SHOWN:

@@ -250,7 +250,8 @@ def _result(
     own = {**result.final, **point}
     return replace(
         result,
-        algorithm=facts["algorithm"],
+        algorithm=_entry(experiment, facts["algorithm"]).name,
+        levels=None,  # the server knows names of leaves, and no structure
         final={**own, **together(told), **own},  # nobody writes over what is our own
         counts={**result.counts, "wire": wire},
         seconds=seconds,

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.preparation import TargetLabel
+from fedbilevel.datasets.tables import table_of_frame
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.layers import Dense, Layer, Multiply
 
@@ -96,10 +97,11 @@ class Model:
             return self.pixels.apply(np.asarray(rows))
         made = self.preparation
         assert made is not None
-        if isinstance(rows, Mapping) or hasattr(rows, "columns"):
-            named = rows if isinstance(rows, Mapping) else {n: rows[n] for n in rows}
-            columns = {str(name): np.asarray(named[name]) for name in named}
-            return made.apply(columns)
+        if hasattr(rows, "columns"):
+            table = table_of_frame(rows)
+            return made.apply(table.columns, table.where)
+        if isinstance(rows, Mapping):
+            return made.apply({str(n): np.asarray(one) for n, one in rows.items()})
         array = np.asarray(rows, dtype=float)
         if array.ndim != 2 or array.shape[1] != len(made.feature_names):
             raise InvalidInputError(

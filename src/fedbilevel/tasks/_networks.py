@@ -37,9 +37,9 @@ class Hidden(eqx.Module):
     def __call__(self, inputs: Array) -> Array:
         """Return the features of a batch."""
 
-    @abc.abstractmethod
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
         """Return the same as layers of a model, where there are `width` features."""
+        raise InvalidInputError(f"{type(self).__name__} is no layer of a model.")
 
 
 class Network(eqx.Module):

@@ -1,6 +1,7 @@
 """Preparations: fitted from sums of sites as from pooled rows, saved, and applied."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,11 @@ def rows_of(seed: int, count: int) -> dict[str, np.ndarray]:
     return {"age": age, "colour": COLOURS[draw.integers(0, 4, count)]}
 
 
+def fit(sums: Sums, **how: bool) -> Any:
+    """Return the preparation; its columns are known to be of the right kind."""
+    return Preparation.fit(sums, **how)
+
+
 def sums_of(rows: dict[str, np.ndarray], label: np.ndarray) -> Sums:
     return Sums.of(rows, "kind", label)
 
@@ -40,8 +46,8 @@ def test_sums_of_sites_prepare_as_pooled_rows_do(seed, sizes):
         Sums.from_json(sums_of(dict(zip(rows, part, strict=True)), own).to_json())
         for part, own in zip(parts, np.split(label, ends), strict=True)
     ]
-    merged = Preparation.fit(Sums.merged(sites), gaps=True)
-    pooled = Preparation.fit(sums_of(rows, label), gaps=True)
+    merged = fit(Sums.merged(sites), gaps=True)
+    pooled = fit(sums_of(rows, label), gaps=True)
     there = rows["age"][~np.isnan(rows["age"])]
     spread = there.std() if np.ptp(there) else 1.0
     age, one = merged.columns[0], pooled.columns[0]
@@ -62,7 +68,7 @@ def test_features_are_as_by_hand():
         "colour": np.asarray(["red", "", "blue"]),
     }
     label = np.asarray(["no", "yes", "no"])
-    made = Preparation.fit(sums_of(rows, label), gaps=True)
+    made = fit(sums_of(rows, label), gaps=True)
     assert made.feature_names == ("age", "colour=blue", "colour=red")
     expected = [[-1, 0, 1], [0, 0, 0], [1, 1, 0]]
     np.testing.assert_allclose(made.apply(rows), expected)
@@ -78,8 +84,8 @@ def test_features_are_as_by_hand():
 def test_a_target_goes_there_and_back():
     target = np.asarray([10.0, 14.0])
     rows = {"a": np.asarray([0.0, 1.0])}
-    made = Preparation.fit(Sums.of(rows, "price", target, is_target=True))
-    made = Preparation.from_json(made.to_json())
+    sums = Sums.of(rows, "price", target, is_target=True)
+    made: Any = Preparation.from_json(fit(sums).to_json())
     np.testing.assert_allclose(made.label.encode(target), [-1, 1])
     np.testing.assert_allclose(made.label.decode([-1, 1]), target)
     assert made.label.classes == ()
@@ -87,7 +93,7 @@ def test_a_target_goes_there_and_back():
 
 def test_a_constant_column_is_not_divided_by_rounding():
     rows = {"a": np.full(7, 0.1), "b": np.zeros(7)}
-    made = Preparation.fit(sums_of(rows, np.arange(7)))
+    made = fit(sums_of(rows, np.arange(7)))
     assert [one.spread for one in made.columns] == [1, 1]
     np.testing.assert_allclose(made.apply(rows), np.zeros((7, 2)), atol=1e-15)
 
@@ -104,7 +110,7 @@ def test_a_constant_column_is_not_divided_by_rounding():
 )
 def test_what_was_not_prepared_for_is_refused(name, changed, message):
     rows = {"age": np.asarray([1.0, 2.0]), "colour": np.asarray(["red", "blue"])}
-    made = Preparation.fit(sums_of(rows, np.arange(2)))
+    made = fit(sums_of(rows, np.arange(2)))
     with fails(f"row 1, column '{name}': {message}"):
         made.apply({**rows, name: np.asarray(changed)})
     with fails("there is no column 'colour', which the model needs. There are age"):
@@ -124,14 +130,12 @@ def test_sites_that_differ_are_refused():
         Sums.merged([one, target])
     empty = sums_of({"a": np.full(2, np.nan)}, np.arange(2))
     with fails("column 'a' is empty in every row. Leave it out with --ignore a"):
-        Preparation.fit(empty)
-    assert Preparation.fit(Sums.merged([one, empty])).columns[0].center == 1
+        fit(empty)
+    assert fit(Sums.merged([one, empty])).columns[0].center == 1
 
 
 GOOD = json.loads(
-    Preparation.fit(
-        sums_of({"age": np.arange(2.0), "colour": COLOURS[:2]}, np.arange(2))
-    ).to_json()
+    fit(sums_of({"age": np.arange(2.0), "colour": COLOURS[:2]}, np.arange(2))).to_json()
 )
 
 

@@ -9,6 +9,7 @@ from fedbilevel.cli.federation import federate, node, replay, serve
 from fedbilevel.cli.label_counts import label_counts
 from fedbilevel.cli.listing import list_entries
 from fedbilevel.cli.predicting import export, predict
+from fedbilevel.cli.prepare import prepare
 from fedbilevel.cli.running import compare, resume, run
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
 
@@ -42,6 +43,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "representation --clients 20 --set partition=dirichlet:0.3 "
         "--out label-counts.png",
     ),
+    "prepare": (prepare, "rows.csv --label sick --sums north.json"),
     "check-theory": (check_theory, "quadratic --algorithm local-bsgm"),
     "plan": (plan, "quadratic --clients 8 --target 0.05 --out plan.json"),
     "speedup": (

@@ -108,10 +108,16 @@ class Sums:
         for other in others:
             _check_alike(first, other)
             columns = {
-                name: _merge(f"column '{name}'", found, other.columns[name])
+                name: _merge(
+                    f"column '{name}'",
+                    found,
+                    other.columns[name],
+                    f"leave the column out with --ignore {name}",
+                )
                 for name, found in first.columns.items()
             }
-            label = _merge(f"label '{first.label_name}'", first.label, other.label)
+            name = f"label '{first.label_name}'"
+            label = _merge(name, first.label, other.label, "say --predict for all")
             rows = first.rows + other.rows
             first = Sums(rows, columns, first.label_name, label)
         return first
@@ -165,14 +171,14 @@ def _check_alike(first: Sums, other: Sums) -> None:
         )
 
 
-def _merge(name: str, one: Found, other: Found) -> Found:
+def _merge(name: str, one: Found, other: Found, advice: str) -> Found:
     if isinstance(one, Moments) and isinstance(other, Moments):
         return one.merged(other)
     if isinstance(one, tuple) and isinstance(other, tuple):
         return tuple(sorted({*one, *other}))
     raise InvalidInputError(
         f"{name} holds numbers at one site and text or classes at another. Make them "
-        "alike, or leave the column out with --ignore."
+        f"alike, or {advice}."
     )
 
 

@@ -1,6 +1,7 @@
 """A table as it was read: named columns of text or numbers, and where each row is."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 from fedbilevel.datasets.sums import MISSING, as_texts, parse_number
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Table", "column_of"]
+__all__ = ["Table", "check_names", "column_of"]
+
+_LONGEST_GAP = max(map(len, MISSING))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +49,25 @@ class Table:
         values = self.columns[name]
         if values.dtype.kind in "buif":
             return True
-        there = [text for text in as_texts(values) if text.lower() not in MISSING]
-        return 2 * sum(map(_is_number, there)) > len(there) or not there
+        # Each different text is looked at once: a hostile one may be long, and repeat.
+        there = Counter(as_texts(values))
+        for gap in [text for text in there if _is_gap(text)]:
+            del there[gap]
+        numbers = sum(count for text, count in there.items() if _is_number(text))
+        return 2 * numbers > there.total() or not there
 
     def is_missing(self, name: str) -> np.ndarray:
         """Mark the rows that have no value in a column."""
         values = self.columns[name]
         if values.dtype.kind in "buif":
             return np.isnan(values.astype(float))
-        gaps = MISSING if self.is_numeric(name) else {""}
-        return np.asarray([text.lower() in gaps for text in as_texts(values)], bool)
+        numeric = self.is_numeric(name)
+        gaps = [not text or (numeric and _is_gap(text)) for text in as_texts(values)]
+        return np.asarray(gaps, bool)
+
+
+def _is_gap(text: str) -> bool:
+    return len(text) <= _LONGEST_GAP and text.lower() in MISSING
 
 
 def _is_number(text: str) -> bool:
@@ -74,12 +86,13 @@ def column_of(values: Sequence[Any]) -> np.ndarray | str:
             )
         except OverflowError:
             return "numbers of more than 300 digits"
-    texts = np.empty(len(values), object)
+    texts, stripped = np.empty(len(values), object), {}
     for row, value in enumerate(values):
         if _is_missing(value):
             texts[row] = ""
         elif isinstance(value, str):
-            texts[row] = value.strip()
+            # Equal texts stay one object, however often they are there.
+            texts[row] = stripped.setdefault(value, value.strip())
         elif isinstance(value, int | float):
             texts[row] = repr(value)
         elif hasattr(value, "isoformat"):  # a date or a time

@@ -115,7 +115,7 @@ class Built(NamedTuple):
         options = to_plain(self.config["task"])
         return Model(
             task.predictor.layers(*result.levels),
-            task.classes,
+            task.preparation.label.classes if task.preparation else task.classes,
             task.preparation,
             task.predictor.pixels,
             {**about, "options": options, "versions": result.versions},

@@ -233,16 +233,13 @@ def _facts(
 
 
 def _meaning(task: Task, prepared: bool) -> dict[str, Any]:
-    """Return what numbers of x and y mean: classes, features, and how they are made.
+    """Return what sites must agree on so that numbers of x and y mean the same.
 
-    Sites scale features each by their own rows, unless all are `prepared` alike.
+    Each scales features by its own rows, unless all are `prepared` alike.
     """
-    made = task.preparation
-    return {
-        "classes": task.classes,
-        "features": made.feature_names if made else (),
-        "preparation": made.to_json() if made and prepared else "",
-    }
+    made = task.preparation if prepared else None
+    told = {"classes": task.classes}
+    return told if made is None else {**told, "preparation": made.to_json()}
 
 
 def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | None:

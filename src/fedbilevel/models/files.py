@@ -90,7 +90,8 @@ def load(folder: Path) -> Model:
         raise CheckpointError(
             f"{folder} holds no {MODEL}: it is no folder of a finished run, or its "
             "task leaves no model that predicts. Runs of regularization, cleaning, "
-            "representation and loss-tuning do, by `fedbilevel run ... --out`."
+            "representation, loss-tuning, and of fairness on a table do, by "
+            "`fedbilevel run ... --out`."
         )
     data, arrays = _arrays(folder / WEIGHTS)
     try:

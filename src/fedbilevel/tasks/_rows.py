@@ -103,6 +103,7 @@ def load(
     scaling: Scaling | None = None,
     table: Mapping[str, str] | None = None,
     task: str = "",
+    transform: Callable[[Dataset], Dataset] | None = None,
 ) -> Pool:
     """Load a data set, in an order that `split` seeds, the first `rows` of it if any.
 
@@ -110,7 +111,8 @@ def load(
     and scaled later, to mean 0 and variance 1 over all pixels unless told how; other
     features are centered and scaled by column over all rows. Images in a memory-mapped
     file stay there, but for the tested ones. `table` are the choices of columns. A
-    `task` that is named can tell classes apart and nothing else.
+    `task` that is named can tell classes apart and nothing else. A `transform` makes
+    features that are used as they are.
     """
     choices = TableChoices(**(table or {}))
     if isinstance(source, Dataset):
@@ -130,7 +132,10 @@ def load(
     if dataset.places is None:
         dataset = replace(dataset, places=np.arange(len(dataset.label)))
     whole = {name: values[order] for name, values in dataset.columns.items()}
-    dataset, found, preparation = _scaled(dataset)
+    if transform is None:
+        dataset, found, preparation = _scaled(dataset)
+    else:
+        dataset, found, preparation = transform(dataset), Scaling(), None
     tested = 0 if dataset.test else int(_TESTED * len(order))
     test = dataset.test or _take(dataset, order[:tested])
     held = replace(_take(dataset, order[tested:]), test=None)
@@ -260,10 +265,12 @@ def deal(
     usual_clients: int = 8,
     usual_train: float = 0.4,
     remarks: Sequence[str] = (),
+    more: Mapping[str, np.ndarray] | None = None,
 ) -> Dealt:
     """Deal the rows to clients; 0 leaves `clients` and `train` to what is usual.
 
     `train` is the share of all rows that is for training, an official test part aside.
+    `more` are arrays that rows are to have besides features and label.
     With a column, as many clients as it has values; another number is refused.
     """
     held, scheme = pool.held, _scheme(pool, scheme)
@@ -283,8 +290,8 @@ def deal(
     _check_parts(held, names, lower, upper)
     return Dealt(
         pool,
-        _rows_of(held, upper),
-        _rows_of(held, lower),
+        _rows_of(held, upper, more or {}),
+        _rows_of(held, lower, more or {}),
         [np.asarray(held.places)[part] for part in lower],
         names,
         scheme.partition(":")[2] if names else "",
@@ -364,5 +371,8 @@ def _check_parts(
                 )
 
 
-def _rows_of(held: Dataset, parts: Sequence[np.ndarray]) -> list[Rows]:
-    return [{"features": held.features[p], "label": held.label[p]} for p in parts]
+def _rows_of(
+    held: Dataset, parts: Sequence[np.ndarray], more: Mapping[str, np.ndarray]
+) -> list[Rows]:
+    arrays = {"features": held.features, "label": held.label, **more}
+    return [{name: array[p] for name, array in arrays.items()} for p in parts]

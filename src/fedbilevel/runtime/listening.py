@@ -64,13 +64,12 @@ class Listeners:
 
         def call() -> None:
             try:
-                for event in events:
+                for event in events if self.on_round is not None else ():
                     self.on_round(event)  # pyright: ignore[reportOptionalCall]
             except KeyboardInterrupt:
                 interrupts.append(True)
 
-        if self.on_round is not None:
-            mesh.on_first(call)
+        mesh.on_first(call)  # in all processes: the others need not have a listener
         return bool(interrupts)
 
     def show(self, done: int, total: int, columns: Mapping[str, np.ndarray]) -> bool:

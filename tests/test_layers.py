@@ -22,6 +22,7 @@ LAYERS = [
     {"tasks"},
     {"runtime"},
     {"result"},
+    {"saved"},
     {"studies"},
     {"federation"},
     {"experiments"},
@@ -45,8 +46,9 @@ FORBIDDEN = {
     "runtime": {"datasets", "tasks", "theory"},
     "studies": {"datasets", "tasks"},
     "federation": {"datasets", "tasks", "theory", "studies"},
-    "report": set(RANK) - {"result", "report", "errors"},
+    "report": set(RANK) - {"saved", "result", "report", "errors"},
     "result": set(RANK) - {"result", "_files", "errors"},
+    "saved": set(RANK) - {"saved", "result", "_files", "errors"},
 }
 READS_TEXT = {"experiments", "deployment", "cli"}
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}
@@ -58,7 +60,7 @@ OPTIONAL = {
     "datasets": {"sklearn", "PIL", "datasets"},
     "deployment": FLOWER,
     "federation": FLOWER,
-    "report": {"rich", "matplotlib"},
+    "report": {"rich", "matplotlib", "plotly"},
 }
 # Layers that are there only where their extra is.
 EXTRA = {"federation", "deployment", "report", "cli"}

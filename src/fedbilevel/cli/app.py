@@ -8,6 +8,7 @@ from fedbilevel.cli.errors import plain_errors
 from fedbilevel.cli.federation import federate, node, replay, serve
 from fedbilevel.cli.label_counts import label_counts
 from fedbilevel.cli.listing import list_entries
+from fedbilevel.cli.reporting import report
 from fedbilevel.cli.running import compare, resume, run
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
 
@@ -34,6 +35,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "two-client --algorithms local-bsgvrm,fedbioacc,fednest,fedavg,pooled "
         "--seeds 16 --set length=full --out runs/comparison",
     ),
+    "report": (report, "runs/first"),
     "label-counts": (
         label_counts,
         "representation --clients 20 --set partition=dirichlet:0.3 "

@@ -1,0 +1,234 @@
+"""What a task's result looks like: strengths, rows, operations, groups and sites."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.report.page.figures import bars
+from fedbilevel.report.page.grid import Grid
+from fedbilevel.report.page.words import amount
+from fedbilevel.result import Result
+from fedbilevel.saved import Saved
+
+__all__ = ["Picture", "pictures_of", "who_holds_what"]
+
+_MOST_BARS = 30
+_SHOWN_ROWS = 12
+_LONGEST = 60  # letters of a cell that comes from a file
+_PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A part of a page: a heading, a sentence, tables, and bars for a browser."""
+
+    heading: str
+    text: str
+    grids: Sequence[Grid] = ()
+    bars: Mapping[str, Any] | None = None
+
+
+def pictures_of(saved: Saved, best: str) -> list[Picture]:
+    """Return the pictures that a result has; `best` is the algorithm to show."""
+    result = saved.results[best][0]
+    whose = ""
+    if len(saved.every) > 1:
+        whose = f" Shown is {best}, seed {result.config.get('seed', 0)}."
+    made = [
+        _strengths(result, whose),
+        _operations(saved),
+        *_accuracies(saved),
+        _suspicious(saved.suspicious),
+    ]
+    return [one for one in made if one is not None]
+
+
+def _strengths(result: Result, whose: str) -> Picture | None:
+    """Return the strengths of `regularization`, which are exp(x) with x in [-9, 0]."""
+    x = result.point.get("x")
+    if result.task != "regularization" or x is None or x.ndim != 1 or not x.size:
+        return None
+    strengths = np.exp(np.clip(x.astype(float), -9.0, 0.0))
+    names = _feature_names(result, len(strengths))
+    order = np.argsort(-strengths, kind="stable")
+    shown, cut = order, ""
+    if len(order) > _MOST_BARS:
+        half = _MOST_BARS // 2
+        shown = np.concatenate([order[:half], order[-half:]])
+        cut = f" Of {len(order)} the {half} largest and the {half} smallest are drawn."
+    labels, values = [names[k] for k in shown], strengths[shown]
+    rows = [(names[k], amount(strengths[k])) for k in order]
+    return Picture(
+        "Strength of every feature",
+        "A large strength holds a feature's weights near zero: the validation rows "
+        f"found it of little use. A small one lets it speak.{cut}{whose}",
+        [Grid("Strengths, the largest first", ("feature", "strength"), rows)],
+        bars("strengths", labels, {"strength": list(values)}, "strength"),
+    )
+
+
+def _feature_names(result: Result, count: int) -> list[str]:
+    """Return the names that the run recorded, or numbers; the last may be constant."""
+    about = result.config.get("data")
+    named = about.get("features") if isinstance(about, dict) else None
+    if isinstance(named, list) and len(named) in (count, count - 1):
+        names = [_short(str(one)) for one in named]
+    else:
+        names = [f"feature {k}" for k in range(count - 1)]
+    return names + ["(constant)"] * (count - len(names))
+
+
+def _operations(saved: Saved) -> Picture | None:
+    """Return which operation an architecture has on each edge."""
+    rows = []
+    for name, many in saved.results.items():
+        for result in many:
+            chosen = result.final.get("operations")
+            if isinstance(chosen, list):
+                accuracy = amount(result.final.get("retrained_accuracy"))
+                seed = str(result.config.get("seed", 0))
+                rows.append((name, seed, " \u2192 ".join(map(str, chosen)), accuracy))
+    if not rows:
+        return None
+    headings = ("algorithm", "seed", "operations", "retrained accuracy")
+    return Picture(
+        "Chosen operations",
+        "From the input to the output, the operation with the largest weight on each "
+        "edge; the accuracy is that of a network with these alone, trained anew.",
+        [Grid("Operations", headings, rows)],
+    )
+
+
+def _accuracies(saved: Saved) -> list[Picture]:
+    """Return the accuracy of every group and site, where a result tells it."""
+    made = []
+    for kind in ("group", "site", "client"):
+        found: dict[str, dict[str, list[float]]] = {}
+        for name, many in saved.results.items():
+            for result in many:
+                for metric, value in result.final.items():
+                    match = _PART.fullmatch(metric)
+                    if match and match[2] == kind and _is_number(value):
+                        whole = found.setdefault(f"{kind} {match[3]}", {})
+                        whole.setdefault(name, []).append(float(value))
+        if found:
+            made.append(_accuracy(kind, found, list(saved.results)))
+    return made
+
+
+def _accuracy(
+    kind: str, found: Mapping[str, Mapping[str, list[float]]], names: Sequence[str]
+) -> Picture:
+    labels = [_short(label) for label in found]
+    means = {
+        name: [float(np.mean(one.get(name, [math.nan]))) for one in found.values()]
+        for name in names
+    }
+    rows = [
+        (label, *(amount(means[name][place]) for name in names))
+        for place, label in enumerate(labels)
+    ]
+    return Picture(
+        f"Accuracy of every {kind}",
+        "Mean over the random seeds, on rows that no site trains with.",
+        [Grid(f"Accuracy of every {kind}", (kind, *names), rows)],
+        bars(f"accuracy-{kind}", labels, means, "accuracy"),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
+    """Return the dirtiest and the cleanest rows, as `suspicious.csv` has them."""
+    if not rows:
+        return None
+    headings = tuple(_short(name) for name in rows[0])
+
+    def grid(caption: str, some: Sequence[Mapping[str, str]]) -> Grid:
+        cells = [tuple(_short(str(cell)) for cell in one.values()) for one in some]
+        return Grid(caption, headings, cells)
+
+    grids = [grid("Dirtiest rows", rows[:_SHOWN_ROWS])]
+    if len(rows) > _SHOWN_ROWS:
+        clean = rows[max(_SHOWN_ROWS, len(rows) - _SHOWN_ROWS) :][::-1]
+        grids.append(grid("Cleanest rows", clean))
+    return Picture(
+        "Dirtiest and cleanest rows",
+        f"A small weight says that a row's label disagrees with the validation rows: "
+        f"look at these first. All {len(rows):,} are in suspicious.csv.",
+        grids,
+    )
+
+
+def who_holds_what(saved: Saved) -> Picture:
+    """Return the rows and classes of every site, as far as the run recorded them."""
+    config = saved.every[0].config
+    sites = _sites(config.get("data"))
+    heading = "Who holds what"
+    if sites:
+        return _holdings(heading, sites)
+    clients = config.get("clients")
+    told = "The run recorded nothing about the rows of its sites."
+    if isinstance(clients, int):
+        told = f"{clients} sites; the run did not record how many rows each one has."
+    return Picture(heading, told)
+
+
+def _holdings(heading: str, sites: Mapping[str, Mapping[str, Any]]) -> Picture:
+    classes = list(dict.fromkeys(n for one in sites.values() for n in one["classes"]))
+    names = [_short(name) for name in classes]
+    rows = [
+        (
+            _short(site),
+            amount(one["rows"]),
+            *(amount(one["classes"].get(c, 0)) for c in classes),
+        )
+        for site, one in sites.items()
+    ]
+    total = sum(one["rows"] or 0 for one in sites.values())
+    if classes:
+        series = {
+            name: [one["classes"].get(c, 0) for one in sites.values()]
+            for name, c in zip(names, classes, strict=True)
+        }
+    else:
+        series = {"rows": [one["rows"] or 0 for one in sites.values()]}
+    labels = [_short(site) for site in sites]
+    return Picture(
+        heading,
+        f"{len(sites)} sites hold {amount(total)} rows in all.",
+        [Grid("Rows of every site", ("site", "rows", *names), rows)],
+        bars("holdings", labels, series, "rows", stacked_up=True),
+    )
+
+
+def _sites(about: Any) -> dict[str, dict[str, Any]]:
+    """Return rows and classes by site from a summary of the data, if it has them."""
+    given = about.get("sites") if isinstance(about, dict) else None
+    if isinstance(given, list):
+        named = [one for one in given if isinstance(one, dict)]
+        given = {str(one.get("name", k)): one for k, one in enumerate(named)}
+    if not isinstance(given, dict):
+        return {}
+    return {str(site): _holding(one) for site, one in given.items()}
+
+
+def _holding(one: Any) -> dict[str, Any]:
+    if not isinstance(one, dict):
+        return {"rows": one if _is_number(one) else None, "classes": {}}
+    told = one.get("classes")
+    classes = told if isinstance(told, dict) else {}
+    classes = {str(n): v for n, v in classes.items() if _is_number(v)}
+    rows = one.get("rows")
+    whole = rows if _is_number(rows) else sum(classes.values())
+    return {"rows": whole, "classes": classes}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"

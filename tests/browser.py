@@ -95,8 +95,8 @@ def opened(*, offline: bool = True) -> Iterator[Page]:
             *("--disable-dev-shm-usage", "--no-first-run", "--disable-extensions"),
             *("--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"),
         ]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(command, **quiet)
+        nowhere = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
         try:
             with connect(_address(Path(folder)), max_size=None) as socket:
                 page = Page(socket)

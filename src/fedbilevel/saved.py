@@ -23,6 +23,7 @@ _EXPERIMENT, _SETTINGS = "experiment.json", "settings.json"
 _COMPARED, _SUSPICIOUS = "comparison.json", "suspicious.csv"
 _LARGEST = 2**28  # bytes of a file that is read whole
 _MOST_ROWS = 1_000_000
+_DEEPEST = 3  # folders below each other in which runs are looked for
 _DAMAGED = (
     *(AttributeError, EOFError, IndexError, KeyError, MemoryError, OverflowError),
     *(RuntimeError, SyntaxError, TypeError, ValueError),
@@ -62,12 +63,25 @@ def is_saved(folder: Path) -> bool:
     return any((folder / mark).is_file() for mark in marks) or _is_comparison(folder)
 
 
-def find_saved(folder: Path) -> list[Path]:
-    """Return the folder if it is of a run, else those of runs directly below it."""
+def find_saved(folder: Path) -> dict[str, Path]:
+    """Return the folders of runs in this one, by their paths from here.
+
+    Links are not followed: what is found lies in the folder.
+    """
     if is_saved(folder):
-        return [folder]
-    below = sorted(one for one in folder.iterdir() if one.is_dir())
-    return [one for one in below if not one.name.startswith(".") and is_saved(one)]
+        return {folder.resolve().name: folder}
+    found: dict[str, Path] = {}
+    waiting = [(folder, 1)]
+    while waiting:
+        here, depth = waiting.pop()
+        for one in here.iterdir():
+            if one.is_symlink() or not one.is_dir() or one.name.startswith("."):
+                continue
+            if is_saved(one):
+                found[one.relative_to(folder).as_posix()] = one
+            elif depth < _DEEPEST:
+                waiting.append((one, depth + 1))
+    return dict(sorted(found.items()))
 
 
 def read_saved(folder: Path) -> Saved:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import typer
 
+from fedbilevel.cli.dashboard import dashboard
 from fedbilevel.cli.errors import plain_errors
 from fedbilevel.cli.federation import federate, node, replay, serve
 from fedbilevel.cli.label_counts import label_counts
@@ -36,6 +37,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "--seeds 16 --set length=full --out runs/comparison",
     ),
     "report": (report, "runs/first"),
+    "dashboard": (dashboard, "runs"),
     "label-counts": (
         label_counts,
         "representation --clients 20 --set partition=dirichlet:0.3 "

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from fedbilevel._files import write_atomically
+from fedbilevel.cli.reporting import write_report
 from fedbilevel.report import cost_table, result_table
 from fedbilevel.result import Result, to_plain
 
@@ -14,7 +15,9 @@ __all__ = ["print_json", "show_result", "write_json", "write_picture"]
 
 
 def show_result(result: Result, folder: Path | None, as_json: bool) -> None:
-    """Print what a run found, why it ended, and what it cost."""
+    """Print what a run found, why it ended, and what it cost; write its report."""
+    if folder is not None:
+        write_report(folder)
     if as_json:
         print_json(result.summary())
         return

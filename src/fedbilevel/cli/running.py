@@ -24,6 +24,7 @@ from fedbilevel.cli.output import (
     write_picture,
 )
 from fedbilevel.cli.progress import watched
+from fedbilevel.cli.reporting import write_report
 from fedbilevel.cli.theory import follow_file
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
@@ -142,12 +143,13 @@ def compare(
         write_json(out / "comparison.json", shown.summary())
         curves = draw_curves(made.found.results, shown.metric, shown.target)
         write_picture(out / "curves.png", curves)
+        write_report(out)
     if as_json:
         print_json(shown.summary())
         return
     shown.print_tables()
     if out is not None:
-        Console().print(f"Saved in {out}: results, comparison.json, curves.png")
+        Console().print(f"Saved in {out}: results, comparison.json, curves.png, report")
 
 
 @dataclass(frozen=True)

@@ -2,3 +2,6 @@
 
 from fedbilevel.report.page.document import MARK as MARK
 from fedbilevel.report.page.document import write_page as write_page
+from fedbilevel.report.page.listing import Listed as Listed
+from fedbilevel.report.page.listing import write_listing as write_listing
+from fedbilevel.report.page.listing import write_sentence as write_sentence

@@ -26,9 +26,11 @@ from fedbilevel.report.page.sections import (
 from fedbilevel.report.page.words import standings_of, summary, title_of
 from fedbilevel.saved import Saved
 
-__all__ = ["MARK", "write_page"]
+__all__ = ["ICON", "MARK", "asset", "write_page"]
 
 MARK = "<!doctype html><!-- a report of fedbilevel -->"
+# An empty picture, or browsers would ask for one.
+ICON = '<link rel="icon" href="data:,">'
 
 
 def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) -> str:
@@ -68,14 +70,14 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
 
 
 def _document(title: str, body: str, data: Mapping[str, Any], refresh: int) -> str:
-    plotly, program = _plotly(), _asset("page.js")
+    plotly, program = _plotly(), asset("page.js")
     again = f'<meta http-equiv="refresh" content="{refresh:d}">' if refresh else ""
     return (
         f'{MARK}\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark">{again}'
-        f"<title>{escaped(title)}</title><style>{_asset('page.css')}</style></head>"
+        f'<meta name="color-scheme" content="light dark">{ICON}{again}'
+        f"<title>{escaped(title)}</title><style>{asset('page.css')}</style></head>"
         f'<body><a class="skip" href="#main">Skip to the content</a>'
         f"<header><p>fedbilevel</p><h1>{escaped(title)}</h1></header>"
         f'<main id="main">{body}</main>'
@@ -110,7 +112,7 @@ def _plotly() -> tuple[str, str]:
 
 
 def _digest_of_page() -> str:
-    return _digest(_asset("page.js").encode())
+    return _digest(asset("page.js").encode())
 
 
 def _digest(program: bytes) -> str:
@@ -118,7 +120,8 @@ def _digest(program: bytes) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file that belongs to pages: their style, or their program."""
     return (resources.files("fedbilevel.report.page") / name).read_text("utf-8")
 
 

@@ -39,8 +39,10 @@ class Grid:
         head = "".join(f'<th scope="col">{escaped(one)}</th>' for one in self.headings)
         body = "".join(map(_row, self.rows))
         return (
+            # Inside the table it would scroll away with it.
+            f'<p class="caption">{caption}</p>'
             f'<div class="wide" role="region" tabindex="0" aria-label="{caption}">'
-            f"<table{name}><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+            f'<table{name} aria-label="{caption}"><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
 

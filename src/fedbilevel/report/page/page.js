@@ -70,8 +70,8 @@ function shown(value) {
 // Ticks that can be read: 0.2, 0.5, 1, not a small 2 above a large 10.
 function ticks(values) {
   const right = values.filter((v) => v > 0 && Number.isFinite(v));
-  const low = Math.log10(Math.min(...right));
-  const high = Math.log10(Math.max(...right));
+  const low = Math.log10(right.reduce((a, b) => Math.min(a, b)));
+  const high = Math.log10(right.reduce((a, b) => Math.max(a, b)));
   const every = high - low < 2.5 ? [1, 2, 5] : [1];
   const step = Math.max(1, Math.ceil((high - low) / 8));
   const found = [];
@@ -81,13 +81,13 @@ function ticks(values) {
   return { tickvals: found, ticktext: found.map(shown) };
 }
 
-function axisOf(title, scale, values) {
+function axisOf(title, scale, values, more = {}) {
   const common = {
     title: { text: plain(title) }, gridcolor: style("--line"), automargin: true,
     zerolinecolor: style("--line"), separatethousands: true, exponentformat: "e",
   };
   return scale === "log" ? { ...common, type: "log", ...ticks(values) }
-    : { ...common, type: "linear" };
+    : { ...common, type: "linear", ...more };
 }
 
 const layoutOf = (more) => ({
@@ -140,7 +140,8 @@ function drawCurves() {
   const values = made.flatMap((trace) => trace.y);
   const goal = curves.target !== null && metric === curves.headline;
   const layout = layoutOf({
-    xaxis: axisOf(AXIS_TITLES[axis], curves.axes[axis], made.flatMap((t) => t.x)),
+    xaxis: axisOf(AXIS_TITLES[axis], curves.axes[axis], made.flatMap((t) => t.x),
+      { rangemode: "tozero" }),
     yaxis: axisOf(metric, curves.metrics[metric], values),
     legend: { orientation: "h", y: -0.22, x: 0, xanchor: "left", yanchor: "top" },
     shapes: goal ? [{
@@ -159,9 +160,12 @@ function told(left, goal, axis) {
   if (curves.runs.length > groups.size) {
     sentences.push("Lines are means over the random seeds, bands hold the middle 80 %.");
   }
-  if (goal) sentences.push(`Dotted: ${Number(curves.target.toPrecision(4))}.`);
+  if (goal) {
+    const value = Number(curves.target.toPrecision(4));
+    sentences.push(`Dotted: ${value}, the value whose cost the table below tells.`);
+  }
   if (left.length) {
-    sentences.push(`Not drawn, for it has no cost in ${axis}: ${left.join(", ")}.`);
+    sentences.push(`Not drawn, at no cost in ${axis}: ${left.join(", ")}.`);
   }
   return sentences.join(" ");
 }
@@ -169,11 +173,11 @@ function told(left, goal, axis) {
 function drawBars(one) {
   const names = Object.keys(one.series);
   const cut = narrow() ? 16 : 32;
-  const short = one.labels.map((label) => plain(
-    label.length > cut ? `${label.slice(0, cut - 1)}…` : label));
+  const short = (text) => plain(
+    text.length > cut ? `${text.slice(0, cut - 1)}…` : text);
   const places = one.labels.map((_, k) => k);
   const made = names.map((name, number) => ({
-    type: "bar", orientation: "h", y: places, x: one.series[name], name: plain(name),
+    type: "bar", orientation: "h", y: places, x: one.series[name], name: short(name),
     marker: { color: colors[number % colors.length] }, customdata: one.labels.map(plain),
     hovertemplate: "%{customdata}: %{x}<extra>%{fullData.name}</extra>",
     showlegend: names.length > 1,
@@ -184,10 +188,32 @@ function drawBars(one) {
   Plotly.react(element, made, layoutOf({
     barmode: one.stacked ? "stack" : "group",
     xaxis: axisOf(one.axis, "linear", []),
-    yaxis: { tickvals: places, ticktext: short, autorange: "reversed", automargin: true },
-    legend: { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom" },
+    yaxis: { tickvals: places, ticktext: one.labels.map(short), autorange: "reversed", automargin: true },
+    legend: {
+      orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom",
+      traceorder: "normal",
+    },
     margin: { l: 48, r: 12, t: names.length > 1 ? 40 : 8, b: 44 },
   }), CONFIG);
+}
+
+// A choice is part of the address: it stays when a page is read again, or sent on.
+function remember() {
+  const chosen = new URLSearchParams({
+    metric: document.getElementById("metric").value,
+    axis: document.querySelector("input[name=axis]:checked").value,
+  });
+  history.replaceState(null, "", `#${chosen}`);
+}
+
+function recall() {
+  const chosen = new URLSearchParams(location.hash.slice(1));
+  const metric = document.getElementById("metric");
+  const wanted = chosen.get("metric");
+  if (Object.hasOwn(curves.metrics, wanted)) metric.value = wanted;
+  for (const one of document.querySelectorAll("input[name=axis]")) {
+    if (one.value === chosen.get("axis")) one.checked = true;
+  }
 }
 
 function draw() {
@@ -257,7 +283,11 @@ async function begin() {
   const script = document.createElement("script");
   script.textContent = await unpacked();
   document.head.append(script);
-  document.querySelector("form.choices").addEventListener("change", drawCurves);
+  recall();
+  document.querySelector("form.choices").addEventListener("change", () => {
+    drawCurves();
+    remember();
+  });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
   document.documentElement.dataset.drawn = "yes";

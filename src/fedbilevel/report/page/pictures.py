@@ -182,7 +182,6 @@ def who_holds_what(saved: Saved) -> Picture:
 
 def _holdings(heading: str, sites: Mapping[str, Mapping[str, Any]]) -> Picture:
     classes = list(dict.fromkeys(n for one in sites.values() for n in one["classes"]))
-    names = [_short(name) for name in classes]
     rows = [
         (
             _short(site),
@@ -194,8 +193,8 @@ def _holdings(heading: str, sites: Mapping[str, Mapping[str, Any]]) -> Picture:
     total = sum(one["rows"] or 0 for one in sites.values())
     if classes:
         series = {
-            name: [one["classes"].get(c, 0) for one in sites.values()]
-            for name, c in zip(names, classes, strict=True)
+            name: [one["classes"].get(name, 0) for one in sites.values()]
+            for name in classes
         }
     else:
         series = {"rows": [one["rows"] or 0 for one in sites.values()]}
@@ -203,7 +202,7 @@ def _holdings(heading: str, sites: Mapping[str, Mapping[str, Any]]) -> Picture:
     return Picture(
         heading,
         f"{len(sites)} sites hold {amount(total)} rows in all.",
-        [Grid("Rows of every site", ("site", "rows", *names), rows)],
+        [Grid("Rows of every site", ("site", "rows", *classes), rows)],
         bars("holdings", labels, series, "rows", stacked_up=True),
     )
 

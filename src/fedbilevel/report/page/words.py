@@ -128,11 +128,9 @@ def _cheapest(standings: Sequence[Standing], goal: str) -> list[str]:
         return []
     quick = min(reached, key=lambda one: one.seconds or 0.0)
     small = min(reached, key=lambda one: one.bytes or 0)
-    return [
-        f"{goal} was reached in the fewest seconds by {quick.algorithm} "
-        f"({amount(quick.seconds)}), with the least traffic by {small.algorithm} "
-        f"({amount((small.bytes or 0) / 1e6)} MB)."
-    ]
+    fast = f"{quick.algorithm} ({amount(quick.seconds)} seconds)"
+    lean = f"{small.algorithm} ({amount((small.bytes or 0) / 1e6)} MB)"
+    return [f"{goal} was reached fastest by {fast}, with the least traffic by {lean}."]
 
 
 def _traffic(many: Sequence[Result]) -> float:

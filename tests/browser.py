@@ -71,7 +71,11 @@ class Page:
 
     def wait_for(self, expression: str) -> None:
         end = time.monotonic() + PATIENCE
-        while not self.evaluate(expression):
+        # Between two pages there is no document to look into.
+        tried = (
+            f"(() => {{ try {{ return {expression} }} catch {{ return false }} }})()"
+        )
+        while not self.evaluate(tried):
             assert time.monotonic() < end, (expression, self.complaints)
             time.sleep(0.05)
 

@@ -90,6 +90,12 @@ def test_json_is_one_object_with_the_answer(two_client):
     assert found["counts"]["rounds"] == 1500
 
 
+def test_a_run_folder_has_a_report_with_the_command_that_repeats_it(two_client):
+    page = (two_client.folder / "report.html").read_text()
+    command = "fedbilevel run two-client --algorithm local-bsgvrm --rounds 1500 "
+    assert f"{command}--local-steps 1 --precision float64<" in page
+
+
 def test_a_run_folder_is_read_without_jax(two_client):
     command = [sys.executable, "-c", READER, str(two_client.folder)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -219,6 +219,7 @@ def test_compare_saves_results_curves_and_a_ranking(tmp_path):
     loaded = Result.load(folder / "fedbio" / "seed-1")
     assert loaded.algorithm == "fedbio"
     assert loaded.config["seed"] == 1 and len(loaded.columns["bytes"]) == 40
+    assert "2 algorithms compared on" in (folder / "report.html").read_text()
     picture = (folder / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
     # One method inverts each client's Hessian, and these clients differ.

@@ -70,7 +70,7 @@ class Dashboard(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Dashboard
+    server: Dashboard  # pyright: ignore[reportIncompatibleVariableOverride]
     server_version, sys_version = "fedbilevel", ""
     timeout = 30  # seconds that a silent browser holds a thread
 

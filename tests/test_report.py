@@ -76,8 +76,10 @@ def test_a_long_run_is_thinned_aloud_and_keeps_its_end(tmp_path):
 
 
 def hostile_run(folder: Path) -> Path:
-    sites = {HOSTILE: {"rows": 3, "classes": {HOSTILE: 2, "x" * 500: 1}}}
-    config = {"data": {"sites": sites, "features": [HOSTILE] * 3}, HOSTILE: HOSTILE}
+    sites = [{"name": HOSTILE, "classes": {HOSTILE: 2, "x" * 500: 1}}]
+    done = dict.fromkeys(("label", "source", "left_out"), HOSTILE)
+    about = {"sites": sites, "remarks": [HOSTILE], "encoded": {HOSTILE: [HOSTILE]}}
+    config = {"data": {**about, **done}, HOSTILE: HOSTILE}
     one = made_up(HOSTILE, task="regularization", ended=HOSTILE, config=config)
     columns = {**one.columns, HOSTILE: one.columns["upper_loss"]}
     final = {**one.final, HOSTILE: HOSTILE, f"accuracy_site_{HOSTILE}": 0.5}
@@ -86,6 +88,8 @@ def hostile_run(folder: Path) -> Path:
     text = HOSTILE.replace('"', '""')
     rows = f'file,weight,"{text}"\n"{text}",0.5,1\n'
     (folder / "suspicious.csv").write_text(rows)
+    columns = {"columns": [{"name": HOSTILE, "values": [HOSTILE, "a", "b"]}]}
+    (folder / "model.json").write_text(json.dumps({"preparation": columns}))
     experiment = Experiment("numbers", options={HOSTILE: HOSTILE})
     experiment.save(folder)
     return folder
@@ -171,10 +175,12 @@ def bars_of(page: Read) -> dict[str, Any]:
 
 def test_strengths_have_the_names_of_their_features(tmp_path):
     x = np.asarray([-1.0, -20.0, 5.0, -2.0])
-    config = {"data": {"features": ["age", "height", "weight"]}}
-    one = made_up("one", task="regularization", config=config, point={"x": x})
+    columns = [{"name": "age"}, {"name": "sex", "values": ["f", "m"]}]
+    about = {"preparation": {"columns": columns}}
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    one = made_up("one", task="regularization", point={"x": x})
     drawn = bars_of(Read(save_run(tmp_path, one)))["strengths"]
-    assert drawn["labels"] == ["weight", "age", "(constant)", "height"]
+    assert drawn["labels"] == ["sex=m", "age", "(constant)", "sex=f"]
     # Where they are used they lie in [exp(-9), 1].
     expected = [1.0, np.exp(-1), np.exp(-2), np.exp(-9)]
     np.testing.assert_allclose(drawn["series"]["strength"], expected)
@@ -192,23 +198,36 @@ def test_of_many_strengths_the_extremes_are_drawn(tmp_path):
     assert "feature 30" in page.text
 
 
-@pytest.mark.parametrize(
-    "sites",
-    [
-        {"Kiel": {"rows": 30, "classes": {"ill": 10, "well": 20}}, "Bonn": 7},
-        [
-            {"name": "Kiel", "classes": {"ill": 10, "well": 20}},
-            {"name": "Bonn", "rows": 7},
-        ],
-    ],
-)
-def test_who_holds_what_is_told_by_name(tmp_path, sites):
-    one = made_up("one", config={"clients": 2, "data": {"sites": sites}})
+def test_who_holds_what_is_told_by_name(tmp_path):
+    sites = [
+        {"name": "Kiel", "training": 20, "validation": 10, "classes": {"ill": 30}},
+        {"name": "Bonn", "training": 6, "validation": 1, "classes": {"well": 7}},
+    ]
+    about = {
+        "source": "patients.csv",
+        "sites": sites,
+        "tested": 9,
+        "remarks": ["One remark."],
+        "label": "outcome",
+        "encoded": {"color": ["red", "green"]},
+        "left_out": {"id": "numbers the rows"},
+    }
+    one = made_up("one", config={"clients": 2, "data": about})
     page = Read(save_run(tmp_path, one))
     drawn = bars_of(page)["holdings"]
     assert drawn["labels"] == ["Kiel", "Bonn"] and drawn["stacked"]
-    assert drawn["series"] == {"ill": [10, 0], "well": [20, 0]}
-    assert "2 sites hold 37 rows in all." in page.text
+    assert drawn["series"] == {"ill": [30, 0], "well": [0, 7]}
+    assert "2 sites hold 37 rows of patients.csv. 9 more rows test" in page.text
+    assert "One remark." in page.text
+    assert "a feature for each of its values: red, green" in page.text
+    assert "left out: numbers the rows" in page.text
+
+
+def test_sites_without_classes_are_drawn_by_their_rows(tmp_path):
+    about = {"sites": [{"name": "Kiel", "training": 4, "validation": 3}]}
+    one = made_up("one", config={"data": about})
+    drawn = bars_of(Read(save_run(tmp_path, one)))["holdings"]
+    assert drawn["series"] == {"rows": [7]}
 
 
 @pytest.mark.parametrize("about", [None, 3, "x", [], {"sites": 3}, {"sites": [1]}])

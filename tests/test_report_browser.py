@@ -219,7 +219,8 @@ def test_buttons_hand_out_the_tables_and_all_measurements(browser, folder):
 
 
 def test_bars_are_drawn_for_named_sites(browser, tmp_path):
-    sites = {"St. Mary": {"classes": {"ill": 1, "well": 2}}, "B" * 80: {"rows": 4}}
+    classes = {"classes": {"ill": 1, "well": 2}}
+    sites = [{"name": "St. Mary", **classes}, {"name": "B" * 80, **classes}]
     one = made_up("one", config={"clients": 2, "data": {"sites": sites}})
     show(browser, written(save_run(tmp_path, one)), width=400)
     ticks = "document.querySelectorAll('#holdings .ytick text')"

@@ -21,6 +21,7 @@ __all__ = ["Saved", "find_saved", "is_saved", "read_saved"]
 _RESULT, _CHECKPOINT = "result.json", "checkpoint.npz"
 _EXPERIMENT, _SETTINGS = "experiment.json", "settings.json"
 _COMPARED, _SUSPICIOUS = "comparison.json", "suspicious.csv"
+_MODEL = "model.json"
 _LARGEST = 2**28  # bytes of a file that is read whole
 _MOST_ROWS = 1_000_000
 _DEEPEST = 3  # folders below each other in which runs are looked for
@@ -38,7 +39,8 @@ class Saved:
     `headline` names the column that decides, and `target` the value of it whose cost is
     told. `settings` are those that the command line wrote. `diverged` says of
     algorithms where they failed. `unfinished` says what is missing, if anything is.
-    `suspicious` are rows by their weights, the smallest first.
+    `suspicious` are rows by their weights, the smallest first; `features` the names of
+    what the model's columns became.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Saved:
     diverged: Mapping[str, str] = field(default_factory=dict)
     unfinished: str = ""
     suspicious: Sequence[Mapping[str, str]] = ()
+    features: Sequence[str] = ()
 
     @property
     def every(self) -> list[Result]:
@@ -99,6 +102,7 @@ def read_saved(folder: Path) -> Saved:
             _headline(result),
             settings=settings,
             suspicious=_suspicious(folder / _SUSPICIOUS),
+            features=_features(folder / _MODEL),
         )
     if (folder / _EXPERIMENT).is_file():
         return _unfinished(folder)
@@ -253,3 +257,16 @@ def _suspicious(path: Path) -> list[dict[str, str]]:
         return sorted(rows, key=lambda row: float(row["weight"]))
     except _DAMAGED as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
+def _features(path: Path) -> list[str]:
+    """Return the names of features: one for numbers, for texts one of each value."""
+    about = _json(path).get("preparation")
+    names: list[str] = []
+    try:
+        for column in about["columns"] if about else ():
+            name, values = str(column["name"]), column.get("values")
+            names += [name] if values is None else [f"{name}={one}" for one in values]
+    except _DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    return names

@@ -16,7 +16,8 @@ from typing import Any
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report.page.figures import as_script, curves_of
 from fedbilevel.report.page.grid import Grid, escaped
-from fedbilevel.report.page.pictures import Picture, pictures_of, who_holds_what
+from fedbilevel.report.page.holdings import who_holds_what
+from fedbilevel.report.page.pictures import Picture, pictures_of
 from fedbilevel.report.page.sections import (
     configuration,
     cost_grid,

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fedbilevel.report.page.words import amount
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
-__all__ = ["Picture", "pictures_of", "who_holds_what"]
+__all__ = ["Picture", "is_number", "pictures_of", "short"]
 
 _MOST_BARS = 30
 _SHOWN_ROWS = 12
@@ -39,7 +39,7 @@ def pictures_of(saved: Saved, best: str) -> list[Picture]:
     if len(saved.every) > 1:
         whose = f" Shown is {best}, seed {result.config.get('seed', 0)}."
     made = [
-        _strengths(result, whose),
+        _strengths(result, saved.features, whose),
         _operations(saved),
         *_accuracies(saved),
         _suspicious(saved.suspicious),
@@ -47,13 +47,13 @@ def pictures_of(saved: Saved, best: str) -> list[Picture]:
     return [one for one in made if one is not None]
 
 
-def _strengths(result: Result, whose: str) -> Picture | None:
+def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture | None:
     """Return the strengths of `regularization`, which are exp(x) with x in [-9, 0]."""
     x = result.point.get("x")
     if result.task != "regularization" or x is None or x.ndim != 1 or not x.size:
         return None
     strengths = np.exp(np.clip(x.astype(float), -9.0, 0.0))
-    names = _feature_names(result, len(strengths))
+    names = _feature_names(features, len(strengths))
     order = np.argsort(-strengths, kind="stable")
     shown, cut = order, ""
     if len(order) > _MOST_BARS:
@@ -71,15 +71,11 @@ def _strengths(result: Result, whose: str) -> Picture | None:
     )
 
 
-def _feature_names(result: Result, count: int) -> list[str]:
-    """Return the names that the run recorded, or numbers; the last may be constant."""
-    about = result.config.get("data")
-    named = about.get("features") if isinstance(about, dict) else None
-    if isinstance(named, list) and len(named) in (count, count - 1):
-        names = [_short(str(one)) for one in named]
-    else:
-        names = [f"feature {k}" for k in range(count - 1)]
-    return names + ["(constant)"] * (count - len(names))
+def _feature_names(features: Sequence[str], count: int) -> list[str]:
+    """Return the names that the run recorded, or numbers; the last is constant."""
+    if len(features) == count - 1:
+        return [*map(short, features), "(constant)"]
+    return [*(f"feature {k}" for k in range(count - 1)), "(constant)"]
 
 
 def _operations(saved: Saved) -> Picture | None:
@@ -112,7 +108,7 @@ def _accuracies(saved: Saved) -> list[Picture]:
             for result in many:
                 for metric, value in result.final.items():
                     match = _PART.fullmatch(metric)
-                    if match and match[2] == kind and _is_number(value):
+                    if match and match[2] == kind and is_number(value):
                         whole = found.setdefault(f"{kind} {match[3]}", {})
                         whole.setdefault(name, []).append(float(value))
         if found:
@@ -123,7 +119,7 @@ def _accuracies(saved: Saved) -> list[Picture]:
 def _accuracy(
     kind: str, found: Mapping[str, Mapping[str, list[float]]], names: Sequence[str]
 ) -> Picture:
-    labels = [_short(label) for label in found]
+    labels = [short(label) for label in found]
     means = {
         name: [float(np.mean(one.get(name, [math.nan]))) for one in found.values()]
         for name in names
@@ -140,7 +136,8 @@ def _accuracy(
     )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
+    """Say whether this is a number, which a flag is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -148,10 +145,10 @@ def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
     """Return the dirtiest and the cleanest rows, as `suspicious.csv` has them."""
     if not rows:
         return None
-    headings = tuple(_short(name) for name in rows[0])
+    headings = tuple(short(name) for name in rows[0])
 
     def grid(caption: str, some: Sequence[Mapping[str, str]]) -> Grid:
-        cells = [tuple(_short(str(cell)) for cell in one.values()) for one in some]
+        cells = [tuple(short(str(cell)) for cell in one.values()) for one in some]
         return Grid(caption, headings, cells)
 
     grids = [grid("Dirtiest rows", rows[:_SHOWN_ROWS])]
@@ -166,68 +163,6 @@ def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
     )
 
 
-def who_holds_what(saved: Saved) -> Picture:
-    """Return the rows and classes of every site, as far as the run recorded them."""
-    config = saved.every[0].config
-    sites = _sites(config.get("data"))
-    heading = "Who holds what"
-    if sites:
-        return _holdings(heading, sites)
-    clients = config.get("clients")
-    told = "The run recorded nothing about the rows of its sites."
-    if isinstance(clients, int):
-        told = f"{clients} sites; the run did not record how many rows each one has."
-    return Picture(heading, told)
-
-
-def _holdings(heading: str, sites: Mapping[str, Mapping[str, Any]]) -> Picture:
-    classes = list(dict.fromkeys(n for one in sites.values() for n in one["classes"]))
-    rows = [
-        (
-            _short(site),
-            amount(one["rows"]),
-            *(amount(one["classes"].get(c, 0)) for c in classes),
-        )
-        for site, one in sites.items()
-    ]
-    total = sum(one["rows"] or 0 for one in sites.values())
-    if classes:
-        series = {
-            name: [one["classes"].get(name, 0) for one in sites.values()]
-            for name in classes
-        }
-    else:
-        series = {"rows": [one["rows"] or 0 for one in sites.values()]}
-    labels = [_short(site) for site in sites]
-    return Picture(
-        heading,
-        f"{len(sites)} sites hold {amount(total)} rows in all.",
-        [Grid("Rows of every site", ("site", "rows", *classes), rows)],
-        bars("holdings", labels, series, "rows", stacked_up=True),
-    )
-
-
-def _sites(about: Any) -> dict[str, dict[str, Any]]:
-    """Return rows and classes by site from a summary of the data, if it has them."""
-    given = about.get("sites") if isinstance(about, dict) else None
-    if isinstance(given, list):
-        named = [one for one in given if isinstance(one, dict)]
-        given = {str(one.get("name", k)): one for k, one in enumerate(named)}
-    if not isinstance(given, dict):
-        return {}
-    return {str(site): _holding(one) for site, one in given.items()}
-
-
-def _holding(one: Any) -> dict[str, Any]:
-    if not isinstance(one, dict):
-        return {"rows": one if _is_number(one) else None, "classes": {}}
-    told = one.get("classes")
-    classes = told if isinstance(told, dict) else {}
-    classes = {str(n): v for n, v in classes.items() if _is_number(v)}
-    rows = one.get("rows")
-    whole = rows if _is_number(rows) else sum(classes.values())
-    return {"rows": whole, "classes": classes}
-
-
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """Cut what comes from a file down to what a cell can hold."""
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"

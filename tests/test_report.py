@@ -207,7 +207,7 @@ def test_who_holds_what_is_told_by_name(tmp_path):
         "source": "patients.csv",
         "sites": sites,
         "tested": 9,
-        "remarks": ["One remark."],
+        "remarks": ["one remark"],
         "label": "outcome",
         "encoded": {"color": ["red", "green"]},
         "left_out": {"id": "numbers the rows"},

@@ -78,7 +78,8 @@ def _told(sites: list[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
         told += f" {amount(about['dropped_rows'])} rows were dropped."
     remarks = about.get("remarks")
     for one in remarks if isinstance(remarks, list) else ():
-        told += f" {one}"
+        text = str(one).rstrip(".")
+        told += f" {text[:1].upper()}{text[1:]}."
     return told
 
 

@@ -148,7 +148,7 @@ def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
     headings = tuple(short(name) for name in rows[0])
 
     def grid(caption: str, some: Sequence[Mapping[str, str]]) -> Grid:
-        cells = [tuple(short(str(cell)) for cell in one.values()) for one in some]
+        cells = [tuple(_cell(*held) for held in one.items()) for one in some]
         return Grid(caption, headings, cells)
 
     grids = [grid("Dirtiest rows", rows[:_SHOWN_ROWS])]
@@ -161,6 +161,10 @@ def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
         f"look at these first. All {len(rows):,} are in suspicious.csv.",
         grids,
     )
+
+
+def _cell(name: str, text: str) -> str:
+    return f"{float(text):.3g}" if name == "weight" else short(text)
 
 
 def short(text: str) -> str:

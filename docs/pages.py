@@ -68,7 +68,7 @@ def every_page() -> Iterator[tuple[str, str]]:
             yield f"{folder}/{name}.md", page
     yield "python.md", python_page()
     yield "commands.md", commands_page()
-    house = "# The house\n\nA line goes down to what a part imports; drawn from the imports."
+    house = "# The house\n\nA line goes down to what a part imports."
     yield "house.md", f"{house}\n\n{drawn(ROOT / 'src' / 'fedbilevel')}\n"
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 from fedbilevel.errors import unknown_name
@@ -9,7 +10,16 @@ from fedbilevel.errors import unknown_name
 
 def names(package: ModuleType) -> list[str]:
     """List the entries of a package, as the command line spells them."""
-    modules = pkgutil.iter_modules(package.__path__)
+    return _listed(list(package.__path__))
+
+
+def names_of(package: str) -> list[str]:
+    """List the entries of one of our packages by its name, without importing it."""
+    return _listed([str(Path(__file__).parent / package)])
+
+
+def _listed(folders: list[str]) -> list[str]:
+    modules = pkgutil.iter_modules(folders)
     return sorted(
         module.name.replace("_", "-")
         for module in modules

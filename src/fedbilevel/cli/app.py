@@ -1,9 +1,11 @@
 """The program `fedbilevel`: its commands, each with an example."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
+from fedbilevel import __version__
 from fedbilevel.cli.errors import plain_errors
 from fedbilevel.cli.federation import federate, node, replay, serve
 from fedbilevel.cli.label_counts import label_counts
@@ -61,6 +63,19 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     ),
     "replay": (replay, "runs/federation"),
 }
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version, and end")
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"fedbilevel {__version__}")
+        raise typer.Exit
+
+
 for _name, (_function, _example) in _COMMANDS.items():
     _epilog = f"Example: fedbilevel {_name} {_example}"
     app.command(_name, epilog=_epilog)(plain_errors()(_function))

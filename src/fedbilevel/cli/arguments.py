@@ -4,7 +4,10 @@ Typer makes options of a function's parameters. `takes` gives a command the argu
 groups as if it had declared them, and calls it with what each group was read into:
 
     @takes(experiment=EXPERIMENT.without("data"))
-    def command(experiment: Experiment, as_json: AsJson = False) -> None: ...
+    def command(experiment: "Experiment", as_json: AsJson = False) -> None: ...
+
+Nothing here loads JAX before a command is called: help, and whatever is refused at
+once, need none of it.
 """
 
 import inspect
@@ -12,13 +15,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from fedbilevel.cli import checks
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.theory import with_theorems
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments import Experiment
 
 __all__ = [
     "EXPERIMENT",
@@ -30,6 +35,7 @@ __all__ = [
     "NewFolder",
     "PlanFile",
     "Seeds",
+    "THEOREMS",
     "Theorem",
     "at_least_one",
     "option",
@@ -87,12 +93,19 @@ class Group:
         return self.having(**changed)
 
 
-def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the arguments of groups, before its own."""
+def takes(
+    *early: Callable[[checks.Given], None], **groups: Group
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the arguments of groups, before its own.
+
+    Names are looked at, and what else is checked `early`, before anything is loaded.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
             made = {}
+            for check in (checks.names, *early):
+                check(given)
             for name, group in groups.items():
                 mine = {one: given.pop(one) for one in group.arguments}
                 made[name] = group.read(**mine)
@@ -120,7 +133,7 @@ def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None
     return decorate
 
 
-def read_experiment(**given: Any) -> Experiment:
+def read_experiment(**given: Any) -> "Experiment":
     """Return the experiment that the arguments of a command say."""
     if "stop_patience" in given:
         given["patience"] = given.pop("stop_patience")
@@ -133,6 +146,8 @@ def read_experiment(**given: Any) -> Experiment:
     else:
         given.pop("weights", None)
     options = read_settings(given.pop("settings") or [], given.pop("data", None))
+    from fedbilevel.experiments import Experiment
+
     return Experiment(**given, options=options)
 
 
@@ -241,7 +256,8 @@ FEDERATED = EXPERIMENT.without(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),
 )
-THEOREM_ALGORITHM = option(str, "local-bsgvrm", ", ".join(with_theorems()))
+THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
+THEOREM_ALGORITHM = option(str, THEOREMS[0], ", ".join(THEOREMS))
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="print one JSON object, nothing else")

@@ -9,10 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedbilevel import algorithms, datasets, tasks
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments.options import options_of
-from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["list_entries"]
 
@@ -41,6 +38,8 @@ def list_entries(
 
 
 def _algorithm_table() -> Table:
+    from fedbilevel import algorithms
+
     caption = "`fedbilevel list algorithms NAME` shows the options of one."
     table = _table("Algorithms", caption)
     table.add_column("algorithm", no_wrap=True)
@@ -53,6 +52,9 @@ def _algorithm_table() -> Table:
 
 
 def _show_algorithm(name: str) -> None:
+    from fedbilevel import algorithms
+    from fedbilevel.experiments.options import options_of
+
     entry = algorithms.find(name)
     about = {
         name: entry.summary,
@@ -78,6 +80,9 @@ def _show_algorithm(name: str) -> None:
 
 
 def _task_table() -> Table:
+    from fedbilevel import tasks
+    from fedbilevel.tasks._base import option_defaults
+
     caption = "`fedbilevel list tasks NAME` says more of one."
     table = _table("Tasks", caption)
     table.add_column("task", no_wrap=True)
@@ -91,6 +96,9 @@ def _task_table() -> Table:
 
 
 def _show_task(name: str) -> None:
+    from fedbilevel import tasks
+    from fedbilevel.tasks._base import option_defaults
+
     make = tasks.find(name)
     _print(f"{name}: {_paragraph(_task_text(name))}")
     more = inspect.getdoc(make)
@@ -105,6 +113,8 @@ def _show_task(name: str) -> None:
 
 
 def _data_table() -> Table:
+    from fedbilevel import datasets
+
     table = _table("Data", "A name, or a file or folder that is laid out so.")
     table.add_column("--data")
     for name in (*datasets.names(), *datasets.LAYOUTS):
@@ -135,6 +145,8 @@ def _print(text: str) -> None:
 
 
 def _task_text(name: str) -> str:
+    from fedbilevel import tasks
+
     module = importlib.import_module(tasks.find(name).__module__)
     return inspect.getdoc(module) or ""
 

@@ -3,9 +3,11 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from fedbilevel.deployment.apps import ERROR
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
@@ -31,6 +33,7 @@ def federate(
     *,
     nodes: str,
     watch: Watch,
+    say: Callable[[str], None] = print,
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
@@ -46,7 +49,7 @@ def federate(
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
     return serve_over_flower(
-        experiment, folder, terms, link, keys=keys, watch=watch, crowd=crowd
+        experiment, folder, terms, link, keys=keys, watch=watch, say=say, crowd=crowd
     )
 
 
@@ -150,4 +153,5 @@ def _stock(
         *("--host", "127.0.0.1", "--port", str(free_port())),
         *("--node-config", held),
     ]
-    return Process(f"node-{client}", command, folder)
+    error = folder / "nodes" / str(client) / ERROR
+    return Process(f"node-{client}", command, folder, error=error)

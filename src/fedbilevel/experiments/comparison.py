@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
+from fedbilevel._folders import GO_ON, require_new
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.experiment import Built, Experiment, headline_only
@@ -89,11 +90,7 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
     """Raise unless a folder is new, or holds this very comparison to go on with."""
     path = folder / _SETTINGS
     if not resume:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise CheckpointError(
-                f"{folder} exists and is not empty. Choose another folder, remove it, "
-                "or go on with the comparison in it: the same command with --resume."
-            )
+        require_new(folder, GO_ON)
         return
     if not path.exists():
         raise CheckpointError(

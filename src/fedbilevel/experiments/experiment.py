@@ -11,6 +11,7 @@ import equinox as eqx
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
+from fedbilevel._folders import EXPERIMENT, open_folder
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
 from fedbilevel.errors import CheckpointError, unknown_name
@@ -29,14 +30,15 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.seeds import run_seeds
-from fedbilevel.studies.setting import Setting, open_folder
+from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.single import run_job
 from fedbilevel.tasks._base import option_defaults
 
-__all__ = ["Built", "Experiment", "headline_only", "weighing"]
+__all__ = ["LENGTH", "Built", "Experiment", "headline_only", "weighing"]
 
-_FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
+# When a run ends changes no number of it.
+LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
 _CHANNEL = ("clip", "noise", "compress", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
@@ -120,13 +122,17 @@ class Experiment:
         *,
         resume: bool = False,
         watch: Watch | None = None,
+        about: Callable[..., None] = lambda word, who="": None,
     ) -> Result:
         """Build task and algorithm, run, and return the result.
 
-        `watch` is shown the task's headline metric only.
+        `watch` is shown the task's headline metric only. `about(word, who)` is told
+        what is done before the first round, and who takes part in every exchange.
         """
         built = mesh.on_all(self.build)
+        about("checking")
         job = mesh.on_all(lambda: built.job(self.seed))
+        about("compiling", _told(job))
         checkpoints = None
         if folder is not None:
             mesh.on_first(lambda: open_folder(folder, resume))
@@ -167,8 +173,7 @@ class Experiment:
         """Build what the names stand for, once."""
         channel = self.channel()  # before any data are loaded
         tasks.find(self.task)
-        if self.algorithm is not None:
-            algorithms.find(self.algorithm)
+        self._check_options()
         self._runtime()
         task, values, _ = self.build_task()
         entry = algorithms.find(self.algorithm_for(task))
@@ -178,6 +183,19 @@ class Experiment:
         config = {**chosen, "task": values, "headline": task.headline}
         setting = self.setting(task, entry, channel)
         return Built(task, entry, algorithm, setting, sizes["rounds"], config)
+
+    def _check_options(self) -> None:
+        """Raise if nobody knows an option; whose it is, a built task may have to say.
+
+        Data may take long to load, and whoever mistyped need not wait for them.
+        """
+        known = option_defaults(tasks.find(self.task))
+        chosen = algorithms.names() if self.algorithm is None else [self.algorithm]
+        for name in chosen:
+            known = {**known, **options_of(algorithms.find(name))}
+        for option in self.options:
+            if option not in known:
+                raise unknown_name("option", option, known)
 
     def setting(self, task: tasks.Task, entry: Entry, channel: Channel) -> Setting:
         """Return everything of the run but the algorithm."""
@@ -260,10 +278,10 @@ class Experiment:
     @staticmethod
     def load(folder: Path) -> "Experiment":
         """Read the experiment of a run folder."""
-        path = folder / _FILE
+        path = folder / EXPERIMENT
         if not path.exists():
             raise CheckpointError(
-                f"{folder} holds no {_FILE}: no run of `fedbilevel run` began there."
+                f"{folder} holds no {EXPERIMENT}: no run of `fedbilevel run` began there."
             )
         try:
             return Experiment(**json.loads(path.read_text()))
@@ -273,12 +291,18 @@ class Experiment:
     def save(self, folder: Path) -> None:
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
-        write_atomically(folder / _FILE, lambda file: file.write(text.encode()))
+        write_atomically(folder / EXPERIMENT, lambda file: file.write(text.encode()))
 
     def _split_options(self, task_options):
         for_task = {n: v for n, v in self.options.items() if n in task_options}
         rest = {n: v for n, v in self.options.items() if n not in task_options}
         return for_task, rest
+
+
+def _told(job: Job) -> str:
+    if job.participants == job.clients:
+        return f"{job.clients} clients"
+    return f"{job.participants} of {job.clients} clients"
 
 
 def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:

@@ -18,6 +18,7 @@ import jax.random as jr
 import numpy as np
 
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
+from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import CheckpointError, InvalidInputError
@@ -60,7 +61,7 @@ __all__ = [
     "serve",
 ]
 
-_FILE, ATTENDANCE, LEFT_OUT = "federation.json", "attendance.npz", "left-out.jsonl"
+ATTENDANCE, LEFT_OUT = "attendance.npz", "left-out.jsonl"
 RELEASES = "releases.json"
 
 
@@ -73,11 +74,13 @@ def serve(
     seal: Seal = CHECKSUM,
     watch: Watch | None = None,
     report: Callable[[str], None] = print,
+    made: Callable[[dict[str, Any]], None] = lambda exchange: None,
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
     The folder keeps a checkpoint after every round; served again, the run goes on from
-    there. In the end it holds the result, and who took part in each exchange.
+    there. In the end it holds the result, and who took part in each exchange; `made` is
+    told of each at once. Sites are told when all is over.
     """
     clients = clients_of(experiment)
     identity = _identity(folder, experiment)
@@ -97,7 +100,7 @@ def serve(
     left_out = functools.partial(_note, folder / LEFT_OUT)
     releases, metrics = ServerReleases(folder / RELEASES), tuple(facts["metrics"])
     runtime = FederationRuntime(
-        job, roster, metrics, left_out, facts["concludes"], releases
+        job, roster, metrics, left_out, facts["concludes"], releases, made
     )
     stopping = experiment.stopping(facts["headline"])
     runtime.check(stopping)
@@ -114,12 +117,16 @@ def serve(
     result = _result(experiment, facts, outcome, runtime, ledger)
     write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
     result.save(folder)
+    roster.farewell()
     return result
 
 
 def _identity(folder: Path, experiment: Experiment) -> Identity:
     """Return which federation this is: a new one, or the one begun in the folder."""
-    path, settings = folder / _FILE, settings_fingerprint(shared_settings(experiment))
+    path, settings = (
+        folder / FEDERATION,
+        settings_fingerprint(shared_settings(experiment)),
+    )
     name, attempt = secrets.token_hex(16), 0
     if path.exists():
         held = _begun(path)
@@ -251,7 +258,13 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
 
     Needs the rows of all clients: it is for trials, and for whoever may pool them.
     """
-    deployed, experiment = Result.load(folder), Experiment.load(folder)
+    experiment = Experiment.load(folder)
+    if not (folder / ATTENDANCE).exists():
+        raise CheckpointError(
+            f"{folder} holds no {ATTENDANCE}: only a finished federation can be "
+            "replayed, made by `fedbilevel federate --out` or `fedbilevel serve`."
+        )
+    deployed = Result.load(folder)
     record = read_arrays(folder / ATTENDANCE)["attendance"]
     built = experiment.build()
     job = built.setting.job(built.algorithm, experiment.seed)

@@ -18,7 +18,7 @@ from fedbilevel import _tree, algorithms
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments.experiment import Experiment, weighing
+from fedbilevel.experiments.experiment import LENGTH, Experiment, weighing
 from fedbilevel.federation import (
     Fingerprints,
     Site,
@@ -41,13 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["build_site", "clients_of", "federated_entry", "shared_settings"]
 
 # How long to run, where rows lie, and what is kept are each side's own business.
-_LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
 _KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that server and sites compare."""
-    own = (*_LENGTH, *_KEPT)
+    own = (*LENGTH, *_KEPT)
     settings = {n: v for n, v in asdict(experiment).items() if n not in own}
     options = dict(experiment.options)
     options.pop("data", None)

@@ -195,6 +195,8 @@ def execute(
     limits = _limits(runtime, stopping, rounds)
     state, columns, done = keeper.begin(rounds)
     total = max(int(limits.max()), done)
+    if done < total:
+        columns = _due(columns, measure_every, limits)
     rule = Rule.of(stopping, limits if runtime.runs else limits[0])
     if columns:
         rule.check(columns)
@@ -400,6 +402,20 @@ def _next_chunk(rounds: int, spent: float, every: int) -> int:
     """Choose how many rounds take about one glance, and fit the buffer of rows."""
     wanted = int(rounds * _GLANCE / max(spent, 1e-6))
     return max(1, min(wanted, 8 * rounds, (CAPACITY - 1) * every))
+
+
+def _due(
+    columns: dict[str, np.ndarray], every: int, limits: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Leave out the last measurement of a run that was to end there, and goes on now.
+
+    A run of so many rounds from the start would not have made it.
+    """
+    if not columns:
+        return columns
+    rounds = columns["round"]
+    due = (rounds % every == 0) | np.isin(rounds, limits)
+    return {name: column[due] for name, column in columns.items()}
 
 
 def _extend(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -18,7 +19,7 @@ from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling, Stopping, Watch
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.studies.seeds import run_seeds
-from fedbilevel.studies.setting import Keeping, Setting, open_folder
+from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.tuning import Trial, tuned
 
 __all__ = ["Comparison", "Contender", "compare", "compared"]

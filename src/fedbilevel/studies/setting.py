@@ -6,11 +6,10 @@ from pathlib import Path
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import CheckpointError
 from fedbilevel.problem import Data, Problem
 from fedbilevel.runtime import Checkpoints, Job, Sampling
 
-__all__ = ["Keeping", "Setting", "open_folder"]
+__all__ = ["Keeping", "Setting"]
 
 
 @dataclass(frozen=True)
@@ -71,15 +70,3 @@ class Keeping:
     def checkpoints(self) -> Checkpoints:
         """What the driver takes."""
         return Checkpoints(Path(self.folder), self.every_rounds, self.every_seconds)
-
-
-def open_folder(folder: Path, resume: bool) -> None:
-    """Raise if a new run would meet files of another, or there is nothing to resume."""
-    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if used and not resume:
-        raise CheckpointError(
-            f"{folder} exists and is not empty. Choose another folder, remove it, or "
-            f"continue the run in it with `fedbilevel resume {folder}`."
-        )
-    if resume and not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a run folder: it does not exist.")

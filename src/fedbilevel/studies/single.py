@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedbilevel import _tree
+from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -33,7 +34,7 @@ from fedbilevel.studies.heterogeneity import (
     is_soon_measured,
     warn_where_clients_differ,
 )
-from fedbilevel.studies.setting import Keeping, Setting, open_folder
+from fedbilevel.studies.setting import Keeping, Setting
 
 __all__ = ["named_leaves", "result_of", "run", "run_job"]
 

@@ -1,0 +1,92 @@
+"""Whose a folder is: no command writes where something else was kept.
+
+Needs neither JAX nor NumPy, so that whoever gave a wrong folder is told at once.
+"""
+
+import os
+import secrets
+from collections.abc import Collection
+from pathlib import Path
+
+from fedbilevel.errors import CheckpointError, sentence_of
+
+__all__ = [
+    "EXPERIMENT",
+    "FEDERATION",
+    "GO_ON",
+    "RESULT",
+    "check_file",
+    "check_place",
+    "is_used",
+    "open_folder",
+    "require_new",
+    "require_own",
+]
+
+GO_ON = "go on with the comparison in it: the same command with --resume"
+EXPERIMENT = "experiment.json"  # is in every folder of a run
+FEDERATION = "federation.json"  # and this, if it is one of sites
+RESULT = "result.json"  # and this once the run is finished
+
+
+def is_used(folder: Path) -> bool:
+    """Say whether there is something already: a file, or a folder with files."""
+    if folder.is_dir():
+        return any(folder.iterdir())
+    return os.path.lexists(folder)
+
+
+def open_folder(folder: Path, resume: bool) -> None:
+    """Raise if a new run would meet files of another, or there is nothing to resume."""
+    if resume and not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
+    if not resume:
+        begun = (folder / EXPERIMENT).exists() and not (folder / RESULT).exists()
+        more = f"continue the run in it with `fedbilevel resume {folder}`"
+        require_new(folder, more if begun else "")
+
+
+def require_new(folder: Path, other: str = "") -> None:
+    """Raise if a folder has something in it; `other` is what else could be done."""
+    if is_used(folder):
+        more = f", or {other}" if other else ""
+        raise CheckpointError(
+            f"{folder} exists and is not empty. Choose another folder, remove it{more}."
+        )
+
+
+def require_own(folder: Path, names: Collection[str]) -> None:
+    """Raise if a folder has files beyond those that would be written there."""
+    if not is_used(folder):
+        return
+    others = {one.name for one in folder.iterdir()} if folder.is_dir() else {folder}
+    if others - set(names):
+        raise CheckpointError(
+            f"{folder} exists and holds something else. Choose another folder."
+        )
+
+
+def check_place(folder: Path) -> None:
+    """Raise unless a folder is there and can be written, or can be made."""
+    there = folder.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    probe = there / f".{secrets.token_hex(8)}"
+    try:
+        # Permissions do not tell it: not on a disk that is read-only, nor below /proc.
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        reason = sentence_of(OSError(error.errno, error.strerror, str(there)))
+        raise CheckpointError(f"{folder} cannot be written. {reason}") from error
+
+
+def check_file(path: Path) -> None:
+    """Raise unless a file can be written there without harm to a run."""
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder. Name a file.")
+    if (path.parent / EXPERIMENT).exists():
+        raise CheckpointError(
+            f"{path.parent} belongs to a run. Choose another place for {path.name}."
+        )
+    check_place(path.parent)

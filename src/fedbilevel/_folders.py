@@ -3,6 +3,7 @@
 Needs neither JAX nor NumPy, so that whoever gave a wrong folder is told at once.
 """
 
+import errno
 import os
 import secrets
 from collections.abc import Collection
@@ -11,6 +12,7 @@ from pathlib import Path
 from fedbilevel.errors import CheckpointError, sentence_of
 
 __all__ = [
+    "CHECKPOINT",
     "EXPERIMENT",
     "FEDERATION",
     "GO_ON",
@@ -21,11 +23,13 @@ __all__ = [
     "open_folder",
     "require_new",
     "require_own",
+    "require_unfinished",
 ]
 
 GO_ON = "go on with the comparison in it: the same command with --resume"
 EXPERIMENT = "experiment.json"  # is in every folder of a run
 FEDERATION = "federation.json"  # and this, if it is one of sites
+CHECKPOINT = "checkpoint.npz"  # as soon as a round is kept
 RESULT = "result.json"  # and this once the run is finished
 
 
@@ -41,7 +45,8 @@ def open_folder(folder: Path, resume: bool) -> None:
     if resume and not folder.is_dir():
         raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
     if not resume:
-        begun = (folder / EXPERIMENT).exists() and not (folder / RESULT).exists()
+        ended = (folder / RESULT).exists() or (folder / FEDERATION).exists()
+        begun = (folder / EXPERIMENT).exists() and not ended
         more = f"continue the run in it with `fedbilevel resume {folder}`"
         require_new(folder, more if begun else "")
 
@@ -49,9 +54,18 @@ def open_folder(folder: Path, resume: bool) -> None:
 def require_new(folder: Path, other: str = "") -> None:
     """Raise if a folder has something in it; `other` is what else could be done."""
     if is_used(folder):
+        _require_folder(folder)
         more = f", or {other}" if other else ""
         raise CheckpointError(
             f"{folder} exists and is not empty. Choose another folder, remove it{more}."
+        )
+
+
+def require_unfinished(folder: Path) -> None:
+    """Raise if a folder holds a run that is over."""
+    if (folder / RESULT).exists():
+        raise CheckpointError(
+            f"{folder} holds a finished run; nothing was changed. Choose a new folder."
         )
 
 
@@ -59,11 +73,18 @@ def require_own(folder: Path, names: Collection[str]) -> None:
     """Raise if a folder has files beyond those that would be written there."""
     if not is_used(folder):
         return
-    others = {one.name for one in folder.iterdir()} if folder.is_dir() else {folder}
+    _require_folder(folder)
+    others = {one.name for one in folder.iterdir()}
     if others - set(names):
         raise CheckpointError(
             f"{folder} exists and holds something else. Choose another folder."
         )
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        told = NotADirectoryError(errno.ENOTDIR, "", str(folder))
+        raise CheckpointError(sentence_of(told))
 
 
 def check_place(folder: Path) -> None:
@@ -77,8 +98,13 @@ def check_place(folder: Path) -> None:
         probe.mkdir()
         probe.rmdir()
     except OSError as error:
-        reason = sentence_of(OSError(error.errno, error.strerror, str(there)))
-        raise CheckpointError(f"{folder} cannot be written. {reason}") from error
+        if error.errno == errno.ENOENT:
+            raise CheckpointError(
+                f"{folder} cannot be made: {there} takes no folders. Choose another "
+                "place."
+            ) from error
+        told = OSError(error.errno, error.strerror, str(there))
+        raise CheckpointError(sentence_of(told)) from error
 
 
 def check_file(path: Path) -> None:

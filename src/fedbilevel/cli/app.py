@@ -65,15 +65,25 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 }
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedbilevel {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _program(
     version: Annotated[
-        bool, typer.Option("--version", help="print the version, and end")
+        bool,
+        typer.Option(
+            "--version",
+            help="print the version, and end",
+            is_eager=True,
+            callback=_tell_version,
+        ),
     ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"fedbilevel {__version__}")
-        raise typer.Exit
+    del version
 
 
 for _name, (_function, _example) in _COMMANDS.items():

@@ -1,8 +1,10 @@
 """Commands for federations of real processes: `federate`, `serve`, `node`, `replay`."""
 
+import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,11 +131,25 @@ def federate(
     from fedbilevel._files import private_files
 
     if out is not None:
-        with private_files():
+        with private_files(), _no_folder_in_the_way(out):
             _federate(experiment, out, terms, nodes, as_json, kept=True)
         return
     with private_files(), tempfile.TemporaryDirectory() as folder:
         _federate(experiment, Path(folder), terms, nodes, as_json, kept=False)
+
+
+@contextmanager
+def _no_folder_in_the_way(folder: Path) -> Iterator[None]:
+    """Remove a folder of ours if the trial could not begin by a mistake of its user.
+
+    Corrected, the same command must not be told that its folder is in use.
+    """
+    try:
+        yield
+    except InvalidInputError:
+        if not (folder / _folders.CHECKPOINT).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _federate(
@@ -162,7 +178,13 @@ def _federate(
     with watched(experiment.task, quiet=as_json) as watch:
         watch.stage(_WAITING)
         result = trial.federate(
-            experiment, folder, terms, nodes=nodes, watch=watch, say=watch.say
+            experiment,
+            folder,
+            terms,
+            nodes=nodes,
+            watch=watch,
+            say=watch.say,
+            about=watch.stage,
         )
     show_result(result, folder if kept else None, as_json)
 
@@ -170,10 +192,7 @@ def _federate(
 def _folder_to_serve(given: checks.Given) -> None:
     """Raise at once if --out is finished, or no folder of a run at all."""
     out = given["out"]
-    if (out / _folders.RESULT).exists():
-        raise CheckpointError(
-            f"{out} holds a finished run; nothing was changed. Choose a new folder."
-        )
+    _folders.require_unfinished(out)
     if not (out / _folders.EXPERIMENT).exists():
         _folders.require_new(out)
     _folders.check_place(out)
@@ -226,7 +245,14 @@ def serve(
         experiment.save(out)
         watch.stage(_WAITING)
         result = serve_over_flower(
-            experiment, out, terms, link, keys=keys, watch=watch, say=watch.say
+            experiment,
+            out,
+            terms,
+            link,
+            keys=keys,
+            watch=watch,
+            say=watch.say,
+            about=watch.stage,
         )
     show_result(result, out, as_json)
 

@@ -28,7 +28,7 @@ from fedbilevel.cli.output import (
 )
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.theory import follow_file
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
@@ -89,6 +89,11 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
+    if (folder / _folders.FEDERATION).exists():
+        raise CheckpointError(
+            f"{folder} holds a federation. Go on with it by the `fedbilevel serve` that "
+            "began it."
+        )
     from fedbilevel.experiments import Experiment
 
     experiment = Experiment.load(folder)

@@ -42,6 +42,7 @@ def serve_over_flower(
     keys: KeyFiles | None = None,
     watch: Watch,
     say: Callable[[str], None] = print,
+    about: Callable[[str, str], None] = lambda word, who: None,
     crowd: Sequence[Process] = (),
 ) -> Result:
     """Run an experiment to its end, whatever dies on the way.
@@ -49,7 +50,7 @@ def serve_over_flower(
     A SuperLink or a ServerApp that ended is started again, and the run goes on after
     its last round; so is a node of the `crowd` on this machine, unless it ended by a
     mistake of its user: then all ends, with its sentence. `say` is told who has come,
-    who is missing, and why. If `watch` raises
+    who is missing, and why; `about` what is done, and who takes part. If `watch` raises
     KeyboardInterrupt, all processes are ended; the folder can be served again.
     With `keys` packets are signed; with certificates, too, Flower lets in no others.
     """
@@ -71,7 +72,7 @@ def serve_over_flower(
         superlink.start()
         for node in crowd:
             node.start()
-        look = _Look(folder, watch, say, crowd)
+        look = _Look(folder, watch, say, about, crowd)
         look.say(f"starting the SuperLink at {link.address}")
         wait_for_port(link.address, superlink, look=look)
         link.register(node_keys)
@@ -156,9 +157,11 @@ class _Look:
         folder: Path,
         watch: Watch,
         say: Callable[[str], None],
+        about: Callable[[str, str], None],
         crowd: Sequence[Process],
     ) -> None:
         self.folder, self.watch, self.say, self.crowd = folder, watch, say, crowd
+        self.about = about
         self._log, self._told = folder / apps.LOG, {}
         # What an earlier server said was shown then.
         self._read = self._log.stat().st_size if self._log.exists() else 0
@@ -173,6 +176,8 @@ class _Look:
         self._told = read_json(self.folder / apps.PROGRESS) or self._told
         told = self._told
         exchange = told.get("exchange", {})
+        if exchange:
+            self.about("running", _who(exchange))
         if exchange and time.monotonic() > self._next:
             self._say_exchange(exchange)
         self.watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
@@ -189,15 +194,18 @@ class _Look:
                 self.say(line)
 
     def _say_exchange(self, exchange: dict[str, Any]) -> None:
-        number, taken = exchange["exchange"], exchange["took_part"]
+        number = exchange["exchange"]
         if number == self._shown:
             return
         self._shown, self._next = number, time.monotonic() + _EVERY
         self.say(
             f"exchange {number}, in round {self._told.get('done', 0) + 1}: "
-            f"{len(taken)} of {exchange['asked']} clients in "
-            f"{exchange['seconds']:.2g} s"
+            f"{_who(exchange)} in {exchange['seconds']:.2g} s"
         )
+
+
+def _who(exchange: dict[str, Any]) -> str:
+    return f"{len(exchange['took_part'])} of {exchange['asked']} clients"
 
 
 def _until_done(serving: _Serving, superlink: Process, look: _Look) -> Result:

@@ -34,6 +34,7 @@ def federate(
     nodes: str,
     watch: Watch,
     say: Callable[[str], None] = print,
+    about: Callable[[str, str], None] = lambda word, who: None,
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
@@ -49,7 +50,15 @@ def federate(
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
     return serve_over_flower(
-        experiment, folder, terms, link, keys=keys, watch=watch, say=say, crowd=crowd
+        experiment,
+        folder,
+        terms,
+        link,
+        keys=keys,
+        watch=watch,
+        say=say,
+        about=about,
+        crowd=crowd,
     )
 
 

@@ -281,7 +281,8 @@ class Experiment:
         path = folder / EXPERIMENT
         if not path.exists():
             raise CheckpointError(
-                f"{folder} holds no {EXPERIMENT}: no run of `fedbilevel run` began there."
+                f"{folder} holds no {EXPERIMENT}: no run of `fedbilevel run` began "
+                "there."
             )
         try:
             return Experiment(**json.loads(path.read_text()))

@@ -123,10 +123,8 @@ def serve(
 
 def _identity(folder: Path, experiment: Experiment) -> Identity:
     """Return which federation this is: a new one, or the one begun in the folder."""
-    path, settings = (
-        folder / FEDERATION,
-        settings_fingerprint(shared_settings(experiment)),
-    )
+    path = folder / FEDERATION
+    settings = settings_fingerprint(shared_settings(experiment))
     name, attempt = secrets.token_hex(16), 0
     if path.exists():
         held = _begun(path)

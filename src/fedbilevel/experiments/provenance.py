@@ -4,11 +4,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedbilevel._folders import EXPERIMENT, FEDERATION, RESULT, open_folder
+from fedbilevel._folders import (
+    CHECKPOINT,
+    EXPERIMENT,
+    FEDERATION,
+    open_folder,
+    require_unfinished,
+)
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import LENGTH, Experiment
 from fedbilevel.result import Result
-from fedbilevel.runtime.checkpoint import FILE_NAME as CHECKPOINT
 
 __all__ = ["require_extension", "require_served_again"]
 
@@ -34,10 +39,7 @@ def require_extension(experiment: Experiment, folder: Path) -> None:
 
 def require_served_again(experiment: Experiment, folder: Path) -> None:
     """Raise unless a folder is new, or holds this federation, begun and not ended."""
-    if (folder / RESULT).exists():
-        raise CheckpointError(
-            f"{folder} holds a finished run; nothing was changed. Choose a new folder."
-        )
+    require_unfinished(folder)
     if not (folder / EXPERIMENT).exists():
         open_folder(folder, resume=False)
         return

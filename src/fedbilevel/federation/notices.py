@@ -1,4 +1,4 @@
-"""What a server tells without asking: that it does not take a node, or that all is over.
+"""What a server tells unasked: that it does not take a node, or that all is over.
 
 A notice is a packet like others, sealed and numbered, so that nobody else can end a
 node, nor with an old one. It needs no answer, and changes nothing that a site keeps.

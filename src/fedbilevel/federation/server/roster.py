@@ -176,10 +176,12 @@ class Roster:
             time.sleep(_PAUSE)
         missing = sorted(set(range(self.clients)) - set(self.members))
         if len(self.members) < enough:
-            why = "".join(f" Not taken: {text}." for text in self._turned_away.values())
+            turned = "".join(
+                f" Not taken: {why}." for why in self._turned_away.values()
+            )
             raise FedbilevelError(
-                f"clients {missing} did not come within {seconds:g} seconds.{why} Start "
-                "their nodes, with the settings of the server, and serve again."
+                f"clients {missing} did not come within {seconds:g} seconds.{turned} "
+                "Start their nodes, with the settings of the server, and serve again."
             )
         self.report(f"going on without clients {missing}")
 

@@ -346,7 +346,7 @@ def test_a_loss_with_another_number_is_another_configuration(make):
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_damaged_checkpoint(finished, tmp_path, share):
     folder = shutil.copytree(finished, tmp_path / "copy")
-    path = folder / checkpoint.FILE_NAME
+    path = folder / "checkpoint.npz"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     told = rf"{re.escape(str(path))} cannot be read as a checkpoint.*damaged"
@@ -356,7 +356,7 @@ def test_a_damaged_checkpoint(finished, tmp_path, share):
 
 def test_a_checkpoint_of_an_older_format(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "copy")
-    path = folder / checkpoint.FILE_NAME
+    path = folder / "checkpoint.npz"
     arrays = read_arrays(path)
     about = json.loads(arrays["about"].tobytes())
     assert about["format"] == 3

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -34,7 +35,7 @@ def list_entries(
         _DETAILS[kind](name)
         return
     for one in [kind] if kind else _TABLES:
-        Console().print(_TABLES[one]())
+        _show(_TABLES[one]())
 
 
 def _algorithm_table() -> Table:
@@ -76,7 +77,7 @@ def _show_algorithm(name: str) -> None:
         table.add_column(heading)
     for one in options_of(entry).values():
         table.add_row(one.name, one.kind, one.default, one.meaning)
-    Console().print(table)
+    _show(table)
 
 
 def _task_table() -> Table:
@@ -109,7 +110,7 @@ def _show_task(name: str) -> None:
         table.add_column(heading, no_wrap=True)
     for option, default in option_defaults(make).items():
         table.add_row(option, _KINDS[type(default)], str(default))
-    Console().print(table)
+    _show(table)
 
 
 def _data_table() -> Table:
@@ -138,6 +139,18 @@ def _table(title: str, caption: str) -> Table:
     return Table(
         title=title, title_justify="left", caption=caption, caption_justify="left"
     )
+
+
+def _show(table: Table) -> None:
+    """Print a table, or its rows one by one where it would cut words off."""
+    console = Console()
+    if Measurement.get(console, console.options, table).minimum <= console.width:
+        console.print(table)
+        return
+    _print(str(table.title))
+    for first, *others in zip(*(column.cells for column in table.columns), strict=True):
+        _print(f"{first}: {'; '.join(map(str, others))}")
+    _print(str(table.caption))
 
 
 def _print(text: str) -> None:

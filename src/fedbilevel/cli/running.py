@@ -91,7 +91,7 @@ def resume(
     """Continue an interrupted run; the result is that of the run never interrupted."""
     if (folder / _folders.FEDERATION).exists():
         raise CheckpointError(
-            f"{folder} holds a federation. Go on with it by the `fedbilevel serve` that "
+            f"{folder} holds a federation. Go on with it by the command `serve` that "
             "began it."
         )
     from fedbilevel.experiments import Experiment

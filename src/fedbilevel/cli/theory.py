@@ -101,7 +101,7 @@ def check_theory(
     for name, one in ground.estimates.items():
         console.print(f"{name}: {one.how}", markup=False, highlight=False)
     console.print(report.conditions_table(summary))
-    limits = ", ".join(f"{n} = {v:.4g}" for n, v in summary["largest"].items())
+    limits = ", ".join(f"{n} = {v:.8g}" for n, v in summary["largest"].items())
     console.print(f"The largest steps with which all hold: {limits}", markup=False)
 
 

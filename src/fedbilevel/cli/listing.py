@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -132,6 +131,7 @@ _DETAILS: dict[str, Callable[[str], None]] = {
     "tasks": _show_task,
     "algorithms": _show_algorithm,
 }
+_CUT = "…"  # by which a table shows that a word did not fit
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
@@ -144,7 +144,9 @@ def _table(title: str, caption: str) -> Table:
 def _show(table: Table) -> None:
     """Print a table, or its rows one by one where it would cut words off."""
     console = Console()
-    if Measurement.get(console, console.options, table).minimum <= console.width:
+    with console.capture() as drawn:
+        console.print(table)
+    if _CUT not in drawn.get():
         console.print(table)
         return
     _print(str(table.title))

@@ -98,11 +98,11 @@ class Process:
 
         Raise if that would not help: its user made a mistake, or it fails every time.
         """
+        self.check()
         if self.alive:
             return False
         code = 0 if self.running is None else self.running.returncode
         self._failures = self._failures + 1 if code > 0 else 0
-        self.check()
         if self._failures > _MOST_FAILURES:
             raise FedbilevelError(
                 f"{self.name} failed {self._failures} times in a row. Its last words: "

@@ -103,7 +103,8 @@ def test_a_run_folder_is_read_without_jax(two_client):
 
 def test_a_second_run_into_a_folder_is_refused(call, two_client):
     before = (two_client.folder / "result.json").read_bytes()
-    done = call(*TWO_CLIENT, "--rounds", 1, "--json", "--out", two_client.folder)
+    sizes = ("--precision", "float64", "--rounds", 1)
+    done = call(*TWO_CLIENT, *sizes, "--json", "--out", two_client.folder)
     assert done.returncode == 2
     assert done.stdout == ""
     assert "finished after 1500 rounds. Ask for more than 1500" in done.stderr

@@ -1,7 +1,6 @@
 """What is shown while a run loads, is checked, compiles and runs."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.progress import Progress
 from fedbilevel.cli.progress import Watched, spark_line, watched
 from fedbilevel.experiments import Experiment
 
-RUN = Experiment("two-client", local_steps=1, rounds=3)
+RUN = Experiment("two-client", "fedavg", local_steps=1, rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_stages_have_words_of_their_own_and_rounds_a_curve():
         assert fields(watch)["curve"] == ""
 
 
-def test_a_run_says_what_it_does_before_its_first_round(tmp_path):
+def test_a_run_says_what_it_does_before_its_first_round():
     told: list[object] = []
 
     def about(word: str, who: str = "") -> None:
@@ -58,7 +57,7 @@ def test_a_run_says_what_it_does_before_its_first_round(tmp_path):
     def watch(done: int, total: int, newest: dict[str, float]) -> None:
         told.append(done)
 
-    replace(RUN, rounds=1).run(watch=watch, about=about)
+    RUN.run(watch=watch, about=about)
     assert told == [("checking", ""), ("compiling", "2 clients"), 1]
 
 

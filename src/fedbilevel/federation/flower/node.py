@@ -154,8 +154,8 @@ def _not_let_in(code: int, message: str) -> NoReturn:
     reason = f"({reason.strip()}, Flower's code {code})"
     if isinstance(error, httpx.HTTPStatusError):
         raise _NotLetInError(
-            "the server refuses this node: its key is not registered there, or not "
-            f"for a clock like this {reason}."
+            "the server refuses this node: its key is not registered there, its clock "
+            f"is wrong, or it was killed a moment ago {reason}."
         )
     if isinstance(error, httpx.ConnectError) and "CERTIFICATE" not in reason:
         raise _NotLetInError(

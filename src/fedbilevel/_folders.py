@@ -55,9 +55,9 @@ def require_new(folder: Path, other: str = "") -> None:
     """Raise if a folder has something in it; `other` is what else could be done."""
     if is_used(folder):
         _require_folder(folder)
-        more = f", or {other}" if other else ""
+        choices = f"remove it, or {other}" if other else "or remove it"
         raise CheckpointError(
-            f"{folder} exists and is not empty. Choose another folder, remove it{more}."
+            f"{folder} exists and is not empty. Choose another folder, {choices}."
         )
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all mutants bench soak theory results readme clean
+.PHONY: install demo test test-all mutants bench soak theory results readme docs clean
 
 install: .venv/installed
 
@@ -33,6 +33,10 @@ mutants: install
 # The table of methods, from the algorithms themselves.
 readme: install
 	$(BIN)/python docs/methods.py
+
+# The site, in `site`; every link in it is checked.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: install
 	$(BIN)/python benchmarks/speed.py

@@ -129,7 +129,14 @@ def seconds_a_round(
             trial.persistent_node(experiment, k, folder, link) for k in range(nodes)
         ]
         result = serve_over_flower(
-            experiment, folder, Terms(), link, keys=keys, watch=watch, crowd=crowd
+            experiment,
+            folder,
+            Terms(),
+            link,
+            keys=keys,
+            watch=watch,
+            say=lambda text: None,
+            crowd=crowd,
         )
     first = min(done for done in seen if done >= WARM)
     last = max(done for done in seen if done < ROUNDS)

@@ -32,7 +32,7 @@ def main() -> None:
     for name, plan in plans.items():
         with watched(name) as watch:
             place = folder / name.lower().replace(" ", "-")
-            results[name] = plan.run(place, watch=watch)
+            results[name] = plan.run(place, watch=watch, about=watch.stage)
     console.print(result_table(results))
     console.print(cost_table(results))
     console.print(f"Saved in {folder}")

@@ -62,6 +62,7 @@ class Loopback:
     sites: dict[int, Site]
     script: Script = faithful
     sent: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
+    notices: list[tuple[int, bytes]] = field(default_factory=list)
     lost: bool = False  # for scripts that cut a node off
 
     def nodes(self) -> set[int]:
@@ -78,6 +79,9 @@ class Loopback:
         assert len(self.sent) < _MOST, "the server asks for ever"
         came = {}
         for node, packet in packets.items():
+            if b'"kind":"notice"' in packet:
+                self.notices.append((node, packet))
+                continue
             answer = self.script(node, packet, self)
             self.sent.append((node, packet, answer))
             if answer is not None:

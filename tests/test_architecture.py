@@ -127,7 +127,7 @@ def test_choices_that_cannot_be(task, choice):
         architecture.retrained_accuracy(task, choice)
 
 
-@pytest.mark.parametrize("train", [0.0, 0.8, 2.0])
+@pytest.mark.parametrize("train", [-0.1, 0.81, 2.0])
 def test_shares_that_cannot_be(train):
     with pytest.raises(InvalidInputError, match=f"train={train}.*between 0 and 0.8"):
         architecture.make(train=train)

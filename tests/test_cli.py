@@ -90,6 +90,12 @@ def test_json_is_one_object_with_the_answer(two_client):
     assert found["counts"]["rounds"] == 1500
 
 
+def test_a_run_folder_has_a_report_with_the_command_that_repeats_it(two_client):
+    page = (two_client.folder / "report.html").read_text()
+    command = "fedbilevel run two-client --algorithm local-bsgvrm --rounds 1500 "
+    assert f"{command}--local-steps 1 --precision float64<" in page
+
+
 def test_a_run_folder_is_read_without_jax(two_client):
     command = [sys.executable, "-c", READER, str(two_client.folder)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -103,10 +109,11 @@ def test_a_run_folder_is_read_without_jax(two_client):
 
 def test_a_second_run_into_a_folder_is_refused(call, two_client):
     before = (two_client.folder / "result.json").read_bytes()
-    done = call(*TWO_CLIENT, "--rounds", 1, "--json", "--out", two_client.folder)
+    sizes = ("--precision", "float64", "--rounds", 1)
+    done = call(*TWO_CLIENT, *sizes, "--json", "--out", two_client.folder)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert f"`fedbilevel resume {two_client.folder}`" in done.stderr
+    assert "finished after 1500 rounds. Ask for more than 1500" in done.stderr
     assert "Traceback" not in done.stderr
     assert (two_client.folder / "result.json").read_bytes() == before
 
@@ -303,8 +310,9 @@ def test_a_task_is_listed_with_every_option():
     assert "Per-feature l2 strengths" in done.stdout
     rows = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line]
     found = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
-    assert found["train"] == ["number", "0.2"]
-    assert found["data"] == ["text", "digits"]
+    assert found["train"][:2] == ["number", "0.0"]
+    assert found["train"][2].startswith("share of all rows")
+    assert found["data"][:2] == ["text", "digits"]
 
 
 def options_by_name(command: str) -> dict:

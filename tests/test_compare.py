@@ -133,7 +133,7 @@ def test_a_comparison_goes_on_with_its_own_settings_only(tmp_path):
         compare(plan, ["fedavg"], 1, folder=folder, resume=True)
     compare(plan, ["fedavg"], 1, folder=folder)
     assert Result.load(folder / "fedavg" / "seed-0").algorithm == "fedavg"
-    with pytest.raises(CheckpointError, match="with --resume"):
+    with pytest.raises(CheckpointError, match="and --resume"):
         compare(plan, ["fedavg"], 1, folder=folder)
     other = replace(plan, rounds=5)
     with pytest.raises(CheckpointError, match="other settings of rounds, seeds"):
@@ -219,6 +219,7 @@ def test_compare_saves_results_curves_and_a_ranking(tmp_path):
     loaded = Result.load(folder / "fedbio" / "seed-1")
     assert loaded.algorithm == "fedbio"
     assert loaded.config["seed"] == 1 and len(loaded.columns["bytes"]) == 40
+    assert "2 algorithms compared on" in (folder / "report.html").read_text()
     picture = (folder / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
     # One method inverts each client's Hessian, and these clients differ.
@@ -291,7 +292,7 @@ LOCAL = LocalBSGM(Neumann(1, 0.3), 0.1, 1.0, 1.0, 0.5, 0.5, local_steps=1)
 def test_a_run_in_python_warns_as_the_command_does():
     (told,) = python_run(LOCAL, quadratic_data(3, noise=0.0))
     assert told.startswith("LocalBSGM inverts each client's own Hessian")
-    assert "Unbiased: fedbio, fedbioacc" in told
+    assert "that has no such bias: fedbio, fedbioacc" in told
     assert python_run(LOCAL, quadratic_data(3, noise=0.0, alike=True)) == []
 
 

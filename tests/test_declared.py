@@ -22,7 +22,7 @@ from fedbilevel.federation import Terms
 from fedbilevel.federation.server.conclusions import read_conclusion
 from fedbilevel.federation.wire import RefusedError
 from fedbilevel.problem import ClientData, as_weights
-from fedbilevel.studies.single import named_leaves
+from fedbilevel.result import named_leaves
 from fedbilevel.tasks import quadratic
 from tests.federation import Loopback
 from tests.planted import settings, sites_with_rows

@@ -42,7 +42,7 @@ def run_python(*arguments: str, folder: Path) -> str:
 
 
 def test_the_readme_example_runs(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 20
     printed = run_python("-c", code, folder=tmp_path).split()
     # Ridge on noise of variance 1: the loss ends near it, from 2 at the start.
@@ -75,7 +75,8 @@ def test_the_commands_of_the_deployment_guide_can_be_typed():
     text = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
     lines = re.findall(r"^(?:    |ExecStart=\S*)fedbilevel (\S+) (.*)$", text, re.M)
     commands = getattr(typer.main.get_command(app), "commands", {})
-    found = {"serve": [], "node": [], "run": [], "federate": [], "replay": []}
+    found = {"serve": [], "node": [], "run": [], "federate": [], "prepare": []}
+    found["replay"] = []
     for name, rest in lines:
         given = commands[name].make_context(name, shlex.split(rest)).params
         found[name].append((given.get("task"), given.get("clients")))

@@ -256,7 +256,7 @@ def test_a_loss_that_raises_during_a_round():
         ({"algorithm": "local-bsg"}, r"unknown algorithm .*mean 'local-bsgm'\?"),
         ({"options": {"thet": "1"}}, r"unknown option 'thet'.*mean 'theta'\?.*rho1"),
         ({"options": {"theta": "big"}}, r"option theta='big' is not a number"),
-        ({"options": {"noise": "big"}}, r"option noise='big' is not of type float"),
+        ({"options": {"noise": "big"}}, r"option noise='big' is not a number"),
         ({"options": {"eta": "linear:1"}}, r"eta='linear:1' is no schedule"),
         ({"runtime": "simulater"}, r"unknown runtime .*'simulator'\?.*reference"),
         ({"local_steps": 0}, r"local_steps=...\)` must be at least 1, got 0"),
@@ -269,7 +269,7 @@ def test_names_and_options_that_do_not_exist(changes, told):
 
 def test_a_folder_that_is_in_use_or_not_there(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    told = rf"exists and is not empty.*`fedbilevel resume {re.escape(str(tmp_path))}`"
+    told = "exists and is not empty. Choose another folder, or remove it"
     with pytest.raises(CheckpointError, match=told):
         run(data_with(9), keeping={"folder": tmp_path})
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -346,7 +346,7 @@ def test_a_loss_with_another_number_is_another_configuration(make):
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_damaged_checkpoint(finished, tmp_path, share):
     folder = shutil.copytree(finished, tmp_path / "copy")
-    path = folder / checkpoint.FILE_NAME
+    path = folder / "checkpoint.npz"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     told = rf"{re.escape(str(path))} cannot be read as a checkpoint.*damaged"
@@ -356,7 +356,7 @@ def test_a_damaged_checkpoint(finished, tmp_path, share):
 
 def test_a_checkpoint_of_an_older_format(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "copy")
-    path = folder / checkpoint.FILE_NAME
+    path = folder / "checkpoint.npz"
     arrays = read_arrays(path)
     about = json.loads(arrays["about"].tobytes())
     assert about["format"] == 3

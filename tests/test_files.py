@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel import _files
-from fedbilevel.cli import federation
 from fedbilevel.cli.app import app
 from fedbilevel.deployment import apps
 from fedbilevel.errors import DamagedFileWarning, sentence_of
@@ -166,7 +165,7 @@ def test_a_file_where_a_folder_is_needed_is_told(
     tmp_path, occupied, monkeypatch, words, place
 ):
     # It would change the precision of all tests after this one.
-    monkeypatch.setattr(federation, "configure", lambda *_, **__: None)
+    monkeypatch.setattr("fedbilevel.runtime.configure", lambda *_, **__: None)
     (tmp_path / "file").write_text("in the way")
     done = invoke(*words.format(occupied).split(), tmp_path / place)
     assert done.exit_code == 2

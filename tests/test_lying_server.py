@@ -717,7 +717,7 @@ def test_lists_of_keys_that_cannot_be_right():
 )
 def test_a_node_with_odd_keys_is_told(words, reason, tmp_path, monkeypatch):
     # This process goes on in double precision.
-    monkeypatch.setattr("fedbilevel.cli.federation.configure", lambda *_, **__: None)
+    monkeypatch.setattr("fedbilevel.runtime.configure", lambda *_, **__: None)
     start = "node quadratic --clients 2 --client 0 --superlink 127.0.0.1:1 --trial"
     done = CliRunner().invoke(
         app, [*start.split(), "--state", str(tmp_path), *words.split()]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedbilevel.deployment import apps
+from fedbilevel.deployment.processes import free_port
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"
@@ -96,26 +97,24 @@ def test_a_command_that_is_not_there_is_told(tmp_path):
     assert process.log.stat().st_mode & 0o777 == 0o600
 
 
-FAILING = "regularization --clients 2 --data no-such-file.csv".split()
-RUNNING = "quadratic --clients 2 --rounds 100000".split()
+WAITING = "serve quadratic --clients 2 --rounds 5 --insecure --address".split()
+RUNNING = "federate quadratic --clients 2 --rounds 100000 --nodes".split()
 
 
 def began(folder: Path, task: list[str]) -> bool:
-    """Say whether the server waits for nodes that fail, or whether rounds are made."""
+    """Say whether the server waits for nodes, or whether rounds are made."""
     if task is RUNNING:
         return (folder / apps.PROGRESS).exists()
-    nodes = list(folder.glob("node-*.log"))
-    return (folder / apps.PROCESS).exists() and all(
-        "no-such-file.csv" in one.read_text() for one in nodes
-    )
+    log = folder / apps.LOG
+    return log.exists() and "waiting for clients 0, 1" in log.read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "number", "nodes"),
     [
-        (FAILING, signal.SIGTERM, "persistent"),
-        (FAILING, signal.SIGKILL, "persistent"),
+        (WAITING, signal.SIGTERM, ""),
+        (WAITING, signal.SIGKILL, ""),
         (RUNNING, signal.SIGTERM, "persistent"),
         (RUNNING, signal.SIGINT, "persistent"),
         (RUNNING, signal.SIGKILL, "persistent"),
@@ -125,10 +124,10 @@ def began(folder: Path, task: list[str]) -> bool:
 )
 def test_a_federation_leaves_no_process_behind(tmp_path, task, number, nodes):
     folder = tmp_path / "run"
-    words = ["federate", *task, "--nodes", nodes, "--out", str(folder)]
+    words = [*task, nodes or f"127.0.0.1:{free_port()}", "--out", str(folder)]
     with started(sys.executable, "-m", "fedbilevel.cli", *words) as (process, mark):
         assert wait_until(lambda: began(folder, task), PATIENCE), "it did not begin"
-        assert len(marked(mark)) >= 5 - 2 * (task is FAILING)
+        assert len(marked(mark)) >= 5 - 2 * (task is WAITING)
         process.send_signal(number)
         process.wait(PATIENCE)
         seconds = AT_ONCE if number == signal.SIGKILL else ORDERLY
@@ -141,7 +140,7 @@ def test_a_federation_leaves_no_process_behind(tmp_path, task, number, nodes):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_federation_that_is_only_starting_leaves_none_either(tmp_path, number):
     folder = tmp_path / "run"
-    words = ["federate", *RUNNING, "--out", str(folder)]
+    words = [*RUNNING, "persistent", "--out", str(folder)]
     with started(sys.executable, "-m", "fedbilevel.cli", *words) as (process, mark):
         # The run is with the SuperLink, and its server about to start.
         app = folder / "app" / "pyproject.toml"

@@ -449,7 +449,7 @@ def test_rows_limit_what_is_taken():
         ("regularization", {"train": 0.9}, "a share between 0 and 0.8"),
         ("regularization", {"rows": 2000}, "digits has 1797"),
         ("regularization", {"rows": 20}, "Ask for fewer clients"),
-        ("regularization", {"clients": 0}, "there must be at least one"),
+        ("regularization", {"clients": -1}, "there must be at least one"),
     ],
 )
 def test_bad_options_are_named(name, options, told):

@@ -1,15 +1,58 @@
-"""A folder is a registry: every public module of a package is one entry."""
+"""Finds tasks and algorithms by name: ours, those of installed packages, own files.
 
+A folder is a registry: every public module of a package is one entry. An installed
+package adds entries by an entry point (`fedbilevel.tasks`, `fedbilevel.algorithms`). A
+file of one's own is named by its path: `path/to/file.py:name`. Only whoever types such
+a path has the file run; `is_file` lets others refuse one that comes from elsewhere.
+"""
+
+import hashlib
 import importlib
+import importlib.util
+import inspect
 import pkgutil
+import re
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from fedbilevel.errors import unknown_name
+from fedbilevel.errors import FedbilevelError, InvalidInputError, unknown_name
+
+__all__ = [
+    "entry",
+    "identity",
+    "installed",
+    "is_file",
+    "label",
+    "names",
+    "names_of",
+    "resolved",
+    "short",
+    "told",
+]
+
+_FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
+_LARGEST = 2**24  # bytes of a source file
+_loaded: dict[tuple[str, str], ModuleType] = {}
+_given: dict[str, Any] = {}  # objects of this process, by the name they were given
 
 
 def names(package: ModuleType) -> list[str]:
     """List the entries of a package, as the command line spells them."""
-    modules = pkgutil.iter_modules(package.__path__)
+    return _listed(list(package.__path__))
+
+
+def names_of(package: str) -> list[str]:
+    """List what is found in one of our packages by its name, without importing it."""
+    ours = _listed([str(Path(__file__).parent / package)])
+    return sorted({*ours, *_points(f"fedbilevel.{package}")})
+
+
+def _listed(folders: list[str]) -> list[str]:
+    modules = pkgutil.iter_modules(folders)
     return sorted(
         module.name.replace("_", "-")
         for module in modules
@@ -17,8 +60,161 @@ def names(package: ModuleType) -> list[str]:
     )
 
 
-def entry(package: ModuleType, name: str, kind: str) -> ModuleType:
-    """Import the module of an entry, or raise with the nearest name."""
-    if name not in names(package):
-        raise unknown_name(kind, name, names(package))
-    return importlib.import_module(f"{package.__name__}.{name.replace('-', '_')}")
+@cache
+def _points(group: str) -> dict[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=group)}
+
+
+def installed(package: ModuleType) -> list[str]:
+    """List what other installed packages add, but for names that are ours."""
+    return sorted(set(_points(package.__name__)) - set(names(package)))
+
+
+def is_file(name: str) -> bool:
+    """Say whether a name stands for a file, which is run when it is found."""
+    return ".py" in name
+
+
+def entry(package: ModuleType, name: str, kind: str) -> Any:
+    """Return a module of ours, or what a package or a file holds under a name."""
+    if name in _given:
+        return _given[name]
+    if is_file(name):
+        path, attribute = _parts(name, kind)
+        return _attribute(_module_at(path, kind), attribute, path, kind)
+    if name in names(package):
+        return importlib.import_module(f"{package.__name__}.{name.replace('-', '_')}")
+    if name in installed(package):
+        return _from_package(_points(package.__name__)[name], kind)
+    raise unknown_name(kind, name, [*names(package), *installed(package)])
+
+
+def _parts(name: str, kind: str) -> tuple[Path, str]:
+    match = _FILE.fullmatch(name)
+    if match is None:
+        raise InvalidInputError(
+            f"{kind} '{name}': name a file of your own as path/to/file.py:name, with "
+            "the function or class that it holds."
+        )
+    return Path(match["path"]), match["name"]
+
+
+def _module_at(path: Path, kind: str) -> ModuleType:
+    """Run a source file once, as a module."""
+    if not path.is_file():
+        raise InvalidInputError(f"{kind}: there is no file {path}.")
+    place = path.resolve()
+    key = (str(place), _digest(place))
+    if key in _loaded:
+        return _loaded[key]
+    called = f"fedbilevel_own_{place.stem}_{key[1][:8]}"
+    spec = importlib.util.spec_from_file_location(called, place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(place.parent) not in sys.path:
+        sys.path.append(str(place.parent))  # so that it finds the files beside it
+    sys.modules[called] = module
+    try:
+        spec.loader.exec_module(module)
+    except FedbilevelError:
+        sys.modules.pop(called)
+        raise
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(called)
+        raise InvalidInputError(
+            f"{kind}: {path} cannot be run: {told(error, place)}."
+        ) from error
+    _loaded[key] = module
+    return module
+
+
+def told(error: BaseException, place: Path) -> str:
+    """Say what was raised, and in which line of a file."""
+    lines, trace = [], error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(place):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.lineno:
+        lines.append(error.lineno)
+    where = f" in line {lines[-1]}" if lines else ""
+    text = " ".join(str(getattr(error, "msg", error)).split())
+    return f"{type(error).__name__}{where}: {text:.300}".rstrip(". ")
+
+
+def _digest(path: Path) -> str:
+    if path.stat().st_size > _LARGEST:
+        raise InvalidInputError(f"{path} is too large to be a source file.")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _attribute(module: ModuleType, name: str, path: Path, kind: str) -> Any:
+    if not hasattr(module, name):
+        found = [one for one in vars(module) if not one.startswith("_")]
+        raise unknown_name(f"{kind} of {path}", name, found)
+    return getattr(module, name)
+
+
+def _from_package(point: metadata.EntryPoint, kind: str) -> Any:
+    try:
+        return point.load()
+    except FedbilevelError:
+        raise
+    except Exception as error:
+        home = point.dist.name if point.dist else "an installed package"
+        raise InvalidInputError(
+            f"{kind} '{point.name}' of {home} cannot be loaded: "
+            f"{told(error, Path())}. Mend or remove that package."
+        ) from error
+
+
+def resolved(package: ModuleType, given: Any, kind: str) -> str:
+    """Return the name of an object, or a name as it holds in any folder."""
+    if isinstance(given, str):
+        match = _FILE.fullmatch(given)
+        if match is None:
+            return given
+        return f"{Path(match['path']).expanduser().resolve()}:{match['name']}"
+    name = getattr(given, "__name__", "")
+    module = sys.modules.get(getattr(given, "__module__", ""))
+    if module is None or getattr(module, name, None) is not given:
+        raise InvalidInputError(
+            f"{kind} {given!r:.80}: give a name, or a function or class at the top "
+            "level of a file, so that a run can be continued. For objects of any kind "
+            "there are `fedbilevel.run`, `compare` and `tune`."
+        )
+    parent, _, last = module.__name__.rpartition(".")
+    if parent == package.__name__ and not last.startswith("_"):
+        return last.replace("_", "-")
+    source = inspect.getsourcefile(given) if callable(given) else None
+    if source is None or not Path(source).is_file():
+        raise InvalidInputError(
+            f"{kind} '{name}' is in no file, so that a run could not be continued. Put "
+            "it into one."
+        )
+    text = f"{Path(source).resolve()}:{name}"
+    _given[text] = given
+    return text
+
+
+def short(name: str) -> str:
+    """Return what a function or class of a file is called, or the name itself."""
+    match = _FILE.fullmatch(name)
+    return match["name"] if match else name
+
+
+def label(name: str) -> str:
+    """Return a name for people, without the folders of a file."""
+    match = _FILE.fullmatch(name)
+    return f"{Path(match['path']).name}:{match['name']}" if match else name
+
+
+def identity(name: str) -> str:
+    """Return what is the same on two machines that have the same code.
+
+    Of a file it tells what is in it, not where it lies.
+    """
+    match = _FILE.fullmatch(name)
+    if match is None:
+        return name
+    return f"own:{match['name']}:{_digest(_parts(name, 'file')[0])[:32]}"

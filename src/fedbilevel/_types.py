@@ -49,7 +49,10 @@ class AbstractBlocks(eqx.Module):
 
 
 class Pair(AbstractBlocks):
-    """One thing for each level: a point (x, y), its directions, or its step sizes."""
+    """One thing for each level: a point (x, y), its directions, or its step sizes.
+
+    `x` is of the upper level, `y` of the lower.
+    """
 
     x: Any
     y: Any

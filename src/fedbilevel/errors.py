@@ -82,24 +82,49 @@ class UnmaskingError(SecureAggregationError):
 class NonFiniteError(FedbilevelError):
     """A client returned NaN or infinity.
 
-    `round` counts from 1, `client` from 0; `checkpoint` is the last good one, or None.
+    `round` counts from 1, `client` from 0, and may have a `name`; `checkpoint` is the
+    last good one, or None, be it that none was `due` before or that none was asked for.
+    `theta` is the step of the method's Neumann series, if it has one.
     """
 
     def __init__(
-        self, round_number: int, phase: str, client: int, checkpoint: str | None
+        self,
+        round_number: int,
+        phase: str,
+        client: int,
+        checkpoint: str | None,
+        *,
+        due: bool = False,
+        theta: float | None = None,
+        name: str = "",
     ) -> None:
         self.round, self.phase, self.client = round_number, phase, client
-        self.checkpoint = checkpoint
-        kept = (
-            f"The last good checkpoint is kept in {checkpoint}."
-            if checkpoint
-            else "No checkpoint was written before; ask for them to keep your work."
-        )
+        self.checkpoint, self.due, self.theta = checkpoint, due, theta
+        if checkpoint:
+            kept = f"The last good checkpoint is kept in {checkpoint}."
+        elif due:
+            kept = (
+                "No checkpoint was written before: none was due yet. Ask for more of "
+                "them, after fewer rounds, to keep your work."
+            )
+        else:
+            kept = "No checkpoint was written before; ask for them to keep your work."
+        cure = "Smaller step sizes are the usual cure."
+        if theta is not None and theta > 0:
+            cure = (
+                "Smaller step sizes or a smaller theta are the usual cure: "
+                f"theta={theta:.4g} needs a lower level that curves less than 1/theta "
+                f"= {1 / theta:.4g}, wherever x and y go and not at the start alone."
+            )
         super().__init__(
-            f"round {round_number}, phase '{phase}', client {client}: the reply holds "
-            "NaN or infinity. Smaller step sizes or a smaller theta are the usual "
-            f"cure. {kept}"
+            f"round {round_number}, phase '{phase}', {name or f'client {client}'}: the "
+            f"reply holds NaN or infinity. {cure} {kept}"
         )
+
+    def at(self, name: str) -> "NonFiniteError":
+        """Return the error with the name of the client."""
+        place = (self.round, self.phase, self.client, self.checkpoint)
+        return NonFiniteError(*place, due=self.due, theta=self.theta, name=name)
 
 
 class OtherProcessError(FedbilevelError):

@@ -1,30 +1,44 @@
 """What a run leaves behind. Saved as JSON and npz: NumPy alone reads it back."""
 
+import html
 import json
 import math
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
+from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
-from fedbilevel.errors import CheckpointError
+from fedbilevel._folders import COLUMNS, MODEL, POINT, RESULT, how_to_continue
+from fedbilevel.errors import (
+    CheckpointError,
+    FedbilevelError,
+    InvalidInputError,
+    unknown_name,
+)
+from fedbilevel.models import Model, can_be_kept
 
-__all__ = ["Result", "to_plain"]
-
-_ABOUT, _COLUMNS, _POINT = "result.json", "columns.npz", "point.npz"
+__all__ = ["Result", "named_leaves", "to_plain"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """Columns per measured round, the final point, costs, and where it all came from.
 
-    `columns` has one entry per measured round, `round` among them, and the `exchanges`
-    with clients, `bytes` sent and `samples` drawn in all until then; `point` the leaves
-    of x and y by name; `final` the last value of every column; `counts` the exact
-    costs; `seconds` compiling apart from running; `config` and `versions` what to
-    repeat it with; `ended` why there were no more rounds.
+    `task` and `algorithm` are names. `columns` has one entry per measured round,
+    `round` among them, and the `exchanges` with clients, `bytes` sent and `samples`
+    drawn in all until then; `point` the leaves of x and y by name; `final` the last
+    value of every column; `counts` the exact costs; `seconds` compiling apart from
+    running; `config` and `versions` what to repeat it with; `ended` why there were no
+    more rounds. `levels` are x and y in the structure of the start, where it is known;
+    `model` is what predicts, where the task says how.
     """
 
     task: str
@@ -37,6 +51,93 @@ class Result:
     counts: dict[str, Any]
     seconds: dict[str, float]
     ended: str = ""
+    levels: tuple[Any, Any] | None = field(default=None, compare=False)
+    model: Model | None = field(default=None, compare=False)
+
+    @property
+    def x(self) -> Any:
+        """The upper variable, in the structure of the start.
+
+        Blocks that each client keeps to itself have a leading axis over clients. Of a
+        result that was loaded without `like` it is an array, or nested dictionaries by
+        the names of its parts.
+        """
+        return _nested("x", self.point) if self.levels is None else self.levels[0]
+
+    @property
+    def y(self) -> Any:
+        """The lower variable, as `x`."""
+        return _nested("y", self.point) if self.levels is None else self.levels[1]
+
+    @property
+    def headline(self) -> str:
+        """The metric to look at first."""
+        return self.config.get("headline", "upper_loss")
+
+    def __repr__(self) -> str:
+        """Tell the run in two lines; `final`, `counts` and `config` tell more."""
+        told = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
+        return f"Result of {self.algorithm} on {self.task}, {self._end()}:\n  {told}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td>{html.escape(_short(value))}</td></tr>"
+            for name, value in self._metrics()
+        )
+        about = f"{self.algorithm} on {self.task}, {self._end()}"
+        return f"<table><caption>{html.escape(about)}</caption>{rows}</table>"
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Return the likeliest class, or the number, of raw rows; see `Model`.
+
+        Rows are columns by name, a frame, or an array of the model's features.
+        """
+        if self.model is None:
+            raise InvalidInputError(
+                f"the run of {self.algorithm} on {self.task} has no model that "
+                "predicts: its task does not say how, or every client has its own y. "
+                "Apply `result.x` and `result.y` yourself."
+            )
+        return self.model.predict(rows)
+
+    def to_pandas(self) -> Any:
+        """Return the columns as a pandas frame, one row per measured round."""
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise FedbilevelError(
+                "frames are made by pandas: install it, or read `result.columns`, "
+                "which are NumPy arrays by name."
+            ) from None
+        return pandas.DataFrame(self.columns)
+
+    def plot(
+        self,
+        metrics: str | Sequence[str] = (),
+        *,
+        along: str = "round",
+        axes: Any = None,
+    ) -> Any:
+        """Draw metrics, the headline if none is named, and return matplotlib's axes.
+
+        `along` is the column of the horizontal axis: round, exchanges, bytes or
+        samples. Without `axes` a new figure is made.
+        """
+        names = [metrics] if isinstance(metrics, str) else list(metrics)
+        names = names or [self.headline]
+        for name in (along, *names):
+            if name not in self.columns:
+                raise unknown_name("column", name, self.columns)
+        axes = axes or _new_axes()
+        for name in names:
+            axes.plot(self.columns[along], self.columns[name], label=name)
+        axes.set_xlabel(along)
+        axes.set_ylabel(", ".join(names))
+        axes.set_title(f"{self.algorithm} on {self.task}")
+        if len(names) > 1:
+            axes.legend()
+        return axes
 
     def summary(self) -> dict[str, Any]:
         """Return the run as one JSON object."""
@@ -48,23 +149,117 @@ class Result:
         place = Path(folder)
         about = {**self.summary(), "versions": self.versions}
         text = json.dumps(about, indent=2, allow_nan=False) + "\n"
-        write_arrays(place / _COLUMNS, self.columns)
-        write_arrays(place / _POINT, self.point)
-        write_atomically(place / _ABOUT, lambda file: file.write(text.encode()))
+        write_arrays(place / COLUMNS, self.columns)
+        write_arrays(place / POINT, self.point)
+        if self.model is not None and can_be_kept():
+            self.model.save(place)
+        elif self.model is not None:
+            warnings.warn(
+                "the model is not kept, which needs the package safetensors: install "
+                "fedbilevel[cli].",
+                stacklevel=2,
+            )
+        write_atomically(place / RESULT, lambda file: file.write(text.encode()))
         return place
 
     @staticmethod
-    def load(folder: Path | str) -> "Result":
-        """Read a saved result."""
+    def load(
+        folder: Path | str,
+        like: tuple[Any, Any] | None = None,
+        *,
+        with_model: bool = True,
+    ) -> "Result":
+        """Read a saved result.
+
+        `like` is (x, y) as the run was started, an Equinox model for instance: the
+        result's `x` and `y` then have its structure. `with_model` reads the model, too,
+        which only predictions need.
+        """
         place = Path(folder)
-        if not (place / _ABOUT).exists():
+        if not (place / RESULT).exists():
             raise CheckpointError(
-                f"{place} holds no {_ABOUT}: the run has not finished, or this is not "
-                "a run folder. `fedbilevel resume` finishes an interrupted run."
+                f"{place} holds no {RESULT}: the run has not finished, or this is not "
+                f"a run folder. {how_to_continue(place)}".rstrip()
             )
-        about = json.loads((place / _ABOUT).read_text())
-        columns, point = read_arrays(place / _COLUMNS), read_arrays(place / _POINT)
-        return Result(**about, columns=columns, point=point)
+        about = json.loads((place / RESULT).read_text())
+        columns, point = read_arrays(place / COLUMNS), read_arrays(place / POINT)
+        levels = like and (_like("x", like[0], point), _like("y", like[1], point))
+        kept = with_model and (place / MODEL).exists() and can_be_kept()
+        model = Model.load(place) if kept else None
+        held = {"columns": columns, "point": point, "levels": levels, "model": model}
+        return Result(**about, **held)
+
+    def _metrics(self) -> list[tuple[str, Any]]:
+        """Return what was measured in the end, the headline first."""
+        own = [name for name in self.final if name not in ("round", self.headline)]
+        names = [n for n in (self.headline, *own) if n in self.final]
+        return [(name, self.final[name]) for name in names]
+
+    def _end(self) -> str:
+        return self.ended or f"{self.counts.get('rounds', '?')} rounds"
+
+
+def named_leaves(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:
+    """Return the leaves of a tree by name, on the host."""
+    names = _tree.leaf_names(tree)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return {
+        f"{prefix}.{name}" if name else prefix: leaf
+        for name, leaf in zip(names, leaves, strict=True)
+    }
+
+
+def _nested(level: str, point: Mapping[str, np.ndarray]) -> Any:
+    """Return the leaves of a level as dictionaries in dictionaries."""
+    if level in point:
+        return point[level]
+    prefix, tree = f"{level}.", {}
+    own = {n.removeprefix(prefix): a for n, a in point.items() if n.startswith(prefix)}
+    for name, leaf in own.items():
+        *path, last = name.split(".")
+        inner = tree
+        for part in path:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):  # a key of the user's has a dot in it
+                return own
+        inner[last] = leaf
+    return tree
+
+
+def _like(level: str, tree: PyTree, point: Mapping[str, np.ndarray]) -> PyTree:
+    """Return a tree with its numbers replaced by those of a point."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    wanted = {name for name in point if name.split(".")[0] == level}
+    leaves = []
+    for path, leaf in paths:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        name = f"{level}.{name}" if name else level
+        wanted.discard(name)
+        leaves.append(jnp.asarray(point[name]) if name in point else leaf)
+    if wanted:
+        raise CheckpointError(
+            f"`like` has no place for {', '.join(sorted(wanted))} of the result. Give "
+            "the start that the run was begun with."
+        )
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _short(value: Any) -> str:
+    """Write a value in a few letters."""
+    if isinstance(value, int | float):
+        return f"{value:.5g}"
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _new_axes() -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise FedbilevelError(
+            "curves are drawn by matplotlib: install fedbilevel[report]."
+        ) from None
+    return pyplot.subplots(layout="constrained")[1]
 
 
 def to_plain(value: Any) -> Any:

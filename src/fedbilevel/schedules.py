@@ -7,6 +7,7 @@ parameters of an algorithm.
 """
 
 from collections.abc import Callable
+from dataclasses import Field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
@@ -27,11 +28,13 @@ __all__ = [
     "choice",
     "count",
     "describe",
+    "documented",
     "is_known",
     "number",
     "parse_schedule",
     "part",
     "schedule",
+    "with_meanings",
 ]
 
 Step: TypeAlias = Int[Array, ""] | int
@@ -79,8 +82,29 @@ def part(meaning: str, **more: Any) -> Any:
     return eqx.field(metadata={"meaning": meaning}, **more)
 
 
+def documented(kind: type) -> str:
+    """Return what a class says of itself, with the meanings of its fields."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__[1:]):
+        found |= getattr(base, "__dataclass_fields__", {})
+    # Of a class that is being made the fields are its attributes still.
+    found |= {n: f for n, f in vars(kind).items() if isinstance(f, Field)}
+    return with_meanings(
+        kind.__doc__ or f"{kind.__name__}.",
+        {n: f.metadata["meaning"] for n, f in found.items() if "meaning" in f.metadata},
+    )
+
+
+def with_meanings(text: str, meanings: dict[str, str]) -> str:
+    """Append what parameters mean to a docstring."""
+    if not meanings:
+        return text
+    lines = [f"    `{name}`: {meaning}." for name, meaning in meanings.items()]
+    return "\n".join([text.rstrip(), "", "    Parameters:", "", *lines, "    "])
+
+
 class Constant(eqx.Module):
-    """The same step at every t."""
+    """The same step, `value`, at every t."""
 
     value: Float[Array, "..."] = eqx.field(converter=as_number)
 
@@ -91,7 +115,7 @@ class Constant(eqx.Module):
 
 
 class CubeRootDecay(eqx.Module):
-    """The practical decay c0 / (w0 + t)^(1/3), as used by MRBO and SUSTAIN."""
+    """The practical decay `c0` / (`w0` + t)^(1/3), as used by MRBO and SUSTAIN."""
 
     c0: Float[Array, "..."] = eqx.field(converter=as_number)
     w0: Float[Array, "..."] = eqx.field(converter=as_number)
@@ -106,6 +130,7 @@ class TheoremThree(eqx.Module):
 
         eta_t = min{ K^(2/3) / (Lhat (t+2)^(1/3)), 1/(200 p Lhat), 1/(2 rho1 L_Phi) }
 
+    with K `clients`, p `local_steps`, and the constants `l_hat`, `l_phi` and `rho1`,
     which is the printed max-of-three weight w_t solved for eta. It stays constant until
     t is about 200^3 K^2 p^3: `CubeRootDecay` is the one to use in practice.
     """

@@ -6,9 +6,13 @@ methods of one loop share.
 
 import sys
 from dataclasses import fields
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedbilevel import _registry
+from fedbilevel._registry import identity as identity
+from fedbilevel._registry import is_file as is_file
+from fedbilevel._registry import label as label
 from fedbilevel._types import Key as Key
 from fedbilevel._types import Lower as Lower
 from fedbilevel._types import Number as Number
@@ -44,6 +48,7 @@ from fedbilevel.algorithms._local import move as move
 from fedbilevel.algorithms._local import no_memory as no_memory
 from fedbilevel.algorithms._local import previous_point as previous_point
 from fedbilevel.algorithms._preset import Preset as Preset
+from fedbilevel.errors import InvalidInputError
 
 
 class Entry(NamedTuple):
@@ -69,11 +74,29 @@ def names() -> list[str]:
     return _registry.names(sys.modules[__name__])
 
 
+def installed() -> list[str]:
+    """List the algorithms that other installed packages add."""
+    return _registry.installed(sys.modules[__name__])
+
+
+def as_name(given: Any) -> str:
+    """Return the name of an algorithm that is given by its name or as a class."""
+    return _registry.resolved(sys.modules[__name__], given, "algorithm")
+
+
 def find(name: str) -> Entry:
-    """Return an algorithm by its name."""
-    module = _registry.entry(sys.modules[__name__], name, "algorithm")
-    (public,) = module.__all__
-    return entry_of(name, getattr(module, public))
+    """Return an algorithm by its name; `path/to/file.py:Name` is one of a file."""
+    found = _registry.entry(sys.modules[__name__], name, "algorithm")
+    if isinstance(found, ModuleType):
+        (public,) = found.__all__
+        return entry_of(name, getattr(found, public))
+    is_method = isinstance(found, type) and issubclass(found, AbstractAlgorithm)
+    if not (is_method or isinstance(found, Preset)):
+        raise InvalidInputError(
+            f"algorithm '{label(name)}' is neither a subclass of "
+            "`fedbilevel.algorithms.AbstractAlgorithm` nor a `Preset` of one."
+        )
+    return entry_of(_registry.short(name), found)
 
 
 def entry_of(name: str, found: Any) -> Entry:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Key, Keys, Lower, Pair, Upper
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import describe
+from fedbilevel.schedules import describe, documented
 
 __all__ = [
     "AbstractAlgorithm",
@@ -190,11 +190,16 @@ class AbstractAlgorithm(eqx.Module):
     stands in for the mean one, which is right only if clients are alike.
     """
 
-    reference: ClassVar[str]
-    provenance: ClassVar[str]
+    reference: ClassVar[str] = "none given"
+    provenance: ClassVar[str] = "not told"
     answers: ClassVar[str] = "shared y"
     allows_private: ClassVar[bool] = True
     inverts_locally: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Let `help` say what the parameters mean."""
+        super().__init_subclass__(**more)
+        cls.__doc__ = documented(cls)
 
     @abc.abstractmethod
     def init_server(self, x: Upper, y: Lower) -> PyTree:

@@ -1,10 +1,11 @@
 """A method that is another one with other parts: a name, a reference and the parts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedbilevel.algorithms._base import AbstractAlgorithm
+from fedbilevel.schedules import with_meanings
 
 __all__ = ["Preset"]
 
@@ -26,6 +27,22 @@ class Preset:
     parts: Mapping[str, Any] = field(default_factory=dict)
     letters: Mapping[str, str] = field(default_factory=dict)
     pools: bool = False
+
+    def __post_init__(self) -> None:
+        # What `help` shows of an object is this, or else what it shows of its class.
+        object.__setattr__(self, "__doc__", self._documented())
+
+    def _documented(self) -> str:
+        by_name = {one.name: one for one in fields(self.kind)}
+        rest = [n for n in by_name if n not in {*self.parts, *self.letters.values()}]
+        letters = {**self.letters, **{name: name for name in rest}}
+        meanings = {
+            letter: by_name[name].metadata["meaning"]
+            for letter, name in letters.items()
+            if "meaning" in by_name[name].metadata
+        }
+        text = f"{self.summary}\n\n    A preset of `{self.kind.__name__}`."
+        return with_meanings(text, meanings)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Build the algorithm."""

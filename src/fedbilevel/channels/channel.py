@@ -21,6 +21,7 @@ __all__ = ["PLAIN", "Channel"]
 class Channel(eqx.Module):
     """Coders that a client's change goes through in turn, and one reduction of all.
 
+    `coders` are applied in their order, `reduction` makes one of all replies.
     A change is a reply less what both sides know of it beforehand. Without coders it
     travels as it is. `Privacy` comes first: what follows only sees its output. Only the
     last coder may compress.

@@ -126,8 +126,8 @@ class TrimmedMean(AbstractReduction):
 class GeometricMedian(AbstractReduction):
     """The point with the least weighted sum of distances to the whole replies.
 
-    Smoothed Weiszfeld steps as in RFA (arXiv 1912.13445): distances below `smoothing`
-    count as that long.
+    `iterations` smoothed Weiszfeld steps as in RFA (arXiv 1912.13445): distances below
+    `smoothing` count as that long.
     """
 
     iterations: int = eqx.field(static=True, default=16)

@@ -1,13 +1,18 @@
 """The program `fedbilevel`: its commands, each with an example."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
+from fedbilevel import __version__
 from fedbilevel.cli.errors import plain_errors
 from fedbilevel.cli.federation import federate, node, replay, serve
 from fedbilevel.cli.label_counts import label_counts
 from fedbilevel.cli.listing import list_entries
+from fedbilevel.cli.predicting import export, predict
+from fedbilevel.cli.prepare import prepare
+from fedbilevel.cli.reporting import dashboard, report
 from fedbilevel.cli.running import compare, resume, run
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
 
@@ -29,16 +34,21 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "--set theta=0.2 --out runs/first",
     ),
     "resume": (resume, "runs/first"),
+    "predict": (predict, "runs/first rows.csv --out predictions.csv"),
+    "export": (export, "runs/first --to npz --out model.npz"),
     "compare": (
         compare,
         "two-client --algorithms local-bsgvrm,fedbioacc,fednest,fedavg,pooled "
         "--seeds 16 --set length=full --out runs/comparison",
     ),
+    "report": (report, "runs/first"),
+    "dashboard": (dashboard, "runs"),
     "label-counts": (
         label_counts,
         "representation --clients 20 --set partition=dirichlet:0.3 "
         "--out label-counts.png",
     ),
+    "prepare": (prepare, "rows.csv --label sick --sums north.json"),
     "check-theory": (check_theory, "quadratic --algorithm local-bsgm"),
     "plan": (plan, "quadratic --clients 8 --target 0.05 --out plan.json"),
     "speedup": (
@@ -61,6 +71,29 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     ),
     "replay": (replay, "runs/federation"),
 }
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedbilevel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="print the version, and end",
+            is_eager=True,
+            callback=_tell_version,
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
 for _name, (_function, _example) in _COMMANDS.items():
     _epilog = f"Example: fedbilevel {_name} {_example}"
     app.command(_name, epilog=_epilog)(plain_errors()(_function))

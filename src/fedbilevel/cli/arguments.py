@@ -4,25 +4,32 @@ Typer makes options of a function's parameters. `takes` gives a command the argu
 groups as if it had declared them, and calls it with what each group was read into:
 
     @takes(experiment=EXPERIMENT.without("data"))
-    def command(experiment: Experiment, as_json: AsJson = False) -> None: ...
+    def command(experiment: "Experiment", as_json: AsJson = False) -> None: ...
+
+Nothing here loads JAX before a command is called: help, and whatever is refused at
+once, need none of it.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from fedbilevel._table_choices import TableChoices
+from fedbilevel.cli import checks
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.theory import with_theorems
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments import Experiment
 
 __all__ = [
     "EXPERIMENT",
     "FEDERATED",
+    "TABLE",
     "THEOREM_ALGORITHM",
     "Argument",
     "AsJson",
@@ -30,7 +37,9 @@ __all__ = [
     "NewFolder",
     "PlanFile",
     "Seeds",
+    "THEOREMS",
     "Theorem",
+    "Track",
     "at_least_one",
     "option",
     "read_counts",
@@ -43,6 +52,13 @@ __all__ = [
 REQUIRED = inspect.Parameter.empty
 _ENDING = "When the run ends before its last round"
 _CHANNEL = "What replies go through"
+_COLUMNS = "Which column of a table is what"
+# Options of the tasks on tables that have arguments of their own, with their meanings.
+TABLE = {
+    one.name: one.metadata["meaning"]
+    for one in fields(TableChoices)
+    if one.name != "predict"
+}
 _COUNTS = ("clients", "rounds", "local_steps", "batch")
 _COUNTS += ("patience", "max_bytes", "max_samples")
 
@@ -87,12 +103,19 @@ class Group:
         return self.having(**changed)
 
 
-def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the arguments of groups, before its own."""
+def takes(
+    *early: Callable[[checks.Given], None], **groups: Group
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the arguments of groups, before its own.
+
+    Names are looked at, and what else is checked `early`, before anything is loaded.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
             made = {}
+            for check in (checks.names, *early):
+                check(given)
             for name, group in groups.items():
                 mine = {one: given.pop(one) for one in group.arguments}
                 made[name] = group.read(**mine)
@@ -120,7 +143,7 @@ def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None
     return decorate
 
 
-def read_experiment(**given: Any) -> Experiment:
+def read_experiment(**given: Any) -> "Experiment":
     """Return the experiment that the arguments of a command say."""
     if "stop_patience" in given:
         given["patience"] = given.pop("stop_patience")
@@ -132,7 +155,11 @@ def read_experiment(**given: Any) -> Experiment:
         given["weights"] = tuple(read_numbers("weights", given["weights"]))
     else:
         given.pop("weights", None)
-    options = read_settings(given.pop("settings") or [], given.pop("data", None))
+    own = {n: given.pop(n, None) for n in ("data", *TABLE)}
+    options = read_settings(given.pop("settings") or [])
+    options = {n: v for n, v in own.items() if v is not None} | options
+    from fedbilevel.experiments import Experiment
+
     return Experiment(**given, options=options)
 
 
@@ -147,12 +174,18 @@ _SETTINGS = Annotated[
 EXPERIMENT = Group(
     {
         "task": Argument(
-            Annotated[str, typer.Argument(help="see `fedbilevel list tasks`")]
+            Annotated[
+                str,
+                typer.Argument(
+                    help="see `fedbilevel list tasks`, or path/to/file.py:make"
+                ),
+            ]
         ),
         "algorithm": option(
             str | None,
             None,
-            "see `fedbilevel list algorithms`; the task's own if left out",
+            "see `fedbilevel list algorithms`, or path/to/file.py:Name; the task's own "
+            "if left out",
         ),
         "clients": option(int | None, None, "number of clients, K"),
         "participants": option(
@@ -172,6 +205,10 @@ EXPERIMENT = Group(
             None,
             "name, file or folder of the data; see `fedbilevel list data`",
         ),
+        **{
+            name: option(str | None, None, meaning, panel=_COLUMNS)
+            for name, meaning in TABLE.items()
+        },
         "settings": Argument(_SETTINGS, None),
         "runtime": option(str, "simulator", "simulator or reference"),
         "precision": option(str, "float32", "float32 or float64"),
@@ -241,7 +278,8 @@ FEDERATED = EXPERIMENT.without(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),
 )
-THEOREM_ALGORITHM = option(str, "local-bsgvrm", ", ".join(with_theorems()))
+THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
+THEOREM_ALGORITHM = option(str, THEOREMS[0], ", ".join(THEOREMS))
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="print one JSON object, nothing else")
@@ -252,6 +290,14 @@ NewFolder = Annotated[
 PlanFile = Annotated[
     Path | None, typer.Option(help="file made by `fedbilevel plan --out`")
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND:PLACE",
+        help="where every measured round is written: jsonl:FILE, tensorboard:FOLDER, "
+        "mlflow:FOLDER or wandb:FOLDER (offline)",
+    ),
+]
 Seeds = Annotated[int, typer.Option(help="random seeds of every point")]
 Theorem = Annotated[
     int | None,
@@ -259,12 +305,9 @@ Theorem = Annotated[
 ]
 
 
-def read_settings(settings: list[str], data: str | None = None) -> dict[str, str]:
-    """Read KEY=VALUE, dashes in an option's name being underscores.
-
-    `data` is one of them that has an argument of its own.
-    """
-    options = {} if data is None else {"data": data}
+def read_settings(settings: list[str]) -> dict[str, str]:
+    """Read KEY=VALUE, dashes in an option's name being underscores."""
+    options = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not (name and equals and value):

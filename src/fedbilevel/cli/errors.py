@@ -1,5 +1,9 @@
-"""Errors and warnings of the command line: a message, no traceback."""
+"""Errors and warnings of the command line: a message, no traceback.
 
+What a person should know of a result, but need not know before it, is told after it.
+"""
+
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -8,7 +12,7 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from fedbilevel.errors import FedbilevelError, sentence_of
+from fedbilevel.errors import FedbilevelError, HeterogeneityWarning, sentence_of
 
 __all__ = ["plain_errors"]
 
@@ -18,10 +22,12 @@ _errors = Console(stderr=True)
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """End with a message, or with a traceback if FEDBILEVEL_TRACEBACK is set."""
-    shown_before = warnings.showwarning
-    warnings.showwarning = _show_warning
+    shown_before, notes = warnings.showwarning, []
+    warnings.showwarning = functools.partial(_show_warning, notes)
     try:
         yield
+        for note in dict.fromkeys(notes):
+            _errors.print(f"Note: {note}", markup=False, soft_wrap=True)
     except (FedbilevelError, OSError) as error:
         if os.environ.get("FEDBILEVEL_TRACEBACK"):
             raise
@@ -35,6 +41,11 @@ def plain_errors() -> Iterator[None]:
         warnings.showwarning = shown_before
 
 
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    del category, filename, lineno, file, line
+def _show_warning(
+    notes, message, category, filename, lineno, file=None, line=None
+) -> None:
+    del filename, lineno, file, line
+    if issubclass(category, HeterogeneityWarning):
+        notes.append(str(message))
+        return
     _errors.print(f"Warning: {message}", style="yellow", markup=False, soft_wrap=True)

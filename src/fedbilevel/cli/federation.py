@@ -1,18 +1,21 @@
 """Commands for federations of real processes: `federate`, `serve`, `node`, `replay`."""
 
+import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
-from fedbilevel._files import make_private_folder, private_files
+from fedbilevel import _folders
+from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     FEDERATED,
+    TABLE,
     AsJson,
     Group,
     NewFolder,
@@ -23,15 +26,16 @@ from fedbilevel.cli.arguments import (
 from fedbilevel.cli.output import print_json, show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.theory import follow_file
-from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments import Experiment
-from fedbilevel.runtime import configure
-from fedbilevel.studies.setting import open_folder
-from fedbilevel.studies.single import named_leaves
+from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments import Experiment
 
 __all__ = ["federate", "node", "replay", "serve"]
 
+KINDS = ("persistent", "stock")
 _PANEL = "Waiting for nodes"
+_WAITING = "waiting for nodes"
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),
@@ -100,7 +104,7 @@ LIMITS = Group(
     read_limits,
 )
 _TRIED = FEDERATED.having(clients=option(int, 4, "number of nodes, K"))
-_SERVED = FEDERATED.without("data")
+_SERVED = FEDERATED.without("data", *TABLE)
 # A node is told when to end, and by whom it is measured.
 _NODE = FEDERATED.without(
     *("rounds", "measure_every", "target", "stop_patience"),
@@ -108,29 +112,49 @@ _NODE = FEDERATED.without(
 ).having(data=option(str | None, None, "file or folder of this site's own rows"))
 
 
-@takes(experiment=_TRIED, terms=TERMS)
+def _kind_of_nodes(given: checks.Given) -> None:
+    if given["nodes"] not in KINDS:
+        raise unknown_name("kind of nodes", given["nodes"], KINDS)
+
+
+@takes(_kind_of_nodes, checks.folder_to_make, experiment=_TRIED, terms=TERMS)
 def federate(
-    experiment: Experiment,
+    experiment: "Experiment",
     terms: Any,
     plan: PlanFile = None,
-    nodes: Annotated[str, typer.Option(help="persistent or stock")] = "persistent",
+    nodes: Annotated[str, typer.Option(help=" or ".join(KINDS))] = KINDS[0],
     out: NewFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole federation on this machine, with real processes, to try it out."""
     if plan is not None:
         experiment = follow_file(plan, experiment)
+    from fedbilevel._files import private_files
+
     if out is not None:
-        open_folder(out, resume=False)
-        with private_files():
+        with private_files(), _no_folder_in_the_way(out):
             _federate(experiment, out, terms, nodes, as_json, kept=True)
         return
     with private_files(), tempfile.TemporaryDirectory() as folder:
         _federate(experiment, Path(folder), terms, nodes, as_json, kept=False)
 
 
+@contextmanager
+def _no_folder_in_the_way(folder: Path) -> Iterator[None]:
+    """Remove a folder of ours if the trial could not begin by a mistake of its user.
+
+    Corrected, the same command must not be told that its folder is in use.
+    """
+    try:
+        yield
+    except InvalidInputError:
+        if not (folder / _folders.CHECKPOINT).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def _federate(
-    experiment: Experiment,
+    experiment: "Experiment",
     folder: Path,
     terms: Any,
     nodes: str,
@@ -138,6 +162,7 @@ def _federate(
     *,
     kept: bool,
 ) -> None:
+    from fedbilevel._files import make_private_folder
     from fedbilevel.deployment import trial
 
     make_private_folder(folder)
@@ -151,14 +176,36 @@ def _federate(
         Console(stderr=True).print(
             text + "\n  ".join(lines), markup=False, soft_wrap=True
         )
-    with watched(experiment.task, quiet=as_json) as watch:
-        result = trial.federate(experiment, folder, terms, nodes=nodes, watch=watch)
+    with watched(experiment.label, quiet=as_json) as watch:
+        watch.stage(_WAITING)
+        result = trial.federate(
+            experiment,
+            folder,
+            terms,
+            nodes=nodes,
+            watch=watch,
+            say=watch.say,
+            about=watch.stage,
+        )
     show_result(result, folder if kept else None, as_json)
 
 
-@takes(experiment=_SERVED, terms=TERMS.defaulting(deadline=600.0, patience=86400.0))
+def _folder_to_serve(given: checks.Given) -> None:
+    """Raise at once if --out is finished, or no folder of a run at all."""
+    out = given["out"]
+    _folders.require_unfinished(out)
+    if not (out / _folders.EXPERIMENT).exists():
+        _folders.require_new(out)
+    _folders.check_place(out)
+
+
+@takes(
+    _folder_to_serve,
+    experiment=_SERVED,
+    terms=TERMS.defaulting(deadline=600.0, patience=86400.0),
+)
 def serve(
-    experiment: Experiment,
+    experiment: "Experiment",
     terms: Any,
     out: Annotated[Path, typer.Option(help="folder for checkpoints, logs and result")],
     address: Annotated[
@@ -184,23 +231,45 @@ def serve(
     own = {"private-key": private_key, "node-key": node_key}
     _check_security(insecure, {"certificates": certificates}, own)
     _check_count(node_key or [], int(experiment.clients or 0))
+    from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.deployment.serving import serve_over_flower
     from fedbilevel.deployment.superlink import SuperLink
+    from fedbilevel.experiments.provenance import require_served_again
     from fedbilevel.federation.sealing import KeyFiles
 
+    require_served_again(experiment, out)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
 
     link = SuperLink(address, out, certificates)
-    with private_files(), watched(experiment.task, quiet=as_json) as watch:
+    with private_files(), watched(experiment.label, quiet=as_json) as watch:
         make_private_folder(out)
         experiment.save(out)
-        result = serve_over_flower(experiment, out, terms, link, keys=keys, watch=watch)
+        watch.stage(_WAITING)
+        result = serve_over_flower(
+            experiment,
+            out,
+            terms,
+            link,
+            keys=keys,
+            watch=watch,
+            say=watch.say,
+            about=watch.stage,
+        )
     show_result(result, out, as_json)
 
 
-@takes(experiment=_NODE, limits=LIMITS)
+def _state_folder(given: checks.Given) -> None:
+    """Raise unless the state can be kept where it is to be, in no folder of a run."""
+    if (given["state"] / _folders.EXPERIMENT).exists():
+        raise CheckpointError(
+            f"--state {given['state']} belongs to a run. Choose another folder."
+        )
+    _folders.check_place(given["state"])
+
+
+@takes(_state_folder, experiment=_NODE, limits=LIMITS)
 def node(
-    experiment: Experiment,
+    experiment: "Experiment",
     limits: Any,
     client: Annotated[int, typer.Option(help="number of this site, from 0")],
     superlink: Annotated[str, typer.Option(help="where the server is, HOST:PORT")],
@@ -243,10 +312,13 @@ def node(
         # The task would take a set of its own, and nobody would notice.
         raise InvalidInputError("give --data, where the rows of this site are.")
     identity = _identity(experiment, client, private_key, site_key or [])
+    from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.experiments.sites import build_site
     from fedbilevel.federation.flower.node import Connection
+    from fedbilevel.federation.notices import Sparing
     from fedbilevel.federation.sealing import KeyFiles, site_seal
     from fedbilevel.federation.wire import CHECKSUM
+    from fedbilevel.runtime import configure
 
     seal = CHECKSUM
     if private_key and server_key:
@@ -257,8 +329,7 @@ def node(
     configure(experiment.precision, cores=cores)
     console = Console(stderr=True)
 
-    def report(text: str) -> None:
-        console.print(text, markup=False)
+    report = Sparing(lambda text: console.print(text, markup=False, soft_wrap=True))
 
     with private_files():
         make_private_folder(state)
@@ -277,7 +348,10 @@ def node(
 
 
 def _identity(
-    experiment: Experiment, client: int, private_key: Path | None, site_keys: list[Path]
+    experiment: "Experiment",
+    client: int,
+    private_key: Path | None,
+    site_keys: list[Path],
 ) -> Any:
     """Return the keys by which sites know each other, or None where they need not."""
     if experiment.aggregate != "secure":
@@ -304,16 +378,21 @@ def _identity(
 
 def _take_part(site: Any, link: Any) -> None:
     from fedbilevel.federation.flower.node import serve_packets
+    from fedbilevel.federation.notices import Attentive
 
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
     console = Console(stderr=True)
     console.print(f"Client {site.client} is ready, its state is in {site.folder}")
+    attentive = Attentive(site)
     serve_packets(
-        link, site.handle, asked_to_stop=lambda: bool(asked), report=site.report
+        link,
+        attentive.handle,
+        asked_to_stop=lambda: bool(asked) or attentive.is_over,
+        report=site.report,
     )
-    console.print("Ended as asked.")
+    console.print("The federation is over." if attentive.is_over else "Ended as asked.")
 
 
 def replay(
@@ -321,7 +400,13 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Repeat a federation in the simulator, with the clients that took part."""
-    from fedbilevel.experiments import federated
+    if not (folder / _folders.RESULT).exists():
+        raise CheckpointError(f"{folder} holds no finished federation.")
+    import numpy as np
+
+    from fedbilevel.experiments import Experiment, federated
+    from fedbilevel.runtime import configure
+    from fedbilevel.studies.single import named_leaves
 
     configure(Experiment.load(folder).precision)
     deployed, outcome, algorithm = federated.replay(folder)

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
-import jax
 import typer
 
 from fedbilevel.cli.arguments import Argument, Group, option
 from fedbilevel.errors import HeterogeneityWarning, InvalidInputError
-from fedbilevel.runtime import join
 
 __all__ = ["HOSTS", "Hosts", "only_ours_on_stdout"]
 
@@ -37,6 +35,8 @@ class Hosts:
                 "--coordinator, --processes and --process belong together: several "
                 "processes need all three, one process needs none."
             )
+        from fedbilevel.runtime import join
+
         join(self.coordinator, self.processes, self.process)
         if self.process > 0:
             # Process 0 says it.
@@ -65,6 +65,8 @@ HOSTS = Group(
 @contextmanager
 def only_ours_on_stdout() -> Iterator[None]:
     """Send to stderr what libraries write: gloo tells stdout of its connections."""
+    import jax
+
     if jax.process_count() == 1:
         yield
         return

@@ -1,53 +1,65 @@
 """The command `label-counts`: which classes every client of a task has."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 
-from fedbilevel import tasks
-from fedbilevel.cli.arguments import EXPERIMENT, AsJson, takes
+from fedbilevel.cli import checks
+from fedbilevel.cli.arguments import EXPERIMENT, TABLE, AsJson, takes
 from fedbilevel.cli.output import print_json, write_picture
-from fedbilevel.datasets import partition
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments import Experiment
-from fedbilevel.report import draw_label_counts, label_counts_table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedbilevel.experiments import Experiment
+    from fedbilevel.tasks import Task
 
 __all__ = ["label_counts"]
 
 
-@takes(experiment=EXPERIMENT.only("task", "clients", "data", "settings"))
+@takes(
+    checks.new_file,
+    experiment=EXPERIMENT.only("task", "clients", "data", *TABLE, "settings"),
+)
 def label_counts(
-    experiment: Experiment,
+    experiment: "Experiment",
     out: Annotated[Path | None, typer.Option(help="file for the picture, PNG")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how many rows of each class every client trains with and validates with."""
+    from fedbilevel.report import draw_label_counts, label_counts_table
+
     built, known, unknown = experiment.build_task()
     for name in unknown:
         raise unknown_name("option", name, known)
     if not built.classes:
         raise InvalidInputError(
-            f"the rows of task '{experiment.task}' have no classes to count. Choose "
+            f"the rows of task '{experiment.label}' have no classes to count. Choose "
             "one of regularization, cleaning, representation, loss-tuning."
         )
     levels = counts_by_level(built)
     if out is not None:
-        write_picture(out, draw_label_counts(levels, built.classes))
+        write_picture(out, draw_label_counts(levels, built.classes, built.names))
     if as_json:
-        print_json({"classes": built.classes, **levels})
+        print_json({"classes": built.classes, "names": built.names, **levels})
         return
     for name, counts in levels.items():
-        table = label_counts_table(counts, built.classes, f"Rows for {name}")
+        title = f"Rows for {name}"
+        table = label_counts_table(counts, built.classes, title, built.names)
         Console().print(table)
     if out is not None:
         Console().print(f"Saved in {out}")
 
 
-def counts_by_level(task: tasks.Task) -> dict[str, np.ndarray]:
+def counts_by_level(task: "Task") -> dict[str, "np.ndarray"]:
     """Return the rows of each client and class, for training and for validation."""
+    import numpy as np
+
+    from fedbilevel.datasets import partition
+
     data = task.data
     levels = {
         "training": (data.lower["label"], data.lower_sizes),

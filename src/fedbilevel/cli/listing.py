@@ -9,10 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedbilevel import algorithms, datasets, tasks
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments.options import options_of
-from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["list_entries"]
 
@@ -37,25 +34,34 @@ def list_entries(
         _DETAILS[kind](name)
         return
     for one in [kind] if kind else _TABLES:
-        Console().print(_TABLES[one]())
+        _show(_TABLES[one]())
 
 
 def _algorithm_table() -> Table:
+    from fedbilevel import algorithms
+
     caption = "`fedbilevel list algorithms NAME` shows the options of one."
     table = _table("Algorithms", caption)
     table.add_column("algorithm", no_wrap=True)
     for heading in ("what it is", "answers", "reference"):
         table.add_column(heading)
-    for name in algorithms.names():
-        entry = algorithms.find(name)
+    for name in (*algorithms.names(), *algorithms.installed()):
+        try:
+            entry = algorithms.find(name)
+        except InvalidInputError as error:  # of a package that somebody installed
+            table.add_row(name, str(error), "", "")
+            continue
         table.add_row(name, entry.summary, entry.answers, entry.reference)
     return table
 
 
 def _show_algorithm(name: str) -> None:
+    from fedbilevel import algorithms
+    from fedbilevel.experiments.options import options_of
+
     entry = algorithms.find(name)
     about = {
-        name: entry.summary,
+        entry.name: entry.summary,
         "Answers": entry.answers,
         "Reference": entry.reference,
         "How known": entry.provenance,
@@ -74,37 +80,51 @@ def _show_algorithm(name: str) -> None:
         table.add_column(heading)
     for one in options_of(entry).values():
         table.add_row(one.name, one.kind, one.default, one.meaning)
-    Console().print(table)
+    _show(table)
 
 
 def _task_table() -> Table:
+    from fedbilevel import tasks
+    from fedbilevel.tasks._base import option_defaults
+
     caption = "`fedbilevel list tasks NAME` says more of one."
     table = _table("Tasks", caption)
     table.add_column("task", no_wrap=True)
     for heading in ("what it is", "options (defaults)"):
         table.add_column(heading)
-    for name in tasks.names():
-        options = option_defaults(tasks.find(name)).items()
+    for name in (*tasks.names(), *tasks.installed()):
+        try:
+            options = option_defaults(tasks.find(name)).items()
+        except InvalidInputError as error:  # of a package that somebody installed
+            table.add_row(name, str(error), "")
+            continue
         told = ", ".join(f"{option}={default}" for option, default in options)
         table.add_row(name, _paragraph(_task_text(name)), told)
     return table
 
 
 def _show_task(name: str) -> None:
+    from fedbilevel import tasks
+    from fedbilevel.tasks._base import options_of
+
     make = tasks.find(name)
-    _print(f"{name}: {_paragraph(_task_text(name))}")
+    _print(f"{tasks.label(name)}: {_paragraph(_task_text(name))}")
     more = inspect.getdoc(make)
     if more:
         _print(more)
     table = _table("Options", "Give one with --set OPTION=VALUE.")
     for heading in ("option", "type", "default"):
         table.add_column(heading, no_wrap=True)
-    for option, default in option_defaults(make).items():
-        table.add_row(option, _KINDS[type(default)], str(default))
-    Console().print(table)
+    table.add_column("meaning")
+    for name, option in options_of(make).items():
+        kind = _KINDS[type(option.default)]
+        table.add_row(name, kind, str(option.default), option.meaning)
+    _show(table)
 
 
 def _data_table() -> Table:
+    from fedbilevel import datasets
+
     table = _table("Data", "A name, or a file or folder that is laid out so.")
     table.add_column("--data")
     for name in (*datasets.names(), *datasets.LAYOUTS):
@@ -121,6 +141,7 @@ _DETAILS: dict[str, Callable[[str], None]] = {
     "tasks": _show_task,
     "algorithms": _show_algorithm,
 }
+_CUT = "…"  # by which a table shows that a word did not fit
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
@@ -130,11 +151,27 @@ def _table(title: str, caption: str) -> Table:
     )
 
 
+def _show(table: Table) -> None:
+    """Print a table, or its rows one by one where it would cut words off."""
+    console = Console()
+    with console.capture() as drawn:
+        console.print(table)
+    if _CUT not in drawn.get():
+        console.print(table)
+        return
+    _print(str(table.title))
+    for first, *others in zip(*(column.cells for column in table.columns), strict=True):
+        _print(f"{first}: {'; '.join(map(str, others))}")
+    _print(str(table.caption))
+
+
 def _print(text: str) -> None:
     Console().print(text, markup=False, highlight=False)
 
 
 def _task_text(name: str) -> str:
+    from fedbilevel import tasks
+
     module = importlib.import_module(tasks.find(name).__module__)
     return inspect.getdoc(module) or ""
 

@@ -2,22 +2,47 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedbilevel._files import write_atomically
-from fedbilevel.report import cost_table, result_table
-from fedbilevel.result import Result, to_plain
+if TYPE_CHECKING:
+    from fedbilevel.result import Result
+    from fedbilevel.tasks import Task
 
-__all__ = ["print_json", "show_result", "write_json", "write_picture"]
+__all__ = [
+    "print_json",
+    "show_data",
+    "show_result",
+    "write_json",
+    "write_picture",
+]
 
 
-def show_result(result: Result, folder: Path | None, as_json: bool) -> None:
-    """Print what a run found, why it ended, and what it cost."""
+def show_data(task: "Task") -> None:
+    """Print on stderr who holds what, and what was done to the columns of a table."""
+    if task.origin is None:
+        return
+    from fedbilevel.report import holdings_notes, holdings_table
+
+    console, told = Console(stderr=True), task.origin.summary
+    for number, line in enumerate(holdings_notes(told)):
+        console.print(line, markup=False, highlight=False)
+        if number == 0 and told["own"]:
+            console.print(holdings_table(told))
+
+
+def show_result(result: "Result", folder: Path | None, as_json: bool) -> None:
+    """Print what a run found, why it ended, and what it cost; write its report."""
+    from fedbilevel.cli.reporting import write_report
+
+    if folder is not None:
+        write_report(folder)
     if as_json:
         print_json(result.summary())
         return
+    from fedbilevel.report import cost_table, result_table
+
     console, named = Console(), {result.algorithm: result}
     console.print(result_table(named))
     console.print(cost_table(named))
@@ -29,15 +54,22 @@ def show_result(result: Result, folder: Path | None, as_json: bool) -> None:
 
 def print_json(summary: dict[str, Any]) -> None:
     """Print one JSON object."""
+    from fedbilevel.result import to_plain
+
     print(json.dumps(to_plain(summary), allow_nan=False))
 
 
 def write_json(path: Path, summary: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
+    from fedbilevel._files import write_atomically
+    from fedbilevel.result import to_plain
+
     text = json.dumps(to_plain(summary), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_picture(path: Path, picture: bytes) -> None:
     """Write a picture atomically."""
+    from fedbilevel._files import write_atomically
+
     write_atomically(path, lambda file: file.write(picture))

@@ -1,9 +1,12 @@
 """What is shown while something runs, and the orderly stop on Ctrl-C or SIGTERM."""
 
+import math
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -16,51 +19,105 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedbilevel.runtime import mesh
+__all__ = ["Watched", "spark_line", "status", "watched"]
 
-__all__ = ["Watched", "status", "watched"]
-
-_COMPILING = "compiling"
+_LOADING, _COMPILING, _RUNNING = "loading", "compiling", "running"
+_TICKS = "▁▂▃▄▅▆▇█"
+_LENGTH = 12  # of a spark line
+_WIDE = 100  # columns of a terminal that has room for a bar, too
+_FIELDS = ("curve", "metric", "rate", "who")
 
 
 @dataclass
 class Watched:
     """A run that is watched: called with rounds done, rounds in all, what to show.
 
-    It raises KeyboardInterrupt once the process was asked to stop, at a point where the
-    run can still write its checkpoint.
+    Until then `stage` says what is being done. It raises KeyboardInterrupt once the
+    process was asked to stop, at a point where the run can still write its checkpoint.
     """
 
     bar: Progress
     line: TaskID
     asked: list[bool] = field(default_factory=list)
+    _began: tuple[float, int] | None = None  # time and rounds when first called
+    _seen: list[float] = field(default_factory=list)
 
     def __call__(self, done: int, total: int, newest: dict[str, float]) -> None:
         """Show how far the run is."""
         text = ", ".join(f"{name} {value:.5g}" for name, value in newest.items())
-        self.bar.update(self.line, completed=done, total=total, metric=text)
+        if done:
+            self._seen += list(newest.values())[:1]
+            self.bar.update(
+                self.line,
+                completed=done,
+                total=total,
+                metric=text or _RUNNING,
+                curve=spark_line(self._seen),
+                rate=self._rate(done),
+            )
         if self.asked:
             raise KeyboardInterrupt
 
+    def _rate(self, done: int) -> str:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now, done
+            return ""
+        since, first = self._began
+        if done == first or now == since:
+            return ""
+        return f"{(done - first) / (now - since):.3g}/s"
+
+    def stage(self, word: str, who: str | None = None) -> None:
+        """Say what is done before the first round, and who takes part."""
+        self.bar.update(self.line, metric=word)
+        if who is not None:
+            self.bar.update(self.line, who=who)
+
+    def say(self, text: str) -> None:
+        """Print a line above what is shown, and keep it."""
+        self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def begin(self, title: str) -> None:
         """Start again, for the next run."""
-        self.bar.reset(self.line, description=title, metric=_COMPILING)
+        self._began = None
+        self._seen.clear()
+        # It forgets the fields that it is not given, and what draws needs all of them.
+        fields: dict[str, Any] = dict.fromkeys(_FIELDS, "")
+        fields["metric"] = _COMPILING
+        self.bar.reset(self.line, description=title, **fields)
+
+
+def spark_line(values: Sequence[float]) -> str:
+    """Draw numbers as a line of blocks, the latest ones if they are many."""
+    finite = [value for value in values[-_LENGTH:] if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    step = (high - low) / (len(_TICKS) - 1) or 1.0
+    return "".join(_TICKS[round((value - low) / step)] for value in finite)
 
 
 @contextmanager
 def watched(title: str, *, quiet: bool = False) -> Iterator[Watched]:
     """Show a progress bar; yield what to call while something runs."""
+    from fedbilevel.runtime import mesh
+
+    console = Console(stderr=True)
+    shown = [BarColumn(20)] if console.width >= _WIDE else []
     bar = Progress(
         TextColumn("[bold]{task.description}"),
-        BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[metric]}"),
+        *shown,
+        *(TextColumn(f"{{task.fields[{name}]}}") for name in _FIELDS),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         disable=quiet or not mesh.is_first(),
     )
-    watch = Watched(bar, bar.add_task(title, total=None, metric=_COMPILING))
+    fields: dict[str, Any] = dict.fromkeys(_FIELDS, "")
+    fields["metric"] = _LOADING
+    watch = Watched(bar, bar.add_task(title, total=None, **fields))
     before = {
         number: signal.signal(number, lambda *_: watch.asked.append(True))
         for number in (signal.SIGINT, signal.SIGTERM)

@@ -1,53 +1,70 @@
 """Commands that run a task: `run`, `resume` and `compare`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fedbilevel import _folders
+from fedbilevel._folders import EXPERIMENT as EXPERIMENT_FILE
+from fedbilevel._folders import RESULT
+from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     EXPERIMENT,
+    TABLE,
     AsJson,
-    NewFolder,
     PlanFile,
+    Track,
     read_grid,
     takes,
 )
 from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
 from fedbilevel.cli.output import (
     print_json,
+    show_data,
     show_result,
     write_json,
     write_picture,
 )
 from fedbilevel.cli.progress import watched
+from fedbilevel.cli.reporting import write_report
 from fedbilevel.cli.theory import follow_file
-from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments import Experiment
-from fedbilevel.experiments import comparison as comparisons
-from fedbilevel.experiments.comparison import NamedComparison
-from fedbilevel.report import (
-    Standing,
-    default_target,
-    draw_curves,
-    ranking,
-    ranking_table,
-    trials_table,
-)
-from fedbilevel.runtime import configure, mesh
+from fedbilevel.errors import CheckpointError, InvalidInputError
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments import Experiment
+    from fedbilevel.experiments.comparison import NamedComparison
+    from fedbilevel.report import Standing
 
 __all__ = ["compare", "resume", "run"]
 
 
-@takes(experiment=EXPERIMENT, hosts=HOSTS)
+def _new_or_finished(given: checks.Given) -> None:
+    """Raise unless --out is left out, new, or holds a finished run to extend."""
+    out = given["out"]
+    if out is None:
+        return
+    if not (out / RESULT).exists() or not (out / EXPERIMENT_FILE).exists():
+        checks.folder_to_make(given)
+
+
+@takes(_new_or_finished, experiment=EXPERIMENT, hosts=HOSTS)
 def run(
-    experiment: Experiment,
+    experiment: "Experiment",
     hosts: Hosts,
     plan: PlanFile = None,
-    out: NewFolder = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder for checkpoints and result: a new one, or that of the same "
+            "experiment with fewer --rounds, to extend it"
+        ),
+    ] = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an algorithm on a task.
@@ -58,33 +75,77 @@ def run(
     hosts.join_if_asked()
     if plan is not None:
         experiment = follow_file(plan, experiment)
-    _execute(experiment, out, resume=False, as_json=as_json)
+    extends = _extends(experiment, out)
+    _execute(experiment, out, track, resume=extends, as_json=as_json)
+
+
+def _extends(experiment: "Experiment", out: Path | None) -> bool:
+    """Say whether a finished run goes on; raise if it is another experiment's."""
+    if out is None or not (out / RESULT).exists():
+        return False
+    from fedbilevel.experiments.provenance import require_extension
+
+    require_extension(experiment, out)
+    return True
 
 
 @takes(hosts=HOSTS)
 def resume(
     hosts: Hosts,
     folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
+    if (folder / _folders.FEDERATION).exists():
+        raise CheckpointError(
+            f"{folder} holds a federation. Go on with it by the command `serve` that "
+            "began it."
+        )
+    from fedbilevel.experiments import Experiment
+
     experiment = Experiment.load(folder)
     hosts.join_if_asked()
-    _execute(experiment, folder, resume=True, as_json=as_json)
+    _execute(experiment, folder, track, resume=True, as_json=as_json)
 
 
 def _execute(
-    experiment: Experiment, folder: Path | None, *, resume: bool, as_json: bool
+    experiment: "Experiment",
+    folder: Path | None,
+    track: str | None,
+    *,
+    resume: bool,
+    as_json: bool,
 ) -> None:
+    from fedbilevel.runtime import configure, mesh
+    from fedbilevel.tracking import check_tracking, tracker
+
+    tracked = nullcontext(None)
+    if track is not None and mesh.is_first():
+        check_tracking(track, resume=resume)
+        about = {n: v for n, v in asdict(experiment).items() if v is not None}
+        tracked = tracker(track, about=about, resume=resume)
     configure(experiment.precision)
-    with only_ours_on_stdout(), watched(experiment.task, quiet=as_json) as watch:
-        result = experiment.run(folder, resume=resume, watch=watch)
+    with (
+        only_ours_on_stdout(),
+        tracked as on_round,
+        watched(experiment.label, quiet=as_json) as watch,
+    ):
+        result = experiment.run(
+            folder,
+            resume=resume,
+            watch=watch,
+            on_round=on_round,
+            built=None if as_json else show_data,
+            about=watch.stage,
+        )
     if mesh.is_first():
         show_result(result, folder, as_json)
 
 
 _COMPARED = EXPERIMENT.only(
     *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
+    *TABLE,
     *("settings", "precision", "measure_every"),
 )
 _TARGET = "value whose cost is told; nine tenths of the way if left out"
@@ -94,9 +155,19 @@ _TUNE = (
 )
 
 
-@takes(experiment=_COMPARED)
+def _new_comparison(given: checks.Given) -> None:
+    """Raise unless --out is left out, can be made, or is to be gone on with."""
+    out, resume = given["out"], given["resume"]
+    if resume and out is None:
+        raise InvalidInputError("--resume needs --out, the folder to go on in.")
+    if out is not None and not resume:
+        _folders.require_new(out)
+        _folders.check_place(out)
+
+
+@takes(_new_comparison, experiment=_COMPARED)
 def compare(
-    experiment: Experiment,
+    experiment: "Experiment",
     names: Annotated[
         str, typer.Option("--algorithms", help="names, separated by commas")
     ],
@@ -123,10 +194,12 @@ def compare(
     Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone;
     so do those of --tune.
     """
-    if resume and out is None:
-        raise InvalidInputError("--resume needs --out, the folder to go on in.")
+    from fedbilevel.experiments import comparison as comparisons
+    from fedbilevel.report import draw_curves
+    from fedbilevel.runtime import configure
+
     configure(experiment.precision)
-    with watched("building the task", quiet=as_json) as watch:
+    with watched(experiment.task, quiet=as_json) as watch:
         made = comparisons.compare(
             experiment,
             [name.strip() for name in names.split(",")],
@@ -137,17 +210,18 @@ def compare(
             about=lambda name: watch.begin(f"{name}, {seeds} seeds"),
             watch=watch,
         )
-    shown = _Shown.of(experiment.task, made, target)
+    shown = _Shown.of(experiment.label, made, target)
     if out is not None:
         write_json(out / "comparison.json", shown.summary())
         curves = draw_curves(made.found.results, shown.metric, shown.target)
         write_picture(out / "curves.png", curves)
+        write_report(out)
     if as_json:
         print_json(shown.summary())
         return
     shown.print_tables()
     if out is not None:
-        Console().print(f"Saved in {out}: results, comparison.json, curves.png")
+        Console().print(f"Saved in {out}: results, comparison.json, curves.png, report")
 
 
 @dataclass(frozen=True)
@@ -155,13 +229,15 @@ class _Shown:
     """A comparison with its ranking."""
 
     task: str
-    made: NamedComparison
+    made: "NamedComparison"
     metric: str
     target: float
-    standings: Sequence[Standing]
+    standings: Sequence["Standing"]
 
     @staticmethod
-    def of(task: str, made: NamedComparison, target: float | None) -> "_Shown":
+    def of(task: str, made: "NamedComparison", target: float | None) -> "_Shown":
+        from fedbilevel.report import default_target, ranking
+
         results, metric = made.found.results, made.found.headline
         value = default_target(results, metric) if target is None else target
         return _Shown(task, made, metric, value, ranking(results, metric, value))
@@ -180,6 +256,8 @@ class _Shown:
         return {name: str(error) for name, error in self.made.found.diverged.items()}
 
     def print_tables(self) -> None:
+        from fedbilevel.report import ranking_table, trials_table
+
         console = Console()
         if self.made.trials:
             console.print(trials_table(self.made.trials, self.metric))

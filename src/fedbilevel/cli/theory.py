@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedbilevel import algorithms, report
+from fedbilevel import _folders
+from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     EXPERIMENT,
     THEOREM_ALGORITHM,
+    THEOREMS,
     AsJson,
     Seeds,
     Theorem,
@@ -23,12 +25,11 @@ from fedbilevel.cli.arguments import (
 )
 from fedbilevel.cli.output import print_json, write_json, write_picture
 from fedbilevel.cli.progress import status
-from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments import Experiment, theory
-from fedbilevel.runtime import configure
-from fedbilevel.studies import scaling
-from fedbilevel.theory.claims import subject_of
-from fedbilevel.theory.plan import Plan
+from fedbilevel.errors import InvalidInputError, sentence_of, unknown_name
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments import Experiment
+    from fedbilevel.theory.plan import Plan
 
 __all__ = ["check_theory", "complexity", "follow_file", "plan", "speedup"]
 
@@ -42,24 +43,53 @@ Constants = Annotated[
 ]
 Folder = Annotated[Path | None, typer.Option(help="folder for table and figure")]
 _CHECKED = EXPERIMENT.only(
-    *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "settings"),
-    "precision",
+    *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "data"),
+    *("settings", "precision"),
 ).having(algorithm=option(str, "local-bsgvrm", "local-bsgm or local-bsgvrm"))
-_MEASURED = EXPERIMENT.only("task", "algorithm", "batch", "settings").having(
+_MEASURED = EXPERIMENT.only("task", "algorithm", "batch", "data", "settings").having(
     algorithm=THEOREM_ALGORITHM
 )
 _PLANNED = _MEASURED.defaulting(task="quadratic")
+PRESETS = ("theory", "practical")
+_WRITTEN = ("summary.json", "figure.png")
+
+
+def _with_theorem(given: checks.Given) -> None:
+    """Raise unless there is a theorem of the algorithm."""
+    if given["algorithm"] not in THEOREMS:
+        raise unknown_name("algorithm with a theorem", given["algorithm"], THEOREMS)
+
+
+def _one_aim(given: checks.Given) -> None:
+    """Raise unless a plan has a target or a length, and a preset that exists."""
+    if (given["iterations"] is None) == (given["target"] is None):
+        raise InvalidInputError(
+            "give --target, the value to reach, or --iterations, and not both."
+        )
+    if given["preset"] not in PRESETS:
+        raise unknown_name("preset", given["preset"], PRESETS)
+
+
+def _own_folder(given: checks.Given) -> None:
+    """Raise if --out holds more than an earlier table and figure."""
+    if given["out"] is not None:
+        _folders.require_own(given["out"], _WRITTEN)
+        _folders.check_place(given["out"])
 
 
 @takes(experiment=_CHECKED)
 def check_theory(
-    experiment: Experiment, constants: Constants = None, as_json: AsJson = False
+    experiment: "Experiment", constants: Constants = None, as_json: AsJson = False
 ) -> None:
     """Say which conditions of its theorem a run satisfies, and what the others need.
 
     The constants are measured at the start, half way and the end of the run.
     """
     given = _read_constants(constants)
+    from fedbilevel import report
+    from fedbilevel.experiments import theory
+    from fedbilevel.runtime import configure
+
     configure(experiment.precision)
     with status("measuring constants"):
         ground, summary = theory.check_theory(experiment, given)
@@ -71,13 +101,13 @@ def check_theory(
     for name, one in ground.estimates.items():
         console.print(f"{name}: {one.how}", markup=False, highlight=False)
     console.print(report.conditions_table(summary))
-    limits = ", ".join(f"{n} = {v:.4g}" for n, v in summary["largest"].items())
+    limits = ", ".join(f"{n} = {v:.8g}" for n, v in summary["largest"].items())
     console.print(f"The largest steps with which all hold: {limits}", markup=False)
 
 
-@takes(experiment=_PLANNED)
+@takes(_with_theorem, _one_aim, checks.new_file, experiment=_PLANNED)
 def plan(
-    experiment: Experiment,
+    experiment: "Experiment",
     clients: Annotated[int, typer.Option(help="number of clients, K")] = 8,
     target: Annotated[
         float | None, typer.Option(help="epsilon: the mean of the metric to reach")
@@ -99,6 +129,11 @@ def plan(
 ) -> None:
     """Plan a run: all parameters, its cost, its bound, from K and epsilon or T."""
     at_least_one(clients=clients, seeds=seeds)
+    given = _read_constants(constants)
+    from fedbilevel import report
+    from fedbilevel.experiments import theory
+    from fedbilevel.runtime import configure
+
     configure(experiment.precision)
     with status("measuring"):
         found = theory.planned(
@@ -108,7 +143,7 @@ def plan(
             theorem=theorem,
             iterations=iterations,
             target=target,
-            given=_read_constants(constants),
+            given=given,
             seeds=seeds,
         )
     summary = {"algorithm": _subject(found), **found.plain()}
@@ -127,18 +162,27 @@ def plan(
         console.print(f"Run it: fedbilevel run {experiment.task} --plan {out}")
 
 
-def _subject(found: Plan) -> str:
+def _subject(found: "Plan") -> str:
     """Return the name of the algorithm that a plan is for."""
+    from fedbilevel.experiments import theory
+    from fedbilevel.theory.claims import subject_of
+
     return theory.name_of(subject_of(found.theorem))
 
 
-def follow_file(path: Path, experiment: Experiment) -> Experiment:
+def follow_file(path: Path, experiment: "Experiment") -> "Experiment":
     """Return the experiment with the algorithm and the numbers of a plan in a file."""
+    from fedbilevel.experiments import theory
+    from fedbilevel.runtime import configure
+    from fedbilevel.theory.plan import Plan
+
     try:
         written = json.loads(path.read_text())
         written.pop("algorithm", None)  # the theorem says it
         found = Plan.from_plain(written)
-    except (OSError, AttributeError, TypeError, ValueError) as error:
+    except OSError as error:
+        raise InvalidInputError(f"--plan {sentence_of(error)}") from error
+    except (AttributeError, TypeError, ValueError) as error:
         raise InvalidInputError(
             f"--plan {path}: not a plan of `fedbilevel plan --out` ({error})."
         ) from error
@@ -146,9 +190,9 @@ def follow_file(path: Path, experiment: Experiment) -> Experiment:
     return theory.follow(found, experiment)
 
 
-@takes(experiment=_MEASURED)
+@takes(_with_theorem, _own_folder, experiment=_MEASURED)
 def speedup(
-    experiment: Experiment,
+    experiment: "Experiment",
     theorem: Theorem = None,
     clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,2,4,8,16",
     iterations: Annotated[
@@ -169,9 +213,14 @@ def speedup(
     Several values of --clients or of --iterations make the axis.
     """
     at_least_one(seeds=seeds)
-    configure(experiment.precision)
     many = read_counts("clients", clients)
     lengths = iterations and read_counts("iterations", iterations)
+    from fedbilevel import algorithms
+    from fedbilevel.experiments import theory
+    from fedbilevel.runtime import configure
+    from fedbilevel.studies import scaling
+
+    configure(experiment.precision)
     with status("calibrating") as watch:
         base = theory.calibrate(experiment, theorem, seeds)
         summary = scaling.measure_speedup(
@@ -188,9 +237,9 @@ def speedup(
     _show_scaling(experiment, summary, out, as_json)
 
 
-@takes(experiment=_MEASURED)
+@takes(_with_theorem, _own_folder, experiment=_MEASURED)
 def complexity(
-    experiment: Experiment,
+    experiment: "Experiment",
     theorem: Theorem = None,
     clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,2,4,8",
     targets: Annotated[
@@ -207,9 +256,14 @@ def complexity(
     alone, epsilon is.
     """
     at_least_one(seeds=seeds)
-    configure(experiment.precision)
     many = read_counts("clients", clients)
     values = targets and read_numbers("targets", targets)
+    from fedbilevel import algorithms
+    from fedbilevel.experiments import theory
+    from fedbilevel.runtime import configure
+    from fedbilevel.studies import scaling
+
+    configure(experiment.precision)
     with status("calibrating") as watch:
         base = theory.calibrate(experiment, theorem, seeds)
         periods = (1,) if len(many) > 1 else (3, 4, 6)
@@ -226,12 +280,14 @@ def complexity(
 
 
 def _show_scaling(
-    experiment: Experiment, found: dict[str, Any], folder: Path | None, as_json: bool
+    experiment: "Experiment", found: dict[str, Any], folder: Path | None, as_json: bool
 ) -> None:
-    summary = {**found, "task": experiment.task, "algorithm": experiment.algorithm}
+    from fedbilevel import report
+
+    summary = {**found, "task": experiment.label, "algorithm": experiment.algorithm}
     if folder is not None:
-        write_json(folder / "summary.json", summary)
-        write_picture(folder / "figure.png", report.draw_scaling(summary))
+        write_json(folder / _WRITTEN[0], summary)
+        write_picture(folder / _WRITTEN[1], report.draw_scaling(summary))
     if as_json:
         print_json(summary)
         return

@@ -3,17 +3,29 @@
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from fedbilevel.datasets._bounds import Unpacked
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = ["Dataset", "Part", "assemble", "open_text", "reading", "rename_classes"]
+if TYPE_CHECKING:
+    from fedbilevel.datasets.preparation import Preparation
+
+__all__ = [
+    "Dataset",
+    "Part",
+    "as_classes",
+    "assemble",
+    "class_names",
+    "open_text",
+    "reading",
+    "rename_classes",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +35,15 @@ class Dataset:
     `features` are as stored: images stay uint8, and a file may be mapped rather than
     read. `label` is int32 and points into `classes`. `columns` holds what else is known
     of a sample, such as its site. `test` is the official test part, if there is one.
+
+    Of a table, `preparation` says how its columns became `features`, which are not yet
+    scaled; where the label is a number to be predicted, there are no `classes`, and
+    `label` is as the preparation scales it. Sample i is `unit` number `places[i]` of
+    `source`; without `places` they are counted from 0. `notes` says what was encoded,
+    left out, filled and dropped.
+
+    `validation` marks the samples that judge, where that is decided already: all others
+    are for training, and none is put aside for testing.
     """
 
     name: str
@@ -31,6 +52,12 @@ class Dataset:
     classes: tuple[str, ...]
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     test: "Dataset | None" = None
+    preparation: "Preparation | None" = None
+    places: np.ndarray | None = None
+    source: str = ""
+    unit: str = "row"
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    validation: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         features, rows = self.features, len(self.label)
@@ -43,7 +70,8 @@ class Dataset:
             )
         if rows == 0:
             raise InvalidInputError(f"{self.name} has no samples.")
-        for name, array in {"features": features, **self.columns}.items():
+        marks = {} if self.validation is None else {"validation": self.validation}
+        for name, array in {"features": features, **marks, **self.columns}.items():
             if array.shape[:1] != (rows,):
                 raise InvalidInputError(
                     f"{self.name}: '{name}' has shape {array.shape}, but there are "
@@ -132,11 +160,28 @@ def _code(
     if sum(len(label) for label in labels) == 0:
         raise InvalidInputError(f"{name} has no samples.")
     values, codes = np.unique(np.concatenate(labels), return_inverse=True)
-    classes = tuple(str(value) for value in values)
-    if classes == ("-1", "1"):
-        classes = ("-1", "+1")
+    classes = _with_sign(tuple(str(value) for value in values))
     ends = np.cumsum([len(label) for label in labels])[:-1]
     return np.split(codes.astype(np.int32), ends), classes
+
+
+def as_classes(name: str, label: np.ndarray) -> list[str]:
+    """Return the names of the classes of labels of any kind."""
+    return [str(value) for value in _plain(name, np.asarray(label))]
+
+
+def class_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of classes in their order: numbers by size, else by letters."""
+    different = sorted(set(names))
+    try:
+        different.sort(key=int)
+    except ValueError:
+        pass
+    return _with_sign(tuple(different))
+
+
+def _with_sign(classes: tuple[str, ...]) -> tuple[str, ...]:
+    return ("-1", "+1") if classes == ("-1", "1") else classes
 
 
 @contextlib.contextmanager

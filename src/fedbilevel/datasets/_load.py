@@ -1,25 +1,35 @@
 """Finds the loader for a name or a path."""
 
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from fedbilevel.datasets._base import Dataset
 from fedbilevel.datasets.arrays import load_folder, load_npz
+from fedbilevel.datasets.encoding import TableChoices, encode_table
 from fedbilevel.datasets.hubs import HUBS
 from fedbilevel.datasets.idx import holds_idx, load_idx
-from fedbilevel.datasets.images import load_images
+from fedbilevel.datasets.images import holds_images, load_images
 from fedbilevel.datasets.libsvm import companion, load_libsvm
 from fedbilevel.datasets.named import NAMED
-from fedbilevel.datasets.tables import load_csv
+from fedbilevel.datasets.tables import (
+    READERS,
+    kind_of,
+    read_table,
+    table_of_frame,
+)
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["LAYOUTS", "load", "names"]
+__all__ = ["LAYOUTS", "from_frame", "is_named", "load", "names"]
 
 LAYOUTS = (
-    "a file: .npz (features, label), .csv, .zip of images, LIBSVM text; .gz too",
+    "a table: .csv (.csv.gz), .parquet, .xlsx",
+    "a file: .npz (features, label), .zip of images, LIBSVM text (.gz)",
     "a folder: features.npy with label.npy (memory-mapped)",
     "a folder: train-images-idx3-ubyte[.gz] with its labels",
-    "a folder: alphabet/character/*.png, or zip files of that",
+    "a folder: class/*.png or *.jpg, or site/class/*.png, or zip files of that",
+    "a folder: alphabet/character01/*.png, as Omniglot, or zip files of that",
     "a folder: one LIBSVM file NAME with NAME.t",
 )
 
@@ -29,20 +39,46 @@ def names() -> list[str]:
     return sorted([*NAMED, *(f"{hub}:NAME" for hub in HUBS)])
 
 
-def load(source: str, *, cache: Path | None = None) -> Dataset:
+def is_named(source: str) -> bool:
+    """Say whether `load` knows a source by name, so that it is nobody's own."""
+    return source in NAMED or source.partition(":")[0] in HUBS
+
+
+def from_frame(frame: Any, **choices: str) -> Dataset:
+    """Make a data set of a frame of pandas or polars.
+
+    `choices` say which column is what, by the names of `TableChoices`: label, site,
+    group, ignore, missing, predict, preparation.
+    """
+    return encode_table(table_of_frame(frame), TableChoices(**choices))
+
+
+def load(
+    source: str, *, cache: Path | None = None, choices: TableChoices | None = None
+) -> Dataset:
     """Load a data set by name, or from the path of a file or folder.
+
+    Of a table, `choices` say which column is what.
 
     A known name goes before a path; write ./digits for a folder called digits. `cache`
     is where named sets are looked for and kept: $FEDBILEVEL_DATA if not given, else
     ~/.cache/fedbilevel.
     """
-    folder = _default_cache() if cache is None else Path(cache)
+    chosen = choices or TableChoices()
+    path = Path(source).expanduser()
+    if not is_named(source) and kind_of(path) in READERS and path.is_file():
+        return encode_table(read_table(path), chosen)
+    dataset = _load(source, path, _default_cache() if cache is None else Path(cache))
+    chosen.check_unused(dataset.name)
+    return dataclasses.replace(dataset, source=source)
+
+
+def _load(source: str, path: Path, folder: Path) -> Dataset:
     hub, _, name = source.partition(":")
     if name and hub in HUBS:
         return HUBS[hub](name, folder)
     if source in NAMED:
         return NAMED[source](folder)
-    path = Path(source).expanduser()
     if path.is_dir():
         return _load_folder(path)
     if path.is_file():
@@ -62,10 +98,9 @@ def _default_cache() -> Path:
 
 
 def _load_file(path: Path) -> Dataset:
-    loaders = {".npz": load_npz, ".zip": load_images, ".csv": load_csv}
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    loaders = {".npz": load_npz, ".zip": load_images}
     # LIBSVM's own files have names such as a9a, w8a.t and covtype.binary.scale.
-    return loaders.get(suffix, load_libsvm)(path)
+    return loaders.get(kind_of(path), load_libsvm)(path)
 
 
 def _load_folder(path: Path) -> Dataset:
@@ -73,7 +108,7 @@ def _load_folder(path: Path) -> Dataset:
         return load_folder(path)
     if holds_idx(path):
         return load_idx(path)
-    if any(path.glob("*.zip")) or any(path.glob("*/*/*.png")):
+    if holds_images(path):
         return load_images(path)
     pairs = [file for file in sorted(path.iterdir()) if companion(file)]
     if len(pairs) == 1:

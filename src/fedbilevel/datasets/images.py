@@ -1,10 +1,12 @@
-"""Folders and zip files of PNG drawings in the layout of Omniglot."""
+"""Folders and zip files of images: classes, sites above them, or Omniglot's."""
 
 import io
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -13,32 +15,90 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = ["load_images", "shrink"]
+__all__ = ["holds_images", "load_images", "shrink"]
 
 _AT_ONCE = 1024
+_KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+_CHARACTER = re.compile(r"character\d+")
+
+
+def holds_images(path: Path) -> bool:
+    """Say whether a folder holds images in folders, or zip files."""
+    within = (path.glob(f"{depth}/*") for depth in ("*", "*/*"))
+    return any(path.glob("*.zip")) or any(
+        one.suffix.lower() in _KINDS for files in within for one in files
+    )
 
 
 def load_images(path: Path) -> Dataset:
-    """Load alphabet/character/*.png from a folder, a zip file or a folder of them.
+    """Load class/*.png or site/class/*.png, from a folder or from zip files.
 
-    The label is alphabet/character; the column `alphabet` is kept, too. A drawing that
-    is in two zip files, as two of Omniglot's are for some alphabets, is taken once.
+    JPEG is read, too. Two folders above the images are site and class, which become the
+    column `site` and the label; with one there is a class alone. Omniglot's folders,
+    alphabet/character01, are known by their names: there the label is both together,
+    and the column is `alphabet`. An image that is in two zip files, as some drawings of
+    Omniglot are, is taken once.
     """
+    found, above = _found(path)
+    keys = sorted(found)
+    images = _decoded(path, found, keys)
+    deep = len(keys[0]) == 3
+    if deep and all(_CHARACTER.fullmatch(key[1]) for key in keys):
+        label = [f"{alphabet}/{character}" for alphabet, character, _ in keys]
+        columns = {"alphabet": np.asarray([key[0] for key in keys])}
+        layout = "alphabet/character"
+    else:
+        _check_above(path, above)
+        label = [key[-2] for key in keys]
+        columns = {"site": np.asarray([key[0] for key in keys])} if deep else {}
+        layout = "site/class" if deep else "class"
+    name = path.stem if path.is_file() else path.resolve().name
+    dataset = assemble(name, Part(images, np.asarray(label), columns))
+    return replace(dataset, notes={"layout": f"{layout}/image"})
+
+
+def _found(path: Path) -> tuple[dict[tuple[str, ...], bytes], set[tuple[str, ...]]]:
+    """Return images by their last folders and name, and what folders are above."""
     found: dict[tuple[str, ...], bytes] = {}
+    above = set()
     for place, content in _files_of(path):
-        if len(place.parts) < 3:
+        if len(place.parts) < 2:
             raise InvalidInputError(
-                f"{path}: {place} is not in a folder of a character in a folder of an "
-                "alphabet. The layout is alphabet/character/*.png."
+                f"{path}: {place} is not in a folder of a class. The layout is "
+                "class/*.png, or site/class/*.png."
             )
         key = place.parts[-3:]
+        above.add(place.parts[:-3])
         if found.setdefault(key, content) != content:
             raise InvalidInputError(
                 f"{path} holds two different images {'/'.join(key)}. Keep one."
             )
     if not found:
-        raise InvalidInputError(f"{path} holds no alphabet/character/*.png.")
-    keys = sorted(found)
+        raise InvalidInputError(
+            f"{path} holds no class/*.png and no alphabet/character/*.png."
+        )
+    depths = {len(key): key for key in found}
+    if len(depths) > 1:
+        two = " and ".join("/".join(key) for key in depths.values())
+        raise InvalidInputError(
+            f"{path} holds images in folders of different depth: {two}. Use "
+            "class/*.png or site/class/*.png for all."
+        )
+    return found, above
+
+
+def _check_above(path: Path, above: set[tuple[str, ...]]) -> None:
+    if len(above) > 1:
+        two = " and ".join("/".join(one) or "." for one in sorted(above)[:2])
+        raise InvalidInputError(
+            f"{path} holds images in {two}, three folders deep. Give one of them: its "
+            "folders must be classes, or sites with classes in them."
+        )
+
+
+def _decoded(
+    path: Path, found: dict[tuple[str, ...], bytes], keys: list[tuple[str, ...]]
+) -> np.ndarray:
     images, size = [], 0
     for key in keys:
         images.append(_decode(path, "/".join(key), found[key], size))
@@ -49,10 +109,7 @@ def load_images(path: Path) -> Dataset:
                 f"{path}: {'/'.join(key)} has shape {image.shape}, but "
                 f"{'/'.join(keys[0])} has {images[0].shape}. All must agree."
             )
-    label = np.asarray([f"{alphabet}/{character}" for alphabet, character, _ in keys])
-    columns = {"alphabet": np.asarray([alphabet for alphabet, _, _ in keys])}
-    name = path.stem if path.is_file() else path.resolve().name
-    return assemble(name, Part(np.stack(images), label, columns))
+    return np.stack(images)
 
 
 def _files_of(path: Path) -> Iterator[tuple[PurePath, bytes]]:
@@ -62,12 +119,15 @@ def _files_of(path: Path) -> Iterator[tuple[PurePath, bytes]]:
             check_archive(archive, file)
             for name in file.namelist():
                 # Archives made on a Mac hold a shadow of every file.
-                if name.endswith(".png") and not name.startswith("__MACOSX/"):
+                known = PurePath(name).suffix.lower() in _KINDS
+                if known and not name.startswith("__MACOSX/"):
                     yield PurePath(name), file.read(name)
     if not archives:
         size = 0
-        for image in sorted(path.rglob("*.png")):
-            with reading(image, "PNG"):
+        for image in sorted(path.rglob("*")):
+            if image.suffix.lower() not in _KINDS:
+                continue
+            with reading(image, "an image"):
                 check_ordinary(image)
                 size += image.stat().st_size
                 check_size(path, size, "all its images")
@@ -83,10 +143,11 @@ def _decode(path: Path, name: str, content: bytes, before: int) -> np.ndarray:
         raise FedbilevelError(
             "images are decoded by Pillow: install fedbilevel[data]."
         ) from None
-    with reading(path / name, "PNG"), warnings.catch_warnings():
+    kind = _KINDS[PurePath(name).suffix.lower()]
+    with reading(path / name, kind), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         # No other kind: Pillow hands some of them to programs.
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        with Image.open(io.BytesIO(content), formats=[kind]) as image:
             mode = "L" if image.mode in ("1", "L") else "RGB"
             size = math.prod(image.size) * len(mode)
             check_size(path, before + size, f"{name} and the images before it")

@@ -14,6 +14,10 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = ["companion", "load_libsvm", "read_sparse"]
 
+_OTHERS = (
+    "Other kinds of files are known by their names: .csv, .parquet, .xlsx, .npz, .zip; "
+    "folders hold images, IDX or npy files."
+)
 _RANKING = re.compile(rb"\s*[^\s#]+\s+qid")
 
 
@@ -74,11 +78,10 @@ def read_sparse(stream: BinaryIO, path: Path) -> tuple[Any, np.ndarray]:
         features, label = load(lines, dtype=np.float32, zero_based=False)
     except (ValueError, OverflowError) as error:
         text = lines.last.partition(b"#")[0].strip()[:40].decode(errors="replace")
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)
         raise InvalidInputError(
             f"{path}, line {lines.number}: '{text}' is not LIBSVM text, a label and "
-            f"pairs like 3:0.5 whose indices ascend from 1 ({error}). Other kinds of "
-            "files are known by their names: .npz, .csv, .zip; folders hold IDX or npy "
-            "files."
+            f"pairs like 3:0.5 whose indices ascend from 1 ({error}). {_OTHERS}"
         ) from None
     if not features.nnz:
         raise InvalidInputError(f"{path} has no LIBSVM features.")

@@ -1,115 +1,178 @@
-"""CSV tables with a header row."""
+"""Readers of tables: CSV, Parquet, Excel, and frames of pandas or polars."""
 
 import csv
-import math
-from collections import Counter
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from fedbilevel.datasets._base import Dataset, Part, assemble, open_text, reading
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.datasets._base import open_text, reading
+from fedbilevel.datasets._bounds import check_archive, check_size
+from fedbilevel.datasets.table import Table, check_names, column_of
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = ["load_csv"]
-
-# Numbers in these columns say where a sample belongs and are no measurement.
-_GROUPS = {"site", "hospital", "client", "group"}
+__all__ = ["READERS", "read_table", "table_of_frame"]
 
 
-def load_csv(path: Path) -> Dataset:
-    """Load a table: the label is the column `label`, or else the last one.
+def read_table(path: Path) -> Table:
+    """Read the table in a file, whose name says of which kind it is."""
+    reader = READERS.get(kind_of(path))
+    if reader is None:
+        known = ", ".join(READERS)
+        raise InvalidInputError(
+            f"{path} is no table: its name ends in none of {known}."
+        )
+    return reader(path)
 
-    A column in which most values are numbers is a feature and must hold numbers only.
-    Text, and columns named site, hospital, client or group, become columns.
-    """
+
+def kind_of(path: Path) -> str:
+    """Return the ending of a file's name, a compression's aside."""
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
+def _read_csv(path: Path) -> Table:
     with reading(path, "CSV"), open_text(path) as file:
-        header, lines, rows = _read(path, csv.reader(file))
-    texts = dict(zip(header, zip(*rows, strict=True), strict=True))
-    chosen = "label" if "label" in texts else header[-1]
-    label = texts.pop(chosen)
-    if "" in label:
-        raise InvalidInputError(
-            f"{path}, line {lines[label.index('')]}, column '{chosen}': the label is "
-            "missing. Fill it in or drop the row."
-        )
-    features, columns = [], {}
-    for name, values in texts.items():
-        if name.lower() in _GROUPS or not _mostly_numbers(values):
-            columns[name] = _group(values)
-        else:
-            features.append(_feature(path, name, lines, values))
-    if not features:
-        raise InvalidInputError(
-            f"{path}: no column besides the label '{chosen}' holds numbers. Features "
-            "must be numbers."
-        )
-    part = Part(np.stack(features, axis=1), np.asarray(label), columns)
-    return assemble(path.name.removesuffix(".gz").removesuffix(".csv"), part)
-
-
-def _read(path: Path, reader) -> tuple[list[str], list[int], list[list[str]]]:
-    header = [name.strip() for name in next(reader, [])]
-    if all(_number(name) is not None for name in header):
-        raise InvalidInputError(
-            f"{path}, line 1: expected the names of the columns. Add a header row."
-        )
-    for name, count in Counter(header).items():
-        if count > 1:
-            raise InvalidInputError(
-                f"{path}, line 1: two columns are named '{name}'. Rename one."
-            )
-    lines, rows = [], []
-    for row in reader:
-        if any("\0" in text for text in row):
-            raise InvalidInputError(
-                f"{path}, line {reader.line_num}: it holds a byte 0, so it is no text. "
-                "Save the table again, as UTF-8."
-            )
-        if row:
+        reader = csv.reader(file)
+        header = [name.strip() for name in next(reader, [])]
+        check_names(str(path), header)
+        lines, rows = [], []
+        for row in reader:
+            if any("\0" in text for text in row):
+                raise InvalidInputError(
+                    f"{path}, line {reader.line_num}: it holds a byte 0, so it is no "
+                    "text. Save the table again, as UTF-8."
+                )
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise InvalidInputError(
+                    f"{path}, line {reader.line_num}: {len(row)} values, but the "
+                    f"header names {len(header)} columns. Check quotes and commas."
+                )
             lines.append(reader.line_num)
             rows.append([text.strip() for text in row])
-        if row and len(row) != len(header):
-            raise InvalidInputError(
-                f"{path}, line {reader.line_num}: {len(row)} values, but the header "
-                f"names {len(header)} columns. Check quotes and commas."
-            )
     if not rows:
         raise InvalidInputError(f"{path} has a header but no rows.")
-    return header, lines, rows
+    columns = {}
+    for name, texts in zip(header, zip(*rows, strict=True), strict=True):
+        columns[name] = np.empty(len(texts), object)
+        columns[name][:] = texts
+    return Table(_name(path), str(path), columns, np.asarray(lines), "line")
 
 
-def _number(text: str) -> float | None:
+def _read_parquet(path: Path) -> Table:
+    parquet = _library("pyarrow.parquet", "Parquet files are read by pyarrow")
+    with reading(path, "Parquet"):
+        schema = parquet.read_schema(path)
+        texts = [one.name for one in schema if str(one.type) in _TEXTS]
+        # Kept as in the file, texts that repeat take no more memory than there.
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
+            about = file.metadata
+            groups = [about.row_group(one) for one in range(about.num_row_groups)]
+            size = sum(group.total_byte_size for group in groups)
+            cells = about.num_rows * about.num_columns
+            check_size(path, max(size, 8 * cells), "unpacked")
+            read = file.read()
+        names = [str(name) for name in read.column_names]
+        found = [_arrow_column(read.column(place)) for place in range(len(names))]
+    return _table(path, names, found, np.arange(read.num_rows), "row")
+
+
+def _arrow_column(column: Any) -> np.ndarray | str:
+    if column.null_count == 0 and str(column.type) in _PLAIN_NUMBERS:
+        return column.to_numpy()
+    if not str(column.type).startswith("dictionary"):
+        return column_of(column.to_pylist())
+    values = []
+    for chunk in column.chunks:
+        known = chunk.dictionary.to_pylist()
+        codes = chunk.indices.to_pylist()
+        values += [None if code is None else known[code] for code in codes]
+    return column_of(values)
+
+
+_TEXTS = {"string", "large_string"}
+_PLAIN_NUMBERS = {"double", "float", "int64", "int32", "int16", "int8", "bool"}
+_PLAIN_NUMBERS |= {"uint64", "uint32", "uint16", "uint8"}
+
+
+def _read_excel(path: Path) -> Table:
+    library = _library("openpyxl", "Excel files are read by openpyxl")
+    with reading(path, "Excel"):
+        with zipfile.ZipFile(path) as archive:
+            check_archive(path, archive)
+        book = library.load_workbook(path, read_only=True, data_only=True)
+        try:
+            if len(book.worksheets) != 1:
+                raise InvalidInputError(
+                    f"{path} has {len(book.worksheets)} sheets, and a table is one. "
+                    "Save the sheet alone."
+                )
+            every = [
+                list(row) for row in book.worksheets[0].iter_rows(values_only=True)
+            ]
+        finally:
+            book.close()
+    header = [str(name or "").strip() for name in every[0]] if every else []
+    check_names(str(path), header)
+    kept = [n for n, row in enumerate(every) if n and any(v is not None for v in row)]
+    rows = [every[n] + [None] * (len(header) - len(every[n])) for n in kept]
+    columns = list(zip(*rows, strict=True)) or [()] * len(header)
+    found = [column_of(values) for values in columns]
+    return _table(path, header, found, np.asarray(kept, int) + 1, "row")
+
+
+def table_of_frame(frame: Any) -> Table:
+    """Make a table of a frame of pandas, polars, or anything with their columns."""
+    kind = f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
+    if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
+        raise InvalidInputError(
+            f"{kind} is no frame. Give one of pandas or polars, with named columns."
+        )
+    names = [str(name) for name in frame.columns]
+    check_names("the frame", names)
+    found = []
+    for name in frame.columns:
+        values = np.asarray(frame[name])
+        plain = values.dtype.kind in "buif"
+        found.append(values if plain else column_of(values.tolist()))
+    count = len(found[0])
+    return _table(Path("frame"), names, found, np.arange(count), "row")
+
+
+def _table(
+    path: Path,
+    names: list[str],
+    found: list[np.ndarray | str],
+    places: np.ndarray,
+    unit: str,
+) -> Table:
+    check_names(str(path), names)
+    if len(places) == 0:
+        raise InvalidInputError(f"{path} has a header but no rows.")
+    pairs = list(zip(names, found, strict=True))
+    columns = {name: one for name, one in pairs if not isinstance(one, str)}
+    others = {name: one for name, one in pairs if isinstance(one, str)}
+    return Table(_name(path), str(path), columns, places, unit, others)
+
+
+def _name(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).stem
+
+
+def _library(name: str, why: str) -> ModuleType:
     try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+        return import_module(name)
+    except ImportError:
+        raise FedbilevelError(f"{why}: install fedbilevel[tables].") from None
 
 
-def _mostly_numbers(values: Sequence[str]) -> bool:
-    found = sum(_number(text) is not None for text in values)
-    return 2 * found > len(values)
-
-
-def _feature(
-    path: Path, name: str, lines: Sequence[int], values: Sequence[str]
-) -> np.ndarray:
-    numbers = []
-    for line, text in zip(lines, values, strict=True):
-        number = _number(text)
-        if number is None:
-            raise InvalidInputError(
-                f"{path}, line {line}, column '{name}': '{text}' is not a finite "
-                "number. Correct it, or drop the row or the column."
-            )
-        numbers.append(number)
-    return np.asarray(numbers)
-
-
-def _group(values: Sequence[str]) -> np.ndarray:
-    # As whole numbers, group 10 comes after group 9.
-    try:
-        return np.asarray([int(text) for text in values])
-    except (ValueError, OverflowError):
-        return np.asarray(values)
+READERS: Mapping[str, Callable[[Path], Table]] = {
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+    ".xlsx": _read_excel,
+}

@@ -25,7 +25,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.sites import build_site
+from fedbilevel.experiments.sites import LOCAL, build_site, without_files
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
@@ -84,9 +84,10 @@ def _serve(grid: Grid, context: Context) -> None:
         if asked:
             raise KeyboardInterrupt
 
+    progress = _Progress(folder / PROGRESS)
+
     def watch(done: int, total: int, newest: dict[str, float]) -> None:
-        text = json.dumps({"done": done, "total": total, "newest": newest})
-        (folder / PROGRESS).write_text(text)
+        progress.tell(done=done, total=total, newest=newest)
         halt()
 
     # One core: the server adds up and waits, the cores are for those who compute.
@@ -102,6 +103,7 @@ def _serve(grid: Grid, context: Context) -> None:
                 seal=_server_seal(settings),
                 watch=watch,
                 report=say,
+                made=lambda exchange: progress.tell(exchange=exchange),
             )
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
@@ -109,6 +111,18 @@ def _serve(grid: Grid, context: Context) -> None:
         text = _told(error)
         write_atomically(folder / ERROR, lambda file: file.write(text.encode()))
         raise
+
+
+class _Progress:
+    """Writes how far a run is, for whoever shows it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.known = path, {}
+
+    def tell(self, **news: Any) -> None:
+        """Write what is new, and what was known before."""
+        self.known |= news
+        self.path.write_text(json.dumps(self.known))
 
 
 def _told(error: Exception) -> str:
@@ -131,13 +145,28 @@ def _take_part(message: Message, context: Context) -> Message:
 
 @functools.cache
 def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
-    """Build the site of this process; `node` is what its operator configured."""
-    held, settings = dict(node), json.loads(text)
-    if "data" in held:
-        settings["options"] = {**settings["options"], "data": held["data"]}
+    """Build the site of this process; `node` is what its operator configured.
+
+    Flower would tell nobody why that is impossible, so it is written beside its state.
+    """
+    held = dict(node)
+    try:
+        return _built(json.loads(text), held)
+    except FedbilevelError as error:
+        told = str(error).encode()
+        path = Path(held["state"]) / ERROR
+        write_atomically(path, lambda file: file.write(told), mode=0o600)
+        raise
+
+
+def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
+    settings = without_files(settings, held)
+    own = {name: held[name] for name in LOCAL if name in held}
+    settings["options"] = {**settings["options"], **own}
     experiment = Experiment(**settings)
     configure(experiment.precision, cores=1)
     client = int(held["client"])
+    (Path(held["state"]) / ERROR).unlink(missing_ok=True)
     return build_site(
         experiment,
         client,
@@ -145,7 +174,7 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
         folder=Path(held["state"]),
         holds=False,
         seal=_site_seal(client, held),
-        limits=SiteLimits.read(held),
+        limits=SiteLimits.read(dict(held)),
         identity=_identity(client, held),
         minimum=int(held.get("minimum", 2)),
     )

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedbilevel._files import make_private_folder
@@ -15,6 +15,7 @@ from fedbilevel.deployment import launch
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = [
+    "USER_ERROR",
     "Process",
     "end_all",
     "free_port",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 _ENOUGH = 15.0  # seconds that a process has to end when asked
+USER_ERROR = 2  # the exit status of a command that cannot be used as given
+_MOST_FAILURES = 3  # in a row, after which a process is not started again
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
@@ -34,7 +37,8 @@ class Process:
 
     It also ends when this process does, if by the thread that started it. Its output
     goes into a file; `home` is a folder for Flower's own files, since its
-    processes must not share one.
+    processes must not share one. `error` is where it may write what its user did wrong,
+    if it is not the one to end.
     """
 
     def __init__(
@@ -43,13 +47,15 @@ class Process:
         command: Sequence[str],
         folder: Path,
         more: Mapping[str, str] | None = None,
+        error: Path | None = None,
     ) -> None:
-        self.name, self.command = name, list(command)
+        self.name, self.command, self.error = name, list(command), error
         # Flower changes its folder, and would look for a relative home elsewhere.
         folder = folder.resolve()
         self.log, self.home = folder / f"{name}.log", folder / "homes" / name
         self.more = dict(more or {})
         self.running: subprocess.Popen | None = None
+        self._failures = 0  # in a row
 
     def environment(self) -> dict[str, str]:
         """Return what the command finds in its environment."""
@@ -88,11 +94,30 @@ class Process:
         return self.running is not None and (self.running.poll() or 0) > 0
 
     def revive(self) -> bool:
-        """Start it again if it ended; say whether it had."""
+        """Start it again if it ended; say whether it had.
+
+        Raise if that would not help: its user made a mistake, or it fails every time.
+        """
+        self.check()
         if self.alive:
             return False
+        code = 0 if self.running is None else self.running.returncode
+        self._failures = self._failures + 1 if code > 0 else 0
+        if self._failures > _MOST_FAILURES:
+            raise FedbilevelError(
+                f"{self.name} failed {self._failures} times in a row. Its last words: "
+                f"{log_tail(self.log)}"
+            )
         self.start()
         return True
+
+    def check(self) -> None:
+        """Raise with its own sentence if it ended by a mistake of its user."""
+        told = self.error.read_text() if self.error and self.error.exists() else ""
+        if not told and self.running and self.running.poll() == USER_ERROR:
+            told = _last_error(self.log)
+        if told:
+            raise InvalidInputError(f"{self.name} cannot take part: {told}")
 
     def ask_to_end(self) -> None:
         """Ask it to end."""
@@ -159,17 +184,29 @@ def listens(address: str) -> bool:
     return True
 
 
-def wait_for_port(address: str, process: Process, seconds: float = 60.0) -> None:
-    """Wait until somebody listens at an address."""
+def wait_for_port(
+    address: str,
+    process: Process,
+    seconds: float = 60.0,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until somebody listens at an address; `look` is called often, may raise."""
     end = time.monotonic() + seconds
     while process.alive and time.monotonic() < end:
         if listens(address):
             return
+        look()
         time.sleep(0.1)
     raise FedbilevelError(
         f"{process.name} does not listen at {address}. Its last words: "
         f"{log_tail(process.log)}"
     )
+
+
+def _last_error(log: Path) -> str:
+    """Return the sentence with which a command of ours ended."""
+    _, found, text = log_tail(log).rpartition("Error: ")
+    return text.strip() if found else log_tail(log)
 
 
 def log_tail(path: Path, characters: int = 2000) -> str:

@@ -1,11 +1,13 @@
 """Serves an experiment over Flower: starts what is needed, and keeps it going."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedbilevel._files import make_private_folder
+from fedbilevel._folders import RESULT
 from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import (
     Process,
@@ -27,6 +29,8 @@ __all__ = ["serve_over_flower"]
 
 _LOOK = 0.2  # seconds between two looks at the processes
 _APPEAR = 60.0  # seconds that a ServerApp has to come up
+_FAREWELL = 15.0  # seconds that it has to take leave of the nodes
+_EVERY = 10.0  # seconds between two exchanges that are told
 
 
 def serve_over_flower(
@@ -37,12 +41,16 @@ def serve_over_flower(
     *,
     keys: KeyFiles | None = None,
     watch: Watch,
+    say: Callable[[str], None] = print,
+    about: Callable[[str, str], None] = lambda word, who: None,
     crowd: Sequence[Process] = (),
 ) -> Result:
     """Run an experiment to its end, whatever dies on the way.
 
     A SuperLink or a ServerApp that ended is started again, and the run goes on after
-    its last round; so is a node of the `crowd` on this machine. If `watch` raises
+    its last round; so is a node of the `crowd` on this machine, unless it ended by a
+    mistake of its user: then all ends, with its sentence. `say` is told who has come,
+    who is missing, and why; `about` what is done, and who takes part. If `watch` raises
     KeyboardInterrupt, all processes are ended; the folder can be served again.
     With `keys` packets are signed; with certificates, too, Flower lets in no others.
     """
@@ -57,18 +65,21 @@ def serve_over_flower(
             "SuperLink of one that was killed. End it, or choose another address."
         )
     make_private_folder(folder)
-    for name in (apps.PROCESS, apps.ERROR):
+    for name in (apps.PROCESS, apps.ERROR, apps.PROGRESS):
         (folder / name).unlink(missing_ok=True)
     superlink, servers = link.process(), []
     try:
         superlink.start()
         for node in crowd:
             node.start()
-        wait_for_port(link.address, superlink)
+        look = _Look(folder, watch, say, about, crowd)
+        look.say(f"starting the SuperLink at {link.address}")
+        wait_for_port(link.address, superlink, look=look)
         link.register(node_keys)
         settings = apps.settings_of(experiment, folder, terms, keys)
+        look()
         serving = _Serving(folder, link, settings, servers)
-        return _until_done(serving, superlink, watch, crowd)
+        return _until_done(serving, superlink, look)
     except KeyboardInterrupt:
         done = read_json(folder / apps.PROGRESS).get("done", 0)
         raise KeyboardInterrupt(f"After round {done}. Kept in {folder}.") from None
@@ -106,6 +117,12 @@ class _Serving:
         self.run, self.since = self.link.submit(self.settings), time.monotonic()
         self.servers.append(self.link.server(self.run).start())
 
+    def wait(self) -> None:
+        """Let the server tell all nodes that the run is over."""
+        end = time.monotonic() + _FAREWELL
+        while any(one.alive for one in self.servers) and time.monotonic() < end:
+            time.sleep(_LOOK / 4)
+
     def is_lost(self) -> bool:
         """Say whether the server was ended; raise if it cannot begin."""
         (server,) = self.servers
@@ -128,17 +145,75 @@ class _Serving:
         )
 
 
-def _until_done(
-    serving: _Serving, superlink: Process, watch: Watch, crowd: Sequence[Process]
-) -> Result:
-    folder, told = serving.folder, {}
-    serving.begin()
-    while not (folder / "result.json").exists():
-        time.sleep(_LOOK)
-        for node in crowd:
+class _Look:
+    """Looks at what the server tells, shows it, and keeps nodes of this machine going.
+
+    Raises KeyboardInterrupt where the watch does, and with a node's own sentence if
+    that cannot take part.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        watch: Watch,
+        say: Callable[[str], None],
+        about: Callable[[str, str], None],
+        crowd: Sequence[Process],
+    ) -> None:
+        self.folder, self.watch, self.say, self.crowd = folder, watch, say, crowd
+        self.about = about
+        self._log, self._told = folder / apps.LOG, {}
+        # What an earlier server said was shown then.
+        self._read = self._log.stat().st_size if self._log.exists() else 0
+        self._next, self._shown = time.monotonic() + _EVERY, 0
+
+    def __call__(self) -> None:
+        """Look once."""
+        for node in self.crowd:
             node.revive()
-        told = read_json(folder / apps.PROGRESS) or told  # it may be half written
-        watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
+        self._say_new_lines()
+        # It may be half written.
+        self._told = read_json(self.folder / apps.PROGRESS) or self._told
+        told = self._told
+        exchange = told.get("exchange", {})
+        if exchange:
+            self.about("running", _who(exchange))
+        if exchange and time.monotonic() > self._next:
+            self._say_exchange(exchange)
+        self.watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
+
+    def _say_new_lines(self) -> None:
+        if not self._log.exists():
+            return
+        with self._log.open("rb") as log:
+            log.seek(self._read)
+            whole, _, _ = log.read().rpartition(b"\n")
+        if whole:
+            self._read += len(whole) + 1
+            for line in whole.decode(errors="replace").splitlines():
+                self.say(line)
+
+    def _say_exchange(self, exchange: dict[str, Any]) -> None:
+        number = exchange["exchange"]
+        if number == self._shown:
+            return
+        self._shown, self._next = number, time.monotonic() + _EVERY
+        self.say(
+            f"exchange {number}, in round {self._told.get('done', 0) + 1}: "
+            f"{_who(exchange)} in {exchange['seconds']:.2g} s"
+        )
+
+
+def _who(exchange: dict[str, Any]) -> str:
+    return f"{len(exchange['took_part'])} of {exchange['asked']} clients"
+
+
+def _until_done(serving: _Serving, superlink: Process, look: _Look) -> Result:
+    folder = serving.folder
+    serving.begin()
+    while not (folder / RESULT).exists():
+        time.sleep(_LOOK)
+        look()
         down = not superlink.alive
         lost = down or serving.is_lost()
         if down:
@@ -146,6 +221,7 @@ def _until_done(
             serving.kill()
             superlink.start()
             wait_for_port(serving.link.address, superlink)
-        if lost and not (folder / "result.json").exists():
+        if lost and not (folder / RESULT).exists():
             serving.begin()
+    serving.wait()
     return Result.load(folder)

@@ -3,15 +3,18 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from fedbilevel import tasks
+from fedbilevel.deployment.apps import ERROR
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.sites import clients_of
+from fedbilevel.experiments.sites import LOCAL, clients_of
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles
 from fedbilevel.federation.signatures import make_key_pair
@@ -31,6 +34,8 @@ def federate(
     *,
     nodes: str,
     watch: Watch,
+    say: Callable[[str], None] = print,
+    about: Callable[[str, str], None] = lambda word, who: None,
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
@@ -46,7 +51,15 @@ def federate(
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
     return serve_over_flower(
-        experiment, folder, terms, link, keys=keys, watch=watch, crowd=crowd
+        experiment,
+        folder,
+        terms,
+        link,
+        keys=keys,
+        watch=watch,
+        say=say,
+        about=about,
+        crowd=crowd,
     )
 
 
@@ -96,7 +109,7 @@ def _node_command(experiment: Experiment, client: int, *more: str) -> list[str]:
 
 def deployment_of(experiment: Experiment) -> list[str]:
     """Return what a real deployment of an experiment would type."""
-    options = {n: v for n, v in experiment.options.items() if n != "data"}
+    options = {n: v for n, v in experiment.options.items() if n not in LOCAL}
     shared = " ".join(_arguments_of(replace(experiment, options=options)))
     known = "--site-key node0.pub ... " if experiment.aggregate == "secure" else ""
     return [
@@ -144,6 +157,11 @@ def _stock(
         "server_key": keys.peers[0],
     }
     told = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
+    # What is in files of one's own, a node takes from its operator alone.
+    for kind in ("task", "algorithm"):
+        named = getattr(experiment, kind)
+        if named is not None and tasks.is_file(named):
+            told.append(f"{kind}={json.dumps(named)}")
     told += ['measure="scalars"'] if _measures(experiment) else []
     others = [str(path.resolve()) for path in _all_sites(experiment, folder)]
     told += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []
@@ -154,4 +172,5 @@ def _stock(
         *("--host", "127.0.0.1", "--port", str(free_port())),
         *("--node-config", held),
     ]
-    return Process(f"node-{client}", command, folder)
+    error = folder / "nodes" / str(client) / ERROR
+    return Process(f"node-{client}", command, folder, error=error)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
+from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.experiment import Built, Experiment, headline_only
@@ -21,7 +22,6 @@ from fedbilevel.tasks._base import option_defaults
 __all__ = ["NamedComparison", "compare"]
 
 T = TypeVar("T")
-_SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ def compare(
     settings = {"experiment": asdict(experiment), "seeds": seeds, "grid": grid or {}}
     if folder is not None:
         _check_folder(folder, resume, settings)
-    built, contenders, points = _built(experiment, names, grid or {})
+    entries = _entries(names)
+    built, contenders, points = _built(experiment, names[0], entries, grid or {})
     if folder is not None:
         text = json.dumps(settings, indent=2) + "\n"
-        write_atomically(folder / _SETTINGS, lambda file: file.write(text.encode()))
+        write_atomically(folder / COMPARISON, lambda file: file.write(text.encode()))
     found = compared(
         _as_given(built.setting, experiment, built),
         contenders,
@@ -74,10 +75,10 @@ def compare(
         measure_every=experiment.measure_every,
         stopping=experiment.stopping(built.setting.headline),
         watch=headline_only(watch, built.setting.headline),
-        task=experiment.task,
+        task=experiment.label,
         config=built.config,
     )
-    _name_results(built, found, folder)
+    _name_results(built, entries, found, folder)
     trials = {
         name: [(p, t.value) for p, t in zip(points[name], many, strict=True)]
         for name, many in found.trials.items()
@@ -87,17 +88,13 @@ def compare(
 
 def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:
     """Raise unless a folder is new, or holds this very comparison to go on with."""
-    path = folder / _SETTINGS
+    path = folder / COMPARISON
     if not resume:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise CheckpointError(
-                f"{folder} exists and is not empty. Choose another folder, remove it, "
-                "or go on with the comparison in it: the same command with --resume."
-            )
+        require_new(folder)
         return
     if not path.exists():
         raise CheckpointError(
-            f"{folder} holds no {_SETTINGS}: no comparison began there."
+            f"{folder} holds no {COMPARISON}: no comparison began there."
         )
     try:
         held = json.loads(path.read_text())
@@ -118,11 +115,26 @@ def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
+def _entries(names: Sequence[Any]) -> dict[str, Entry]:
+    """Return the algorithms by the names that results go by."""
+    found = [algorithms.find(algorithms.as_name(name)) for name in names]
+    entries = {entry.name: entry for entry in found}
+    if len(entries) < len(found):
+        raise InvalidInputError(
+            f"algorithms={','.join(map(str, names))}: two of them have the same name "
+            "of their own, so that their results could not be told apart."
+        )
+    return entries
+
+
 def _built(
-    experiment: Experiment, names: Sequence[str], grid: Mapping[str, Sequence[str]]
+    experiment: Experiment,
+    first: Any,
+    entries: Mapping[str, Entry],
+    grid: Mapping[str, Sequence[str]],
 ) -> tuple[Built, dict[str, Contender], dict[str, list[dict[str, str]]]]:
     """Build the task once, and every candidate; return with the options of each."""
-    entries = {name: algorithms.find(name) for name in names}
+    names = list(entries)
     known = {name: set(options_of(entry)) for name, entry in entries.items()}
     for_task = set(option_defaults(tasks.find(experiment.task)))
     options = {
@@ -130,7 +142,7 @@ def _built(
     }
     points = {name: _points(_for_one(grid, name, known, set())) for name in names}
     only_task = {n: v for n, v in experiment.options.items() if n in for_task}
-    built = replace(experiment, algorithm=names[0], options=only_task).build()
+    built = replace(experiment, algorithm=first, options=only_task).build()
     contenders = {
         name: _contender(experiment, built, entry, options[name], points[name])
         for name, entry in entries.items()
@@ -138,10 +150,12 @@ def _built(
     return built, contenders, points
 
 
-def _name_results(built: Built, found: Comparison, folder: Path | None) -> None:
+def _name_results(
+    built: Built, entries: Mapping[str, Entry], found: Comparison, folder: Path | None
+) -> None:
     """Give results the names, and what the task concludes, also where they are kept."""
     for name, results in found.results.items():
-        one = built._replace(entry=algorithms.find(name))
+        one = built._replace(entry=entries[name])
         found.results[name] = [one.named(result) for result in results]
         if folder is not None:
             for result in found.results[name]:

@@ -1,25 +1,39 @@
 """A named task with a named algorithm: what the command line runs and resumes."""
 
+import csv
 import dataclasses
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import numpy as np
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
+from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
-from fedbilevel.errors import CheckpointError, unknown_name
+from fedbilevel.datasets import Dataset
+from fedbilevel.errors import (
+    CheckpointError,
+    InvalidInputError,
+    NonFiniteError,
+    unknown_name,
+)
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.options import algorithm_from, options_of
-from fedbilevel.result import Result
+from fedbilevel.models import Model
+from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
+    OnRound,
     ReferenceRuntime,
     Sampling,
     SimulatorRuntime,
@@ -29,14 +43,22 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.seeds import run_seeds
-from fedbilevel.studies.setting import Setting, open_folder
+from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.single import run_job
-from fedbilevel.tasks._base import option_defaults
+from fedbilevel.tasks._base import Listed, option_defaults
 
-__all__ = ["Built", "Experiment", "headline_only", "weighing"]
+__all__ = [
+    "LENGTH",
+    "Built",
+    "Experiment",
+    "headline_only",
+    "weighing",
+    "write_listed",
+]
 
-_FILE = "experiment.json"
 _SIZES = ("rounds", "local_steps", "batch")
+# When a run ends changes no number of it.
+LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
 _CHANNEL = ("clip", "noise", "compress", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
@@ -63,6 +85,23 @@ class Built(NamedTuple):
             warn_where_clients_differ(job, self.entry.name)
         return job
 
+    @contextmanager
+    def naming_sites(self) -> Iterator[None]:
+        """Give the site its name in the error of a run that fails there."""
+        try:
+            yield
+        except NonFiniteError as error:
+            if self.task.names and not self.entry.pools:
+                raise error.at(self.task.names[error.client]) from None
+            raise
+
+    def save(self, result: Result, folder: Path) -> None:
+        """Write a result, and what the task lists of it."""
+        result.save(folder)
+        if self.task.listing is not None and not self.entry.pools:
+            for name, listed in self.task.listing(self.task, result.point).items():
+                write_listed(folder / name, listed)
+
     def named(self, result: Result) -> Result:
         """Return a result with the names, and with what the task concludes."""
         shown = result.point if self.task.shows_point else {}
@@ -71,7 +110,26 @@ class Built(NamedTuple):
         if self.task.conclusion is not None:
             more = self.task.conclusion(self.task, result.point)
         final = {**result.final, **point, **more}
-        return dataclasses.replace(result, algorithm=self.entry.name, final=final)
+        named = dataclasses.replace(result, algorithm=self.entry.name, final=final)
+        return dataclasses.replace(named, model=self._model(named))
+
+    def _model(self, result: Result) -> Model | None:
+        """Return the model that a run leaves behind, where all clients share one."""
+        task = self.task
+        if task.predictor is None or result.levels is None:
+            return None
+        shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
+        if shared != [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]:
+            return None  # every client has kept a y of its own
+        about = {"task": result.task, "algorithm": result.algorithm}
+        options = to_plain(self.config["task"])
+        return Model(
+            task.predictor.layers(*result.levels),
+            task.preparation.label.classes if task.preparation else task.classes,
+            task.preparation,
+            task.predictor.pixels,
+            {**about, "options": options, "versions": result.versions},
+        )
 
 
 @dataclass(frozen=True)
@@ -81,11 +139,13 @@ class Experiment:
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
     `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
     `target`, `patience` and the budgets `max_...` end a run before its last round.
-    `weights` are what the clients count in means, in place of the task's own.
+    `weights` are what the clients count in means, in place of the task's own. `task`
+    and `algorithm` may be given as a function and a class, too: they are kept by the
+    file that they are in.
     """
 
-    task: str
-    algorithm: str | None = None
+    task: Any
+    algorithm: Any = None
     clients: int | None = None
     participants: int | None = None
     rounds: int | None = None
@@ -113,6 +173,15 @@ class Experiment:
     def __post_init__(self) -> None:
         # From a file or a message they come as a list.
         object.__setattr__(self, "weights", tuple(self.weights))
+        object.__setattr__(self, "task", tasks.as_name(self.task))
+        if self.algorithm is not None:
+            named = algorithms.as_name(self.algorithm)
+            object.__setattr__(self, "algorithm", named)
+
+    @property
+    def label(self) -> str:
+        """The task's name for people."""
+        return tasks.label(self.task)
 
     def run(
         self,
@@ -120,33 +189,45 @@ class Experiment:
         *,
         resume: bool = False,
         watch: Watch | None = None,
+        on_round: OnRound | None = None,
+        built: Callable[[tasks.Task], None] | None = None,
+        about: Callable[..., None] = lambda word, who="": None,
     ) -> Result:
         """Build task and algorithm, run, and return the result.
 
-        `watch` is shown the task's headline metric only.
+        `watch` is shown the task's headline metric only, `on_round` is told of every
+        measured round. `built` is called with the task before anything is computed.
+        `about(word, who)` is told what is done before the first round, and who takes
+        part in every exchange.
         """
-        built = mesh.on_all(self.build)
-        job = mesh.on_all(lambda: built.job(self.seed))
+        made = mesh.on_all(self.build)
+        if built is not None:
+            built(made.task)
+        about("checking")
+        job = mesh.on_all(lambda: made.job(self.seed))
+        about("compiling", _told(job))
         checkpoints = None
         if folder is not None:
             mesh.on_first(lambda: open_folder(folder, resume))
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
             checkpoints = Checkpoints(folder, *every)
             mesh.on_first(lambda: self.save(folder))
-        result = run_job(
-            job,
-            built.rounds,
-            measure_every=self.measure_every,
-            stopping=self.stopping(built.setting.headline),
-            runtime=self._runtime(),
-            checkpoints=checkpoints,
-            watch=headline_only(watch, built.setting.headline),
-            task=self.task,
-            config={**built.config, "seed": self.seed},
-        )
-        result = built.named(result)
+        with made.naming_sites():
+            result = run_job(
+                job,
+                made.rounds,
+                measure_every=self.measure_every,
+                stopping=self.stopping(made.setting.headline),
+                runtime=self._runtime(),
+                checkpoints=checkpoints,
+                watch=headline_only(watch, made.setting.headline),
+                on_round=on_round,
+                task=self.label,
+                config={**made.config, "seed": self.seed},
+            )
+        result = made.named(result)
         if folder is not None:
-            mesh.on_first(lambda: result.save(folder))
+            mesh.on_first(lambda: made.save(result, folder))
         return result
 
     def run_seeds(self, count: int) -> list[Result]:
@@ -158,26 +239,44 @@ class Experiment:
             range(self.seed, self.seed + count),
             measure_every=self.measure_every,
             stopping=self.stopping(built.setting.headline),
-            task=self.task,
+            task=self.label,
             config=built.config,
         )
         return [built.named(result) for result in results]
 
     def build(self) -> Built:
         """Build what the names stand for, once."""
-        channel = self.channel()  # before any data are loaded
+        self.channel()  # before any data are loaded
         tasks.find(self.task)
-        if self.algorithm is not None:
-            algorithms.find(self.algorithm)
+        self._check_options()
         self._runtime()
         task, values, _ = self.build_task()
+        return self.bind(task, values)
+
+    def bind(self, task: tasks.Task, values: Mapping[str, Any]) -> Built:
+        """Return what the names stand for, with a task that was built."""
         entry = algorithms.find(self.algorithm_for(task))
         algorithm = self.algorithm_by(entry, task.recommended, task.data.clients)
         sizes = self.sizes(task.recommended)
         chosen = {"local_steps": sizes["local_steps"], **self.channel_settings()}
         config = {**chosen, "task": values, "headline": task.headline}
-        setting = self.setting(task, entry, channel)
+        if task.origin is not None:
+            config["data"] = task.origin.summary
+        setting = self.setting(task, entry, self.channel())
         return Built(task, entry, algorithm, setting, sizes["rounds"], config)
+
+    def _check_options(self) -> None:
+        """Raise if nobody knows an option; whose it is, a built task may have to say.
+
+        Data may take long to load, and whoever mistyped need not wait for them.
+        """
+        known = option_defaults(tasks.find(self.task))
+        chosen = algorithms.names() if self.algorithm is None else [self.algorithm]
+        for name in chosen:
+            known = {**known, **options_of(algorithms.find(name))}
+        for option in self.options:
+            if option not in known:
+                raise unknown_name("option", option, known)
 
     def setting(self, task: tasks.Task, entry: Entry, channel: Channel) -> Setting:
         """Return everything of the run but the algorithm."""
@@ -223,12 +322,20 @@ class Experiment:
         """Return the algorithm that was chosen, or the task's own."""
         return self.algorithm or task.algorithm
 
-    def build_task(self) -> tuple[tasks.Task, dict[str, Any], dict[str, str]]:
-        """Build the task; return it with its options, and those that are not its."""
+    def build_task(
+        self, data: Dataset | None = None
+    ) -> tuple[tasks.Task, dict[str, Any], dict[str, str]]:
+        """Build the task; return it with its options, and those that are not its.
+
+        `data` is a set in memory in place of the one that the option names.
+        """
         make = tasks.find(self.task)
         for_task, rest = self._split_options(option_defaults(make))
         values = tasks.read_options(make, for_task)
-        task = make(**values) if self.clients is None else make(self.clients, **values)
+        given = values if data is None else {**values, "data": data}
+        task = tasks.built(make, self.label, self.clients, given)
+        if data is not None:
+            values["data"] = data.name
         if self.weights:
             task = weighing(task, self.weights)
         return task, values, rest
@@ -236,6 +343,13 @@ class Experiment:
     def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
         """Return rounds, local steps and batch: chosen, or else recommended."""
         chosen = {name: getattr(self, name) for name in _SIZES}
+        for name, value in chosen.items():
+            if value is None and name not in recommended:
+                raise InvalidInputError(
+                    f"task '{self.label}' recommends no {name}. Give "
+                    f"--{name.replace('_', '-')}, or let the task recommend it: "
+                    f"`Task(recommended={{'{name}': ...}})`."
+                )
         return {
             name: int(recommended[name]) if value is None else value
             for name, value in chosen.items()
@@ -260,10 +374,11 @@ class Experiment:
     @staticmethod
     def load(folder: Path) -> "Experiment":
         """Read the experiment of a run folder."""
-        path = folder / _FILE
+        path = folder / EXPERIMENT
         if not path.exists():
             raise CheckpointError(
-                f"{folder} holds no {_FILE}: no run of `fedbilevel run` began there."
+                f"{folder} holds no {EXPERIMENT}: no run of `fedbilevel run` began "
+                f"there. {how_to_continue(folder)}".rstrip()
             )
         try:
             return Experiment(**json.loads(path.read_text()))
@@ -273,12 +388,25 @@ class Experiment:
     def save(self, folder: Path) -> None:
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
-        write_atomically(folder / _FILE, lambda file: file.write(text.encode()))
+        write_atomically(folder / EXPERIMENT, lambda file: file.write(text.encode()))
 
     def _split_options(self, task_options):
         for_task = {n: v for n, v in self.options.items() if n in task_options}
         rest = {n: v for n, v in self.options.items() if n not in task_options}
         return for_task, rest
+
+
+def write_listed(path: Path, listed: Listed) -> None:
+    """Write a table as CSV, atomically."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([listed.header, *listed.rows])
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def _told(job: Job) -> str:
+    if job.participants == job.clients:
+        return f"{job.clients} clients"
+    return f"{job.participants} of {job.clients} clients"
 
 
 def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:

@@ -17,9 +17,11 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
+from fedbilevel import algorithms
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
+from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.facts import check_facts
@@ -60,7 +62,7 @@ __all__ = [
     "serve",
 ]
 
-_FILE, ATTENDANCE, LEFT_OUT = "federation.json", "attendance.npz", "left-out.jsonl"
+ATTENDANCE, LEFT_OUT = "attendance.npz", "left-out.jsonl"
 RELEASES = "releases.json"
 
 
@@ -73,11 +75,13 @@ def serve(
     seal: Seal = CHECKSUM,
     watch: Watch | None = None,
     report: Callable[[str], None] = print,
+    made: Callable[[dict[str, Any]], None] = lambda exchange: None,
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
     The folder keeps a checkpoint after every round; served again, the run goes on from
-    there. In the end it holds the result, and who took part in each exchange.
+    there. In the end it holds the result, and who took part in each exchange; `made` is
+    told of each at once. Sites are told when all is over.
     """
     clients = clients_of(experiment)
     identity = _identity(folder, experiment)
@@ -97,7 +101,7 @@ def serve(
     left_out = functools.partial(_note, folder / LEFT_OUT)
     releases, metrics = ServerReleases(folder / RELEASES), tuple(facts["metrics"])
     runtime = FederationRuntime(
-        job, roster, metrics, left_out, facts["concludes"], releases
+        job, roster, metrics, left_out, facts["concludes"], releases, made
     )
     stopping = experiment.stopping(facts["headline"])
     runtime.check(stopping)
@@ -114,12 +118,14 @@ def serve(
     result = _result(experiment, facts, outcome, runtime, ledger)
     write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
     result.save(folder)
+    roster.farewell()
     return result
 
 
 def _identity(folder: Path, experiment: Experiment) -> Identity:
     """Return which federation this is: a new one, or the one begun in the folder."""
-    path, settings = folder / _FILE, settings_fingerprint(shared_settings(experiment))
+    settings = settings_fingerprint(shared_settings(experiment))
+    path = folder / FEDERATION
     name, attempt = secrets.token_hex(16), 0
     if path.exists():
         held = _begun(path)
@@ -169,7 +175,7 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
     y = OrderedDict(zip(facts["y"], start[len(x) :], strict=True))
     levels = zip((x, y), facts["private"], strict=True)
     private = [OrderedDict(zip(at, flags, strict=True)) for at, flags in levels]
-    recommended, entry = facts["recommended"], federated_entry(facts["algorithm"])
+    recommended, entry = facts["recommended"], _entry(experiment, facts["algorithm"])
     batch = experiment.sizes(recommended)["batch"]
     job = blind_job(
         experiment.algorithm_by(entry, recommended, roster.clients),
@@ -182,6 +188,20 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
         weights=roster.weights,
     )
     return job, facts
+
+
+def _entry(experiment: Experiment, told: str) -> Entry:
+    """Return the algorithm that the sites mean, of code that the server has itself."""
+    own = experiment.algorithm
+    if own is None and told in {*algorithms.names(), *algorithms.installed()}:
+        return federated_entry(told)
+    if own is None or algorithms.identity(own) != told:
+        raise InvalidInputError(
+            f"the sites use the algorithm '{told:.80}', which the server has not, or "
+            "not the same. Give --algorithm on the server and at all sites, each with "
+            "its copy of the same file."
+        )
+    return federated_entry(own)
 
 
 def _differences(one: Member, other: Member) -> set[str]:
@@ -222,7 +242,7 @@ def _result(
     }
     job = runtime.job
     spent = runtime.privacy_spent()
-    result = result_of(job, outcome, ledger, experiment.task, settings, spent)
+    result = result_of(job, outcome, ledger, experiment.label, settings, spent)
     shown = result.point if facts["shows_point"] else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
     down, up, headers = (int(n) for n in state.traffic)
@@ -233,7 +253,8 @@ def _result(
     own = {**result.final, **point}
     return replace(
         result,
-        algorithm=facts["algorithm"],
+        algorithm=_entry(experiment, facts["algorithm"]).name,
+        levels=None,  # the server knows names of leaves, and no structure
         final={**own, **together(told), **own},  # nobody writes over what is our own
         counts={**result.counts, "wire": wire},
         seconds=seconds,
@@ -251,7 +272,13 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
 
     Needs the rows of all clients: it is for trials, and for whoever may pool them.
     """
-    deployed, experiment = Result.load(folder), Experiment.load(folder)
+    experiment = Experiment.load(folder)
+    if not (folder / ATTENDANCE).exists():
+        raise CheckpointError(
+            f"{folder} holds no {ATTENDANCE}: only a finished federation can be "
+            "replayed, made by `fedbilevel federate --out` or `fedbilevel serve`."
+        )
+    deployed = Result.load(folder)
     record = read_arrays(folder / ATTENDANCE)["attendance"]
     built = experiment.build()
     job = built.setting.job(built.algorithm, experiment.seed)

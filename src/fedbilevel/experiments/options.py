@@ -39,8 +39,7 @@ MEANINGS = {
     "upper_weight": "what x's direction forgets of itself in a step at t = 0",
     "lower_weight": "what y's direction forgets of itself in a step at t = 0",
     "auxiliary_weight": "what z's direction forgets in a step; as y's if left out",
-    "q": "factors of the Neumann series, Q",
-    "theta": "step of the Neumann series, below 1/L1",
+    **{one.name: one.metadata["meaning"] for one in fields(Neumann)},
 }
 
 
@@ -156,6 +155,12 @@ _KINDS["q"] = ("count", "the task's")
 def _fields(entry: Entry) -> dict[str, Field]:
     """Return the fields that options set, by letter; p is a size of the experiment."""
     by_name = {one.name: one for one in fields(entry.kind)}
+    for one in by_name.values():
+        if isinstance(one.type, str):
+            raise InvalidInputError(
+                f"{entry.name}: the type of {one.name} is text, which says not how it "
+                "is read. Leave out `from __future__ import annotations`."
+            )
     return {
         letter: by_name[name]
         for letter, name in entry.letters.items()
@@ -241,7 +246,8 @@ class _Reader:
         elif one.default is MISSING:
             raise InvalidInputError(
                 f"{self.entry.name}: option {letter} has no value, and the task "
-                f"recommends none. Give {letter}=VALUE ({one.metadata['meaning']})."
+                f"recommends none. Give {letter}=VALUE "
+                f"({one.metadata.get('meaning', 'a number')})."
             )
 
     def _value(self, letter: str, one: Field) -> Any:

@@ -4,8 +4,8 @@ Both sides compare fingerprints of the settings and of the algorithm before anyt
 computed; what they must agree on is here, too.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel import _tree, algorithms
+from fedbilevel import _tree, algorithms, tasks
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
+from fedbilevel.datasets import TableChoices
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments.experiment import Experiment, weighing
+from fedbilevel.experiments.experiment import LENGTH, Experiment, weighing
 from fedbilevel.federation import (
     Fingerprints,
     Site,
@@ -28,30 +29,63 @@ from fedbilevel.federation import (
 )
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
-from fedbilevel.result import to_plain
+from fedbilevel.result import named_leaves, to_plain
 from fedbilevel.runtime import (
     Job,
 )
-from fedbilevel.studies.single import named_leaves
 from fedbilevel.tasks import Task
 
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
 
-__all__ = ["build_site", "clients_of", "federated_entry", "shared_settings"]
+__all__ = [
+    "LOCAL",
+    "build_site",
+    "clients_of",
+    "federated_entry",
+    "shared_settings",
+    "without_files",
+]
 
 # How long to run, where rows lie, and what is kept are each side's own business.
-_LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
+LOCAL = ("data", *(one.name for one in fields(TableChoices)))
 _KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that server and sites compare."""
-    own = (*_LENGTH, *_KEPT)
+    """Return the settings that server and sites compare.
+
+    Of a task or an algorithm in a file of one's own that is what stands in the file,
+    wherever each side has it.
+    """
+    own = (*LENGTH, *_KEPT)
     settings = {n: v for n, v in asdict(experiment).items() if n not in own}
-    options = dict(experiment.options)
-    options.pop("data", None)
+    settings["task"] = tasks.identity(experiment.task)
+    if experiment.algorithm is not None:
+        settings["algorithm"] = algorithms.identity(experiment.algorithm)
+    options = {n: v for n, v in experiment.options.items() if n not in LOCAL}
     return {**settings, "options": options}
+
+
+def without_files(
+    settings: Mapping[str, Any], held: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return settings that came from elsewhere, with no file named but by `held`.
+
+    A site runs only code that its operator has named: in `held`, under task and
+    algorithm.
+    """
+    own = dict(settings)
+    for kind, is_file in (("task", tasks.is_file), ("algorithm", algorithms.is_file)):
+        if kind in held:
+            own[kind] = held[kind]
+        elif is_file(str(own.get(kind))):
+            raise InvalidInputError(
+                f"the server runs the {kind} {tasks.label(str(own[kind]))} of a file. "
+                "A site runs only code that it has itself: name your own copy of it, "
+                f"{kind}=path/to/file.py:name, in the configuration of this node."
+            )
+    return own
 
 
 def clients_of(experiment: Experiment) -> int:
@@ -107,7 +141,8 @@ def build_site(
             f"client {client}: the {clients} clients are numbered from 0."
         )
     task, values = _task(experiment, client, clients, trial)
-    entry = federated_entry(experiment.algorithm_for(task))
+    named = experiment.algorithm_for(task)
+    entry = federated_entry(named)
     algorithm = experiment.algorithm_by(entry, task.recommended, clients)
     # Alone here, this client is one of so many elsewhere: what depends on their number
     # is checked on the server.
@@ -121,7 +156,7 @@ def build_site(
         job,
         client,
         Fingerprints(settings, algorithm_fingerprint(job)),
-        facts=_facts(task, job, entry.name, values, experiment),
+        facts=_facts(task, job, algorithms.identity(named), values, experiment),
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
@@ -141,7 +176,7 @@ def _task(
     task, values, _ = replace(alone, weights=()).build_task()
     if trial and task.data.clients != clients:
         raise InvalidInputError(
-            f"task '{experiment.task}' has {task.data.clients} clients, not {clients}."
+            f"task '{experiment.label}' has {task.data.clients} clients, not {clients}."
         )
     if trial:
         share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
@@ -158,7 +193,7 @@ def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> T
     own = float(task.data.weights[0])
     if not experiment.weights and own != 1:
         raise InvalidInputError(
-            f"task '{experiment.task}' gives client {client} the weight {own:g}, but "
+            f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
             "in a federation the operator of the server decides what clients count. "
             "Give --weights, on the server and at all sites alike."
         )
@@ -169,10 +204,13 @@ def _facts(
     task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
 ) -> dict[str, Any]:
     """Return what the server must know of the task, which has no rows of its own."""
-    values = {option: value for option, value in values.items() if option != "data"}
+    prepared = bool(values.get("preparation"))
+    values = {option: value for option, value in values.items() if option not in LOCAL}
     # What a task recommends may depend on the rows; what was chosen does not.
-    chosen = {**experiment.options, **experiment.sizes(task.recommended)}
-    used = {o: str(chosen.get(o, value)) for o, value in task.recommended.items()}
+    sizes = experiment.sizes(task.recommended)
+    chosen = {**experiment.options, **sizes}
+    told = {**task.recommended, **sizes}
+    used = {option: str(chosen.get(option, value)) for option, value in told.items()}
     return to_plain(
         {
             "algorithm": name,
@@ -180,7 +218,7 @@ def _facts(
             "headline": task.headline,
             "shows_point": task.shows_point,
             "task": values,
-            "classes": settings_fingerprint({"classes": task.classes}),
+            "classes": settings_fingerprint(_meaning(task, prepared)),
             "metrics": sorted(jax.eval_shape(job.measured, job.x, job.y)),
             "concludes": task.concludes,
             "x": _tree.leaf_names(job.x),
@@ -191,6 +229,16 @@ def _facts(
             ],
         }
     )
+
+
+def _meaning(task: Task, prepared: bool) -> dict[str, Any]:
+    """Return what sites must agree on so that numbers of x and y mean the same.
+
+    Each scales features by its own rows, unless all are `prepared` alike.
+    """
+    made = task.preparation if prepared else None
+    told = {"classes": task.classes}
+    return told if made is None else {**told, "preparation": made.to_json()}
 
 
 def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | None:

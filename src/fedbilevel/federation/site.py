@@ -154,8 +154,8 @@ class Site:
             return self._answered[1]
         except Exception as error:
             refusal = refusal_of(error)
-            if refusal is not error:
-                self.report(f"refused a packet: {refusal}, {shown(str(error))}")
+            more = "" if refusal is error else f", {shown(str(error))}"
+            self.report(f"packet refused: {refusal}{more}")
             info = {"reason": refusal.reason, "detail": refusal.detail}
             return self._reply(replace(header, kind="refused", info=info))
 

@@ -9,6 +9,7 @@ import jax.random as jr
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Upper
 from fedbilevel.problem import Batch, Oracle
+from fedbilevel.schedules import documented
 
 
 class Bundle(eqx.Module):
@@ -34,6 +35,11 @@ def frozen_bundle(oracle: Oracle, key: Key) -> Bundle:
 
 class AbstractHypergradient(eqx.Module):
     """A rule `(oracle, x, y, bundle) -> tree like x`, and how its bundle is drawn."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Let `help` say what the parameters mean."""
+        super().__init_subclass__(**more)
+        cls.__doc__ = documented(cls)
 
     @abc.abstractmethod
     def draw(self, oracle: Oracle, key: Key) -> Any:

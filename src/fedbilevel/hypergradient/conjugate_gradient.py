@@ -8,13 +8,12 @@ One batch for all products. The error falls linearly; run to the dimension it is
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
@@ -23,7 +22,7 @@ from fedbilevel.hypergradient._base import (
     frozen_bundle,
 )
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import as_number
+from fedbilevel.schedules import count, number
 
 __all__ = ["ConjugateGradient", "newton_step", "solve", "solve_if_convex"]
 
@@ -74,8 +73,8 @@ def newton_step(oracle: Oracle, x: Upper, y: Lower, steps: int) -> Lower:
 class ConjugateGradient(AbstractHypergradient):
     """Solve with a fixed number of conjugate-gradient steps."""
 
-    steps: int = eqx.field(static=True)
-    damping: Float[Array, ""] = eqx.field(converter=as_number, default=0.0)
+    steps: int = count("conjugate-gradient steps of a solve")
+    damping: Number = number("added to the Hessian's diagonal", default=0.0)
 
     def __check_init__(self) -> None:
         if self.steps < 1:

@@ -9,13 +9,10 @@ Two gradients a product, error O(radius^2), none for quadratic g.
 import dataclasses
 from typing import Any
 
-import equinox as eqx
-from jaxtyping import Array, Float
-
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import as_number
+from fedbilevel.schedules import number, part
 
 __all__ = ["FiniteDifference"]
 
@@ -23,8 +20,8 @@ __all__ = ["FiniteDifference"]
 class FiniteDifference(AbstractHypergradient):
     """Run `rule` on first-order oracles only."""
 
-    rule: AbstractHypergradient
-    radius: Float[Array, ""] = eqx.field(converter=as_number, default=1e-2)
+    rule: AbstractHypergradient = part("what is run, without second derivatives")
+    radius: Number = number("distance of the two points", default=1e-2)
 
     def draw(self, oracle: Oracle, key: Key) -> Any:
         """Draw what the rule draws."""

@@ -24,10 +24,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fedbilevel import _evaluation, _tree
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
@@ -36,9 +36,12 @@ from fedbilevel.hypergradient._base import (
     frozen_bundle,
 )
 from fedbilevel.problem import Batch, Oracle
-from fedbilevel.schedules import as_number, is_known
+from fedbilevel.schedules import count, is_known, number
 
 __all__ = ["FrozenNeumann", "Neumann", "RandomNeumann"]
+
+_Q = "factors of the Neumann series, Q"
+_THETA = "step of the Neumann series, below 1/L1"
 
 
 def _check_series(name: str, theta: Array, curvature: float, client: int) -> None:
@@ -116,8 +119,8 @@ def _repeat(longer: Callable, start: Any, samples: Any, times: int) -> Any:
 class Neumann(AbstractHypergradient):
     """Stochastic Neumann series with a fresh sample for every factor."""
 
-    q: int = eqx.field(static=True)
-    theta: Float[Array, "..."] = eqx.field(converter=as_number)
+    q: int = count(_Q)
+    theta: Number = number(_THETA)
 
     def __check_init__(self) -> None:
         _check_terms("Neumann", self.q, 0, self.theta)
@@ -141,8 +144,8 @@ class Neumann(AbstractHypergradient):
 class FrozenNeumann(AbstractHypergradient):
     """Deterministic Neumann series: one batch for all factors."""
 
-    q: int = eqx.field(static=True)
-    theta: Float[Array, "..."] = eqx.field(converter=as_number)
+    q: int = count(_Q)
+    theta: Number = number(_THETA)
 
     def __check_init__(self) -> None:
         _check_terms("FrozenNeumann", self.q, 0, self.theta)
@@ -171,8 +174,8 @@ class RandomNeumann(AbstractHypergradient):
     `vmap` clients with different lengths would wait for the longest anyway.
     """
 
-    q: int = eqx.field(static=True)
-    theta: Float[Array, "..."] = eqx.field(converter=as_number)
+    q: int = count(_Q)
+    theta: Number = number(_THETA)
 
     def __check_init__(self) -> None:
         _check_terms("RandomNeumann", self.q, 1, self.theta)

@@ -6,16 +6,14 @@ The start y does not depend on x. For quadratic g and one batch this is the Neum
 series with Q = N-1 and theta = step, evaluated at y^N.
 """
 
-import equinox as eqx
 import jax
 import jax.random as jr
-from jaxtyping import Array, Float
 
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Batch, Oracle
-from fedbilevel.schedules import as_number, is_known
+from fedbilevel.schedules import count, is_known, number
 
 __all__ = ["Unrolled"]
 
@@ -23,8 +21,8 @@ __all__ = ["Unrolled"]
 class Unrolled(AbstractHypergradient):
     """Reverse-mode differentiation through `steps` lower steps."""
 
-    steps: int = eqx.field(static=True)
-    step: Float[Array, ""] = eqx.field(converter=as_number)
+    steps: int = count("lower steps that are differentiated through")
+    step: Number = number("how far each of them goes, below 2/L1")
 
     def __check_init__(self) -> None:
         if self.steps < 1:

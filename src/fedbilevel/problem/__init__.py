@@ -9,5 +9,6 @@ from fedbilevel.problem.data import as_weights as as_weights
 from fedbilevel.problem.losses import Batch as Batch
 from fedbilevel.problem.losses import Problem as Problem
 from fedbilevel.problem.oracle import Oracle as Oracle
+from fedbilevel.problem.start import split_start as split_start
 from fedbilevel.problem.stored_rows import StoredRows as StoredRows
 from fedbilevel.problem.stored_rows import stored as stored

@@ -1,5 +1,9 @@
 """Looks at a problem before anything runs, so that mistakes are named at the start."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -28,7 +32,7 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
     )
     for name, loss, rows in levels:
         first = fetched(jax.tree.map(lambda leaf: leaf[0, :1], rows))
-        _check_scalar(name, loss, x, y, first, *problem.inputs)
+        _check_scalar(name, partial(problem.scored, loss), x, y, first)
     for name, probe in _probe(problem, data, x, y).items():
         _check_mean(name, probe)
         _check_depends_on_y(name, probe)
@@ -63,10 +67,10 @@ def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe
             fetched(jax.tree.map(lambda a, i=i: a[0, i][None], rows)) for i in (0, last)
         )
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
-        frozen = problem.inputs
-        singles = jnp.stack([loss(x, y, one, *frozen), loss(x, y, two, *frozen)])
-        elsewhere = jnp.stack([loss(x, other, one, *frozen) for other in others])
-        return _Probe(loss(x, y, both, *frozen), singles, elsewhere, clients)
+        score = partial(problem.scored, loss)
+        singles = jnp.stack([score(x, y, one), score(x, y, two)])
+        elsewhere = jnp.stack([score(x, other, one) for other in others])
+        return _Probe(score(x, y, both), singles, elsewhere, clients)
 
     def of_client(client: Array) -> tuple[Array, Array]:
         oracle = Oracle(problem, data, client)
@@ -126,10 +130,10 @@ def _check_start(start: PyTree, name: str) -> None:
 
 
 def _check_scalar(
-    name: str, loss: Loss, x: Upper, y: Lower, rows: Rows, *frozen: PyTree
+    name: str, score: Callable[..., Any], x: Upper, y: Lower, rows: Rows
 ) -> None:
     try:
-        shape = jax.eval_shape(loss, x, y, rows, *frozen)
+        shape = jax.eval_shape(score, x, y, rows)
     except Exception as error:
         raise InvalidInputError(
             f"`{name}(x, y, batch)` fails on a batch of one row of client 0: {error}"

@@ -24,8 +24,10 @@ Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
 class ClientData(eqx.Module):
     """Upper and lower samples per client, of unequal sizes, with client weights.
 
-    Leaves of `upper` and `lower` are `(clients, rows, ...)`. Rows past a client's size
-    are padding: they keep the stack rectangular and are never read.
+    Leaves of `upper` and `lower` are `(clients, rows, ...)`. Rows past a client's size,
+    in `upper_sizes` and `lower_sizes`, are padding: they keep the stack rectangular and
+    are never read. `weights` are what clients count in means. Usually made by
+    `ClientData.from_clients`.
     """
 
     travels: ClassVar[bool] = True
@@ -87,7 +89,7 @@ class ClientData(eqx.Module):
 
 
 class PooledData(eqx.Module):
-    """The rows of all clients as those of one, the ceiling of every comparison.
+    """The rows of all clients, `parts`, as those of one: the ceiling of comparisons.
 
     A drawn row is one of client k with the chance w_k / sum w, then uniform over that
     client's rows, so that the problem is the federated one exactly, whatever the sizes.

@@ -8,6 +8,7 @@ r"""The two losses of a problem and how a batch of samples is scored by them.
 return the mean over its rows. Terms without data (a regularizer) belong inside.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -19,7 +20,19 @@ from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Loss, Lower, Noise, Pair, Rows, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Batch", "Problem", "lower_loss", "upper_loss"]
+__all__ = ["Batch", "Fixed", "Problem", "lower_loss", "upper_loss"]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What of a level is no number, such as the activation function of a model."""
+
+    leaves: tuple[Any, ...]
+    structure: Any
+
+    def completing(self, level: PyTree) -> PyTree:
+        """Return a level of numbers with the rest put back."""
+        return eqx.combine(level, jax.tree.unflatten(self.structure, self.leaves))
 
 
 def _as_arrays(frozen: PyTree) -> PyTree:
@@ -36,14 +49,18 @@ def _as_arrays(frozen: PyTree) -> PyTree:
 class Problem(eqx.Module):
     """Two plain functions of pytrees: `upper(x, y, batch)` and `lower(x, y, batch)`.
 
-    `upper_noise(key, batch)` and `lower_noise(key, batch)` may perturb a drawn batch
-    (noisy oracles, augmentation). They see the bundle's key, so that two points of one
-    bundle meet the same perturbation; evaluations over all data leave them out.
+    `upper` judges and `lower` trains: both return the mean loss over the rows of a
+    batch. `upper_noise` and `lower_noise`, functions of (key, batch), may perturb a
+    drawn batch (noisy oracles, augmentation). They see the bundle's key, so that two
+    points of one bundle meet the same perturbation; evaluations over all data leave
+    them out.
 
     `private` flags blocks of x and y that each client keeps to itself: True, False, or
     a tree of them, for each level; `Pair(False, True)` keeps all of y. `frozen` are
     arrays that are input and never optimized, such as a backbone: the losses, and the
-    metrics of a run, get them as one more argument. All clients share one copy.
+    metrics of a run, get them as one more argument. All clients share one copy. `fixed`
+    is what a start holds besides its numbers, for x and for y; whoever runs a problem
+    fills it in from the start.
     """
 
     upper: Loss = eqx.field(static=True)
@@ -52,15 +69,27 @@ class Problem(eqx.Module):
     lower_noise: Noise | None = eqx.field(static=True, default=None)
     private: Pair = eqx.field(static=True, default=NOTHING)
     frozen: PyTree = eqx.field(converter=_as_arrays, default=None)
+    fixed: tuple[Fixed, Fixed] | None = eqx.field(static=True, default=None)
 
     @property
     def inputs(self) -> tuple[Any, ...]:
         """What losses and metrics are given beyond their usual arguments."""
         return () if self.frozen is None else (self.frozen,)
 
+    def whole(self, x: Upper, y: Lower) -> tuple[Any, Any]:
+        """Return x and y as they were given at the start: models, not numbers alone."""
+        if self.fixed is None:
+            return x, y
+        return self.fixed[0].completing(x), self.fixed[1].completing(y)
+
+    def scored(self, loss: Loss, x: Upper, y: Lower, rows: Rows) -> Any:
+        """Return one of the losses on rows."""
+        return loss(*self.whole(x, y), rows, *self.inputs)
+
     def functions(self) -> tuple[Any, ...]:
         """Return what tells this problem from others, but for the frozen arrays."""
-        return self.upper, self.lower, self.upper_noise, self.lower_noise
+        own = (self.upper, self.lower, self.upper_noise, self.lower_noise)
+        return own if self.fixed is None else (*own, *self.fixed)
 
 
 class Batch(eqx.Module):
@@ -72,11 +101,11 @@ class Batch(eqx.Module):
 
 def _score(problem: Problem, loss: Loss, x: Upper, y: Lower, batch: Batch) -> Scalar:
     if batch.weights is None:
-        return loss(x, y, batch.rows, *problem.inputs)
+        return problem.scored(loss, x, y, batch.rows)
 
     def score_row(row: Rows) -> Scalar:
         one = jax.tree.map(lambda leaf: leaf[None], row)
-        return loss(x, y, one, *problem.inputs)
+        return problem.scored(loss, x, y, one)
 
     return jnp.vdot(batch.weights, jax.vmap(score_row)(batch.rows))
 

@@ -6,6 +6,8 @@ from fedbilevel.report.comparison import ranking as ranking
 from fedbilevel.report.comparison import ranking_table as ranking_table
 from fedbilevel.report.comparison import trials_table as trials_table
 from fedbilevel.report.curves import draw_curves as draw_curves
+from fedbilevel.report.holdings import holdings_notes as holdings_notes
+from fedbilevel.report.holdings import holdings_table as holdings_table
 from fedbilevel.report.label_counts import draw_label_counts as draw_label_counts
 from fedbilevel.report.label_counts import label_counts_table as label_counts_table
 from fedbilevel.report.tables import cost_table as cost_table

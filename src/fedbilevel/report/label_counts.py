@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from fedbilevel.report._picture import as_png, new_figure
@@ -18,32 +19,39 @@ _TALLEST = 24.0  # inches
 
 
 def label_counts_table(
-    counts: np.ndarray, class_names: Sequence[str], title: str = "Rows by class"
+    counts: np.ndarray,
+    class_names: Sequence[str],
+    title: str = "Rows by class",
+    client_names: Sequence[str] = (),
 ) -> Table:
-    """Return the rows per client and class, with totals.
+    """Return the rows per client and class, with totals; clients may have names.
 
     Where the classes are too many for a terminal, it says how many a client holds.
     """
     table = Table(title=title, title_justify="left")
-    table.add_column("client")
+    table.add_column("site" if client_names else "client")
+    names = client_names or [str(client) for client in range(len(counts))]
     if len(class_names) > _MOST_COLUMNS:
         headings = ("classes held", "rows of the largest")
         cells = np.stack([(counts > 0).sum(axis=1), counts.max(axis=1)], axis=1)
         everyone = counts.sum(axis=0)
         last = [(everyone > 0).sum(), everyone.max()]
     else:
-        headings, cells, last = class_names, counts, counts.sum(axis=0)
+        headings = [escape(name) for name in class_names]
+        cells, last = counts, counts.sum(axis=0)
     for heading in (*headings, "rows"):
         table.add_column(heading, justify="right")
-    for client, (row, size) in enumerate(zip(cells, counts.sum(axis=1), strict=True)):
-        table.add_row(str(client), *(show(int(cell)) for cell in (*row, size)))
+    for name, row, size in zip(names, cells, counts.sum(axis=1), strict=True):
+        table.add_row(escape(name), *(show(int(cell)) for cell in (*row, size)))
     table.add_section()
     table.add_row("all", *(show(int(cell)) for cell in (*last, counts.sum())))
     return table
 
 
 def draw_label_counts(
-    levels: Mapping[str, np.ndarray], class_names: Sequence[str]
+    levels: Mapping[str, np.ndarray],
+    class_names: Sequence[str],
+    client_names: Sequence[str] = (),
 ) -> bytes:
     """Return a PNG with a panel for each level: a bar per client, stacked by class.
 
@@ -60,9 +68,11 @@ def draw_label_counts(
     for panel, (name, counts) in zip(panels, levels.items(), strict=True):
         _draw_bars(panel, counts, colors)
         panel.set_title(name)
-    panels[0].set_ylabel("client")
+    panels[0].set_ylabel("site" if client_names else "client")
     panels[0].set_ylim(clients - 0.4, -0.6)
-    panels[0].set_yticks(range(0, clients, 1 + (clients - 1) // _MOST_NUMBERED))
+    ticks = range(0, clients, 1 + (clients - 1) // _MOST_NUMBERED)
+    names = [client_names[tick] for tick in ticks] if client_names else None
+    panels[0].set_yticks(ticks, names)
     if classes <= _MOST_NAMED:
         handles = [Patch(color=color) for color in colors]
         figure.legend(handles, class_names, loc="outside right upper", frameon=False)

@@ -1,13 +1,13 @@
 """Tables of results for a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from fedbilevel.result import Result
 
-__all__ = ["cost_table", "result_table", "show"]
+__all__ = ["cost_rows", "cost_table", "result_table", "show"]
 
 
 def result_table(results: Mapping[str, Result]) -> Table:
@@ -28,7 +28,14 @@ def cost_table(results: Mapping[str, Result]) -> Table:
     table.add_column("")
     for name in results:
         table.add_column(name, justify="right")
-    rows = (
+    for label, value in cost_rows(list(results.values())):
+        table.add_row(label, *(show(value(result)) for result in results.values()))
+    return table
+
+
+def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], Any]]]:
+    """Return what a run may have cost: in words, and how to read it from a result."""
+    rows: list[tuple[str, Callable[[Result], Any]]] = [
         ("rounds", lambda r: r.counts["rounds"]),
         ("exchanges", lambda r: r.counts["exchanges"]),
         ("floats up, a client and round", _per_client("floats_up")),
@@ -39,13 +46,11 @@ def cost_table(results: Mapping[str, Result]) -> Table:
         ("Hessian products, in all", _calls("hessian_product")),
         ("seconds to compile", lambda r: r.seconds["compile"]),
         ("seconds to run", lambda r: r.seconds["run"]),
-    )
-    if any("epsilon" in result.counts for result in results.values()):
-        rows += (("epsilon", lambda r: r.counts.get("epsilon")),)
-        rows += (("at delta", lambda r: r.counts.get("delta")),)
-    for label, value in rows:
-        table.add_row(label, *(show(value(result)) for result in results.values()))
-    return table
+    ]
+    if any("epsilon" in result.counts for result in results):
+        rows.append(("epsilon", lambda r: r.counts.get("epsilon")))
+        rows.append(("at delta", lambda r: r.counts.get("delta")))
+    return rows
 
 
 def _per_client(kind: str):

@@ -5,11 +5,13 @@ from fedbilevel.runtime.counts import Ledger as Ledger
 from fedbilevel.runtime.counts import count as count
 from fedbilevel.runtime.driver import Checkpoints as Checkpoints
 from fedbilevel.runtime.driver import Outcome as Outcome
-from fedbilevel.runtime.driver import Watch as Watch
 from fedbilevel.runtime.driver import execute as execute
 from fedbilevel.runtime.job import Job as Job
 from fedbilevel.runtime.job import Sampling as Sampling
 from fedbilevel.runtime.job import State as State
+from fedbilevel.runtime.listening import Event as Event
+from fedbilevel.runtime.listening import OnRound as OnRound
+from fedbilevel.runtime.listening import Watch as Watch
 from fedbilevel.runtime.mesh import join as join
 from fedbilevel.runtime.reference import ReferenceRuntime as ReferenceRuntime
 from fedbilevel.runtime.simulator import SimulatorRuntime as SimulatorRuntime

@@ -25,13 +25,13 @@ from jaxtyping import PyTree
 
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays
+from fedbilevel._folders import CHECKPOINT
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime.job import Job
 
-__all__ = ["FILE_NAME", "Snapshot", "fingerprint", "load", "save"]
+__all__ = ["Snapshot", "fingerprint", "load", "save"]
 
-FILE_NAME = "checkpoint.npz"
 _FORMAT = 3
 # What readers raise at damage: a flipped bit of an archive may ask for a password
 # (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
@@ -129,13 +129,13 @@ def save(folder: Path, snapshot: Snapshot, fingerprint: str) -> Path:
         "seconds": snapshot.seconds,
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    write_arrays(folder / FILE_NAME, arrays)
-    return folder / FILE_NAME
+    write_arrays(folder / CHECKPOINT, arrays)
+    return folder / CHECKPOINT
 
 
 def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
     """Return the checkpoint in `folder`, its state like `like`, or None."""
-    path = folder / FILE_NAME
+    path = folder / CHECKPOINT
     if not path.exists():
         return None
     arrays, about = _read(path)

@@ -4,7 +4,8 @@ One driver serves a run, a sweep and a federation.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,13 +13,21 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 import numpy as np
 
+from fedbilevel._folders import how_to_continue
 from fedbilevel._types import Key
-from fedbilevel.algorithms import every_phase
+from fedbilevel.algorithms import AbstractAlgorithm, every_phase
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.runtime import checkpoint, mesh
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.counts import Ledger
 from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.listening import (
+    Listeners,
+    OnRound,
+    Watch,
+    events_of,
+    noting_interrupts,
+)
 from fedbilevel.runtime.program import CAPACITY
 from fedbilevel.runtime.stopping import (
     BUDGET,
@@ -29,6 +38,7 @@ from fedbilevel.runtime.stopping import (
     affordable_rounds,
     tracked,
 )
+from fedbilevel.schedules import is_known
 
 __all__ = [
     "Advance",
@@ -37,7 +47,6 @@ __all__ = [
     "Outcome",
     "Runtime",
     "Span",
-    "Watch",
     "execute",
     "failure",
     "rounds_in_python",
@@ -45,7 +54,6 @@ __all__ = [
 
 _GLANCE = 0.5  # seconds between two looks of the host at the run
 NEVER = Stopping()
-Watch = Callable[[int, int, dict[str, float]], None]
 Found = tuple[int, int, int]  # round, phase and client of a reply that is not finite
 
 
@@ -138,11 +146,15 @@ class Runtime(Protocol):
 
 
 class Checkpoints(eqx.Module):
-    """Where to keep checkpoints, and how often: by rounds, by seconds, or both."""
+    """Where to keep checkpoints, and how often: by rounds, by seconds, or both.
+
+    `part_of` is the folder of the study that the run is a part of.
+    """
 
     folder: Path
     every_rounds: int | None = None
     every_seconds: float | None = None
+    part_of: Path | None = None
 
     def __check_init__(self) -> None:
         for name in ("every_rounds", "every_seconds"):
@@ -182,32 +194,53 @@ def execute(
     stopping: Stopping = NEVER,
     checkpoints: Checkpoints | None = None,
     watch: Watch | None = None,
+    on_round: OnRound | None = None,
 ) -> Outcome:
     """Run to the end, from the checkpoint if there is one.
 
     `watch(rounds done, rounds in all, newest measurements)` is called about twice a
-    second; if it raises KeyboardInterrupt, a checkpoint is written before that goes on.
-    Where several processes have joined, all of them stop then.
+    second, and `on_round(event)` then for every round that was measured since, in
+    order, in the first process alone. If one of them raises KeyboardInterrupt, or
+    somebody presses Ctrl-C, a checkpoint is written before that goes on. Where several
+    processes have joined, all of them stop then.
     """
     check_rounds(rounds, measure_every)
+    with noting_interrupts() as pressed:
+        listeners = Listeners(watch, on_round, pressed)
+        return _driven(runtime, rounds, measure_every, stopping, checkpoints, listeners)
+
+
+def _driven(
+    runtime: Runtime,
+    rounds: int,
+    measure_every: int,
+    stopping: Stopping,
+    checkpoints: Checkpoints | None,
+    listeners: Listeners,
+) -> Outcome:
+    """Go through the rounds, chunk by chunk."""
     _require_same_run(runtime, rounds, measure_every, stopping, checkpoints)
     keeper = _Keeper(runtime, checkpoints, measure_every)
     limits = _limits(runtime, stopping, rounds)
     state, columns, done = keeper.begin(rounds)
     total = max(int(limits.max()), done)
+    if done < total:
+        columns = _due(columns, measure_every, limits)
     rule = Rule.of(stopping, limits if runtime.runs else limits[0])
     if columns:
         rule.check(columns)
     track = tracked(rule, columns, runtime.runs, measure_every)
     ends = stopping.looks or bool((limits < total).any())
-    chunk, late = 1, False
+    chunk, late, asked, untold = 1, False, "", len(columns.get("round", ()))
     while done < total and bool((np.asarray(track.reason) == RUNNING).any()):
         stop = int(min(total, done + chunk, keeper.latest_stop()))
         span = Span(done, stop, total, measure_every, limits, rule, track, ends)
         began, compiling = time.perf_counter(), runtime.compile_seconds
         step = runtime.advance(state, span)
         if step.place is not None:
-            raise failure(runtime.job, step.place, keeper.last_good)
+            raise failure(
+                runtime.job, step.place, keeper.last_good, due=checkpoints is not None
+            )
         state, track = step.state, step.track
         columns = _extend(columns, step.rows, span.measured(step.done))
         spent = time.perf_counter() - began - (runtime.compile_seconds - compiling)
@@ -219,15 +252,22 @@ def execute(
         done = step.done
         if due or late:
             keeper.keep(state, columns, done)
-        if mesh.any_process(_asked_to_stop(watch, done, total, columns)):
+        events = events_of(columns, untold, total, keeper.running())
+        untold += len(events)
+        with keeper.keeping_on_failure(state, columns, done):
+            interrupted = listeners.tell(events)
+        if mesh.any_process(listeners.show(done, total, columns) or interrupted):
             keeper.keep(state, columns, done)
             raise KeyboardInterrupt(keeper.where_it_stands(done, rounds))
-        if late:
+        asked = asked or next((one.reason for one in events if one.reason), "")
+        if late or mesh.any_process(bool(asked)):
             # Not before the next measurement: the last round is always measured.
             total = min(total, -(-done // measure_every) * measure_every)
     keeper.keep(state, columns, done)
     reason = _reason(track, bool(late) or (done == total < rounds))
     told = stopping.told(reason, done, rounds)
+    if asked and done < rounds:
+        told = f"after round {done}: {asked}"
     return Outcome(runtime.fetch(state), columns, keeper.seconds(), told, track)
 
 
@@ -299,26 +339,24 @@ def _require_same_run(
     mesh.require_same(describe, "run")
 
 
-def _asked_to_stop(
-    watch: Watch | None, done: int, rounds: int, columns: dict[str, np.ndarray]
-) -> bool:
-    """Show how far the run is, and say whether it shall stop."""
-    if watch is None:
-        return False
-    newest = {name: float(np.mean(c[-1])) for name, c in columns.items() if len(c)}
-    try:
-        watch(done, rounds, newest)
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def failure(job: Job, found: Found, last_good: str | None = None) -> NonFiniteError:
+def failure(
+    job: Job, found: Found, last_good: str | None = None, *, due: bool = False
+) -> NonFiniteError:
     """Name the place of a reply that was not finite; round -1 is the setup."""
     index, number, client = found
     phases = job.algorithm.setup() if index < 0 else job.algorithm.phases()
     name = every_phase(phases)[number].name
-    return NonFiniteError(index + 1, name, client, last_good)
+    theta = _theta(job.algorithm)
+    return NonFiniteError(index + 1, name, client, last_good, due=due, theta=theta)
+
+
+def _theta(algorithm: AbstractAlgorithm) -> float | None:
+    """Return the step of a method's Neumann series, if it has one."""
+    for part in (algorithm, *vars(algorithm).values()):
+        theta = getattr(part, "theta", None)
+        if theta is not None and is_known(theta) and np.ndim(theta) == 0:
+            return float(theta)
+    return None
 
 
 class _Keeper:
@@ -379,6 +417,17 @@ class _Keeper:
         self.last_good = f"{folder}, after round {done}"
         self.kept_at, self.kept_round = time.perf_counter(), done
 
+    @contextmanager
+    def keeping_on_failure(
+        self, state: Any, columns: dict[str, np.ndarray], done: int
+    ) -> Iterator[None]:
+        """Write a checkpoint before an error of somebody else goes on."""
+        try:
+            yield
+        except Exception:
+            self.keep(state, columns, done)
+            raise
+
     def running(self) -> float:
         """Return the seconds of running so far, those before a resume included."""
         return self.seconds()["run"]
@@ -392,14 +441,32 @@ class _Keeper:
 
     def where_it_stands(self, done: int, rounds: int) -> str:
         """Say how far the run came when it was asked to stop."""
-        kept = f" Kept in {self.last_good}." if self.last_good else ""
-        return f"After round {done} of {rounds}.{kept}"
+        if self.checkpoints is None:
+            kept = "Nothing was kept, as no folder was given."
+        else:
+            home = self.checkpoints.part_of or self.checkpoints.folder
+            kept = f"Kept in {self.last_good}. {how_to_continue(home)}".rstrip()
+        return f"After round {done} of {rounds}. {kept}"
 
 
 def _next_chunk(rounds: int, spent: float, every: int) -> int:
     """Choose how many rounds take about one glance, and fit the buffer of rows."""
     wanted = int(rounds * _GLANCE / max(spent, 1e-6))
     return max(1, min(wanted, 8 * rounds, (CAPACITY - 1) * every))
+
+
+def _due(
+    columns: dict[str, np.ndarray], every: int, limits: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Leave out the last measurement of a run that was to end there, and goes on now.
+
+    A run of so many rounds from the start would not have made it.
+    """
+    if not columns:
+        return columns
+    rounds = columns["round"]
+    due = (rounds % every == 0) | np.isin(rounds, limits)
+    return {name: column[due] for name, column in columns.items()}
 
 
 def _extend(

@@ -119,7 +119,7 @@ class Job(eqx.Module):
         """Return the metrics at a point, if there are any."""
         if self.metrics is None:
             return {}
-        return self.metrics(x, y, *self.problem.inputs)
+        return self.metrics(*self.problem.whole(x, y), *self.problem.inputs)
 
     def cohort(self, phase: Phase) -> int:
         """Return how many clients a phase asks."""

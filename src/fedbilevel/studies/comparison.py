@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -18,7 +19,7 @@ from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling, Stopping, Watch
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.studies.seeds import run_seeds
-from fedbilevel.studies.setting import Keeping, Setting, open_folder
+from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.tuning import Trial, tuned
 
 __all__ = ["Comparison", "Contender", "compare", "compared"]
@@ -26,7 +27,7 @@ __all__ = ["Comparison", "Contender", "compare", "compared"]
 
 @dataclass(frozen=True)
 class Contender:
-    """An algorithm of a comparison: one candidate, or several to be tuned over.
+    """An algorithm of a comparison: one of `candidates`, or several to be tuned over.
 
     With `pools` it runs on the rows of all clients, as if they could be moved.
     """
@@ -45,7 +46,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result per seed for each algorithm, or where it diverged; and its trials."""
+    """What several algorithms came to, by name.
+
+    `results` has one per seed for each algorithm, `diverged` where others failed, and
+    `trials` what was tried when tuning. A lower `headline` is better.
+    """
 
     headline: str
     results: dict[str, list[Result]] = field(default_factory=dict)
@@ -124,7 +129,7 @@ def compared(
                 here.job(best),
                 rounds,
                 seeds,
-                checkpoints=keeping and replace(keeping, folder=folder).checkpoints,
+                checkpoints=keeping and keeping.part(name),
                 **more,
             )
         except NonFiniteError as error:

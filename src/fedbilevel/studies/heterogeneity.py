@@ -45,7 +45,8 @@ def warn_where_clients_differ(job: Job, name: str) -> None:
     warnings.warn(
         f"{name} inverts each client's own Hessian, but these clients' data differ: "
         f"near the start the averaged hypergradient is {bias:.0%} off the true one, so "
-        f"the limit will be off, too. Unbiased: {', '.join(unbiased)}.",
+        f"the limit will be off, too. Compare with one that has no such bias: "
+        f"{', '.join(unbiased)}.",
         HeterogeneityWarning,
         stacklevel=3,
     )

@@ -43,6 +43,7 @@ _NAMES = {
     "sigma": "sigma",
 }
 _START = ("phi0", "y0")
+_DIGITS = 4  # of steps that are recommended
 _NEWTON_STEPS, _SOLVER_STEPS = 8, 50
 
 
@@ -167,7 +168,12 @@ def checked(
     found = conditions(theorem, constants, letters)
     given_weights = () if theorem == 3 else (letters.alpha, letters.beta)
     most = largest_steps(
-        theorem, constants, letters.clients, letters.local_steps, *given_weights
+        theorem,
+        constants,
+        letters.clients,
+        letters.local_steps,
+        *given_weights,
+        digits=_DIGITS,
     )
     names = ("rho2", "rho1", "eta", "alpha", "beta")
     return ground, {

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.random as jr
 
+from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -28,7 +29,7 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.sweeping import single_outcomes
-from fedbilevel.studies.setting import Keeping, Setting, open_folder
+from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.single import result_of
 
 __all__ = ["run_seeds", "sweep", "swept"]

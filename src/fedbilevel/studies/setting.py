@@ -6,11 +6,10 @@ from pathlib import Path
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import CheckpointError
-from fedbilevel.problem import Data, Problem
+from fedbilevel.problem import Data, Problem, split_start
 from fedbilevel.runtime import Checkpoints, Job, Sampling
 
-__all__ = ["Keeping", "Setting", "open_folder"]
+__all__ = ["Keeping", "Setting"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,8 @@ class Setting:
     """Everything of a run but its algorithm, its seed and its length.
 
     `start` is (x, y), `metrics(x, y)` adds columns, and `headline` names the column
-    that decides which of two runs is better: the one where it ends lower.
+    that decides which of two runs is better: the one where it ends lower. Of models in
+    the start only the arrays are kept here; the problem knows the rest.
     """
 
     problem: Problem
@@ -28,6 +28,11 @@ class Setting:
     headline: str = "upper_loss"
     sampling: Sampling = field(default_factory=Sampling)
     channel: Channel = PLAIN
+
+    def __post_init__(self) -> None:
+        problem, start = split_start(self.problem, self.start)
+        object.__setattr__(self, "problem", problem)
+        object.__setattr__(self, "start", start)
 
     def job(self, algorithm: AbstractAlgorithm, seed: int = 0) -> Job:
         """Bind an algorithm, and check everything that can be checked."""
@@ -46,13 +51,14 @@ class Setting:
         """Return the headline before the first round, where the metrics tell it."""
         if self.metrics is None:
             return None
-        found = self.metrics(*self.start, *self.problem.inputs).get(self.headline)
+        whole = self.problem.whole(*self.start)
+        found = self.metrics(*whole, *self.problem.inputs).get(self.headline)
         return None if found is None else float(found)
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """Where a run keeps checkpoints and its result, and how often it does.
+    """Where a run keeps checkpoints and its result, `folder`, and how often it does.
 
     A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
     standing for never; one is always written in the end and on an interrupt. With
@@ -72,14 +78,8 @@ class Keeping:
         """What the driver takes."""
         return Checkpoints(Path(self.folder), self.every_rounds, self.every_seconds)
 
-
-def open_folder(folder: Path, resume: bool) -> None:
-    """Raise if a new run would meet files of another, or there is nothing to resume."""
-    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if used and not resume:
-        raise CheckpointError(
-            f"{folder} exists and is not empty. Choose another folder, remove it, or "
-            f"continue the run in it with `fedbilevel resume {folder}`."
-        )
-    if resume and not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
+    def part(self, name: str) -> Checkpoints:
+        """Return what the driver takes for one of several runs."""
+        home = Path(self.folder)
+        every = (self.every_rounds, self.every_seconds)
+        return Checkpoints(home / name, *every, part_of=home)

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
-from fedbilevel import _tree
+from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.problem import Data, Problem
-from fedbilevel.result import Result, to_plain
+from fedbilevel.result import Result, named_leaves, to_plain
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
     Ledger,
+    OnRound,
     Outcome,
     Sampling,
     SimulatorRuntime,
@@ -33,9 +34,9 @@ from fedbilevel.studies.heterogeneity import (
     is_soon_measured,
     warn_where_clients_differ,
 )
-from fedbilevel.studies.setting import Keeping, Setting, open_folder
+from fedbilevel.studies.setting import Keeping, Setting
 
-__all__ = ["named_leaves", "result_of", "run", "run_job"]
+__all__ = ["result_of", "run", "run_job"]
 
 
 def run(
@@ -54,17 +55,22 @@ def run(
     keeping: Keeping | None = None,
     runtime: Callable[[Job], Any] = SimulatorRuntime,
     watch: Watch | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Run an algorithm on a problem and return what happened.
 
-    `start` is (x, y). `sampling` says how many rows a sample has and how many clients
-    take part, `metrics(x, y)` adds columns, `channel` is what is done to replies on
-    their way. `stopping` may end the run before its last round; the result's `ended`
-    says why it did. `keeping` names a folder for checkpoints and the result, and how to
-    go on after an interrupt. `runtime(job)` makes what computes: `ReferenceRuntime` is
-    slow and names what fails. `watch(done, total, newest)` is called about twice a
-    second. Where clients differ too much for an algorithm that inverts their own
-    Hessians, a `HeterogeneityWarning` says so.
+    `start` is (x, y), pytrees of numbers or Equinox modules, of which the arrays are
+    optimized; the result's `x` and `y` are of the same structure. `sampling` says how
+    many rows a sample has and how many clients take part, `metrics(x, y)` adds columns,
+    `channel` is what is done to replies on their way. `stopping` may end the run before
+    its last round; the result's `ended` says why it did. `keeping` names a folder for
+    checkpoints and the result, and how to go on after an interrupt. `runtime(job)`
+    makes what computes: `ReferenceRuntime` is slow and names what fails.
+
+    `watch(done, total, newest)` is called about twice a second, `on_round(event)` then
+    for every round that was measured, in order; it may call `event.stop()`. Ctrl-C
+    stops where the work can be kept. Where clients differ too much for an algorithm
+    that inverts their own Hessians, a `HeterogeneityWarning` says so.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
@@ -83,6 +89,7 @@ def run(
         runtime=runtime,
         checkpoints=None if keeping is None else keeping.checkpoints,
         watch=watch,
+        on_round=on_round,
         config={"seed": seed, **recorded},
     )
     if keeping is not None:
@@ -99,6 +106,7 @@ def run_job(
     runtime: Callable[[Job], Any] = SimulatorRuntime,
     checkpoints: Checkpoints | None = None,
     watch: Watch | None = None,
+    on_round: OnRound | None = None,
     task: str = "custom",
     config: dict[str, Any],
 ) -> Result:
@@ -113,6 +121,7 @@ def run_job(
         stopping=stopping,
         checkpoints=checkpoints,
         watch=watch,
+        on_round=on_round,
     )
     settings = {
         "rounds": rounds,
@@ -162,6 +171,7 @@ def result_of(
         counts={**ledger.summary(job.key, rounds), **spent},
         seconds=outcome.seconds,
         ended=outcome.ended,
+        levels=job.problem.whole(*jax.tree.map(jnp.asarray, (point.x, point.y))),
     )
 
 
@@ -181,13 +191,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed as a package"
-
-
-def named_leaves(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """Return the leaves of a tree by name, on the host."""
-    names = _tree.leaf_names(tree)
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return {
-        f"{prefix}.{name}" if name else prefix: leaf
-        for name, leaf in zip(names, leaves, strict=True)
-    }

@@ -26,7 +26,10 @@ __all__ = ["Trial", "Tuned", "tune", "tuned"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate, and its mean headline over seeds; infinite if a seed diverged."""
+    """A candidate, `algorithm`, and its mean headline over seeds, `value`.
+
+    It is infinite if a seed diverged.
+    """
 
     algorithm: AbstractAlgorithm
     value: float
@@ -34,7 +37,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best algorithm, and all that were tried, in their order."""
+    """The best `algorithm`, and all `trials`, in their order."""
 
     algorithm: AbstractAlgorithm
     trials: list[Trial]

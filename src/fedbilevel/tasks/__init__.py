@@ -1,9 +1,17 @@
 """Ready problems with data, start, metrics and settings, one module each."""
 
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from fedbilevel import _registry
+from fedbilevel._registry import identity as identity
+from fedbilevel._registry import is_file as is_file
+from fedbilevel._registry import label as label
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._base import Task as Task
+from fedbilevel.tasks._base import built as built
 from fedbilevel.tasks._base import read_options as read_options
 
 
@@ -12,6 +20,26 @@ def names() -> list[str]:
     return _registry.names(sys.modules[__name__])
 
 
-def find(name: str):
-    """Return the function `make(clients, **options) -> Task` of a task by its name."""
-    return _registry.entry(sys.modules[__name__], name, "task").make
+def installed() -> list[str]:
+    """List the tasks that other installed packages add."""
+    return _registry.installed(sys.modules[__name__])
+
+
+def as_name(given: Any) -> str:
+    """Return the name of a task that is given by its name or as a function."""
+    return _registry.resolved(sys.modules[__name__], given, "task")
+
+
+def find(name: str) -> Callable[..., Any]:
+    """Return the function `make(clients, **options) -> Task` of a task by its name.
+
+    `path/to/file.py:make` is that of a file; it is run.
+    """
+    found = _registry.entry(sys.modules[__name__], name, "task")
+    make = found.make if isinstance(found, ModuleType) else found
+    if not callable(make) or isinstance(make, Task):
+        raise InvalidInputError(
+            f"task '{label(name)}' is no function. A task is a function "
+            "`make(clients, *, option=default, ...)` that returns a `fedbilevel.Task`."
+        )
+    return make

@@ -2,41 +2,102 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
 
+from fedbilevel._registry import told
 from fedbilevel._types import Lower, Metrics, Upper
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.datasets import Preparation
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.models import Predictor
 from fedbilevel.problem import ClientData, Problem
 
-__all__ = ["Task", "option_defaults", "read_options"]
+__all__ = [
+    "Listed",
+    "Option",
+    "Origin",
+    "Task",
+    "built",
+    "option_defaults",
+    "options_of",
+    "read_options",
+]
+
+_KINDS = (bool, int, float, str)  # of options
+_WORDS = {"true": True, "false": False}
+_TOLD = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Take numbers, too, where settings are read as text."""
+    return {name: str(value) for name, value in settings.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where the rows of a task come from.
+
+    `places` has for each client the numbers of its training rows, lines or rows as
+    `unit` says, in `file`. `summary` tells in plain data who holds what, and what was
+    encoded, filled and left out.
+    """
+
+    file: str
+    unit: str
+    places: tuple[np.ndarray, ...]
+    summary: Mapping[str, Any]
+
+
+class Listed(NamedTuple):
+    """A table to be kept with a result: the names of its columns, and its rows."""
+
+    header: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class Option(NamedTuple):
+    """An option of a task, for people."""
+
+    default: Any
+    meaning: str
 
 
 class Task(eqx.Module):
     """A problem with everything needed to run it.
 
-    `metrics(x, y)` returns named numbers and may hold arrays (test data, closed forms).
-    `headline` names the one to watch. `recommended` are settings for `fedbilevel run`:
-    rounds, local_steps, batch, and the algorithm's options. `shows_point` asks for x
-    and y in reports, where they are small. `convex` is False where the lower level is
-    not convex in y, so that an inverse Hessian says little. `algorithm` is the one to
-    use when none is named. `calibration` has, for some algorithms, the letters from
-    which plans are scaled, with the `clients` and `iterations` they were chosen for.
-    `conclusion(task, point)` tells more of a finished run from the named leaves of x
-    and y, private ones stacked over clients; `concludes` names what it may tell, each a
-    "number" or "texts", a list of them: a server takes nothing else. `classes` names
-    those of `label` in the rows, if there are any. A lower headline is better.
+    `problem` are the two losses, `data` the rows of all clients, `x` and `y` the start.
+    `metrics`, a function of (x, y), returns named numbers and may hold arrays (test
+    data, closed forms). `headline` names the one to watch. `recommended` are settings
+    for `fedbilevel run`: rounds, local_steps, batch, and the algorithm's options.
+    `shows_point` asks for x and y in reports, where they are small. `convex` is False
+    where the lower level is not convex in y, so that an inverse Hessian says little.
+    `algorithm` is the one to use when none is named. `calibration` has, for some
+    algorithms, the letters from which plans are scaled, with the `clients` and
+    `iterations` they were chosen for. `conclusion`, a function of (task, point), tells
+    more of a finished run from the named leaves of x and y, private ones stacked over
+    clients; `concludes` names what it may tell, each a "number" or "texts", a list of
+    them: a server takes nothing else. `classes` names those of `label` in the rows, if
+    there are any. `preparation` says how raw columns became the features of rows, where
+    those are numbers in columns. `names` are those of the clients, where they have any;
+    `origin` says where their rows are from. `listing`, a function of (task, point),
+    makes of the same point as `conclusion`, tables to be kept with a result, by the
+    names of their files. `predictor` makes a model of a finished run that predicts. A
+    lower headline is better.
     """
 
     problem: Problem
     data: ClientData
     x: Upper
     y: Lower
-    metrics: Metrics
-    headline: str = eqx.field(static=True)
-    recommended: Mapping[str, str] = eqx.field(static=True)
+    metrics: Metrics | None = None
+    headline: str = eqx.field(static=True, default="upper_loss")
+    recommended: Mapping[str, str] = eqx.field(
+        static=True, converter=_as_text, default_factory=dict
+    )
     shows_point: bool = eqx.field(static=True, default=False)
     calibration: Mapping[str, Mapping[str, str]] = eqx.field(
         static=True, default_factory=dict
@@ -48,6 +109,13 @@ class Task(eqx.Module):
     convex: bool = eqx.field(static=True, default=True)
     algorithm: str = eqx.field(static=True, default="local-bsgvrm")
     classes: tuple[str, ...] = eqx.field(static=True, default=())
+    preparation: Preparation | None = eqx.field(static=True, default=None)
+    names: tuple[str, ...] = eqx.field(static=True, default=())
+    origin: Origin | None = eqx.field(static=True, default=None)
+    listing: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Listed]] | None = (
+        eqx.field(static=True, default=None)
+    )
+    predictor: Predictor | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):
@@ -57,14 +125,63 @@ class Task(eqx.Module):
             )
 
 
+def options_of(make: Callable[..., Task]) -> dict[str, Option]:
+    """Return the options of a task with their defaults and meanings.
+
+    They are the keyword arguments of `make`, annotated with what they mean. Further
+    ones, `**table`, are annotated with the dataclass whose fields they are.
+    """
+    known = {}
+    for one in inspect.signature(make).parameters.values():
+        noted: Any = getattr(one.annotation, "__metadata__", ("",))[0]
+        if one.kind is inspect.Parameter.KEYWORD_ONLY:
+            known[one.name] = Option(one.default, noted)
+        elif one.kind is inspect.Parameter.VAR_KEYWORD and is_dataclass(noted):
+            for entry in fields(noted):
+                known[entry.name] = Option(entry.default, entry.metadata["meaning"])
+    return known
+
+
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:
     """Return the options of a task with their defaults."""
-    parameters = inspect.signature(make).parameters.values()
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    known = {name: option.default for name, option in options_of(make).items()}
+    for name, default in known.items():
+        if type(default) not in _KINDS:
+            raise InvalidInputError(
+                f"option {name} of the task has no default that says how it is read. "
+                "Give it a number, a text, True or False."
+            )
+    return known
+
+
+def built(
+    make: Callable[..., Task], name: str, clients: int | None, values: Mapping[str, Any]
+) -> Task:
+    """Call a task's function, and say what is wrong with what it does."""
+    given = () if clients is None else (clients,)
+    try:
+        inspect.signature(make).bind(*given, **values)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"task '{name}' cannot be made: {error}. Write it as `make(clients=8, *, "
+            "option=default, ...)`."
+        ) from error
+    try:
+        task = make(*given, **values)
+    except FedbilevelError:
+        raise
+    except Exception as error:
+        if make.__module__.startswith("fedbilevel."):
+            raise  # a mistake of ours
+        where = Path(inspect.getsourcefile(make) or "")
+        raise InvalidInputError(
+            f"task '{name}' cannot be made: {told(error, where)}."
+        ) from error
+    if not isinstance(task, Task):
+        raise InvalidInputError(
+            f"task '{name}' returned {type(task).__name__}, not a `fedbilevel.Task`."
+        )
+    return task
 
 
 def read_options(
@@ -76,9 +193,9 @@ def read_options(
     for name, text in options.items():
         kind = type(defaults[name])
         try:
-            values[name] = kind(text)
-        except ValueError:
+            values[name] = _WORDS[text] if kind is bool else kind(text)
+        except (ValueError, KeyError):
             raise InvalidInputError(
-                f"option {name}='{text}' is not of type {kind.__name__}."
+                f"option {name}='{text}' is not {_TOLD[kind]}."
             ) from None
     return {**defaults, **values}

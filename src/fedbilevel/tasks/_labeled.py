@@ -1,8 +1,8 @@
-"""Labeled rows for clients: loaded, scaled, dealt out, and cut for the two levels."""
+"""Losses and accuracies of labeled rows, and how bytes of images become numbers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -10,31 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedbilevel import datasets
 from fedbilevel._types import Lower, Rows, Scalar, Upper
-from fedbilevel.datasets import Dataset, partition
+from fedbilevel.datasets import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.problem import stored
 
 __all__ = [
     "CrossEntropy",
     "HeldOut",
+    "HeldOutNumbers",
+    "Improbability",
     "MNIST_SCALING",
-    "Pool",
     "Scaling",
+    "SquaredError",
     "accuracy",
     "balanced_accuracy",
     "check_choice",
     "check_positive",
     "cross_entropies",
     "cross_entropy",
-    "deal",
-    "load",
     "pixel_scaling",
-    "thin",
 ]
 
-_TESTED = 0.2
 _AT_ONCE = 500  # rows of a test set; a convolution keeps every window of them
 
 
@@ -58,80 +54,8 @@ class Scaling:
 MNIST_SCALING = Scaling(0.1307, 0.3081)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Rows for the clients, in random order, and rows for testing.
-
-    `total` is the number of rows of which a share is for training.
-    """
-
-    held: Dataset
-    test: Dataset
-    total: float
-    scaling: Scaling
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return len(self.held.classes)
-
-
-def load(source: str, *, split: int, rows: int, scaling: Scaling | None = None) -> Pool:
-    """Load a data set, in an order that `split` seeds, the first `rows` of it if any.
-
-    Tested is the official test part, or else the first fifth. Images of bytes are kept
-    and scaled later, to mean 0 and variance 1 over all pixels unless told how; other
-    features are centered and scaled by column over all rows. Images in a memory-mapped
-    file stay there, but for the tested ones.
-    """
-    dataset = datasets.load(source)
-    if not 0 <= rows <= len(dataset.label):
-        raise InvalidInputError(
-            f"rows={rows}: {dataset.name} has {len(dataset.label)}. Choose as many or "
-            "fewer, or 0 for all."
-        )
-    order = np.random.default_rng(split).permutation(len(dataset.label))
-    order = order[: rows or None]
-    dataset, found = _scaled(dataset)
-    tested = 0 if dataset.test else int(_TESTED * len(order))
-    test = dataset.test or _take(dataset, order[:tested])
-    held = replace(_take(dataset, order[tested:]), test=None)
-    return Pool(held, test, len(order), scaling or found)
-
-
-def thin(pool: Pool, kept: np.ndarray) -> Pool:
-    """Keep only some of the clients' rows."""
-    total = pool.total * len(kept) / len(pool.held.label)
-    return replace(pool, held=_take(pool.held, kept), total=total)
-
-
-def _take(dataset: Dataset, rows: np.ndarray) -> Dataset:
-    columns = {name: values[rows] for name, values in dataset.columns.items()}
-    return replace(
-        dataset,
-        features=dataset.features[rows],
-        label=dataset.label[rows],
-        columns=columns,
-    )
-
-
-def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling]:
-    features, test = dataset.features, dataset.test
-    if features.dtype == np.uint8:
-        scaling = pixel_scaling(features)
-        if isinstance(features, np.memmap):  # rows stay there until they are drawn
-            everything: Any = stored(features, [np.arange(len(features))])[0]
-            dataset = replace(dataset, features=everything)
-        return dataset, scaling
-    center, spread = features.mean(axis=0), features.std(axis=0)
-    # Constant columns have no spread to divide by; they stay zero.
-    spread = np.where(spread > 0, spread, 1)
-    if test is not None:
-        test = replace(test, features=(test.features - center) / spread)
-    return replace(dataset, features=(features - center) / spread, test=test), Scaling()
-
-
 def pixel_scaling(features: np.ndarray) -> Scaling:
+    """Return the scaling that gives all pixels together mean 0 and variance 1."""
     # Counted row by row: as numbers, all pixels together would need much memory.
     counts = np.zeros(256)
     for row in features:
@@ -139,56 +63,6 @@ def pixel_scaling(features: np.ndarray) -> Scaling:
     share, value = counts / counts.sum(), np.arange(256) / 255
     center = float(share @ value)
     return Scaling(center, float(np.sqrt(share @ (value - center) ** 2)) or 1.0)
-
-
-def deal(
-    pool: Pool, clients: int, *, scheme: str, train: float, split: int
-) -> tuple[list[Rows], list[Rows]]:
-    """Return every client's rows for validation, and for training.
-
-    `train` is the share of all rows that is for training, an official test part aside.
-    """
-    held, split_rows = pool.held, partition.parse(scheme)
-    if clients < 1:
-        raise InvalidInputError(f"clients={clients}: there must be at least one.")
-    trained = int(train * pool.total)
-    if not 0 < trained < len(held.label):
-        most = len(held.label) / pool.total
-        raise InvalidInputError(
-            f"train={train}: of the rows of {held.name}, {most:.0%} are for training "
-            f"and validation together. Choose a share between 0 and {most:.4g}."
-        )
-    if scheme == "iid":
-        # The rows are in random order already.
-        every = np.arange(len(held.label))
-        lower = np.array_split(every[:trained], clients)
-        upper = np.array_split(every[trained:], clients)
-    else:
-        parts = split_rows(held, clients, split)
-        cuts = [round(len(part) * trained / len(held.label)) for part in parts]
-        cuts = [
-            min(max(cut, 1), len(part) - 1)
-            for cut, part in zip(cuts, parts, strict=True)
-        ]
-        lower = [part[:cut] for cut, part in zip(cuts, parts, strict=True)]
-        upper = [part[cut:] for cut, part in zip(cuts, parts, strict=True)]
-    _check_parts(held, lower, upper)
-    return _rows_of(held, upper), _rows_of(held, lower)
-
-
-def _check_parts(held: Dataset, *levels: Sequence[np.ndarray]) -> None:
-    for parts in levels:
-        for client, part in enumerate(parts):
-            if len(part) == 0:
-                raise InvalidInputError(
-                    f"client {client} of {len(parts)} would get too few rows of the "
-                    f"{len(held.label)}: it needs one for training and one for "
-                    "validation. Ask for fewer clients, or another partition."
-                )
-
-
-def _rows_of(held: Dataset, parts: Sequence[np.ndarray]) -> list[Rows]:
-    return [{"features": held.features[p], "label": held.label[p]} for p in parts]
 
 
 def cross_entropies(
@@ -213,6 +87,24 @@ class CrossEntropy:
     def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
         """Return it."""
         return cross_entropy(self.scores(x, y, rows["features"]), rows["label"])
+
+
+@dataclass(frozen=True)
+class Improbability:
+    """The mean over rows of 1 - the probability of the label, by `scores`.
+
+    Where a share s < 1 - 1/c of the labels of c classes is replaced by others at
+    random, it is (1 - s c/(c-1)) times that of the right labels, plus s: wrong labels
+    make a noisier judge, not one that prefers another model (Ghosh, Kumar, Sastry 2017,
+    arXiv 1712.09482). Cross entropy prefers whoever repeats the wrong labels.
+    """
+
+    scores: Callable[[Any, Any, Array], Array]
+
+    def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
+        """Return it."""
+        losses = cross_entropies(self.scores(x, y, rows["features"]), rows["label"])
+        return jnp.mean(1 - jnp.exp(-losses))
 
 
 def _right(scores: Array, label: Array) -> Array:
@@ -241,11 +133,11 @@ class HeldOut(eqx.Module):
     scores: Callable[[Upper, Lower, Array], Array] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, pool: Pool, scores: Callable[[Any, Any, Array], Array]) -> "HeldOut":
-        """Hold the test rows of a pool."""
-        features = pool.test.features
+    def of(cls, test: Dataset, scores: Callable[[Any, Any, Array], Array]) -> Self:
+        """Hold rows for testing."""
+        features = test.features
         kind = None if features.dtype == np.uint8 else float
-        label = jnp.asarray(pool.test.label)
+        label = jnp.asarray(test.label)
         return cls(jnp.asarray(np.asarray(features), dtype=kind), label, scores)
 
     def all_scores(self, x: Upper, y: Lower) -> Array:
@@ -265,7 +157,49 @@ class HeldOut(eqx.Module):
         return {
             "test_loss": cross_entropy(scores, self.label),
             "test_accuracy": right,
-            "test_error": 1 - right,
+            # Rounded, a mean of ones may be more than 1.
+            "test_error": jnp.maximum(1 - right, 0),
+        }
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """Half the mean squared error over rows, of `scores(x, y, features)`, one a row."""
+
+    scores: Callable[[Any, Any, Array], Array]
+
+    def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
+        """Return it."""
+        predicted = self.scores(x, y, rows["features"])[:, 0]
+        return 0.5 * jnp.mean((predicted - rows["label"].astype(predicted.dtype)) ** 2)
+
+
+class HeldOutNumbers(eqx.Module):
+    """Errors of predicted numbers on rows that no client has.
+
+    `spread` is what the numbers were divided by, so that errors are in their units.
+    """
+
+    features: Array
+    label: Float[Array, " rows"]
+    scores: Callable[[Upper, Lower, Array], Array] = eqx.field(static=True)
+    spread: float = eqx.field(static=True)
+
+    @classmethod
+    def of(
+        cls, test: Dataset, scores: Callable[[Any, Any, Array], Array], spread: float
+    ) -> Self:
+        """Hold rows for testing."""
+        features = jnp.asarray(np.asarray(test.features), dtype=float)
+        return cls(features, jnp.asarray(test.label, dtype=float), scores, spread)
+
+    def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
+        """Return the root of the mean squared error, and the share of variance told."""
+        error = self.scores(x, y, self.features)[:, 0] - self.label
+        left = jnp.mean(error**2)
+        return {
+            "test_root_mean_squared_error": self.spread * jnp.sqrt(left),
+            "test_explained_variance": 1 - left / jnp.var(self.label),
         }
 
 

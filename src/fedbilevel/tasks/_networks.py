@@ -8,14 +8,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array
 
-from fedbilevel import _tree
+from fedbilevel import _tree, models
 from fedbilevel._types import Key, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._labeled import Scaling, check_choice
 
-__all__ = ["Hidden", "Network", "NetworkScores", "apply", "build"]
+__all__ = [
+    "Hidden",
+    "Network",
+    "NetworkScores",
+    "apply",
+    "build",
+    "layers_of",
+    "network_layers",
+]
 
 _CHANNELS = (8, 16)
 _WINDOW = 3
@@ -27,6 +36,10 @@ class Hidden(eqx.Module):
     @abc.abstractmethod
     def __call__(self, inputs: Array) -> Array:
         """Return the features of a batch."""
+
+    def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
+        """Return the same as layers of a model, where there are `width` features."""
+        raise InvalidInputError(f"{type(self).__name__} is no layer of a model.")
 
 
 class Network(eqx.Module):
@@ -52,6 +65,24 @@ class NetworkScores:
         return y(self.scaling(features))
 
 
+def layers_of(hidden: Hidden, head: eqx.nn.Linear) -> tuple[models.Layer, ...]:
+    """Return hidden layers and a head as layers of a model."""
+    weight, bias = _arrays(head)
+    return (*hidden.layers_of_model(weight.shape[-1]), models.Dense(weight, bias))
+
+
+def network_layers(x: Upper, y: Network) -> tuple[models.Layer, ...]:
+    """Return a network y, whatever x is, as layers of a model."""
+    del x
+    return layers_of(y.hidden, y.head)
+
+
+def _arrays(layer: eqx.nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+    weight = np.asarray(layer.weight)
+    bias = np.zeros(weight.shape[:-1]) if layer.bias is None else layer.bias
+    return weight, np.asarray(bias)
+
+
 def apply(layer: eqx.nn.Linear, inputs: Array) -> Array:
     """Return W a + b for every row a."""
     product = inputs @ layer.weight.T
@@ -65,6 +96,10 @@ class Nothing(Hidden):
         """Return the rows, flat and scaled."""
         return _flat(inputs)
 
+    def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
+        """Return the scaling."""
+        return (models.Multiply(width**-0.5),)
+
 
 class Dense(Hidden):
     """One hidden layer."""
@@ -74,6 +109,11 @@ class Dense(Hidden):
     def __call__(self, inputs: Array) -> Array:
         """Return relu(W a + b)."""
         return jax.nn.relu(apply(self.layer, inputs.reshape(len(inputs), -1)))
+
+    def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
+        """Return the layer."""
+        del width
+        return (models.Dense(*_arrays(self.layer), relu=True),)
 
 
 class Convolutions(Hidden):
@@ -88,6 +128,11 @@ class Convolutions(Hidden):
         for layer in self.layers:
             images = _halve(jax.nn.relu(apply(layer, _windows(images))))
         return _flat(images)
+
+    def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
+        """Return the convolutions, and the scaling."""
+        every = [models.Convolution(*_arrays(layer)) for layer in self.layers]
+        return (*every, models.Multiply(width**-0.5))
 
 
 def _flat(inputs: Array) -> Array:

@@ -18,7 +18,7 @@ __all__ = ["EDGES", "OPERATIONS", "Network", "mixed_scores", "single_scores"]
 
 OPERATIONS = ("convolution_3", "convolution_5", "average", "identity")
 EDGES = 2
-_CHANNELS, _CLASSES, _SIDE = 8, 10, 4
+_CHANNELS, _SIDE = 8, 4
 
 
 class _Convolution(eqx.Module):
@@ -85,11 +85,11 @@ class Network(eqx.Module):
     edges: tuple[_Edge, ...]
     last: eqx.nn.Linear
 
-    def __init__(self, key: Key):
+    def __init__(self, key: Key, classes: int):
         first, last, *edges = jr.split(key, 2 + EDGES)
         self.first = _Convolution(3, 1, first)
         self.edges = tuple(_Edge(edge) for edge in edges)
-        self.last = eqx.nn.Linear(_SIDE**2 * _CHANNELS, _CLASSES, key=last)
+        self.last = eqx.nn.Linear(_SIDE**2 * _CHANNELS, classes, key=last)
 
 
 def _scores(

@@ -1,4 +1,4 @@
-r"""A small DARTS: which operation belongs on each edge of a network for digits.
+r"""A small DARTS: which operation belongs on each edge of a network for images.
 
     h_0 = relu(conv3(image)),    h_{e+1} = sum_o softmax(x_e)_o o(h_e),    e = 0, 1
     f_k(x, y) = mean of CE(linear(h_2), label) over client k's validation images
@@ -13,7 +13,9 @@ holds, and the series for its inverse is best kept short.
 `retrained_accuracy` trains a network of one operation per edge from scratch.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,12 +26,23 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedbilevel import _tree, datasets
+from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
+from fedbilevel.datasets import Dataset, shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Task
 from fedbilevel.tasks._labeled import accuracy, cross_entropy
+from fedbilevel.tasks._rows import (
+    PartitionText,
+    RowLimit,
+    Source,
+    SplitSeed,
+    TableOptions,
+    TrainShare,
+    deal,
+    load,
+)
 from fedbilevel.tasks._search_space import (
     EDGES,
     OPERATIONS,
@@ -41,6 +54,7 @@ from fedbilevel.tasks._search_space import (
 __all__ = ["OPERATIONS", "PROBLEM", "make", "operation_names", "retrained_accuracy"]
 
 _PENALTY = 0.001
+_SIDE = 8  # of the images that the network takes
 _RETRAINING_STEP, _RETRAINING_MEMORY, _RETRAINING_BATCH = 0.02, 0.9, 32
 _RECOMMENDED = {
     "rounds": "100",
@@ -108,7 +122,8 @@ def retrained_accuracy(
         )
     test: _HeldOutImages = task.metrics  # pyright: ignore[reportAssignmentType]
     names = tuple(choice)
-    trained = _train(names, steps, _pooled(task.data), jr.key(seed))
+    classes = len(task.classes)
+    trained = _train(names, steps, classes, _pooled(task.data), jr.key(seed))
     return float(accuracy(single_scores(names, trained, test.image), test.label))
 
 
@@ -123,8 +138,10 @@ def _pooled(data: ClientData) -> Rows:
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *every)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _train(choice: tuple[str, ...], steps: int, rows: Rows, key: Key) -> Network:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _train(
+    choice: tuple[str, ...], steps: int, classes: int, rows: Rows, key: Key
+) -> Network:
     begin, draw = jr.split(key)
 
     def loss(y: Network, batch: Rows) -> Scalar:
@@ -138,7 +155,7 @@ def _train(choice: tuple[str, ...], steps: int, rows: Rows, key: Key) -> Network
         direction = _tree.add_scaled(slope, _RETRAINING_MEMORY, direction)
         return (_tree.add_scaled(y, -_RETRAINING_STEP, direction), direction), None
 
-    first = Network(begin)
+    first = Network(begin, classes)
     (last, _), _ = jax.lax.scan(
         step, (first, _tree.zeros_like(first)), jr.split(draw, steps)
     )
@@ -153,37 +170,74 @@ def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def make(clients: int = 4, *, train: float = 0.4, split: int = 0) -> Task:
-    """Build the task; a fifth is for testing, `train` of all images for training.
-
-    The other images validate. `split` seeds who gets which images and the first
-    weights.
-    """
-    if not 0 < train < 0.8:
+def _small_images(dataset: Dataset) -> Dataset:
+    """Make gray images of 8x8 pixels, of mean 0 and variance 1 over all of them."""
+    texts = dataset.notes.get("encoded")
+    side = math.isqrt(math.prod(dataset.features.shape[1:2]))
+    flat = dataset.features.ndim == 2
+    if texts or (flat and (side**2 != dataset.features.shape[1] or side < _SIDE)):
         raise InvalidInputError(
-            f"train={train}: training and validation share four fifths of the images, "
-            "so choose a number between 0 and 0.8."
+            f"{dataset.name}: rows of {dataset.features.shape[1]} columns are no "
+            "images of 8x8 pixels or more, for which the task architecture builds a "
+            "network. Tasks for tables are regularization, cleaning, representation, "
+            "loss-tuning and fairness."
         )
-    digits = datasets.load("digits")
-    image, label = digits.features, digits.label
-    image = (image - image.mean()) / image.std()
-    order = np.random.default_rng(split).permutation(len(label))
-    tested, trained = int(0.2 * len(label)), int(train * len(label))
-    test, rest = order[:tested], order[tested:]
 
-    def shares(rows: np.ndarray) -> list[Rows]:
-        parts = np.array_split(rows, clients)
-        return [{"image": image[part], "label": label[part]} for part in parts]
+    def small(features: np.ndarray) -> np.ndarray:
+        image = np.asarray(features, float)
+        image = image.reshape(len(image), side, side) if flat else image
+        image = image.mean(axis=3) if image.ndim == 4 else image
+        image = image if image.shape[1:] == (_SIDE, _SIDE) else shrink(image, _SIDE)
+        return image.reshape(len(image), -1)
 
+    image, test = small(dataset.features), dataset.test
+    center, spread = image.mean(), image.std() or 1.0
+    if test is not None:
+        test = replace(test, features=(small(test.features) - center) / spread)
+    return replace(dataset, features=(image - center) / spread, test=test)
+
+
+def make(
+    clients: int = 0,
+    *,
+    data: Source = "digits",
+    partition: PartitionText = "iid",
+    train: TrainShare = 0.0,
+    split: SplitSeed = 0,
+    rows: RowLimit = 0,
+    **table: TableOptions,
+) -> Task:
+    """Build the task; 4 clients, and two fifths of a built-in set for training.
+
+    A fifth, or an official test part, is for testing; the other images validate. Images
+    become gray, and are shrunk to 8x8 pixels. `split` seeds the first weights, too.
+    """
+    pool = load(
+        data,
+        split=split,
+        rows=rows,
+        table=table,
+        task="architecture",
+        transform=_small_images,
+    )
+    dealt = deal(
+        pool, clients, scheme=partition, train=train, split=split, usual_clients=4
+    )
+    upper, lower = (
+        [{"image": one["features"], "label": one["label"]} for one in part]
+        for part in (dealt.upper, dealt.lower)
+    )
+    test = jnp.asarray(pool.test.features, dtype=float), jnp.asarray(pool.test.label)
     return Task(
         PROBLEM,
-        ClientData.from_clients(shares(rest[trained:]), shares(rest[:trained])),
+        ClientData.from_clients(upper, lower),
         jnp.zeros((EDGES, len(OPERATIONS))),
-        Network(jr.key(split)),
-        _HeldOutImages(jnp.asarray(image[test], dtype=float), jnp.asarray(label[test])),
+        Network(jr.key(split), pool.classes),
+        _HeldOutImages(*test),
         headline="test_loss",
         recommended=_RECOMMENDED,
         convex=False,
         conclusion=_conclude,
         concludes={"operations": "texts", "retrained_accuracy": "number"},
+        **dealt.about,
     )

@@ -4,15 +4,21 @@ r"""Weights sigmoid(x_i) of training rows, some of whose labels are wrong.
                 + penalty ||y||^2
     f_k(y)    = mean of CE(y; a_i, l_i) over client k's clean validation rows
 
+With `trusted=false`, as for your own data, labels of validation rows may be wrong, too,
+and f_k is the mean of 1 - p(l_i | a_i; y): cross entropy would prefer whoever repeats
+the wrong labels.
+
 x_i belongs to the client that has row i and never leaves it; y, the classifier, is
-shared. Before anything else a share `corrupted` of each client's training labels is
-replaced, once, by (label + U{1..c-1}) mod c with c classes, so that each of them is
-wrong; `data.lower["corrupted"]` marks the rows. `weight_auc` and `mean_weights` compare
-the learned weights with these marks, which no loss reads.
+shared. As an experiment, a share `corrupted` of each client's training labels is
+replaced before, once, by (label + U{1..c-1}) mod c with c classes, so that each of them
+is wrong; `data.lower["corrupted"]` marks the rows. `weight_auc` and `mean_weights`
+compare the learned weights with these marks, which no loss reads. Your own data are
+left as they are; `suspicious_rows` lists the rows by their weights.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +31,32 @@ from fedbilevel._types import Pair, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import Task
-from fedbilevel.tasks._labeled import CrossEntropy, HeldOut, cross_entropies
-from fedbilevel.tasks._networks import Network, NetworkScores, build
+from fedbilevel.tasks._base import Listed, Task
+from fedbilevel.tasks._labeled import (
+    CrossEntropy,
+    HeldOut,
+    Improbability,
+    cross_entropies,
+)
+from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
+from fedbilevel.tasks._rows import (
+    PartitionText,
+    RowLimit,
+    Source,
+    SplitSeed,
+    TableOptions,
+    TrainShare,
+    deal,
+    load,
+)
 
-__all__ = ["make", "mean_weights", "rank_statistic", "weight_auc"]
+__all__ = [
+    "make",
+    "mean_weights",
+    "rank_statistic",
+    "suspicious_rows",
+    "weight_auc",
+]
 
 _SIZES = {
     "rounds": "200",
@@ -51,6 +78,9 @@ _RECOMMENDED = {
 }
 # With less, z of a network grows along the directions in which its loss is flat.
 _PENALTY = {"linear": 0.00001, "mlp": 0.0003}
+# Judges that err pull weights about: shorter steps, and a smoother y, average that out.
+_DISTRUSTING = {"upper_step": "10", "lower_step": "8"}
+_PENALTY_DISTRUSTING = 0.001
 
 
 @dataclass(frozen=True)
@@ -154,62 +184,124 @@ def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
     return dict(zip(_CONCLUDES, values, strict=True))
 
 
-def make(
-    clients: int = 8,
-    *,
-    corrupted: float = 0.5,
-    model: str = "linear",
-    width: int = 200,
-    penalty: float = 0.0,
-    data: str = "digits",
-    partition: str = "iid",
-    train: float = 0.4,
-    split: int = 0,
-    rows: int = 0,
-    kept: str = "all",
-) -> Task:
-    """Build the task; `train` of all rows are for training, the others validate.
+def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
+    """List the training rows, those with the smallest weights first.
 
-    With `kept` clean, corrupted rows are left out: what cleaning can at best achieve.
-    The `model` is linear, or an mlp with one hidden layer of `width` units. A penalty
-    of 0 stands for 0.00001, or 0.0003 for the mlp. Tested is an official test part, or
-    else a fifth. `split` seeds who gets which rows, and the
-    corruption; with `rows` only so many are taken.
+    A row is told by its number in its file, its site, its weight and its label. Where
+    rows are counted, the first is 0; lines of text begin with 1.
+    """
+    if task.origin is None:
+        raise InvalidInputError("the task does not say where its rows are from.")
+    weights, _, _ = _compared(task, point)
+    found = []
+    for client, places in enumerate(task.origin.places):
+        name = task.names[client] if task.names else f"client {client}"
+        weight = np.asarray(weights[client], float)
+        label = np.asarray(task.data.lower["label"][client])
+        for row, place in enumerate(places):
+            told = (float(weight[row]), task.classes[label[row]])
+            found.append((task.origin.file, int(place), name, *told))
+    found.sort(key=lambda row: (row[3], row[1], row[2]))
+    return Listed(("file", task.origin.unit, "site", "weight", "label"), found)
+
+
+def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
+    return {"suspicious.csv": suspicious_rows(task, point)}
+
+
+def _usual(model: str, trusted: bool) -> tuple[dict[str, str], float]:
+    """Return the steps, and the penalty, that suit a model and its judges."""
+    if model == "linear" and not trusted:
+        return _SIZES | _RECOMMENDED[model] | _DISTRUSTING, _PENALTY_DISTRUSTING
+    return _SIZES | _RECOMMENDED[model], _PENALTY[model]
+
+
+def make(
+    clients: int = 0,
+    *,
+    corrupted: Annotated[
+        float,
+        "share of the training labels that is replaced by wrong ones, to see whether "
+        "they are found; -1 is 0.5 for a built-in set, and 0 for your own",
+    ] = -1.0,
+    model: Annotated[str, "the classifier: linear, or mlp with a hidden layer"] = (
+        "linear"
+    ),
+    width: Annotated[int, "units of the hidden layer of an mlp"] = 200,
+    penalty: Annotated[
+        float,
+        "l2 strength below; 0 is 0.00001, or 0.001 if validation labels are not "
+        "trusted; 0.0003 for an mlp",
+    ] = 0.0,
+    data: Source = "digits",
+    partition: PartitionText = "iid",
+    train: TrainShare = 0.0,
+    split: SplitSeed = 0,
+    rows: RowLimit = 0,
+    trusted: Annotated[
+        str,
+        "true: the validation labels are right; false: some are wrong, too, and what "
+        "is judged is 1 - the probability of a label, which no wrong one can dominate; "
+        "auto: true for a built-in set, and false for your own",
+    ] = "auto",
+    kept: Annotated[
+        str, "all, or clean: without the corrupted rows, the best one can hope for"
+    ] = "all",
+    **table: TableOptions,
+) -> Task:
+    """Build the task; 8 clients, and two fifths of a built-in set for training.
+
+    Tested is an official test part, or else a fifth; the other rows validate. `split`
+    seeds the corruption, too.
     """
     _labeled.check_choice("model", model, tuple(_RECOMMENDED))
+    _labeled.check_choice("kept", kept, ("all", "clean"))
+    _labeled.check_choice("trusted", trusted, ("auto", "true", "false"))
     if not penalty >= 0:
         raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
-    if not 0 <= corrupted < 1:
+    if not (0 <= corrupted < 1 or corrupted == -1):
         raise InvalidInputError(
             f"corrupted={corrupted}: give the share of wrong labels, from 0 to below 1."
         )
-    pool = _labeled.load(data, split=split, rows=rows)
-    upper, lower = _labeled.deal(
-        pool, clients, scheme=partition, train=train, split=split
+    pool = load(data, split=split, rows=rows, table=table, task="cleaning")
+    share = pool.usual(0.5, own=0.0) if corrupted == -1 else corrupted
+    told = [f"{share:.0%} of the training labels are replaced by wrong ones"]
+    dealt = deal(
+        pool,
+        clients,
+        scheme=partition,
+        train=train,
+        split=split,
+        remarks=told if share else [],
     )
-    _labeled.check_choice("kept", kept, ("all", "clean"))
     draw = np.random.default_rng((split, 1))
-    lower = [_corrupt(one, corrupted, pool.classes, draw) for one in lower]
+    lower = [_corrupt(one, share, pool.classes, draw) for one in dealt.lower]
     if kept == "clean":
-        lower = [_clean(one) for one in lower]
-    held = ClientData.from_clients(upper, lower)
+        places = zip(dealt.places, lower, strict=True)
+        sound = [place[~one["corrupted"]] for place, one in places]
+        dealt, lower = replace(dealt, places=sound), [_clean(one) for one in lower]
+    held = ClientData.from_clients(dealt.upper, lower)
+    right = trusted == "true" or (trusted == "auto" and not pool.is_own)
+    recommended, usual = _usual(model, right)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
     return Task(
         Problem(
-            CrossEntropy(scores),
-            _Lower(scores, penalty or _PENALTY[model]),
+            CrossEntropy(scores) if right else Improbability(scores),
+            _Lower(scores, penalty or usual),
             private=Pair(True, False),
         ),
         held,
         jnp.zeros(held.lower["label"].shape[1]),
         build(model, shape, pool.classes, width, jr.key(split)),
-        HeldOut.of(pool, scores),
+        HeldOut.of(pool.test, scores),
         headline="test_error",
-        classes=pool.held.classes,
-        recommended=_SIZES | _RECOMMENDED[model],
+        recommended=recommended,
         convex=model == "linear",
         conclusion=_conclude,
         concludes=dict.fromkeys(_CONCLUDES, "number"),
         # z is shared and says which way y should go for the validation rows of all.
         algorithm="fedbio",
+        listing=_listing,
+        predictor=pool.predictor(network_layers),
+        **dealt.about,
     )

@@ -13,8 +13,12 @@ client k is minority (1 + spread s_k), with s_k evenly spaced from -1 to 1.
 `data=synthetic`: 8 standard normal features; group j has the label 1 if a'u_j plus
 0.3 N(0, 1) is positive, u_0 and u_1 being unit vectors 75 degrees apart, so that no
 linear model serves both. `data=breast_cancer`: group 1 are the tumors whose mean
-texture is above the median.
+texture is above the median. Of a table of your own, a column names the groups, and
+clients have the shares of them that the table gives them.
 """
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 import equinox as eqx
 import jax
@@ -24,9 +28,20 @@ from jaxtyping import Array, Float, Int
 
 from fedbilevel import datasets
 from fedbilevel._types import Rows
+from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._rows import (
+    Dealt,
+    PartitionText,
+    Pool,
+    SplitSeed,
+    TableOptions,
+    deal,
+    load,
+)
 
 __all__ = ["PROBLEM", "make"]
 
@@ -162,12 +177,10 @@ def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
     ]
 
 
-def _check(data: str, strength: float, minority: float, spread: float) -> None:
-    if data not in _DATASETS:
-        raise unknown_name("data", data, _DATASETS)
+def _check(strength: float, minority: float, spread: float) -> None:
     if not strength >= 0:
         raise InvalidInputError(f"strength={strength}: it must not be negative.")
-    if not 0 < minority <= 0.5:
+    if not (0 < minority <= 0.5 or minority == -1):
         raise InvalidInputError(
             f"minority={minority}: the share of group 1 in training is above 0 and at "
             "most 0.5."
@@ -180,21 +193,56 @@ def _check(data: str, strength: float, minority: float, spread: float) -> None:
 
 
 def make(
-    clients: int = 8,
+    clients: int = 0,
     *,
-    data: str = "synthetic",
-    strength: float = 1.0,
-    minority: float = 0.2,
-    spread: float = 0.0,
-    split: int = 0,
+    data: Annotated[
+        str | Dataset,
+        "synthetic, breast_cancer, or a table of your own, with `group`",
+    ] = "synthetic",
+    strength: Annotated[float, "how much the gap between the groups counts above"] = (
+        1.0
+    ),
+    minority: Annotated[
+        float,
+        "share of group 1 in training, made so by leaving rows out; -1 is 0.2 for "
+        "synthetic and breast_cancer; your own table stays as it is",
+    ] = -1.0,
+    spread: Annotated[
+        float, "how much that share differs between clients, from 0 to 1"
+    ] = 0.0,
+    partition: PartitionText = "iid",
+    split: SplitSeed = 0,
+    **table: TableOptions,
 ) -> Task:
     """Build the task; a fifth of each group is for testing, a fifth for the panels.
 
-    `strength` weighs the gap between groups, `minority` is the share of group 1 in
-    training and `spread` how much it differs between clients. `split` seeds the
-    synthetic table, and who gets which rows.
+    Of a table of your own, `group` names the column of the two groups; where it has
+    more values, COLUMN:VALUE sets one against all others.
     """
-    _check(data, strength, minority, spread)
+    _check(strength, minority, spread)
+    choices = TableChoices(**table)
+    if isinstance(data, str) and data in _DATASETS:
+        choices.check_unused(data)
+        if choices.group or choices.site or partition != "iid":
+            raise InvalidInputError(
+                f"data={data} has its own groups and clients: group, site and "
+                "partition are for a table of your own."
+            )
+        minority = 0.2 if minority == -1 else minority
+        return _built_in(data, clients or 8, strength, minority, spread, split)
+    if minority != -1 or spread:
+        raise InvalidInputError(
+            "minority and spread leave out rows of synthetic and breast_cancer; a "
+            "table of your own stays as it is."
+        )
+    return _own_task(data, clients, strength, partition, split, choices)
+
+
+def _built_in(
+    data: str, clients: int, strength: float, minority: float, spread: float, split: int
+) -> Task:
+    if clients < 1:
+        raise InvalidInputError(f"clients={clients}: there must be at least one.")
     groups = _DATASETS[data](clients, np.random.default_rng(split))
     held = int(_HELD * min(len(label) for _, label in groups))
     test, panels, training = (
@@ -208,16 +256,144 @@ def make(
         )
     positions = np.linspace(-1, 1, clients) if clients > 1 else np.zeros(1)
     shares = minority * (1 + spread * positions)
-    held = ClientData.from_clients(
+    rows = ClientData.from_clients(
         _panels(panels, clients, strength), _training_rows(training, shares)
     )
+    return _task(rows, test)
+
+
+def _task(rows: ClientData, test: list[_Group], **about: Any) -> Task:
     features, label = (np.stack(columns) for columns in zip(*test, strict=True))
     return Task(
         PROBLEM,
-        held,
+        rows,
         jnp.zeros(2),
         jnp.zeros(features.shape[-1]),
         _TestMetrics(jnp.asarray(features, dtype=float), jnp.asarray(label)),
         headline="worst_group_loss",
         recommended=_RECOMMENDED,
+        **about,
     )
+
+
+def _own_task(
+    data: str | Dataset,
+    clients: int,
+    strength: float,
+    partition: str,
+    split: int,
+    choices: TableChoices,
+) -> Task:
+    """Build the task of a table that has a column of groups.
+
+    Each client's validation rows become its panel, as many of either group as the
+    smallest panel allows; the others train.
+    """
+    pool = load(data, split=split, rows=0, table=asdict(choices), task="fairness")
+    if not choices.group:
+        raise InvalidInputError(
+            "the task fairness compares two groups: name their column with --group "
+            "COLUMN."
+        )
+    if pool.classes != 2:
+        raise InvalidInputError(
+            f"{pool.held.name} has {pool.classes} classes, and the task fairness tells "
+            "two apart. Choose another label with --label COLUMN."
+        )
+    names, of_held, of_test = _groups(pool, choices.group)
+    more = {"group": of_held, "place": np.asarray(pool.held.places)}
+    remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
+    pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
+    dealt = deal(
+        pool,
+        clients,
+        scheme=partition,
+        train=0.6,
+        split=split,
+        more=more,
+        remarks=remarks,
+    )
+    panels, training = _cut_panels(dealt, names, strength)
+    places = [one.pop("place") for one in training]
+    test = [pool.test.features[of_test == j] for j in (0, 1)]
+    labels = [pool.test.label[of_test == j] for j in (0, 1)]
+    size = min(map(len, labels))
+    if size == 0:
+        raise InvalidInputError(
+            f"{pool.held.name}: one of the groups {', '.join(names)} has no row for "
+            "testing. It needs more rows."
+        )
+    both = [(f[:size], a[:size]) for f, a in zip(test, labels, strict=True)]
+    remarks.append(f"testing compares {size} rows of each group")
+    judged = [{"label": one["label"].ravel()} for one in panels]
+    told = replace(dealt, upper=judged, lower=training, places=places)
+    told = replace(told, remarks=tuple(remarks))
+    about = {**told.about, "classes": ()}  # a panel is no row with a label
+    about["predictor"] = pool.predictor(_layers)
+    return _task(ClientData.from_clients(panels, training), both, **about)
+
+
+def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
+    """Return y as a layer with a score for each label; that of label 0 is 0."""
+    del x
+    weights = np.asarray(y)
+    both = np.stack([np.zeros_like(weights), weights])
+    scale = Multiply((weights.shape[-1] - 1) ** -0.5)
+    return scale, Dense(both[..., :-1], both[..., -1])
+
+
+def _completed(table: Dataset) -> Dataset:
+    """Scale rows to length about 1, and append a constant."""
+    flat = table.features.reshape(len(table.features), -1)
+    flat = flat / np.sqrt(flat.shape[1])
+    return replace(table, features=np.hstack([flat, np.ones((len(flat), 1))]))
+
+
+def _groups(pool: Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return the names of two groups, and the group of held and of tested rows."""
+    column, _, value = text.partition(":")
+    if column not in pool.whole:
+        raise unknown_name(f"column of {pool.held.name}", column, pool.whole)
+    values = [str(one) for one in np.unique(pool.whole[column])]
+    if value and value not in values:
+        raise unknown_name(f"value of column '{column}'", value, values)
+    if not value and len(values) != 2:
+        raise InvalidInputError(
+            f"column '{column}' of {pool.held.name} has {len(values)} values, "
+            f"{', '.join(values[:10])}, and fairness compares two groups. Set one "
+            f"against the others with --group {column}:{values[0]}."
+        )
+    chosen = value or values[1]
+    names = [f"not {value}", value] if value else values
+    held, test = (
+        np.asarray([str(one) == chosen for one in part.columns[column]], np.int32)
+        for part in (pool.held, pool.test)
+    )
+    return names, held, test
+
+
+def _cut_panels(
+    dealt: Dealt, names: list[str], strength: float
+) -> tuple[list[Rows], list[Rows]]:
+    """Return each client's panel, and its training rows with what the panel left."""
+    size = min(
+        int(np.sum(one["group"] == j)) for one in dealt.upper for j in range(len(names))
+    )
+    panels, training = [], []
+    for client, (upper, lower) in enumerate(zip(dealt.upper, dealt.lower, strict=True)):
+        rows = [np.flatnonzero(upper["group"] == j) for j in range(len(names))]
+        for name, found in zip(names, rows, strict=True):
+            if len(found) == 0:
+                who = dealt.names[client] if dealt.names else f"client {client}"
+                raise InvalidInputError(
+                    f"'{who}' has no row of the group '{name}' for validation. Leave "
+                    "its rows out, or ask for fewer clients."
+                )
+        taken = np.stack([found[:size] for found in rows])
+        left = np.setdiff1d(np.arange(len(upper["label"])), taken)
+        panel = {name: upper[name][taken][None] for name in ("features", "label")}
+        panels.append({**panel, "strength": np.full(1, strength)})
+        training.append(
+            {name: np.concatenate([lower[name], upper[name][left]]) for name in lower}
+        )
+    return panels, training

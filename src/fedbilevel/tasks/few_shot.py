@@ -27,7 +27,7 @@ right. `random_features_...` is the same for a head on the layers of the start.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import equinox as eqx
 import jax
@@ -202,25 +202,37 @@ def _check_read(data: str, lower: str, **numbers: float) -> None:
 def make(
     clients: int = 0,
     *,
-    data: str = "sinusoid",
-    lower: str = "head",
-    ways: int = 0,
-    shots: int = 0,
-    queries: int = 0,
-    strength: float = 0.0,
-    inner_step: float = 0.0,
-    inner_steps: int = 0,
-    instance: int = 0,
+    data: Annotated[
+        str, "sinusoid, or a folder of alphabet/character01/*.png, as Omniglot"
+    ] = "sinusoid",
+    lower: Annotated[
+        str, "what a learning task has of its own: head, proximal or unrolled"
+    ] = "head",
+    ways: Annotated[int, "characters to tell apart; 0 is 5"] = 0,
+    shots: Annotated[
+        int, "size of the support set; 0 is 10, or 1 of each character"
+    ] = 0,
+    queries: Annotated[
+        int, "size of the query set; 0 is 40, or 15 of each character"
+    ] = 0,
+    strength: Annotated[
+        float, "l2 strength below, for lower=head and lower=proximal; 0: usual for it"
+    ] = 0.0,
+    inner_step: Annotated[float, "size of a gradient step below; 0: usual for it"] = (
+        0.0
+    ),
+    inner_steps: Annotated[
+        int,
+        "gradient steps of lower=unrolled, and those with which lower=proximal adapts "
+        "to a new task; 0: usual for it",
+    ] = 0,
+    instance: Annotated[
+        int,
+        "random seed of the learning tasks, of the alphabets kept for new ones, and of "
+        "the first network",
+    ] = 0,
 ) -> Task:
-    """Build the task; a 0 leaves a number to the data and the lower problem.
-
-    `shots` and `queries` are the sizes of the support and the query set: 10 and 40 for
-    waves, 1 and 15 of each of `ways` characters, 5 of them, for images. `strength` is
-    for lower=head and lower=proximal. `inner_steps` gradient steps of size `inner_step`
-    are those of lower=unrolled, and those with which lower=proximal adapts to a new
-    task. `instance` draws the learning tasks, the alphabets kept for new ones, and the
-    first network.
-    """
+    """Build the task; a 0 leaves a number to the data and the lower problem."""
     check_choice("lower", lower, tuple(_KINDS))
     counts = {"ways": ways, "shots": shots, "queries": queries}
     held = {"strength": strength}

@@ -17,6 +17,7 @@ rows stay as they are, and classes count alike there, too.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,18 @@ from fedbilevel.tasks._labeled import (
     balanced_accuracy,
     cross_entropies,
 )
-from fedbilevel.tasks._networks import Network, NetworkScores, build
+from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
+from fedbilevel.tasks._rows import (
+    PartitionText,
+    RowLimit,
+    Source,
+    SplitSeed,
+    TableOptions,
+    TrainShare,
+    deal,
+    load,
+    thin,
+)
 
 __all__ = ["make", "tail"]
 
@@ -148,32 +160,47 @@ def _weights_by_rank(classes: int, imbalance: float) -> np.ndarray:
 def _check(setting: str, model: str, imbalance: float) -> None:
     _labeled.check_choice("setting", setting, tuple(_SETTINGS))
     _labeled.check_choice("model", model, (*_STEPS, "auto"))
-    if not 1 <= imbalance < np.inf:
+    if not (1 <= imbalance < np.inf or imbalance == 0):
         raise InvalidInputError(
             f"imbalance={imbalance}: the first class over the last is at least 1."
         )
 
 
+def _usual_train(setting: str, partition: str) -> float:
+    """Return the share for training of a setting that was chosen, else 0."""
+    usual = _SETTINGS[setting]
+    if setting == "default":
+        return 0.0
+    return usual.train if partition == "iid" else usual.train_apart
+
+
 def make(
     clients: int = 0,
     *,
-    setting: str = "default",
-    imbalance: float = 100.0,
-    model: str = "auto",
-    width: int = 0,
-    penalty: float = 0.00001,
-    data: str = "digits",
-    partition: str = "iid",
-    train: float = 0.0,
-    split: int = 0,
-    rows: int = 0,
+    setting: Annotated[
+        str, "what is usual where nothing is chosen: default, or fednest (see above)"
+    ] = "default",
+    imbalance: Annotated[
+        float,
+        "how often the most frequent class is there against the rarest, after "
+        "thinning; 0 is 100 for a built-in set, and 1, no thinning, for your own",
+    ] = 0.0,
+    model: Annotated[str, "the classifier: linear, mlp, or auto, the setting's"] = (
+        "auto"
+    ),
+    width: Annotated[int, "units of the hidden layer of an mlp; 0: the setting's"] = 0,
+    penalty: Annotated[float, "l2 strength below"] = 0.00001,
+    data: Source = "digits",
+    partition: PartitionText = "iid",
+    train: TrainShare = 0.0,
+    split: SplitSeed = 0,
+    rows: RowLimit = 0,
+    **table: TableOptions,
 ) -> Task:
     """Build the task; 0 and auto leave clients, model, width, train to the `setting`.
 
-    The `model` is linear, or an mlp with one hidden layer of `width` units. `train` of
-    all rows are for training, the others validate; tested is an official test part, or
-    else a fifth. `split` seeds who gets which rows; with `rows` only so many are taken,
-    before thinning.
+    Tested is an official test part, or else a fifth, which is not thinned; `rows` are
+    taken before thinning.
 
     setting=fednest is that of FedNest (arXiv 2205.02215) for MNIST: an mlp with 200
     units, 100 clients, half of the rows for training, or four fifths where clients
@@ -184,33 +211,49 @@ def make(
     _labeled.check_positive(penalty=penalty)
     usual = _SETTINGS[setting]
     model = usual.model if model == "auto" else model
-    whole = _labeled.load(data, split=split, rows=rows, scaling=usual.scaling)
-    kept = tail(whole.held.label, whole.classes, imbalance, split)
-    pool = _labeled.thin(whole, kept)
-    upper, lower = _labeled.deal(
-        pool,
-        clients or usual.clients,
-        scheme=partition,
-        train=train or (usual.train if partition == "iid" else usual.train_apart),
+    whole = load(
+        data,
         split=split,
+        rows=rows,
+        scaling=usual.scaling,
+        table=table,
+        task="loss-tuning",
+    )
+    imbalance = imbalance or whole.usual(100.0, own=1.0)
+    told = [f"rows are left out until the first class is {imbalance:g} times the last"]
+    pool = whole
+    if imbalance > 1 or not whole.is_own:
+        kept = tail(whole.held.label, whole.classes, imbalance, split)
+        pool = thin(whole, kept)
+    dealt = deal(
+        pool,
+        clients,
+        scheme=partition,
+        train=train or _usual_train(setting, partition),
+        split=split,
+        usual_clients=usual.clients,
+        usual_train=usual.train,
+        remarks=told if imbalance > 1 else [],
     )
     if setting == "fednest":
         weights = _weights_by_rank(pool.classes, imbalance)
     else:
-        everyone = np.concatenate([one["label"] for one in upper])
+        everyone = np.concatenate([one["label"] for one in dealt.upper])
         weights = _class_weights(everyone, pool.classes)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
     return Task(
         Problem(_Upper(scores), _Lower(scores, penalty)),
         ClientData.from_clients(
-            [{**one, "weight": weights[one["label"]]} for one in upper], lower
+            [{**one, "weight": weights[one["label"]]} for one in dealt.upper],
+            dealt.lower,
         ),
         {name: jnp.zeros(pool.classes) for name in ("scales", "shifts")},
         build(model, shape, pool.classes, width or usual.width, jr.key(split)),
-        _TestMetrics.of(pool, scores),
+        _TestMetrics.of(pool.test, scores),
         headline="balanced_error",
-        classes=pool.held.classes,
         recommended=_STEPS[model] | usual.recommended,
         convex=model == "linear",
         algorithm=usual.algorithm,
+        predictor=pool.predictor(network_layers),
+        **dealt.about,
     )

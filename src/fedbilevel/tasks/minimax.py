@@ -14,6 +14,8 @@ by `spread` N(0, 1), shifted so that the means are Abar and bbar. A sample pertu
 N(0, noise^2), on each level by itself.
 """
 
+from typing import Annotated
+
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
@@ -98,12 +100,13 @@ def _means(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make(
-    clients: int = 8, *, spread: float = 0.1, noise: float = 0.1, instance: int = 0
+    clients: int = 8,
+    *,
+    spread: Annotated[float, "how much clients differ; 0: they are alike"] = 0.1,
+    noise: Annotated[float, "deviation of the noise in a sample"] = 0.1,
+    instance: Annotated[int, "random seed of the coefficients"] = 0,
 ) -> Task:
-    """Build the task; `spread` sets how much clients differ.
-
-    `noise` is that of a sample, and `instance` draws the coefficients.
-    """
+    """Build the task."""
     if not (spread >= 0 and noise >= 0):
         raise InvalidInputError(
             f"spread={spread}, noise={noise}: neither may be negative."

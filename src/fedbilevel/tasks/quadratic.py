@@ -8,6 +8,8 @@ b_k likewise by 0.3, 1 and 1 times a normal, all with mean zero over clients, so
 the averaged problem and its solution are those of spread 0 for every K.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -43,9 +45,13 @@ _CALIBRATION = {
 
 
 def make(
-    clients: int = 8, *, noise: float = 0.5, instance: int = 0, spread: float = 0.0
+    clients: int = 8,
+    *,
+    noise: Annotated[float, "s, the deviation of the noise in a sample"] = 0.5,
+    instance: Annotated[int, "random seed of the coefficients"] = 0,
+    spread: Annotated[float, "how much clients differ, from 0, alike, to 1"] = 0.0,
 ) -> Task:
-    """Build the task; `noise` is s, `instance` draws the coefficients."""
+    """Build the task."""
     if not 0 <= spread <= 1:
         raise InvalidInputError(
             f"spread={spread}: between 0, clients alike, and 1; beyond, a client's "

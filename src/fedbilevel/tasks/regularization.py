@@ -6,23 +6,43 @@ r"""Per-feature l2 strengths exp(x_j) of softmax regression, tuned on validation
 W has one row per class and one column per feature; rows a_i are scaled to a length of
 about 1 and end with a constant feature. x is kept in [-9, 0] where it is used, so the
 lower level is exp(-9)-strongly convex wherever x goes; a strength at the border feels
-no more pull outwards.
+no more pull outwards. Where the label is a number, W has one row, and half the squared
+error of the target, scaled to variance 1, takes the place of CE.
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from fedbilevel._types import Rows
-from fedbilevel.datasets import Dataset
+from fedbilevel._types import Metrics, Rows
+from fedbilevel.datasets import Dataset, Preparation
+from fedbilevel.datasets.preparation import TargetLabel
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled
 from fedbilevel.tasks._base import Task
-from fedbilevel.tasks._labeled import CrossEntropy, HeldOut, Scaling
+from fedbilevel.tasks._labeled import (
+    CrossEntropy,
+    HeldOut,
+    HeldOutNumbers,
+    Scaling,
+    SquaredError,
+)
+from fedbilevel.tasks._rows import (
+    PartitionText,
+    RowLimit,
+    Source,
+    SplitSeed,
+    TableOptions,
+    TrainShare,
+    deal,
+    load,
+)
 
-__all__ = ["make"]
+__all__ = ["make", "strengths"]
 
 _LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = {
@@ -56,10 +76,24 @@ class _Scores:
 
 
 @dataclass(frozen=True)
-class _Lower(CrossEntropy):
+class _Lower:
+    loss: CrossEntropy | SquaredError
+
     def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
         strength = jnp.exp(jnp.clip(x, _LOWEST, _HIGHEST))
-        return super().__call__(x, y, rows) + 0.5 * jnp.sum(strength * y**2)
+        return self.loss(x, y, rows) + 0.5 * jnp.sum(strength * y**2)
+
+
+def strengths(x: Array) -> np.ndarray:
+    """Return the strengths that x stands for, that of the constant feature last."""
+    return np.exp(np.clip(np.asarray(x), _LOWEST, _HIGHEST))
+
+
+def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
+    """Return W as a layer: its last column, of the constant feature, is the bias."""
+    del x
+    W = np.asarray(y)
+    return Multiply((W.shape[-1] - 1) ** -0.5), Dense(W[..., :-1], W[..., -1])
 
 
 def _completed(table: Dataset) -> Dataset:
@@ -73,37 +107,54 @@ def _completed(table: Dataset) -> Dataset:
 
 
 def make(
-    clients: int = 8,
+    clients: int = 0,
     *,
-    data: str = "digits",
-    partition: str = "iid",
-    train: float = 0.2,
-    split: int = 0,
-    rows: int = 0,
-    start: float = -5.0,
+    data: Source = "digits",
+    partition: PartitionText = "iid",
+    train: TrainShare = 0.0,
+    split: SplitSeed = 0,
+    rows: RowLimit = 0,
+    start: Annotated[
+        float,
+        "all strengths begin at exp(start); what does not tune x leaves them there",
+    ] = -5.0,
+    **table: TableOptions,
 ) -> Task:
-    """Build the task; `train` of all rows are for training, the others validate.
+    """Build the task; 8 clients, and a fifth of a built-in set for training.
 
-    All strengths start at exp(`start`); an algorithm that leaves x alone stays there.
-    Tested is an official test part, or else a fifth. `split` seeds who gets which rows;
-    with `rows` only so many are taken.
+    Tested is an official test part, or else a fifth; the other rows validate.
     """
-    pool = _labeled.load(data, split=split, rows=rows)
+    pool = load(data, split=split, rows=rows, table=table)
     width = int(np.prod(pool.held.features.shape[1:])) + 1
     pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
-    upper, lower = _labeled.deal(
-        pool, clients, scheme=partition, train=train, split=split
+    dealt = deal(
+        pool, clients, scheme=partition, train=train, split=split, usual_train=0.2
     )
     scores = _Scores(pool.scaling)
-    held = ClientData.from_clients(upper, lower)
+    held = ClientData.from_clients(dealt.upper, dealt.lower)
+    loss = CrossEntropy(scores) if pool.classes else SquaredError(scores)
+    tested: Metrics = HeldOut.of(pool.test, scores)
+    if isinstance(loss, SquaredError):
+        label = _target_of(pool.preparation)
+        tested = HeldOutNumbers.of(pool.test, scores, label.spread)
     many = int(held.lower_sizes.max()) > _MANY
     return Task(
-        Problem(CrossEntropy(scores), _Lower(scores)),
+        Problem(loss, _Lower(loss)),
         held,
         jnp.full(width, start),
-        jnp.zeros((pool.classes, width)),
-        HeldOut.of(pool, scores),
+        jnp.zeros((pool.classes or 1, width)),
+        tested,
         headline="upper_loss",
-        classes=pool.held.classes,
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
+        predictor=pool.predictor(_layers),
+        **dealt.about,
     )
+
+
+def _target_of(preparation: Preparation | None) -> TargetLabel:
+    if preparation is None or not isinstance(preparation.label, TargetLabel):
+        raise InvalidInputError(
+            "numbers are predicted where a table says how they were scaled. Give a "
+            "table, or a label of classes."
+        )
+    return preparation.label

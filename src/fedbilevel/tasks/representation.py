@@ -13,6 +13,7 @@ points of a correction meet the same. Nothing is left out where all rows are tak
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -31,7 +32,17 @@ from fedbilevel.tasks._labeled import (
     Scaling,
     cross_entropy,
 )
-from fedbilevel.tasks._networks import Hidden, apply, build
+from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
+from fedbilevel.tasks._rows import (
+    PartitionText,
+    RowLimit,
+    Source,
+    SplitSeed,
+    TableOptions,
+    TrainShare,
+    deal,
+    load,
+)
 
 __all__ = ["make"]
 
@@ -86,7 +97,7 @@ def _steps(model: str, inputs: int, features: int) -> dict[str, str]:
     if model == "convolutional":  # it divides by that itself
         return {"upper_step": "0.05", "lower_step": "2", "theta": "0.2"}
     return {
-        "upper_step": f"{10 / inputs:.2g}",
+        "upper_step": f"{min(10 / inputs, 0.5):.2g}",  # or few inputs kill the units
         "lower_step": f"{10 / features:.2g}",
         "theta": f"{3 / features:.2g}",
     }
@@ -148,26 +159,38 @@ def _check(model: str, dropout: float, penalty: float, setting: str) -> None:
         raise InvalidInputError(f"dropout={dropout}: give a chance from 0 to below 1.")
 
 
+def _usual_train(setting: str, partition: str) -> float:
+    """Return the share for training of a setting that was chosen, else 0."""
+    usual = _SETTINGS[setting]
+    if setting == "default":
+        return 0.0
+    return usual.train if partition == "iid" else usual.train_apart
+
+
 def make(
     clients: int = 0,
     *,
-    setting: str = "default",
-    model: str = "mlp",
-    width: int = 0,
-    dropout: float = 0.0,
-    penalty: float = 0.0,
-    data: str = "digits",
-    partition: str = "iid",
-    train: float = 0.0,
-    split: int = 0,
-    rows: int = 0,
+    setting: Annotated[
+        str, "what is usual where nothing is chosen: default, or fednest (see above)"
+    ] = "default",
+    model: Annotated[str, "the hidden layers: mlp, or convolutional for images"] = (
+        "mlp"
+    ),
+    width: Annotated[int, "units of the hidden layer of an mlp; 0: the setting's"] = 0,
+    dropout: Annotated[float, "chance that a feature of a drawn row is left out"] = 0.0,
+    penalty: Annotated[float, "l2 strength of the head; 0: the setting's"] = 0.0,
+    data: Source = "digits",
+    partition: PartitionText = "iid",
+    train: TrainShare = 0.0,
+    split: SplitSeed = 0,
+    rows: RowLimit = 0,
+    **table: TableOptions,
 ) -> Task:
     """Build the task; a 0 leaves clients, width, penalty and train to the `setting`.
 
     An mlp has one hidden layer of `width` units, a convolutional network two layers of
-    3x3 windows. `train` of all rows are for training, the others validate; tested is an
-    official test part, or else a fifth. `split` seeds who gets which rows, and the
-    first layers; with `rows` only so many are taken.
+    3x3 windows. Tested is an official test part, or else a fifth. `split` seeds the
+    first layers, too.
 
     setting=fednest is that of FedNest (arXiv 2205.02215) for MNIST, with squared norms
     in the penalty: a hidden layer of 200 units, 100 clients, half of the rows for
@@ -176,14 +199,22 @@ def make(
     """
     _check(model, dropout, penalty, setting)
     usual = _SETTINGS[setting]
-    alike = partition == "iid"
-    pool = _labeled.load(data, split=split, rows=rows, scaling=usual.scaling)
-    upper, lower = _labeled.deal(
-        pool,
-        clients or usual.clients,
-        scheme=partition,
-        train=train or (usual.train if alike else usual.train_apart),
+    pool = load(
+        data,
         split=split,
+        rows=rows,
+        scaling=usual.scaling,
+        table=table,
+        task="representation",
+    )
+    dealt = deal(
+        pool,
+        clients,
+        scheme=partition,
+        train=train or _usual_train(setting, partition),
+        split=split,
+        usual_clients=usual.clients,
+        usual_train=usual.train,
     )
     shape, scores = pool.held.features.shape[1:], _Scores(pool.scaling, dropout)
     network = build(model, shape, pool.classes, width or usual.width, jr.key(split))
@@ -192,12 +223,13 @@ def make(
     below = _Lower(scores, penalty or usual.penalty[model])
     return Task(
         Problem(_Upper(scores), below, noise, noise),
-        ClientData.from_clients(upper, lower),
+        ClientData.from_clients(dealt.upper, dealt.lower),
         network.hidden,
         network.head,
-        HeldOut.of(pool, scores),
+        HeldOut.of(pool.test, scores),
         headline="test_error",
-        classes=pool.held.classes,
         recommended=_steps(model, math.prod(shape), features) | usual.recommended,
         algorithm=usual.algorithm[model],
+        predictor=pool.predictor(layers_of),
+        **dealt.about,
     )

@@ -7,6 +7,8 @@ The solution is x* = 1, y* = 0.5. Averaging the clients' own hypergradients, as
 LocalBSGM and LocalBSGVRM do, ends at x = 8/7, y = 4/7.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -31,7 +33,11 @@ _RECOMMENDED = {
 }
 
 
-def make(clients: int = 2, *, noise: float = 0.0) -> Task:
+def make(
+    clients: int = 2,
+    *,
+    noise: Annotated[float, "deviation of the noise in a sample"] = 0.0,
+) -> Task:
     """Build the task; without noise every oracle is deterministic."""
     if clients != 2:
         raise InvalidInputError(

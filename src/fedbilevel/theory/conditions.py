@@ -10,6 +10,7 @@ alpha, beta <= Lhat^2/K, Theorem 3 sets them above that: two regimes, not to be 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
 from fedbilevel.errors import InvalidInputError
@@ -187,19 +188,39 @@ def largest_steps(
     local_steps: int,
     alpha: float | None = None,
     beta: float | None = None,
+    digits: int | None = None,
 ) -> Letters:
     """Return the largest rho2, rho1, eta that a theorem allows, in this order.
 
     alpha and beta are 1 for Theorem 1, Lhat^2/K for 2, and what 3 sets, if not given.
+    With `digits` all steps have so many, so that the theorem still holds for whoever
+    types what was printed; a limit that must not be reached is not.
     """
     usual = {1: 1.0, 2: c.l_hat**2 / clients}
     weight = usual.get(theorem, theorem_three_weight(c, clients, local_steps))
     s = Letters(clients, local_steps, 0, alpha or weight, beta or weight, 0, 0)
     for letter in ("rho2", "rho1", "eta"):
         found = conditions(theorem, c, s)
-        limit = min(one.right for one in found if one.letter == letter)
+        mine = [one for one in found if one.letter == letter]
+        limit = min(one.right for one in mine)
+        if digits is not None:
+            strict = any(one.strict and one.right == limit for one in mine)
+            limit = _written(limit, digits, strict)
         s = replace(s, **{letter: limit})
     return s
+
+
+def _written(limit: float, digits: int, strict: bool) -> float:
+    """Return a number of so many digits just up to a limit, or just below it."""
+    if not 0 < limit < math.inf:
+        return limit
+    unit = digits - 1 - math.floor(math.log10(limit))
+    # Decimal, since a power of ten below one is no number of a computer's.
+    step = Decimal(1).scaleb(-unit)
+    count = (Decimal(limit) / step).to_integral_value(ROUND_FLOOR)
+    if strict and float(count * step) >= limit:
+        count -= 1
+    return float(count * step)
 
 
 def _over(value: float) -> float:

@@ -4,7 +4,9 @@ It speaks Flower's Fleet API to an unmodified SuperLink, like `flower-supernode`
 answers packets in this process. The app that the SuperLink would send is not fetched.
 """
 
+import logging
 import ssl
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 
+import httpx
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -99,7 +102,6 @@ def serve_packets(
                 f"{connection.patience:g} seconds; the reason stands above. Check "
                 "address, certificate and key, and that the key is registered there."
             )
-        report(f"no connection to {connection.superlink}, trying again")
         time.sleep(_RETRY)
 
 
@@ -113,6 +115,7 @@ def _connected(
     """Serve until the connection ends; say whether there was one."""
     root, keys = secrets
     connected = False
+    again = f"Trying again, for {connection.patience:g} seconds at most."
     try:
         with fleet_http_connection.http_request_response(
             connection.superlink, root is None, root, keys, max_wait_time=_RETRY
@@ -120,8 +123,10 @@ def _connected(
             connected = True
             report(f"node {calls[0]} at {connection.superlink}")
             _Mailbox(calls).serve(handle, asked_to_stop)
+        if not asked_to_stop():
+            report(f"the connection to {connection.superlink} was lost. {again}")
     except _NotLetInError as error:
-        report(f"refused or not reachable: {error}")
+        report(f"{connection.superlink}: {error} {again}")
     return connected
 
 
@@ -134,15 +139,28 @@ def _keep_this_process() -> None:
 
     If it cannot connect it exits, by force five seconds later, whoever catches that. If
     it is not authorized, by a wrong clock or a key no longer registered, it sends this
-    process a Ctrl-C, which would look like the operator's.
+    process a Ctrl-C, which would look like the operator's. What it logs on the way, at
+    every attempt, is told once by whoever is told here.
     """
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     setattr(fleet_http_connection, "flwr_exit", _not_let_in)  # noqa: B010
     setattr(fleet_http_connection, "make_simple_http_retry_invoker", _retry)  # noqa: B010
 
 
 def _not_let_in(code: int, message: str) -> NoReturn:
-    reason = message.partition("\n")[2] or message
-    raise _NotLetInError(f"{reason} (Flower's code {code})")
+    """Say whether nobody is there, or who is there refuses this node."""
+    reason, error = message.partition("\n")[2] or message, sys.exc_info()[1]
+    reason = f"({reason.strip()}, Flower's code {code})"
+    if isinstance(error, httpx.HTTPStatusError):
+        raise _NotLetInError(
+            "the server refuses this node: its key is not registered there, its clock "
+            f"is wrong, or it was killed a moment ago {reason}."
+        )
+    if isinstance(error, httpx.ConnectError) and "CERTIFICATE" not in reason:
+        raise _NotLetInError(
+            f"nobody answers. The server is not running, or elsewhere {reason}."
+        )
+    raise _NotLetInError(f"no connection {reason}.")
 
 
 def _retry() -> RetryInvoker:

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation import notices
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
     CHECKSUM,
@@ -31,6 +32,7 @@ _LARGEST_HELLO = 1 << 30  # bytes, until it is known how large the model is
 _SPARE = 1 << 20  # bytes a hello may have beyond its leaves
 _PAUSE = 0.2  # seconds between two looks for nodes
 _SHORT = 1.0  # seconds to wait for a node that did not answer before
+_FETCHED = 5.0  # seconds in which a node fetches what it is told
 
 
 class Transport(Protocol):
@@ -119,6 +121,10 @@ class Member:
         return self.info["facts"]
 
 
+class _RefusedThereError(RefusedError):
+    """It was the node that refused."""
+
+
 class Roster:
     """The clients that said hello.
 
@@ -152,24 +158,46 @@ class Roster:
         self._met: set[int] = set()
         self._present: set[int] = set()  # when last looked
         self._silent: set[int] = set()  # did not answer our last hello
+        self._turned_away: dict[int, str] = {}  # why, by node
 
     def gather(self, seconds: float, enough: int) -> None:
         """Wait until all clients came; raise if fewer than `enough` are there then."""
-        end = time.monotonic() + seconds
+        end, told = time.monotonic() + seconds, set()
         while True:
             self.refresh()
             if len(self.members) == self.clients:
                 return
+            missing = set(range(self.clients)) - set(self.members)
+            if missing != told:
+                told = missing
+                self.report(f"waiting for {_clients(missing)}")
             if time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
         missing = sorted(set(range(self.clients)) - set(self.members))
         if len(self.members) < enough:
+            turned = "".join(
+                f" Not taken: {why}." for why in self._turned_away.values()
+            )
             raise FedbilevelError(
-                f"clients {missing} did not come within {seconds:g} seconds. Start "
-                "their nodes, with the settings of the server, and serve again."
+                f"clients {missing} did not come within {seconds:g} seconds.{turned} "
+                "Start their nodes, with the settings of the server, and serve again."
             )
         self.report(f"going on without clients {missing}")
+
+    def farewell(self) -> None:
+        """Tell all nodes that the federation is over, and wait until they know."""
+        self.refresh()
+        nodes = {one.node for one in self.members.values()} & self._present
+        self._tell(nodes, notices.over(), wait=True)
+
+    def _tell(self, nodes: set[int], what: dict[str, Any], *, wait: bool) -> None:
+        """Tell nodes something that needs no answer."""
+        identity, number = self.identity, self.next_number()
+        about = (identity.federation, identity.settings, self.algorithm, EVERYONE)
+        header = Header(notices.NOTICE, *about, identity.attempt, number, info=what)
+        packets = dict.fromkeys(nodes, pack(header, seal=self.seal))
+        self.transport.exchange(packets, _FETCHED, lambda *_: not wait)
 
     def next_number(self) -> int:
         """Return the number of a request; no two of one attempt have the same."""
@@ -249,15 +277,21 @@ class Roster:
         except Exception as error:
             refusal = refusal_of(error)
             more = "" if refusal is error else f", {shown(str(error))}"
+            self._turned_away[node] = f"node {node}, {refusal}{more}"
             self.report(f"node {node} is not taken: {refusal}{more}")
+            # Whoever refused us knows why.
+            if not isinstance(error, _RefusedThereError):
+                self._tell({node}, notices.refused(refusal), wait=False)
             return
+        self._turned_away.pop(node, None)
         self.members[header.client] = member
         self.report(f"client {header.client} is at node {node}")
 
     def _member(self, node: int, header: Header, leaves: list, body: bytes) -> Member:
         info = header.info or {}
         if header.kind == "refused":
-            raise RefusedError(str(info.get("reason")), str(info.get("detail")))
+            told = (info.get("reason"), info.get("detail"))
+            raise _RefusedThereError(*map(str, told))
         self._check_origin(node, header)
         facts, flags = info.get("facts"), (info.get("holds"), info.get("concludes"))
         if not isinstance(facts, dict) or not all(type(one) is bool for one in flags):
@@ -302,6 +336,12 @@ class Roster:
             if _same(member.start, start):
                 return member.start
         return start
+
+
+def _clients(numbers: Iterable[int]) -> str:
+    """Name clients, for people."""
+    named = [str(number) for number in sorted(numbers)]
+    return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
 
 def _weights_of(weights: Sequence[float], clients: int) -> list[float]:

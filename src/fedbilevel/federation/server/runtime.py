@@ -5,6 +5,7 @@ memories and private blocks are at the sites; here are the server's state, and t
 record of who took part in each exchange, from which the simulator can replay the run.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,7 +62,8 @@ class FederationRuntime:
     `job` has no rows of anybody: see `blind_job`. `metrics` names what the sites
     measure. `left_out` is called with every reply that was not taken. `concludes` names
     what sites may tell of a finished run, each a number or texts. `releases` counts
-    what was asked for under noise. Columns are what sites tell in single numbers: the
+    what was asked for under noise. `made` is told of every exchange: its number, its
+    seconds, and who took part. Columns are what sites tell in single numbers: the
     norm of the mean of gradients, which stay where they are, is none of them.
     """
 
@@ -76,8 +78,9 @@ class FederationRuntime:
         left_out: Callable[[dict[str, Any]], None] = lambda entry: None,
         concludes: Mapping[str, str] | None = None,
         releases: ServerReleases | None = None,
+        made: Callable[[dict[str, Any]], None] = lambda exchange: None,
     ) -> None:
-        self.job, self.roster = job, roster
+        self.job, self.roster, self.made = job, roster, made
         self.releases = releases or ServerReleases()
         self._told_columns = False
         self._blocks = blocks_of(job) if is_noisy(job) else {}
@@ -186,6 +189,7 @@ class FederationRuntime:
         header = exchanges.header("exchange", shown + 1, number)
         asked = self._asked(phase, where, index)
         question = exchanges.question(header, state.server, where, index, asked)
+        began = time.monotonic()
         while True:
             answers = self._exchanged(question, state)
             state = replace(state, traffic=state.traffic + answers.traffic)
@@ -193,6 +197,14 @@ class FederationRuntime:
             if not answers.taken and reasons == {"not-finite"}:
                 return state, min(answers.refused)
             if exchanges.enough(answers, asked):
+                self.made(
+                    {
+                        "exchange": number,
+                        "seconds": time.monotonic() - began,
+                        "took_part": sorted(answers.taken),
+                        "asked": len(asked),
+                    }
+                )
                 return self._take_in(state, question, answers), None
             exchanges.pause(answers)
 

@@ -1,0 +1,211 @@
+"""Pages of the site that are made from the program itself; MkDocs calls it."""
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer.main
+
+import fedbilevel
+from fedbilevel import algorithms, tasks
+from fedbilevel.cli.app import app
+from fedbilevel.experiments.options import options_of
+from fedbilevel.tasks._base import options_of as task_options
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+
+from formulas import rendered  # noqa: E402
+from house import drawn  # noqa: E402
+
+# Texts that lie outside of docs, and their names on the site.
+COPIED = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "benchmarks.md": "benchmarks/README.md",
+}
+
+
+def on_config(config: Any) -> Any:
+    """Add a section for the algorithms, and one for the tasks."""
+    for place, (title, names) in enumerate(sections().items(), start=3):
+        folder = title.lower()
+        pages = [{name: f"{folder}/{name}.md"} for name in names]
+        config.nav.insert(place, {title: [f"{folder}/index.md", *pages]})
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are not files of docs."""
+    from mkdocs.structure.files import File
+
+    for address, text in every_page():
+        files.append(File.generated(config, address, content=text))
+    return files
+
+
+def sections() -> dict[str, list[str]]:
+    """Return the names that have a page each."""
+    return {"Algorithms": algorithms.names(), "Tasks": tasks.names()}
+
+
+def every_page() -> Iterator[tuple[str, str]]:
+    """Return every page that is made, with its address."""
+    for address, source in COPIED.items():
+        yield address, relinked((ROOT / source).read_text())
+    for title, names in sections().items():
+        folder = title.lower()
+        make = algorithm_page if title == "Algorithms" else task_page
+        pages = {name: make(name) for name in names}
+        lines = [f"- [{name}]({name}.md): {first(pages[name])}" for name in names]
+        yield f"{folder}/index.md", f"# {title}\n\n" + "\n".join(lines) + "\n"
+        for name, page in pages.items():
+            yield f"{folder}/{name}.md", page
+    yield "options.md", options_page()
+    yield "own-model.md", example_page()
+    yield "python.md", python_page()
+    yield "commands.md", commands_page()
+    house = "# The house\n\nA line goes down to what a part imports."
+    yield "house.md", f"{house}\n\n{drawn(ROOT / 'src' / 'fedbilevel')}\n"
+
+
+def relinked(text: str) -> str:
+    """Turn links of the repository into those of the site, or into plain text."""
+    places = {source: address for address, source in COPIED.items()}
+
+    def turned(match: re.Match[str]) -> str:
+        shown, target = match.groups()
+        if target.startswith(("http", "#")):
+            return match.group()
+        place = places.get(target) or target.removeprefix("docs/")
+        inside = target in places or target.startswith("docs/")
+        return f"[{shown}]({place})" if inside else f"`{target}`"
+
+    return re.sub(r"\[([^]]*)\]\(([^)]*)\)", turned, text)
+
+
+def first(page: str) -> str:
+    """Return the first paragraph below the heading of a page."""
+    return " ".join(page.split("\n\n")[1].split())
+
+
+def algorithm_page(name: str) -> str:
+    """Return what an algorithm is, how far it is known, and its options."""
+    one = algorithms.find(name)
+    # A preset has a file of its own, and says there what it changes.
+    file = name.replace("-", "_")
+    module = importlib.import_module(f"fedbilevel.algorithms.{file}")
+    rows = [
+        (f"`{option.name}`", option.kind, _default(option.default), option.meaning)
+        for option in options_of(one).values()
+    ]
+    head = ("option", "type", "default", "meaning")
+    return (
+        f"# {name}\n\n{one.summary}\n\n"
+        f"Answers: {one.answers}. Reference: {one.reference}. How known: "
+        f"{one.provenance}.\n\n{rendered(_text(module))}\n\n## Options\n\n"
+        f"{_table(head, rows)}\n    fedbilevel list algorithms {name}\n"
+    )
+
+
+def task_page(name: str) -> str:
+    """Return what a task is, and its options."""
+    make = tasks.find(name)
+    module = importlib.import_module(make.__module__)
+    rows = [
+        (f"`{option}`", _default(default), meaning)
+        for option, (default, meaning) in task_options(make).items()
+    ]
+    return (
+        f"# {name}\n\n{rendered(_text(module))}\n\n"
+        f"{rendered(inspect.getdoc(make) or '')}\n\n## Options\n\n"
+        f"{_table(('option', 'default', 'meaning'), rows)}\n"
+        f"    fedbilevel run {name}\n    fedbilevel list tasks {name}\n"
+    )
+
+
+def options_page() -> str:
+    """Return every option of every task: one row for each meaning and default."""
+    holders: dict[tuple[str, str, str], list[str]] = {}
+    for name in tasks.names():
+        for option, (default, meaning) in task_options(tasks.find(name)).items():
+            row = (f"`{option}`", meaning, _default(default))
+            holders.setdefault(row, []).append(f"[{name}](tasks/{name}.md)")
+    rows = [(*row, ", ".join(holders[row])) for row in sorted(holders)]
+    return (
+        "# Options of tasks\n\nGive one with `--set NAME=VALUE`. `data`, `label`, "
+        "`site`, `group`, `ignore`, `missing` and `preparation` have flags of their "
+        "own, `--data` and so on. Options of algorithms are on the pages of the "
+        "[algorithms](algorithms/index.md).\n\n"
+        f"{_table(('option', 'meaning', 'default', 'tasks'), rows)}"
+    )
+
+
+def example_page() -> str:
+    """Return the example with a model of one's own, and where to read on."""
+    code = (ROOT / "examples" / "own_model.py").read_text()
+    return (
+        "# Your own losses and model\n\nThe smallest program is in "
+        "[the overview](index.md#your-own-losses-and-arrays). This one does all that a "
+        "study needs; it is `examples/own_model.py`, and the tests run it as it is. "
+        "[Own tasks](own-tasks.md) says how the command line takes such a problem, "
+        "[Use a result](use-a-result.md) what to do with what comes out.\n\n"
+        f"```python\n{code}```\n"
+    )
+
+
+def python_page() -> str:
+    """Return every public name with its signature and its docstring."""
+    parts = ["# Python\n\nAll of these are imported from `fedbilevel`.\n"]
+    for name in sorted(dir(fedbilevel), key=str.lower):
+        one = getattr(fedbilevel, name)
+        if name.startswith("_") or inspect.ismodule(one) or not callable(one):
+            continue
+        signature = re.sub(r" at 0x\w+", "", str(inspect.signature(one)))
+        text = inspect.getdoc(one) or ""
+        parts.append(f"## {name}\n\n```python\n{name}{signature}\n```\n\n{text}\n")
+    return "\n".join(parts)
+
+
+def commands_page() -> str:
+    """Return every command with its options."""
+    parts = ["# Commands\n"]
+    group = typer.main.get_command(app)
+    for name, command in getattr(group, "commands", {}).items():
+        rows = []
+        for one in command.params:
+            words = ", ".join(one.opts) if isinstance(one, click.Option) else one.name
+            rows.append((f"`{words}`", str(getattr(one, "help", "") or "")))
+        table = _table(("option", "meaning"), rows)
+        parts.append(
+            f"## {name}\n\n{command.help}\n\n    {_example(command)}\n\n{table}"
+        )
+    return "\n".join(parts)
+
+
+def _example(command: click.Command) -> str:
+    return str(command.epilog or "").removeprefix("Example: ")
+
+
+def _text(module: Any) -> str:
+    return inspect.getdoc(module) or ""
+
+
+def _default(value: Any) -> str:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return "" if value in ("", None) else f"`{shown}`"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(_cell(c) for c in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")

@@ -1,0 +1,80 @@
+from fedbilevel._types import Pair as Pair
+from fedbilevel.algorithms._optimizers import LocalOptimizer as LocalOptimizer
+from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
+from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
+from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
+from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
+from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
+from fedbilevel.algorithms.fedbioacc_clientwise import (
+    FedBiOAccClientwise as FedBiOAccClientwise,
+)
+from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
+from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
+from fedbilevel.algorithms.fednest import FedNest as FedNest
+from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
+from fedbilevel.algorithms.lfednest import LFedNest as LFedNest
+from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
+from fedbilevel.algorithms.local_bsgm import LocalBSGM as LocalBSGM
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
+from fedbilevel.algorithms.momentum_local_sgd import (
+    MomentumLocalSGD as MomentumLocalSGD,
+)
+from fedbilevel.algorithms.pooled import Pooled as Pooled
+from fedbilevel.algorithms.scaffold import Scaffold as Scaffold
+from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
+from fedbilevel.channels import Channel as Channel
+from fedbilevel.channels import GeometricMedian as GeometricMedian
+from fedbilevel.channels import Krum as Krum
+from fedbilevel.channels import Mean as Mean
+from fedbilevel.channels import Median as Median
+from fedbilevel.channels import Privacy as Privacy
+from fedbilevel.channels import Quantize as Quantize
+from fedbilevel.channels import SecureMean as SecureMean
+from fedbilevel.channels import TopK as TopK
+from fedbilevel.channels import TrimmedMean as TrimmedMean
+from fedbilevel.datasets.partition import by_column as by_column
+from fedbilevel.datasets.partition import by_indices as by_indices
+from fedbilevel.datasets.partition import dirichlet as dirichlet
+from fedbilevel.datasets.partition import dominant as dominant
+from fedbilevel.datasets.partition import iid as iid
+from fedbilevel.datasets.partition import shards as shards
+from fedbilevel.hypergradient import ConjugateGradient as ConjugateGradient
+from fedbilevel.hypergradient import Exact as Exact
+from fedbilevel.hypergradient import FiniteDifference as FiniteDifference
+from fedbilevel.hypergradient import FrozenNeumann as FrozenNeumann
+from fedbilevel.hypergradient import Neumann as Neumann
+from fedbilevel.hypergradient import RandomNeumann as RandomNeumann
+from fedbilevel.hypergradient import Unrolled as Unrolled
+from fedbilevel.hypergradient import local_inverse_bias as local_inverse_bias
+from fedbilevel.problem import ClientData as ClientData
+from fedbilevel.problem import PooledData as PooledData
+from fedbilevel.problem import Problem as Problem
+from fedbilevel.problem import stored as stored
+from fedbilevel.result import Result as Result
+from fedbilevel.runtime import Event as Event
+from fedbilevel.runtime import ReferenceRuntime as ReferenceRuntime
+from fedbilevel.runtime import Sampling as Sampling
+from fedbilevel.runtime import SimulatorRuntime as SimulatorRuntime
+from fedbilevel.runtime import Stopping as Stopping
+from fedbilevel.runtime import configure as configure
+from fedbilevel.runtime import join as join
+from fedbilevel.schedules import Constant as Constant
+from fedbilevel.schedules import CubeRootDecay as CubeRootDecay
+from fedbilevel.schedules import TheoremThree as TheoremThree
+from fedbilevel.studies import Comparison as Comparison
+from fedbilevel.studies import Contender as Contender
+from fedbilevel.studies import Keeping as Keeping
+from fedbilevel.studies import Trial as Trial
+from fedbilevel.studies import Tuned as Tuned
+from fedbilevel.studies import calibrate as calibrate
+from fedbilevel.studies import check_theory as check_theory
+from fedbilevel.studies import compare as compare
+from fedbilevel.studies import complexity as complexity
+from fedbilevel.studies import plan as plan
+from fedbilevel.studies import run as run
+from fedbilevel.studies import speedup as speedup
+from fedbilevel.studies import sweep as sweep
+from fedbilevel.studies import tune as tune
+from fedbilevel.tasks import Task as Task
+
+__version__: str

@@ -1,0 +1,149 @@
+"""The files of a run folder, whose it is, and how a run that is in one goes on.
+
+No command writes where something else was kept. Needs neither JAX nor NumPy, so that
+whoever gave a wrong folder is told at once.
+"""
+
+import errno
+import os
+import secrets
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
+from fedbilevel.errors import CheckpointError, sentence_of
+
+__all__ = [
+    "CHECKPOINT",
+    "COLUMNS",
+    "COMPARISON",
+    "EXPERIMENT",
+    "FEDERATION",
+    "MODEL",
+    "POINT",
+    "RESULT",
+    "WEIGHTS",
+    "check_file",
+    "check_place",
+    "how_to_continue",
+    "is_used",
+    "open_folder",
+    "require_new",
+    "require_own",
+    "require_unfinished",
+]
+
+# The last of these is there once the run is finished.
+COLUMNS, POINT, RESULT = "columns.npz", "point.npz", "result.json"
+MODEL, WEIGHTS = "model.json", "model.safetensors"
+CHECKPOINT = "checkpoint.npz"  # as soon as a round is kept
+EXPERIMENT = "experiment.json"  # is in every folder of a run by a command
+FEDERATION = "federation.json"  # and this, if it is one of sites
+COMPARISON = "settings.json"  # of `fedbilevel compare`
+
+
+def how_to_continue(folder: Path) -> str:
+    """Say how the run in a folder goes on, or nothing where none is to.
+
+    What a command began, a command continues; what was begun in Python is made of
+    objects that no command can build again.
+    """
+    finished = (folder / RESULT).exists()
+    if (folder / FEDERATION).exists():
+        return "" if finished else "Continue it with the command that began it."
+    if (folder / EXPERIMENT).exists() and finished:
+        return "The command that began it extends it, with more --rounds."
+    if (folder / EXPERIMENT).exists():
+        return f"Continue it with `fedbilevel resume {shlex.quote(str(folder))}`."
+    if (folder / COMPARISON).exists():
+        return "Continue it with the command that began it and --resume."
+    if (folder / CHECKPOINT).exists() or any(folder.glob(f"*/{CHECKPOINT}")):
+        return (
+            "It was begun in Python. Continue it there, with the same call and "
+            f"`keeping=Keeping({str(folder)!r}, resume=True)`."
+        )
+    return ""
+
+
+def is_used(folder: Path) -> bool:
+    """Say whether there is something already: a file, or a folder with files."""
+    if folder.is_dir():
+        return any(folder.iterdir())
+    return os.path.lexists(folder)
+
+
+def open_folder(folder: Path, resume: bool) -> None:
+    """Raise if a new run would meet files of another, or there is nothing to resume."""
+    if resume and not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
+    if not resume:
+        require_new(folder)
+
+
+def require_new(folder: Path) -> None:
+    """Raise if a folder has something in it."""
+    if is_used(folder):
+        _require_folder(folder)
+        how = how_to_continue(folder)
+        told = f" The run in it is kept. {how}" if how else ""
+        raise CheckpointError(
+            f"{folder} exists and is not empty. Choose another folder, or remove it."
+            f"{told}"
+        )
+
+
+def require_unfinished(folder: Path) -> None:
+    """Raise if a folder holds a run that is over."""
+    if (folder / RESULT).exists():
+        raise CheckpointError(
+            f"{folder} holds a finished run; nothing was changed. Choose a new folder."
+        )
+
+
+def require_own(folder: Path, names: Collection[str]) -> None:
+    """Raise if a folder has files beyond those that would be written there."""
+    if not is_used(folder):
+        return
+    _require_folder(folder)
+    others = {one.name for one in folder.iterdir()}
+    if others - set(names):
+        raise CheckpointError(
+            f"{folder} exists and holds something else. Choose another folder."
+        )
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        told = NotADirectoryError(errno.ENOTDIR, "", str(folder))
+        raise CheckpointError(sentence_of(told))
+
+
+def check_place(folder: Path) -> None:
+    """Raise unless a folder is there and can be written, or can be made."""
+    there = folder.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    probe = there / f".{secrets.token_hex(8)}"
+    try:
+        # Permissions do not tell it: not on a disk that is read-only, nor below /proc.
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise CheckpointError(
+                f"{folder} cannot be made: {there} takes no folders. Choose another "
+                "place."
+            ) from error
+        told = OSError(error.errno, error.strerror, str(there))
+        raise CheckpointError(sentence_of(told)) from error
+
+
+def check_file(path: Path) -> None:
+    """Raise unless a file can be written there without harm to a run."""
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder. Name a file.")
+    if (path.parent / EXPERIMENT).exists():
+        raise CheckpointError(
+            f"{path.parent} belongs to a run. Choose another place for {path.name}."
+        )
+    check_place(path.parent)

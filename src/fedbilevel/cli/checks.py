@@ -1,0 +1,45 @@
+"""What can be told of a command's arguments at once, before JAX is loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedbilevel import _folders, _registry
+from fedbilevel.errors import InvalidInputError, unknown_name
+
+__all__ = ["PRECISIONS", "RUNTIMES", "Given", "folder_to_make", "names", "new_file"]
+
+Given = Mapping[str, Any]  # what was typed, by the names of a command's arguments
+RUNTIMES = ("simulator", "reference")
+PRECISIONS = ("float32", "float64")
+
+
+def names(given: Given) -> None:
+    """Raise if a task, an algorithm, a runtime or a precision has an unknown name."""
+    _known("task", given.get("task"), _registry.names_of("tasks"))
+    known = _registry.names_of("algorithms")
+    _known("algorithm", given.get("algorithm"), known)
+    for name in (given.get("names") or "").split(","):
+        _known("algorithm", name.strip() or None, known)
+    _known("runtime", given.get("runtime"), RUNTIMES)
+    if given.get("precision", PRECISIONS[0]) not in PRECISIONS:
+        told = " or ".join(PRECISIONS)
+        raise InvalidInputError(f"precision '{given['precision']}': choose {told}.")
+
+
+def _known(kind: str, name: str | None, known: Any) -> None:
+    own = name is not None and _registry.is_file(name)
+    if name is not None and not own and name not in known:
+        raise unknown_name(kind, name, known)
+
+
+def folder_to_make(given: Given) -> None:
+    """Raise unless --out is left out, or a new folder that can be made."""
+    if given["out"] is not None:
+        _folders.open_folder(given["out"], resume=False)
+        _folders.check_place(given["out"])
+
+
+def new_file(given: Given) -> None:
+    """Raise unless --out is left out, or a file that harms no run."""
+    if given["out"] is not None:
+        _folders.check_file(given["out"])

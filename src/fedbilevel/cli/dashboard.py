@@ -1,0 +1,102 @@
+"""The dashboard: the runs of a folder in a browser, on this machine alone."""
+
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from fedbilevel.cli.pages import page_of
+from fedbilevel.errors import FedbilevelError, sentence_of
+from fedbilevel.report.page import Listed, write_listing, write_sentence
+from fedbilevel.saved import find_saved, read_saved
+
+__all__ = ["Dashboard"]
+
+_HERE = "127.0.0.1"
+_LIST_SECONDS, _RUN_SECONDS = 5, 10  # until a browser asks again
+_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+# A report brings its own policy, which names the programs it may run.
+_NO_FRAMES = "frame-ancestors 'none'"
+_NO_PROGRAMS = (
+    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_NO_FRAMES}"
+)
+
+
+class Dashboard(ThreadingHTTPServer):
+    """Serves the runs of a folder to browsers on this machine."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        super().__init__((_HERE, port), _Handler)
+        self.name = f"{_HERE}:{self.server_port}"
+        # A page of elsewhere whose name was made to mean this machine has another.
+        self.names = {self.name, f"localhost:{self.server_port}"}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Dashboard  # pyright: ignore[reportIncompatibleVariableOverride]
+    server_version, sys_version = "fedbilevel", ""
+    timeout = 30  # seconds that a silent browser holds a thread
+
+    def do_GET(self) -> None:  # noqa: N802
+        """Answer with the list, a report, or why not."""
+        if self.headers.get("Host") not in self.server.names:
+            self._refuse(HTTPStatus.FORBIDDEN, "Ask for this by its own address.")
+            return
+        path = unquote(urlsplit(self.path).path)
+        if path == "/":
+            listing = _listing(self.server.folder)
+            self._answer(HTTPStatus.OK, listing, _NO_PROGRAMS)
+            return
+        # What is asked for is looked up among what is there, never opened by name.
+        place = find_saved(self.server.folder).get(path.removeprefix("/run/"))
+        if not path.startswith("/run/") or place is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "There is no such run.")
+            return
+        try:
+            page = page_of(place, refresh=_RUN_SECONDS)
+        except (FedbilevelError, OSError) as error:
+            self._refuse(HTTPStatus.CONFLICT, _sentence(error))
+            return
+        self._answer(HTTPStatus.OK, page, _NO_FRAMES)
+
+    def _refuse(self, status: HTTPStatus, sentence: str) -> None:
+        self._answer(status, write_sentence(sentence), _NO_PROGRAMS)
+
+    def _answer(self, status: HTTPStatus, page: str, policy: str) -> None:
+        content = page.encode()
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Security-Policy", policy)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        # A browser that asks again does not wait for what it asked for before.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal belongs to who reads it."""
+
+
+def _listing(folder: Path) -> str:
+    lines = []
+    for name, place in find_saved(folder).items():
+        try:
+            lines.append(Listed(name, read_saved(place)))
+        except (FedbilevelError, OSError) as error:
+            lines.append(Listed(name, None, _sentence(error)))
+    return write_listing(folder.resolve().name, lines, _LIST_SECONDS)
+
+
+def _sentence(error: Exception) -> str:
+    return sentence_of(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,84 @@
+"""Commands that use a finished run: `predict` and `export`."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedbilevel.cli.arguments import AsJson
+from fedbilevel.cli.output import print_json
+from fedbilevel.errors import InvalidInputError, unknown_name
+
+__all__ = ["export", "predict"]
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="run folder made by --out")
+]
+
+
+def predict(
+    folder: RunFolder,
+    data: Annotated[
+        str, typer.Argument(help="table, with or without labels, or other data")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="new CSV file with a line for every row")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict rows with the model of a finished run.
+
+    Columns are prepared as they were for training; others are left aside. Where the
+    data have labels, it is told how many are right.
+    """
+    if out is not None and out.exists():
+        raise InvalidInputError(f"{out} exists. Choose another file, or remove it.")
+    from fedbilevel._files import write_atomically
+    from fedbilevel.cli import predictions
+    from fedbilevel.models import Model
+
+    found = predictions.predicted(Model.load(folder), data)
+    if out is not None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(found.header())
+        writer.writerows(found.rows())
+        content = text.getvalue().encode()
+        write_atomically(out, lambda file: file.write(content))
+    if as_json:
+        print_json(found.summary())
+        return
+    if out is None:
+        Console().print(predictions.first_rows(found))
+    for line in predictions.told(found, out):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def export(
+    folder: RunFolder,
+    to: Annotated[str, typer.Option(help="npz, safetensors, or onnx if linear")],
+    out: Annotated[
+        Path | None, typer.Option(help="new file; model.KIND here if left out")
+    ] = None,
+) -> None:
+    """Write the model of a finished run for other programs.
+
+    npz has, of a linear model, its weight and bias, feature_names, center and spread:
+    scores are weight @ (a - center)/spread + bias.
+    """
+    from fedbilevel.models import Model
+    from fedbilevel.models.export import FORMATS
+
+    if to not in FORMATS:
+        raise unknown_name("format", to, FORMATS)
+    path = Path(f"model.{to}") if out is None else out
+    beside = [path.with_suffix(".json")] if to == "safetensors" else []
+    for one in (path, *beside):
+        if one.exists():
+            raise InvalidInputError(f"{one} exists. Choose another file, or remove it.")
+    FORMATS[to](Model.load(folder), path)
+    told = " and ".join(map(str, (path, *beside)))
+    Console().print(f"Saved in {told}", markup=False, highlight=False)

@@ -1,0 +1,86 @@
+"""Commands `report` and `dashboard`, and the report that runs write beside results."""
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+
+__all__ = ["dashboard", "report", "write_report"]
+
+FILE_NAME = "report.html"
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="folder of a run or a comparison")],
+    out: Annotated[
+        Path | None, typer.Option(help="file; report.html in the folder if left out")
+    ] = None,
+) -> None:
+    """Write one HTML file that tells of a run, and opens without a network."""
+    from fedbilevel.cli.pages import page_of
+
+    path = folder / FILE_NAME if out is None else out
+    _check_place(path)
+    _write(path, page_of(folder))
+    Console().print(f"Saved in {path}", markup=False, soft_wrap=True)
+
+
+def write_report(folder: Path) -> None:
+    """Write the report of a run that has just ended, where Plotly is installed."""
+    from fedbilevel.cli.pages import page_of
+
+    try:
+        page = page_of(folder)
+    except FedbilevelError as error:
+        # The run itself is done and saved.
+        Console(stderr=True).print(f"No {FILE_NAME}: {error}", markup=False)
+        return
+    _write(folder / FILE_NAME, page)
+
+
+def _check_place(path: Path) -> None:
+    """Raise if a file is there that is no report."""
+    from fedbilevel.report.page import MARK
+
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        if file.read(len(MARK)) != MARK.encode():
+            raise InvalidInputError(
+                f"{path} is there and is no report. Choose another file."
+            )
+
+
+def _write(path: Path, page: str) -> None:
+    from fedbilevel._files import write_atomically
+
+    write_atomically(path, lambda file: file.write(page.encode()))
+
+
+def dashboard(
+    folder: Annotated[Path, typer.Argument(help="folder with folders of runs")],
+    port: Annotated[int, typer.Option(help="port; 0 takes any that is free")] = 8765,
+) -> None:
+    """Show all runs of a folder in a browser on this machine, also while they run."""
+    if not folder.is_dir():
+        raise InvalidInputError(f"{folder} is not a folder.")
+    if not 0 <= port <= 65535:
+        raise InvalidInputError(f"--port {port}: choose from 0 to 65535.")
+    from fedbilevel.cli.dashboard import Dashboard
+
+    try:
+        server = Dashboard(folder, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise InvalidInputError(
+            f"port {port} is in use. Choose another with --port."
+        ) from error
+    Console().print(f"http://{server.name} until Ctrl-C", soft_wrap=True)
+    with server, suppress(KeyboardInterrupt):
+        server.serve_forever()

@@ -1,0 +1,289 @@
+"""How raw columns become the features that a model sees, and labels its answers.
+
+A `Preparation` is fitted from `Sums`, which every site makes of its own rows and which
+merge: the same preparation results from pooled rows and from merged sums.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from fedbilevel.datasets import _preparation_files as files
+from fedbilevel.datasets._base import as_classes, class_names
+from fedbilevel.datasets.sums import (
+    Moments,
+    Sums,
+    as_numbers,
+    as_targets,
+    as_texts,
+    numbered,
+)
+from fedbilevel.errors import InvalidInputError
+
+__all__ = [
+    "CategoryColumn",
+    "ClassLabel",
+    "NumericColumn",
+    "Preparation",
+    "TargetLabel",
+]
+
+Where: TypeAlias = Callable[[int], str]
+
+
+def _missing(place: str, name: str, kind: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{place}, column '{name}': the {kind} is missing. Fill it in, or give "
+        "--missing mean to put the mean in its place, or --missing drop to leave such "
+        "rows out."
+    )
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    """A column of numbers, centered and divided by its spread.
+
+    `fill` stands for a missing number; where it is None, none may be missing.
+    """
+
+    name: str
+    center: float
+    spread: float
+    fill: float | None = None
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features made of it."""
+        return (self.name,)
+
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
+        """Return the numbers, as one column."""
+        numbers = as_numbers(self.name, values, where)
+        missing = np.isnan(numbers)
+        if missing.any() and self.fill is None:
+            raise _missing(where(int(np.argmax(missing))), self.name, "number")
+        filled = numbers if self.fill is None else np.where(missing, self.fill, numbers)
+        return filled[:, None]
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """A column of text: one feature for each value, 1 where the row has it, else 0.
+
+    A value that was not there when the columns were prepared is refused by its name. A
+    missing one, the empty text, gives zeros where `gaps` are allowed.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    gaps: bool = False
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features made of it."""
+        return tuple(f"{self.name}={value}" for value in self.values)
+
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
+        """Return one column of zeros and ones for each value."""
+        places = {value: place for place, value in enumerate(self.values)}
+        ones = np.zeros((len(values), len(places)))
+        for row, text in enumerate(as_texts(values)):
+            if text in places:
+                ones[row, places[text]] = 1
+            elif text:
+                raise InvalidInputError(
+                    f"{where(row)}, column '{self.name}': '{text:.80}' is none of the "
+                    f"values that the model knows: {', '.join(self.values[:20])}. "
+                    "Correct it, or drop the row."
+                )
+            elif not self.gaps:
+                raise _missing(where(row), self.name, "text")
+        return ones
+
+
+@dataclass(frozen=True)
+class ClassLabel:
+    """A column of classes; a label's code is its place among them."""
+
+    name: str
+    classes: tuple[str, ...]
+
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
+        """Return the codes of labels."""
+        places = {name: code for code, name in enumerate(self.classes)}
+        places |= {"1": places["+1"]} if "+1" in places else {}
+        names = as_classes(f"column '{self.name}'", values)
+        for row, name in enumerate(names):
+            if name not in places:
+                raise InvalidInputError(
+                    f"{where(row)}, column '{self.name}': '{name:.80}' is none of the "
+                    f"classes {', '.join(self.classes[:20])}."
+                )
+        return np.asarray([places[name] for name in names], np.int32)
+
+
+@dataclass(frozen=True)
+class TargetLabel:
+    """A column of numbers to be predicted, centered and divided by its spread."""
+
+    name: str
+    center: float
+    spread: float
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """No classes."""
+        return ()
+
+    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
+        """Return the targets as a model sees them."""
+        return (as_targets(self.name, values, where) - self.center) / self.spread
+
+    def decode(self, predicted: np.ndarray) -> np.ndarray:
+        """Return predictions in the units of the column."""
+        return self.center + self.spread * np.asarray(predicted)
+
+
+Column = NumericColumn | CategoryColumn
+Label = ClassLabel | TargetLabel
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to columns before a model sees them; others are left out."""
+
+    columns: tuple[Column, ...]
+    label: Label
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features, in the order in which a model has them."""
+        return tuple(name for one in self.columns for name in one.feature_names)
+
+    def encode(
+        self, columns: Mapping[str, np.ndarray], where: Where = numbered
+    ) -> np.ndarray:
+        """Return filled numbers and one-hot texts, not yet scaled.
+
+        `where(row)` says in errors where a row is, such as a line of a file.
+        """
+        for one in self.columns:
+            if one.name not in columns:
+                held = ", ".join(list(columns)[:50])
+                raise InvalidInputError(
+                    f"there is no column '{one.name}', which the model needs. There "
+                    f"are {held or 'none'}."
+                )
+        every = [one.encode(columns[one.name], where) for one in self.columns]
+        return np.hstack(every)
+
+    def scale(self, encoded: np.ndarray) -> np.ndarray:
+        """Center and scale what `encode` returned; zeros and ones stay."""
+        return (encoded - self._pairs[:, 0]) / self._pairs[:, 1]
+
+    def apply(
+        self, columns: Mapping[str, np.ndarray], where: Where = numbered
+    ) -> np.ndarray:
+        """Return the features of rows: what a model was trained on."""
+        return self.scale(self.encode(columns, where))
+
+    @property
+    def _pairs(self) -> np.ndarray:
+        """The center and the spread of every feature."""
+        pairs: list[tuple[float, float]] = []
+        for one in self.columns:
+            numeric = isinstance(one, NumericColumn)
+            pairs += (
+                [(one.center, one.spread)]
+                if numeric
+                else [(0.0, 1.0)] * len(one.values)
+            )
+        return np.asarray(pairs)
+
+    @staticmethod
+    def fit(sums: Sums, *, gaps: bool = False) -> "Preparation":
+        """Make a preparation from the sums of all sites, merged.
+
+        With `gaps` missing numbers are filled with the mean, and missing texts have
+        none of the values; else both are refused.
+        """
+        columns: list[Column] = []
+        for name, found in sums.columns.items():
+            if found == () or (isinstance(found, Moments) and found.count == 0):
+                raise InvalidInputError(
+                    f"column '{name}' is empty in every row. Leave it out with "
+                    f"--ignore {name}."
+                )
+            if isinstance(found, Moments):
+                fill = found.mean if gaps else None
+                columns.append(NumericColumn(name, found.mean, found.spread, fill))
+            else:
+                columns.append(CategoryColumn(name, found, gaps))
+        if isinstance(sums.label, Moments):
+            moments = sums.label
+            label: Label = TargetLabel(sums.label_name, moments.mean, moments.spread)
+        else:
+            label = ClassLabel(sums.label_name, class_names(sums.label))
+        return Preparation(tuple(columns), label)
+
+    @staticmethod
+    def of_arrays(
+        center: np.ndarray, spread: np.ndarray, classes: tuple[str, ...]
+    ) -> "Preparation":
+        """Describe how the columns of an array were scaled; they have numbers."""
+        columns = tuple(
+            NumericColumn(f"feature {number}", float(middle), float(width))
+            for number, (middle, width) in enumerate(zip(center, spread, strict=True))
+        )
+        return Preparation(columns, ClassLabel("label", classes))
+
+    def to_json(self) -> str:
+        """Return it as text; `from_json` reads that back, to the last bit."""
+        columns = []
+        for one in self.columns:
+            if isinstance(one, NumericColumn):
+                numbers = {"center": one.center, "spread": one.spread, "fill": one.fill}
+                columns.append({"kind": "number", "name": one.name, **numbers})
+            else:
+                texts = {"values": list(one.values), "gaps": one.gaps}
+                columns.append({"kind": "text", "name": one.name, **texts})
+        if isinstance(self.label, ClassLabel):
+            told = {"kind": "classes", "classes": list(self.label.classes)}
+        else:
+            told = {"kind": "number"}
+            told |= {"center": self.label.center, "spread": self.label.spread}
+        label = {"name": self.label.name, **told}
+        return files.write("preparation", {"columns": columns, "label": label})
+
+    @staticmethod
+    def from_json(text: str) -> "Preparation":
+        """Read what `to_json` wrote; anything else is refused."""
+        content = files.Node.of(text, "preparation", ("columns", "label"))
+        columns = tuple(_read_column(one) for one in content.items("columns"))
+        files.check_different("columns", [one.name for one in columns])
+        if not columns:
+            raise InvalidInputError("the preparation has no columns.")
+        label = content.node("label")
+        if label.word("kind", ("classes", "number")) == "classes":
+            label.only("name", "kind", "classes")
+            read: Label = ClassLabel(label.text("name"), label.texts("classes"))
+        else:
+            label.only("name", "kind", "center", "spread")
+            spread = label.number("spread", above=0)
+            read = TargetLabel(label.text("name"), label.number("center"), spread)
+        return Preparation(columns, read)
+
+
+def _read_column(one: files.Node) -> Column:
+    if one.word("kind", ("number", "text")) == "text":
+        one.only("kind", "name", "values", "gaps")
+        values = one.texts("values")
+        if list(values) != sorted(values):
+            raise InvalidInputError(f"{one.where}: its values are not sorted.")
+        return CategoryColumn(one.text("name"), values, one.flag("gaps"))
+    one.only("kind", "name", "center", "spread", "fill")
+    fill = None if one.is_null("fill") else one.number("fill")
+    spread = one.number("spread", above=0)
+    return NumericColumn(one.text("name"), one.number("center"), spread, fill)

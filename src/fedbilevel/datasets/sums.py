@@ -1,0 +1,247 @@
+"""What a site tells of its columns, so that those of all sites are prepared alike.
+
+Of a column of numbers the count, the mean and the sum of squared deviations leave it;
+of a column of text the values that occur; of the label its classes or, where it is a
+number to be predicted, the same as of any numbers. Which row has which value stays.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbilevel.datasets import _preparation_files as files
+from fedbilevel.datasets._base import as_classes
+from fedbilevel.errors import InvalidInputError
+
+__all__ = [
+    "MISSING",
+    "Moments",
+    "Sums",
+    "as_numbers",
+    "as_targets",
+    "as_texts",
+    "numbered",
+    "parse_number",
+]
+
+# What stands in columns of numbers where there is none, in small letters.
+MISSING = frozenset({"", "na", "n/a", "nan", "null"})
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of numbers, missing ones aside.
+
+    Kept so, and not as sums of numbers and of squares, they can be merged without
+    losing digits where the mean is large.
+    """
+
+    count: int
+    mean: float
+    squares: float
+
+    @staticmethod
+    def of(values: np.ndarray) -> "Moments":
+        """Sum up numbers; NaN is missing."""
+        there = values[~np.isnan(values)]
+        if len(there) == 0:
+            return Moments(0, 0.0, 0.0)
+        mean = float(there.mean())
+        return Moments(len(there), mean, float(((there - mean) ** 2).sum()))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Return the moments of the numbers of both."""
+        count = self.count + other.count
+        if count == 0:
+            return self
+        apart = other.mean - self.mean
+        mean = self.mean + apart * other.count / count
+        between = apart**2 * self.count * other.count / count
+        return Moments(count, mean, self.squares + other.squares + between)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation; 1 where all numbers are the same."""
+        # What is left of equal numbers by rounding is no spread to divide by.
+        spread = math.sqrt(self.squares / max(self.count, 1))
+        return spread if spread > 1e-12 * abs(self.mean) else 1.0
+
+
+Found = Moments | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a site tells of its columns, so that all can be prepared alike.
+
+    `columns` has the moments of numbers, or the different texts, sorted; `label` the
+    moments of a target, or the classes.
+    """
+
+    rows: int
+    columns: Mapping[str, Found]
+    label_name: str
+    label: Found
+
+    @staticmethod
+    def of(
+        columns: Mapping[str, np.ndarray],
+        label_name: str,
+        label: np.ndarray,
+        *,
+        is_target: bool = False,
+    ) -> "Sums":
+        """Sum up the columns of one site, which are arrays of numbers or of text."""
+        found = {name: _found(name, values) for name, values in columns.items()}
+        if is_target:
+            told: Found = Moments.of(as_targets(label_name, label))
+        else:
+            told = tuple(sorted(set(as_classes(f"column '{label_name}'", label))))
+        return Sums(len(label), found, label_name, told)
+
+    @staticmethod
+    def merged(every: Iterable["Sums"]) -> "Sums":
+        """Return the sums over sites, which must have the same columns."""
+        first, *others = every
+        for other in others:
+            _check_alike(first, other)
+            columns = {
+                name: _merge(
+                    f"column '{name}'",
+                    found,
+                    other.columns[name],
+                    f"leave the column out with --ignore {name}",
+                )
+                for name, found in first.columns.items()
+            }
+            name = f"label '{first.label_name}'"
+            label = _merge(name, first.label, other.label, "say --predict for all")
+            rows = first.rows + other.rows
+            first = Sums(rows, columns, first.label_name, label)
+        return first
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        columns = [
+            {"name": name, **_written(found)} for name, found in self.columns.items()
+        ]
+        label = {"name": self.label_name, **_written(self.label)}
+        content = {"rows": self.rows, "columns": columns, "label": label}
+        return files.write("sums", content)
+
+    @staticmethod
+    def from_json(text: str) -> "Sums":
+        """Read what `to_json` wrote; anything else is refused."""
+        content = files.Node.of(text, "sums", ("rows", "columns", "label"))
+        nodes = content.items("columns")
+        names = [one.text("name") for one in nodes]
+        files.check_different("columns", names)
+        found = dict(zip(names, map(_read_found, nodes), strict=True))
+        label = content.node("label")
+        rows = content.count("rows")
+        return Sums(rows, found, label.text("name"), _read_found(label))
+
+
+def _written(found: Found) -> dict[str, object]:
+    if isinstance(found, Moments):
+        numbers = {"mean": found.mean, "squares": found.squares}
+        return {"kind": "number", "count": found.count, **numbers}
+    return {"kind": "text", "values": list(found)}
+
+
+def _read_found(one: files.Node) -> Found:
+    if one.word("kind", ("number", "text")) == "text":
+        one.only("kind", "name", "values")
+        return tuple(sorted(one.texts("values")))
+    one.only("kind", "name", "count", "mean", "squares")
+    squares = one.number("squares", least=0)
+    return Moments(one.count("count"), one.number("mean"), squares)
+
+
+def _check_alike(first: Sums, other: Sums) -> None:
+    odd = sorted(set(first.columns) ^ set(other.columns))
+    if odd or first.label_name != other.label_name:
+        told = f"only some have {', '.join(map(repr, odd[:20]))}"
+        labels = f"labels are '{first.label_name}' and '{other.label_name}'"
+        raise InvalidInputError(
+            f"the sites differ: {told if odd else labels}. All need the same columns; "
+            "leave others out with --ignore."
+        )
+
+
+def _merge(name: str, one: Found, other: Found, advice: str) -> Found:
+    if isinstance(one, Moments) and isinstance(other, Moments):
+        return one.merged(other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return tuple(sorted({*one, *other}))
+    raise InvalidInputError(
+        f"{name} holds numbers at one site and text or classes at another. Make them "
+        f"alike, or {advice}."
+    )
+
+
+def _found(name: str, values: np.ndarray) -> Found:
+    if values.dtype.kind in "buif":
+        return Moments.of(as_numbers(name, values))
+    return tuple(sorted({*as_texts(values)} - {""}))
+
+
+def numbered(row: int) -> str:
+    """Say where a row is, when nothing but its number from 0 is known."""
+    return f"row {row}"
+
+
+def as_texts(values: np.ndarray) -> list[str]:
+    """Return texts; what is missing is empty."""
+    return ["" if one is None else str(one) for one in values]
+
+
+def parse_number(text: str) -> float:
+    """Return the number that a text is, NaN if it is missing; else raise ValueError."""
+    return math.nan if text.strip().lower() in MISSING else float(text)
+
+
+def as_numbers(
+    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
+) -> np.ndarray:
+    """Return the numbers of a column; those that are missing are NaN.
+
+    `where(row)` says in errors where a row is.
+    """
+    values = np.asarray(values)
+    if values.dtype.kind in "buif":
+        numbers = values.astype(float)
+        for row in np.flatnonzero(np.isinf(numbers))[:1]:
+            raise _no_number(where(int(row)), name, "infinity")
+        return numbers
+    numbers = np.empty(len(values))
+    for row, text in enumerate(as_texts(values)):
+        try:
+            numbers[row] = parse_number(text)
+        except ValueError:
+            numbers[row] = math.inf
+        if math.isinf(numbers[row]):
+            raise _no_number(where(row), name, text)
+    return numbers
+
+
+def _no_number(place: str, name: str, text: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{place}, column '{name}': '{text:.80}' is not a finite number. Correct it, "
+        f"or leave the column out with --ignore {name}."
+    )
+
+
+def as_targets(
+    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
+) -> np.ndarray:
+    """Return the numbers of a column of which none is missing."""
+    numbers = as_numbers(name, values, where)
+    for row in np.flatnonzero(np.isnan(numbers))[:1]:
+        raise InvalidInputError(
+            f"{where(int(row))}, column '{name}': the label is missing. Fill it in, or "
+            "leave such rows out with --missing drop."
+        )
+    return numbers

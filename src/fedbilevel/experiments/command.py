@@ -1,0 +1,68 @@
+"""The command that repeats what a folder holds."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from fedbilevel.errors import CheckpointError
+from fedbilevel.experiments.experiment import Experiment
+
+__all__ = ["comparison_command", "run_command"]
+
+# Of these a command has no option of the same name, or `options` has one of its own.
+_ELSEWHERE = ("task", "options", "weights")
+
+
+def run_command(settings: Mapping[str, Any], runtime: str) -> str:
+    """Return what to type for a run; `runtime` is the one that it was made by."""
+    experiment = _experiment(settings)
+    if runtime in ("simulator", "reference"):
+        return _joined(["run", *_arguments(experiment)])
+    # Of a federation: `serve` needs the keys of its sites, a trial needs nothing.
+    words = _arguments(experiment, renamed={"patience": "stop-patience"})
+    return _joined(["federate", *words])
+
+
+def comparison_command(settings: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return what to type for a comparison of these algorithms."""
+    try:
+        experiment = _experiment(settings["experiment"])
+        seeds, grid = int(settings["seeds"]), dict(settings["grid"])
+        tuned = [f"{key}={','.join(values)}" for key, values in grid.items()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"settings.json is damaged: {error}.") from error
+    words = [*_arguments(experiment), "--algorithms", ",".join(names)]
+    words += ["--seeds", str(seeds)]
+    for one in tuned:
+        words += ["--tune", one]
+    return _joined(["compare", *words])
+
+
+def _experiment(settings: Mapping[str, Any]) -> Experiment:
+    try:
+        return Experiment(**settings)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the saved settings are damaged: {error}.") from error
+
+
+def _arguments(
+    experiment: Experiment, renamed: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return all that is not as if it was left out, as it is typed."""
+    words = [experiment.task]
+    for one in fields(experiment):
+        value = getattr(experiment, one.name)
+        if one.name in _ELSEWHERE or value == one.default:
+            continue
+        name = (renamed or {}).get(one.name, one.name.replace("_", "-"))
+        words += [f"--{name}", str(value)]
+    if experiment.weights:
+        words += ["--weights", ",".join(map(repr, experiment.weights))]
+    for name, value in experiment.options.items():
+        words += ["--data", value] if name == "data" else ["--set", f"{name}={value}"]
+    return words
+
+
+def _joined(words: Sequence[str]) -> str:
+    return shlex.join(["fedbilevel", *words])

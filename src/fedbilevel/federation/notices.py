@@ -1,0 +1,84 @@
+"""What a server tells unasked: that it does not take a node, or that all is over.
+
+A notice is a packet like others, sealed and numbered, so that nobody else can end a
+node, nor with an old one. It needs no answer, and changes nothing that a site keeps.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fedbilevel.federation.foreign import shown
+from fedbilevel.federation.site import Site
+from fedbilevel.federation.wire import Header, RefusedError, unpack
+
+__all__ = ["NOTICE", "Attentive", "Sparing", "over", "refused"]
+
+NOTICE = "notice"
+_MARK = b'"kind":"notice"'
+_LARGEST = 1 << 13  # bytes; whatever is longer is no notice, and not looked at twice
+_AGAIN = 60.0  # seconds after which the same is said again
+
+
+def over() -> dict[str, Any]:
+    """Return the notice that a federation is finished."""
+    return {"over": True}
+
+
+def refused(refusal: RefusedError) -> dict[str, Any]:
+    """Return the notice that a node is not taken, and why."""
+    return {"over": False, "reason": refusal.reason, "detail": refusal.detail}
+
+
+class Sparing:
+    """Says a thing once, and again only after a while."""
+
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.say, self.clock = say, clock
+        self._said: dict[str, float] = {}
+
+    def __call__(self, text: str) -> None:
+        """Say something, unless it was said just now."""
+        now = self.clock()
+        self._said = {one: at for one, at in self._said.items() if now - at < _AGAIN}
+        if text not in self._said:
+            self._said[text] = now
+            self.say(text)
+
+
+class Attentive:
+    """A site that heeds notices; `is_over` once its federation is."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.is_over = site, False
+
+    def handle(self, packet: bytes) -> bytes:
+        """Answer a packet; of a notice, tell the operator what it says."""
+        if len(packet) <= _LARGEST and _MARK in packet:
+            try:
+                header, _, _ = unpack(packet, _LARGEST, self.site.seal)
+                if header.kind == NOTICE:
+                    self._heed(header)
+                    return b""
+            except RefusedError as refusal:
+                self.site.report(f"notice refused: {refusal}")
+                return b""
+        return self.site.handle(packet)
+
+    def _heed(self, header: Header) -> None:
+        self._check(header)
+        info = header.info or {}
+        if info.get("over") is True:
+            self.is_over = True
+            return
+        reason = ": ".join(shown(str(info.get(n))) for n in ("reason", "detail"))
+        self.site.report(f"the server does not take this node: {reason}")
+
+    def _check(self, header: Header) -> None:
+        held = self.site.checkpoints.get(header.federation)
+        if held is None:
+            raise RefusedError("federation", "it said no hello")
+        held.newest.check(header)
+        held.answered(header)

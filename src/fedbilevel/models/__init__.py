@@ -1,0 +1,15 @@
+"""Models that a run leaves behind: how rows become predictions, by NumPy alone.
+
+A model is a few layers of arrays, the names of its classes, and how raw columns or
+pixels become its features. It needs no task, no data set and no code of whoever trained
+it.
+"""
+
+from fedbilevel.models.files import can_be_kept as can_be_kept
+from fedbilevel.models.layers import Convolution as Convolution
+from fedbilevel.models.layers import Dense as Dense
+from fedbilevel.models.layers import Layer as Layer
+from fedbilevel.models.layers import Multiply as Multiply
+from fedbilevel.models.model import Model as Model
+from fedbilevel.models.model import Pixels as Pixels
+from fedbilevel.models.model import Predictor as Predictor

@@ -1,0 +1,155 @@
+"""Models in the formats of others: npz, safetensors, and ONNX where they are linear."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel._files import write_arrays, write_atomically
+from fedbilevel.datasets.preparation import NumericColumn, Preparation, TargetLabel
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.models.files import packed
+from fedbilevel.models.layers import Dense, Multiply
+from fedbilevel.models.model import Model
+
+__all__ = ["FORMATS", "linear_arrays"]
+
+
+def linear_arrays(model: Model) -> dict[str, np.ndarray]:
+    """Return a linear model as arrays: scores are weight @ (a - center)/spread + bias.
+
+    a are the features by `feature_names`: numbers as they are, filled, and texts as
+    zeros and ones. Where a number is predicted, it is
+    label_center + label_spread * score.
+    """
+    made = model.preparation
+    (dense,) = [one for one in model.layers if isinstance(one, Dense)]
+    factor = np.prod([one.factor for one in model.layers if isinstance(one, Multiply)])
+    arrays = {"weight": factor * dense.weight.astype(float), "bias": dense.bias}
+    if made is None:
+        assert model.pixels is not None
+        center, spread = model.pixels.center, model.pixels.spread
+        about = {"center": np.asarray(255 * center), "spread": np.asarray(255 * spread)}
+    else:
+        about = _scaling(made)
+    return {**arrays, **about, "classes": np.asarray(model.classes, dtype=str)}
+
+
+def _scaling(made: Preparation) -> dict[str, np.ndarray]:
+    pairs: list[tuple[float, float]] = []
+    for one in made.columns:
+        numeric = isinstance(one, NumericColumn)
+        of_texts = [(0.0, 1.0)] * len(one.feature_names)
+        pairs += [(one.center, one.spread)] if numeric else of_texts
+    center, spread = np.asarray(pairs).T
+    found = {
+        "feature_names": np.asarray(made.feature_names, dtype=str),
+        "center": center,
+        "spread": spread,
+    }
+    if isinstance(made.label, TargetLabel):
+        found["label_center"] = np.asarray(made.label.center)
+        found["label_spread"] = np.asarray(made.label.spread)
+    return found
+
+
+def _to_npz(model: Model, path: Path) -> None:
+    if model.is_linear:
+        write_arrays(path, linear_arrays(model))
+        return
+    arrays: dict[str, np.ndarray] = {}
+    kinds = []
+    for number, layer in enumerate(model.layers):
+        kind = type(layer).__name__.lower()
+        if isinstance(layer, Multiply):
+            arrays[f"layers.{number}.factor"] = np.asarray(layer.factor)
+        else:
+            arrays[f"layers.{number}.weight"] = layer.weight
+            arrays[f"layers.{number}.bias"] = layer.bias
+            kind += " relu" if getattr(layer, "relu", kind == "convolution") else ""
+        kinds.append(kind)
+    arrays["layers"] = np.asarray(kinds, dtype=str)
+    about = {} if model.preparation is None else _scaling(model.preparation)
+    if model.pixels is not None:
+        about["center"] = np.asarray(255 * model.pixels.center)
+        about["spread"] = np.asarray(255 * model.pixels.spread)
+    classes = np.asarray(model.classes, dtype=str)
+    write_arrays(path, {**arrays, **about, "classes": classes})
+
+
+def _to_safetensors(model: Model, path: Path) -> None:
+    weights, text = packed(model)
+    write_atomically(path, lambda file: file.write(weights))
+    described = path.with_suffix(".json")
+    write_atomically(described, lambda file: file.write(text))
+
+
+def _to_onnx(model: Model, path: Path) -> None:
+    if not model.is_linear:
+        raise InvalidInputError(
+            "only linear models are written as ONNX, and this one has hidden layers. "
+            "Export it as npz or safetensors."
+        )
+    data = _onnx_graph(model, _onnx()).SerializeToString()
+    write_atomically(path, lambda file: file.write(data))
+
+
+def _onnx_graph(model: Model, onnx: Any) -> Any:
+    """Write (a - center)/spread, the product, and what is predicted as a graph."""
+    arrays, helper = linear_arrays(model), onnx.helper
+    single = {
+        name: np.asarray(arrays[name], np.float32)
+        for name in ("weight", "bias", "center", "spread")
+    }
+    single["weight"] = np.ascontiguousarray(single["weight"].T)
+    nodes = [
+        helper.make_node("Sub", ["features", "center"], ["centered"]),
+        helper.make_node("Div", ["centered", "spread"], ["scaled"]),
+        helper.make_node("Gemm", ["scaled", "weight", "bias"], ["scores"]),
+    ]
+    width, count = single["weight"].shape
+    if model.classes:
+        nodes.append(helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1))
+        output = "probabilities"
+    else:
+        for name in ("label_center", "label_spread"):
+            single[name] = np.asarray([arrays[name]], np.float32)
+        nodes.append(
+            helper.make_node("Mul", ["scores", "label_spread"], ["spread_out"])
+        )
+        nodes.append(helper.make_node("Add", ["spread_out", "label_center"], ["value"]))
+        output = "value"
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "fedbilevel",
+        [helper.make_tensor_value_info("features", kind, ["rows", width])],
+        [helper.make_tensor_value_info(output, kind, ["rows", count])],
+        [onnx.numpy_helper.from_array(one, name) for name, one in single.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    made.ir_version = 8
+    names = {"classes": "\n".join(model.classes)}
+    if "feature_names" in arrays:
+        names["feature_names"] = "\n".join(arrays["feature_names"])
+    helper.set_model_props(made, names)
+    onnx.checker.check_model(made)
+    return made
+
+
+def _onnx() -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise FedbilevelError(
+            "ONNX files are written by the package onnx: install fedbilevel[onnx]."
+        ) from None
+    return onnx
+
+
+FORMATS: Mapping[str, Callable[[Model, Path], None]] = {
+    "npz": _to_npz,
+    "safetensors": _to_safetensors,
+    "onnx": _to_onnx,
+}

@@ -1,0 +1,188 @@
+"""A model in two files: `model.json` says what it is, `model.safetensors` its arrays.
+
+Neither can hold code. What is read is checked: a file that is damaged, of another
+version or of somebody else's making is refused by its name.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel._files import write_atomically
+from fedbilevel._folders import MODEL, WEIGHTS
+from fedbilevel.datasets import Preparation
+from fedbilevel.datasets._preparation_files import Node
+from fedbilevel.datasets._preparation_files import write as written
+from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputError
+from fedbilevel.models.layers import Convolution, Dense, Layer, Multiply
+from fedbilevel.models.model import Model, Pixels
+
+__all__ = ["can_be_kept", "load", "packed", "save"]
+
+_ENTRIES = ("about", "classes", "layers", "pixels", "preparation")
+_KINDS = ("multiply", "dense", "convolution")
+_LARGEST = 2**32  # bytes of weights
+_LONGEST = 2**26  # bytes of JSON
+_MOST_LAYERS = 1000
+
+
+def can_be_kept() -> bool:
+    """Say whether the package that keeps arrays is installed."""
+    return find_spec("safetensors") is not None
+
+
+def save(model: Model, folder: Path) -> None:
+    """Write both files, the arrays first: a model that can be read is whole."""
+    data, text = packed(model)
+    write_atomically(folder / WEIGHTS, lambda file: file.write(data))
+    write_atomically(folder / MODEL, lambda file: file.write(text))
+
+
+def packed(model: Model) -> tuple[bytes, bytes]:
+    """Return the contents of the two files: the arrays, and what they are."""
+    library = _safetensors()
+    arrays: dict[str, np.ndarray] = {}
+    layers: list[dict[str, Any]] = []
+    for number, layer in enumerate(model.layers):
+        if isinstance(layer, Multiply):
+            layers.append({"kind": "multiply", "factor": layer.factor})
+            continue
+        relu = {"relu": layer.relu} if isinstance(layer, Dense) else {}
+        kind = "dense" if isinstance(layer, Dense) else "convolution"
+        layers.append({"kind": kind, **relu})
+        for name in ("weight", "bias"):
+            kept = np.ascontiguousarray(getattr(layer, name))
+            arrays[f"layers.{number}.{name}"] = kept
+    pixels, made = model.pixels, model.preparation
+    content = {
+        "about": dict(model.about),
+        "classes": list(model.classes),
+        "layers": layers,
+        "pixels": pixels
+        and {
+            "center": pixels.center,
+            "spread": pixels.spread,
+            "shape": list(pixels.shape),
+        },
+        "preparation": None if made is None else json.loads(made.to_json()),
+    }
+    data = library.save(arrays)
+    content["digest"] = _digest(data, content)
+    return data, written("model", content).encode()
+
+
+def _digest(data: bytes, content: Mapping[str, Any]) -> str:
+    """Return what changes with any bit of either file that means something."""
+    rest = {name: value for name, value in content.items() if name in _ENTRIES}
+    text = json.dumps(rest, sort_keys=True)
+    return hashlib.sha256(data + text.encode()).hexdigest()
+
+
+def load(folder: Path) -> Model:
+    """Read both files."""
+    path = folder / MODEL
+    if not path.exists():
+        raise CheckpointError(
+            f"{folder} holds no {MODEL}: it is no folder of a finished run, or its "
+            "task leaves no model that predicts. Runs of regularization, cleaning, "
+            "representation, loss-tuning, and of fairness on a table do, by "
+            "`fedbilevel run ... --out`."
+        )
+    data, arrays = _arrays(folder / WEIGHTS)
+    try:
+        return _model(_text(path), data, arrays)
+    except InvalidInputError as error:
+        raise CheckpointError(
+            f"{path} or {WEIGHTS} beside it is damaged, or not one of ours: {error}"
+        ) from error
+
+
+def _text(path: Path) -> str:
+    if path.stat().st_size > _LONGEST:
+        raise InvalidInputError("it is too long.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError:
+        raise InvalidInputError("it is no text.") from None
+
+
+def _model(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> Model:
+    node = Node.of(text, "model", (*_ENTRIES, "digest"))
+    if node.content["digest"] != _digest(data, node.content):
+        raise InvalidInputError("the two files are not as they were written together.")
+    listed = node.items("layers")
+    if len(listed) > _MOST_LAYERS:
+        raise InvalidInputError("the model has too many layers.")
+    layers = tuple(_layer(one, n, arrays) for n, one in enumerate(listed))
+    if arrays:
+        raise InvalidInputError(f"nothing uses the arrays {', '.join(sorted(arrays))}.")
+    made = None
+    if not node.is_null("preparation"):
+        held = json.dumps(node.node("preparation").content)
+        made = Preparation.from_json(held)
+    classes = node.texts("classes") if node.content["classes"] else ()
+    if made is not None and made.label.classes != classes:
+        raise InvalidInputError("its classes are not those of its label.")
+    about = node.node("about").content
+    return Model(layers, classes, made, _pixels(node), about)
+
+
+def _layer(node: Node, number: int, arrays: dict[str, np.ndarray]) -> Layer:
+    kind = node.word("kind", _KINDS)
+    if kind == "multiply":
+        node.only("kind", "factor")
+        return Multiply(node.number("factor"))
+    found = []
+    for name in ("weight", "bias"):
+        key = f"layers.{number}.{name}"
+        if key not in arrays or arrays[key].dtype.kind != "f":
+            raise InvalidInputError(f"there are no numbers {key}.")
+        found.append(arrays.pop(key))
+    if kind == "convolution":
+        node.only("kind")
+        return Convolution(*found)
+    node.only("kind", "relu")
+    return Dense(*found, relu=node.flag("relu"))
+
+
+def _pixels(node: Node) -> Pixels | None:
+    if node.is_null("pixels"):
+        return None
+    held = node.node("pixels")
+    held.only("center", "spread", "shape")
+    shape = held.content["shape"]
+    right = isinstance(shape, list) and 1 <= len(shape) <= 4
+    if not right or not all(type(n) is int and 0 < n < 2**20 for n in shape):
+        raise InvalidInputError("the shape of its images is none.")
+    spread = held.number("spread", above=0)
+    return Pixels(held.number("center"), spread, tuple(shape))
+
+
+def _arrays(path: Path) -> tuple[bytes, dict[str, np.ndarray]]:
+    library = _safetensors()
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing: the model has no weights.")
+    if path.stat().st_size > _LARGEST:
+        raise CheckpointError(f"{path} is too large to be a model of ours.")
+    try:
+        data = path.read_bytes()
+        return data, dict(library.load(data))
+    except Exception as error:  # of the library's own kind, or of NumPy's
+        raise CheckpointError(
+            f"{path} is damaged, or not one of ours: {error}."
+        ) from error
+
+
+def _safetensors() -> Any:
+    try:
+        from safetensors import numpy as library
+    except ImportError:
+        raise FedbilevelError(
+            "models are kept by the package safetensors: install fedbilevel[cli]."
+        ) from None
+    return library

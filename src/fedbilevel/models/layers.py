@@ -1,0 +1,96 @@
+"""The layers of models: what each makes of a batch, in NumPy."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from fedbilevel.errors import InvalidInputError
+
+__all__ = ["Convolution", "Dense", "Layer", "Multiply"]
+
+_WINDOW = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Multiply:
+    """Flattens rows, and multiplies them by a number."""
+
+    factor: float
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """Return factor * a for every row a."""
+        return self.factor * inputs.reshape(len(inputs), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """W a + b for every row a, flattened; with `relu` what is negative becomes 0."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+    relu: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.weight, self.bias)
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """Return the outputs of a batch."""
+        flat = inputs.reshape(len(inputs), -1)
+        if flat.shape[1] != self.weight.shape[1]:
+            raise InvalidInputError(
+                f"a row has {flat.shape[1]} features, but the model takes "
+                f"{self.weight.shape[1]}."
+            )
+        product = flat @ self.weight.T + self.bias
+        return np.maximum(product, 0) if self.relu else product
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """3x3 windows of images with zeros around, a relu, and the mean of 2x2 blocks."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+    def __post_init__(self) -> None:
+        _check(self.weight, self.bias)
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """Return images of half the height and width."""
+        images = inputs[..., None] if inputs.ndim == 3 else inputs
+        if images.ndim != 4 or _WINDOW**2 * images.shape[3] != self.weight.shape[1]:
+            raise InvalidInputError(
+                f"a sample has the shape {inputs.shape[1:]}, which is no image that "
+                "the model takes."
+            )
+        product = np.maximum(_windows(images) @ self.weight.T + self.bias, 0)
+        rows, height, width, channels = product.shape
+        even = product[:, : height // 2 * 2, : width // 2 * 2]
+        blocks = even.reshape(rows, height // 2, 2, width // 2, 2, channels)
+        return blocks.mean(axis=(2, 4))
+
+
+Layer: TypeAlias = Multiply | Dense | Convolution
+
+
+def _windows(images: np.ndarray) -> np.ndarray:
+    height, width = images.shape[1:3]
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    shifted = [
+        padded[:, i : i + height, j : j + width]
+        for i in range(_WINDOW)
+        for j in range(_WINDOW)
+    ]
+    return np.concatenate(shifted, axis=-1)
+
+
+def _check(weight: np.ndarray, bias: np.ndarray) -> None:
+    """Raise unless there is a row of weights for every entry of the bias."""
+    if weight.ndim != 2 or bias.shape != weight.shape[:1] or 0 in weight.shape:
+        raise InvalidInputError(
+            f"weights of shape {weight.shape} and a bias of shape {bias.shape} are no "
+            "layer."
+        )
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise InvalidInputError("a layer of the model holds NaN or infinity.")

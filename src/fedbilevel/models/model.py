@@ -1,0 +1,158 @@
+"""A trained model: layers, classes, and how raw rows become its features."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.datasets import Preparation
+from fedbilevel.datasets.preparation import TargetLabel
+from fedbilevel.datasets.tables import table_of_frame
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.models.layers import Dense, Layer, Multiply
+
+__all__ = ["Model", "Pixels", "Predictor"]
+
+_AT_ONCE = 1000  # rows; a convolution keeps every window of them
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How bytes of images become numbers: (a/255 - center)/spread, in a shape."""
+
+    center: float
+    spread: float
+    shape: tuple[int, ...]
+
+    def apply(self, features: np.ndarray) -> np.ndarray:
+        """Return the numbers that a model was trained on."""
+        if features.dtype != np.uint8 or features.shape[1:] != self.shape:
+            raise InvalidInputError(
+                f"a sample is {features.dtype} of shape {features.shape[1:]}, but the "
+                f"model takes images of bytes of shape {self.shape}."
+            )
+        return (features.astype(float) / 255 - self.center) / self.spread
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """How the point of a run makes a model: `layers`, a function of (x, y).
+
+    `pixels` is for images of bytes; features of other kinds have a preparation.
+    """
+
+    layers: Callable[[Any, Any], tuple[Layer, ...]]
+    pixels: Pixels | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Predicts classes, or numbers where there are none, from raw rows.
+
+    `layers` turn prepared features into scores. `classes` are the names in the order of
+    the scores. Raw rows are prepared by `preparation`, by columns, or by `pixels`.
+    `about` says where the model comes from.
+    """
+
+    layers: tuple[Layer, ...]
+    classes: tuple[str, ...]
+    preparation: Preparation | None = None
+    pixels: Pixels | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        last = self.layers[-1] if self.layers else None
+        if not isinstance(last, Dense) or last.relu:
+            raise InvalidInputError("the last layer of a model gives its scores.")
+        if len(last.bias) != (len(self.classes) or 1):
+            raise InvalidInputError(
+                f"a model with {len(last.bias)} scores for {len(self.classes)} "
+                "classes: each class has one."
+            )
+        if (self.preparation is None) == (self.pixels is None):
+            raise InvalidInputError("a model has prepared columns, or pixels.")
+        if not self.classes and not isinstance(self._label, TargetLabel):
+            raise InvalidInputError("the model does not say in what it predicts.")
+
+    @property
+    def _label(self) -> Any:
+        return None if self.preparation is None else self.preparation.label
+
+    @property
+    def is_linear(self) -> bool:
+        """Say whether scores are a linear function of the features."""
+        dense = [one for one in self.layers if isinstance(one, Dense)]
+        plain = all(isinstance(one, Multiply | Dense) for one in self.layers)
+        return plain and len(dense) == 1
+
+    def features(self, rows: Any) -> np.ndarray:
+        """Prepare raw rows: columns by name, a frame, or an array.
+
+        An array has the columns of the model's `feature_names`, not scaled yet, or is
+        one of images.
+        """
+        if self.pixels is not None:
+            return self.pixels.apply(np.asarray(rows))
+        made = self.preparation
+        assert made is not None
+        if hasattr(rows, "columns"):
+            table = table_of_frame(rows)
+            return made.apply(table.columns, table.where)
+        if isinstance(rows, Mapping):
+            return made.apply({str(n): np.asarray(one) for n, one in rows.items()})
+        array = np.asarray(rows, dtype=float)
+        if array.ndim != 2 or array.shape[1] != len(made.feature_names):
+            raise InvalidInputError(
+                f"rows of shape {array.shape}: give one row per sample and the "
+                f"{len(made.feature_names)} columns of the model's features."
+            )
+        return made.scale(array)
+
+    def scores(self, features: np.ndarray) -> np.ndarray:
+        """Return the scores of prepared features, some rows at a time."""
+        parts = []
+        for first in range(0, max(len(features), 1), _AT_ONCE):
+            part = np.asarray(features[first : first + _AT_ONCE], float)
+            for layer in self.layers:
+                part = layer(part)
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def probabilities(self, rows: Any) -> np.ndarray:
+        """Return the probability of every class for raw rows."""
+        if not self.classes:
+            raise InvalidInputError(
+                "the model predicts a number, which has no probabilities."
+            )
+        return softmax(self.scores(self.features(rows)))
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Return the name of the likeliest class of raw rows, or the number."""
+        return self.decided(self.scores(self.features(rows)))
+
+    def decided(self, scores: np.ndarray) -> np.ndarray:
+        """Return what scores say: a class, or a number in the label's own units."""
+        if not self.classes:
+            return self._label.decode(scores[:, 0])
+        return np.asarray(self.classes)[np.argmax(scores, axis=1)]
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder: JSON and safetensors."""
+        from fedbilevel.models.files import save
+
+        save(self, folder)
+
+    @staticmethod
+    def load(folder: Path | str) -> "Model":
+        """Read the model of a run folder."""
+        from fedbilevel.models.files import load
+
+        return load(Path(folder))
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Return probabilities that are proportional to exp(scores)."""
+    shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)

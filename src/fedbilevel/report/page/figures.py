@@ -1,0 +1,106 @@
+"""The numbers that a page draws, as JSON that equals the saved columns."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.report.axes import along, axes_of, cost_scale, value_scale
+from fedbilevel.report.comparison import stacked
+from fedbilevel.result import to_plain
+from fedbilevel.saved import Saved
+
+__all__ = ["as_script", "bars", "curves_of", "exact", "thinned"]
+
+_COSTS = {"round", "exchanges", "bytes", "samples"}
+# Of all columns and seeds together: with ten letters each, two megabytes.
+_MOST_NUMBERS = 200_000
+
+
+def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
+    """Return what the curves of a page are drawn from."""
+    every = saved.every
+    axes = axes_of(every)
+    numbers = sum(column.size for one in every for column in one.columns.values())
+    step = math.ceil(numbers / _MOST_NUMBERS)
+    shared = [n for n in every[0].columns if all(n in one.columns for one in every)]
+    metrics = sorted(set(shared) - _COSTS)
+    return {
+        "headline": saved.headline,
+        "target": target,
+        "step": step,
+        "axes": {axis: _scale_along(saved, axis) for axis in axes},
+        "metrics": {
+            name: value_scale(name, np.concatenate([o.columns[name] for o in every]))
+            for name in metrics
+        },
+        "runs": [
+            {
+                "name": name,
+                "seed": result.config.get("seed"),
+                "seconds": float(result.seconds["run"]),
+                "columns": {n: thinned(c, step) for n, c in result.columns.items()},
+            }
+            for name, many in saved.results.items()
+            for result in many
+        ],
+    }
+
+
+def _scale_along(saved: Saved, axis: str) -> str:
+    ends = [
+        stacked([along(result, axis) for result in many]).mean(axis=0)[-1]
+        for many in saved.results.values()
+    ]
+    return cost_scale(ends)
+
+
+def thinned(column: np.ndarray, step: int) -> list[Any]:
+    """Return every so-manieth number from the end, so that the last is among them."""
+    return exact(column[::-1][::step][::-1])
+
+
+def exact(column: np.ndarray) -> list[Any]:
+    """Return the numbers with as many digits as tell them apart in their precision.
+
+    What JSON cannot write is text that JavaScript reads as a number: NaN, Infinity.
+    """
+    if column.dtype.kind != "f":
+        return [int(value) for value in column]
+    return [_number(value) for value in column]
+
+
+def _number(value: np.floating) -> float | str:
+    if np.isnan(value):
+        return "NaN"
+    if np.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(str(value))
+
+
+def as_script(data: Any) -> str:
+    """Return JSON that can stand in a page: nothing in it ends the element it is in."""
+    text = json.dumps(to_plain(data), allow_nan=False, separators=(",", ":"))
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def bars(
+    identity: str,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    axis: str,
+    *,
+    stacked_up: bool = False,
+) -> dict[str, Any]:
+    """Return a picture of horizontal bars: for each label one of every series."""
+    return {
+        "id": identity,
+        "labels": list(labels),
+        "series": {name: [float(v) for v in many] for name, many in series.items()},
+        "axis": axis,
+        "stacked": stacked_up,
+    }

@@ -1,0 +1,172 @@
+"""What a task's result looks like: strengths, rows, operations, groups and sites."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from fedbilevel.report.page.figures import bars
+from fedbilevel.report.page.grid import Grid
+from fedbilevel.report.page.words import amount
+from fedbilevel.result import Result
+from fedbilevel.saved import Saved
+
+__all__ = ["Picture", "is_number", "pictures_of", "short"]
+
+_MOST_BARS = 30
+_SHOWN_ROWS = 12
+_LONGEST = 60  # letters of a cell that comes from a file
+_PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A part of a page: a heading, a sentence, tables, and bars for a browser."""
+
+    heading: str
+    text: str
+    grids: Sequence[Grid] = ()
+    bars: Mapping[str, Any] | None = None
+
+
+def pictures_of(saved: Saved, best: str) -> list[Picture]:
+    """Return the pictures that a result has; `best` is the algorithm to show."""
+    result = saved.results[best][0]
+    whose = ""
+    if len(saved.every) > 1:
+        whose = f" Shown is {best}, seed {result.config.get('seed', 0)}."
+    made = [
+        _strengths(result, saved.features, whose),
+        _operations(saved),
+        *_accuracies(saved),
+        _suspicious(saved.suspicious),
+    ]
+    return [one for one in made if one is not None]
+
+
+def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture | None:
+    """Return the strengths of `regularization`, which are exp(x) with x in [-9, 0]."""
+    x = result.point.get("x")
+    if result.task != "regularization" or x is None or x.ndim != 1 or not x.size:
+        return None
+    strengths = np.exp(np.clip(x.astype(float), -9.0, 0.0))
+    names = _feature_names(features, len(strengths))
+    order = np.argsort(-strengths, kind="stable")
+    shown, cut = order, ""
+    if len(order) > _MOST_BARS:
+        half = _MOST_BARS // 2
+        shown = np.concatenate([order[:half], order[-half:]])
+        cut = f" Of {len(order)} the {half} largest and the {half} smallest are drawn."
+    labels, values = [names[k] for k in shown], strengths[shown]
+    rows = [(names[k], amount(strengths[k])) for k in order]
+    return Picture(
+        "Strength of every feature",
+        "A large strength holds a feature's weights near zero: the validation rows "
+        f"found it of little use. A small one lets it speak.{cut}{whose}",
+        [Grid("Strengths, the largest first", ("feature", "strength"), rows)],
+        bars("strengths", labels, {"strength": list(values)}, "strength"),
+    )
+
+
+def _feature_names(features: Sequence[str], count: int) -> list[str]:
+    """Return the names that the run recorded, or numbers; the last is constant."""
+    if len(features) == count - 1:
+        return [*map(short, features), "(constant)"]
+    return [*(f"feature {k}" for k in range(count - 1)), "(constant)"]
+
+
+def _operations(saved: Saved) -> Picture | None:
+    """Return which operation an architecture has on each edge."""
+    rows = []
+    for name, many in saved.results.items():
+        for result in many:
+            chosen = result.final.get("operations")
+            if isinstance(chosen, list):
+                accuracy = amount(result.final.get("retrained_accuracy"))
+                seed = str(result.config.get("seed", 0))
+                rows.append((name, seed, " \u2192 ".join(map(str, chosen)), accuracy))
+    if not rows:
+        return None
+    headings = ("algorithm", "seed", "operations", "retrained accuracy")
+    return Picture(
+        "Chosen operations",
+        "From the input to the output, the operation with the largest weight on each "
+        "edge; the accuracy is that of a network with these alone, trained anew.",
+        [Grid("Operations", headings, rows)],
+    )
+
+
+def _accuracies(saved: Saved) -> list[Picture]:
+    """Return the accuracy of every group and site, where a result tells it."""
+    made = []
+    for kind in ("group", "site", "client"):
+        found: dict[str, dict[str, list[float]]] = {}
+        for name, many in saved.results.items():
+            for result in many:
+                for metric, value in result.final.items():
+                    match = _PART.fullmatch(metric)
+                    if match and match[2] == kind and is_number(value):
+                        whole = found.setdefault(f"{kind} {match[3]}", {})
+                        whole.setdefault(name, []).append(float(value))
+        if found:
+            made.append(_accuracy(kind, found, list(saved.results)))
+    return made
+
+
+def _accuracy(
+    kind: str, found: Mapping[str, Mapping[str, list[float]]], names: Sequence[str]
+) -> Picture:
+    labels = [short(label) for label in found]
+    means = {
+        name: [float(np.mean(one.get(name, [math.nan]))) for one in found.values()]
+        for name in names
+    }
+    rows = [
+        (label, *(amount(means[name][place]) for name in names))
+        for place, label in enumerate(labels)
+    ]
+    return Picture(
+        f"Accuracy of every {kind}",
+        "Mean over the random seeds, on rows that no site trains with.",
+        [Grid(f"Accuracy of every {kind}", (kind, *names), rows)],
+        bars(f"accuracy-{kind}", labels, means, "accuracy"),
+    )
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Say whether this is a number, which a flag is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
+    """Return the dirtiest and the cleanest rows, as `suspicious.csv` has them."""
+    if not rows:
+        return None
+    headings = tuple(short(name) for name in rows[0])
+
+    def grid(caption: str, some: Sequence[Mapping[str, str]]) -> Grid:
+        cells = [tuple(_cell(*held) for held in one.items()) for one in some]
+        return Grid(caption, headings, cells)
+
+    grids = [grid("Dirtiest rows", rows[:_SHOWN_ROWS])]
+    if len(rows) > _SHOWN_ROWS:
+        clean = rows[max(_SHOWN_ROWS, len(rows) - _SHOWN_ROWS) :][::-1]
+        grids.append(grid("Cleanest rows", clean))
+    return Picture(
+        "Dirtiest and cleanest rows",
+        f"A small weight says that a row's label disagrees with the validation rows: "
+        f"look at these first. All {len(rows):,} are in suspicious.csv.",
+        grids,
+    )
+
+
+def _cell(name: str, text: str) -> str:
+    return f"{float(text):.3g}" if name == "weight" else short(text)
+
+
+def short(text: str) -> str:
+    """Cut what comes from a file down to what a cell can hold."""
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"

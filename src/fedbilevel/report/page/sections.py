@@ -1,0 +1,123 @@
+"""The tables of a page: what came out, what it cost, what it was made with."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.report.comparison import Standing
+from fedbilevel.report.page.grid import Grid
+from fedbilevel.report.page.words import amount, mean_and_spread
+from fedbilevel.report.tables import cost_rows
+from fedbilevel.result import Result
+from fedbilevel.saved import Saved
+
+__all__ = ["configuration", "cost_grid", "final_grid", "ranking_grid"]
+
+_LONGEST = 200  # letters of a setting
+
+
+def ranking_grid(
+    saved: Saved, standings: Sequence[Standing], target: float | None
+) -> Grid:
+    """Return the ranking of a comparison, best first."""
+    rows = [
+        (
+            one.algorithm,
+            mean_and_spread(one),
+            amount(one.exchanges),
+            amount(None if one.bytes is None else one.bytes / 1e6),
+            amount(one.samples),
+            amount(one.seconds),
+        )
+        for one in standings
+    ]
+    headings = ("algorithm", saved.headline, "exchanges", "MB", "samples", "seconds")
+    caption = (
+        f"{saved.headline} after the last round, mean \u00b1 deviation over seeds, and "
+        f"what it cost to reach {amount(target)}"
+    )
+    return Grid(caption, headings, rows)
+
+
+def final_grid(saved: Saved) -> Grid:
+    """Return every metric after the last round; of several seeds the mean."""
+    names = dict.fromkeys(n for one in saved.every for n in one.final)
+    rows = [
+        (name, *(_final(many, name) for many in saved.results.values()))
+        for name in names
+        if name != "operations"
+    ]
+    return Grid("After the last round", ("metric", *saved.results), rows)
+
+
+def _final(many: Sequence[Result], name: str) -> str:
+    values = [one.final.get(name) for one in many]
+    if all(isinstance(value, int | float) for value in values):
+        numbers = np.asarray(values, float)
+        told = amount(numbers.mean())
+        if len(numbers) > 1 and name != "round":
+            told += f" \u00b1 {numbers.std(ddof=1):.2g}"
+        return told
+    return _told(values[0])
+
+
+def cost_grid(saved: Saved) -> Grid:
+    """Return what the runs cost; of several seeds the mean."""
+    rows = []
+    for label, value in cost_rows(saved.every):
+        cells = [_mean(many, value) for many in saved.results.values()]
+        rows.append((label, *cells))
+    return Grid("Costs of a run", ("", *saved.results), rows)
+
+
+def _mean(many: Sequence[Result], value: Callable[[Result], Any]) -> str:
+    try:
+        found = [value(result) for result in many]
+        return amount(None if None in found else float(np.mean(found)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return amount(None)  # not counted yet, or by another version
+
+
+def configuration(saved: Saved) -> list[Grid]:
+    """Return the settings of every algorithm, and the versions."""
+    columns = {
+        name: dict(_flat(_without_data(many[0].config)))
+        for name, many in saved.results.items()
+    }
+    names = dict.fromkeys(name for one in columns.values() for name in one)
+    rows = [
+        (name, *(one.get(name, "-") for one in columns.values()))
+        for name in names
+        if not (name == "seed" and len(saved.every) > len(columns))
+    ]
+    versions = [(name, _told(v)) for name, v in saved.every[0].versions.items()]
+    grids = [Grid("Settings", ("setting", *columns), rows)]
+    if versions:
+        grids.append(Grid("Versions", ("of", "version"), versions))
+    return grids
+
+
+def _without_data(config: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the summary of the data, which has a section of its own."""
+    return {n: v for n, v in config.items() if n != "data" or not isinstance(v, dict)}
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        elif value is not None:
+            yield f"{above}{name}", _told(value)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, float):
+        text = f"{value:.6g}"
+    elif isinstance(value, list):
+        text = ", ".join(map(_told, value))
+    else:
+        text = str(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"

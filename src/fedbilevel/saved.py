@@ -1,0 +1,272 @@
+"""What folders of runs hold: finished runs, unfinished ones, comparisons."""
+
+import csv
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel._files import read_arrays
+from fedbilevel.errors import CheckpointError
+from fedbilevel.result import Result
+
+__all__ = ["Saved", "find_saved", "is_saved", "read_saved"]
+
+_RESULT, _CHECKPOINT = "result.json", "checkpoint.npz"
+_EXPERIMENT, _SETTINGS = "experiment.json", "settings.json"
+_COMPARED, _SUSPICIOUS = "comparison.json", "suspicious.csv"
+_MODEL = "model.json"
+_LARGEST = 2**28  # bytes of a file that is read whole
+_MOST_ROWS = 1_000_000
+_DEEPEST = 3  # folders below each other in which runs are looked for
+_DAMAGED = (
+    *(AttributeError, EOFError, IndexError, KeyError, MemoryError, OverflowError),
+    *(RuntimeError, SyntaxError, TypeError, ValueError),
+    *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error),
+)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A folder's results by name, one for each seed; and what else it tells.
+
+    `headline` names the column that decides, and `target` the value of it whose cost is
+    told. `settings` are those that the command line wrote. `diverged` says of
+    algorithms where they failed. `unfinished` says what is missing, if anything is.
+    `suspicious` are rows by their weights, the smallest first; `features` the names of
+    what the model's columns became.
+    """
+
+    name: str
+    results: Mapping[str, Sequence[Result]]
+    headline: str
+    compared: bool = False
+    target: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    diverged: Mapping[str, str] = field(default_factory=dict)
+    unfinished: str = ""
+    suspicious: Sequence[Mapping[str, str]] = ()
+    features: Sequence[str] = ()
+
+    @property
+    def every(self) -> list[Result]:
+        """All results, one after the other."""
+        return [result for many in self.results.values() for result in many]
+
+
+def is_saved(folder: Path) -> bool:
+    """Say whether a folder looks like that of a run or a comparison."""
+    marks = (_RESULT, _SETTINGS, _COMPARED, _EXPERIMENT)
+    return any((folder / mark).is_file() for mark in marks) or _is_comparison(folder)
+
+
+def find_saved(folder: Path) -> dict[str, Path]:
+    """Return the folders of runs in this one, by their paths from here.
+
+    Links are not followed: what is found lies in the folder.
+    """
+    if is_saved(folder):
+        return {folder.resolve().name: folder}
+    found: dict[str, Path] = {}
+    waiting = [(folder, 1)]
+    while waiting:
+        here, depth = waiting.pop()
+        for one in here.iterdir():
+            if one.is_symlink() or not one.is_dir() or one.name.startswith("."):
+                continue
+            if is_saved(one):
+                found[one.relative_to(folder).as_posix()] = one
+            elif depth < _DEEPEST:
+                waiting.append((one, depth + 1))
+    return dict(sorted(found.items()))
+
+
+def read_saved(folder: Path) -> Saved:
+    """Read all there is, or say in a sentence why there is nothing."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder: give that of a run.")
+    if (folder / _SETTINGS).is_file() or _is_comparison(folder):
+        return _comparison(folder)
+    if (folder / _RESULT).is_file():
+        result = _result(folder)
+        settings = _json(folder / _EXPERIMENT)
+        return Saved(
+            folder.resolve().name,
+            {result.algorithm: [result]},
+            _headline(result),
+            settings=settings,
+            suspicious=_suspicious(folder / _SUSPICIOUS),
+            features=_features(folder / _MODEL),
+        )
+    if (folder / _EXPERIMENT).is_file():
+        return _unfinished(folder)
+    raise CheckpointError(
+        f"{folder} holds no {_RESULT}, {_SETTINGS} or {_EXPERIMENT}: it is not the "
+        "folder of a run or a comparison."
+    )
+
+
+def _is_comparison(folder: Path) -> bool:
+    return next(folder.glob(f"*/seed-*/{_RESULT}"), None) is not None
+
+
+def _comparison(folder: Path) -> Saved:
+    results: dict[str, list[Result]] = {}
+    for path in sorted(folder.glob(f"*/seed-*/{_RESULT}"), key=_by_seed):
+        results.setdefault(path.parent.parent.name, []).append(_result(path.parent))
+    if not results:
+        raise CheckpointError(
+            f"{folder}: no algorithm of this comparison has finished yet. The same "
+            "command with --resume goes on with it."
+        )
+    about = _json(folder / _COMPARED)
+    first = next(iter(results.values()))[0]
+    told = "" if about else "Not all of its algorithms have finished."
+    headline = str(about.get("metric") or _headline(first))
+    if any(headline not in one.columns for many in results.values() for one in many):
+        raise CheckpointError(f"{folder}: not every result has a column {headline}.")
+    target = about.get("target")
+    return Saved(
+        folder.resolve().name,
+        results,
+        headline,
+        compared=True,
+        target=float(target) if isinstance(target, int | float) else None,
+        settings=_json(folder / _SETTINGS),
+        diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
+        unfinished=told,
+    )
+
+
+def _by_seed(path: Path) -> tuple[str, int, str]:
+    seed = path.parent.name.removeprefix("seed-")
+    return path.parent.parent.name, int(seed) if seed.isdecimal() else 0, seed
+
+
+def _unfinished(folder: Path) -> Saved:
+    """Return the columns that the checkpoint of a run has, which has no costs yet."""
+    settings = _json(folder / _EXPERIMENT)
+    path = folder / _CHECKPOINT
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder}: the run has begun, but there is no checkpoint yet."
+        )
+    try:
+        arrays = read_arrays(_unpacks_small(path))
+        about = json.loads(arrays["about"].tobytes())
+        columns = {
+            name.removeprefix("column/"): column
+            for name, column in arrays.items()
+            if name.startswith("column/")
+        }
+        seconds = {name: float(value) for name, value in about["seconds"].items()}
+        done = int(about["round"])
+    except _DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    _check_columns(columns, path)
+    task, algorithm = (str(settings.get(n) or "") for n in ("task", "algorithm"))
+    final = {name: float(column[-1]) for name, column in columns.items()}
+    name = algorithm or "the task's own algorithm"
+    result = Result(
+        task, name, dict(settings), {}, columns, {}, final, {}, seconds, ended=""
+    )
+    told = f"Not finished: its checkpoint was written after round {done}."
+    headline = _headline(result)
+    one = {name: [result]}
+    folder_name = folder.resolve().name
+    return Saved(folder_name, one, headline, settings=settings, unfinished=told)
+
+
+def _headline(result: Result) -> str:
+    """Return the column that decides: the one that is named, or else a loss."""
+    costs = {"round", "exchanges", "bytes", "samples"}
+    named = [result.config.get("headline"), "upper_loss", *result.columns]
+    return next(n for n in named if n in result.columns and n not in costs)
+
+
+def _result(folder: Path) -> Result:
+    try:
+        _small(folder / _RESULT)
+        for name in ("columns.npz", "point.npz"):
+            _unpacks_small(folder / name)
+        result = Result.load(folder, with_model=False)
+        kinds = (result.config, result.final, result.counts, result.seconds)
+        if not all(isinstance(one, dict) for one in kinds):
+            raise TypeError("settings, costs or seconds are no objects")
+        float(result.seconds["run"])
+    except _DAMAGED as error:
+        raise CheckpointError(f"{folder / _RESULT} is damaged: {error}.") from error
+    _check_columns(result.columns, folder / "columns.npz")
+    return result
+
+
+def _check_columns(columns: Mapping[str, np.ndarray], path: Path) -> None:
+    """Raise unless there is at least one measurement of numbers, by rounds."""
+    shapes = {column.shape for column in columns.values()}
+    numbers = all(column.dtype.kind in "iufb" for column in columns.values())
+    right = len(shapes) == 1 and len(next(iter(shapes))) == 1 and numbers
+    if not right or "round" not in columns or len(columns) < 2:
+        raise CheckpointError(f"{path} is damaged: its columns are not measurements.")
+    if not len(columns["round"]):
+        raise CheckpointError(f"{path}: no round was measured yet.")
+
+
+def _small(path: Path) -> Path:
+    if path.stat().st_size > _LARGEST:
+        raise CheckpointError(f"{path} is too large: above {_LARGEST:,} bytes.")
+    return path
+
+
+def _unpacks_small(path: Path) -> Path:
+    """Return the path of an archive that does not grow when it is read."""
+    with zipfile.ZipFile(_small(path)) as archive:
+        if sum(one.file_size for one in archive.infolist()) > _LARGEST:
+            raise CheckpointError(f"{path} unpacks to more than {_LARGEST:,} bytes.")
+    return path
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the object in a file, or an empty one where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(_small(path).read_text())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no JSON object.")
+    return found
+
+
+def _suspicious(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a cleaning run by weight; none where there is no file."""
+    if not path.is_file():
+        return []
+    try:
+        with _small(path).open(newline="") as file:
+            rows = [
+                {str(name): str(cell) for name, cell in row.items()}
+                for _, row in zip(range(_MOST_ROWS), csv.DictReader(file), strict=False)
+            ]
+        return sorted(rows, key=lambda row: float(row["weight"]))
+    except _DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
+def _features(path: Path) -> list[str]:
+    """Return the names of features: one for numbers, for texts one of each value."""
+    about = _json(path).get("preparation")
+    names: list[str] = []
+    try:
+        for column in about["columns"] if about else ():
+            name, values = str(column["name"]), column.get("values")
+            names += [name] if values is None else [f"{name}={one}" for one in values]
+    except _DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    return names

@@ -1,0 +1,228 @@
+"""What all estimators share: from arrays to a finished run, and to predictions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedbilevel.datasets import Dataset, Preparation
+from fedbilevel.datasets.preparation import ClassLabel, NumericColumn, TargetLabel
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import Experiment
+from fedbilevel.models import Model
+from fedbilevel.result import Result
+from fedbilevel.sklearn import _rows
+from fedbilevel.studies.single import run_job
+from fedbilevel.tasks import Task
+
+__all__ = ["LARGEST_SEED", "Federated", "FederatedClassifying", "Table"]
+
+_OURS = ("data", "partition", "train", "split", "rows", "site", "group")
+LARGEST_SEED = 2**31 - 1
+
+
+class Table:
+    """The rows of one call of `fit`, checked; `columns` says who holds them."""
+
+    def __init__(
+        self, X: np.ndarray, label: ClassLabel | TargetLabel, y: np.ndarray
+    ) -> None:
+        self.X, self.label, self.y = X, label, y
+        self.columns: dict[str, np.ndarray] = {}
+
+    def dataset(self, names: Sequence[str], validation: np.ndarray) -> Dataset:
+        """Return the rows as a task takes them, some of them marked as judges."""
+        spread = self.X.std(axis=0)
+        spread = np.where(spread > 0, spread, 1)
+        columns = tuple(
+            NumericColumn(str(name), float(center), float(width))
+            for name, center, width in zip(
+                names, self.X.mean(axis=0), spread, strict=True
+            )
+        )
+        return Dataset(
+            "X",
+            self.X,
+            self.y,
+            self.label.classes,
+            self.columns,
+            preparation=Preparation(columns, self.label),
+            validation=validation,
+        )
+
+
+class Federated(BaseEstimator):
+    """The base of the estimators, each of which solves a task by its name.
+
+    `rounds`, `local_steps` and `batch` are what the task recommends where they are
+    None; `algorithm` is fedbioacc, but where the estimator says otherwise. `options`
+    are further options of the task or the algorithm, as `fedbilevel list tasks NAME`
+    and `fedbilevel list algorithms NAME` have them.
+    """
+
+    _task: ClassVar[str]
+    # Where nothing is chosen; None is the task's own. Sites differ: the limit of this
+    # one is right where they do.
+    _algorithm: ClassVar[str | None] = "fedbioacc"
+
+    result_: Result
+    n_features_in_: int
+
+    def __init__(
+        self,
+        *,
+        clients: int | None = None,
+        rounds: int | None = None,
+        local_steps: int | None = None,
+        batch: int | None = None,
+        algorithm: str | None = None,
+        validation: float = 0.25,
+        random_state: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.clients = clients
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.batch = batch
+        self.algorithm = algorithm
+        self.validation = validation
+        self.random_state = random_state
+        self.options = options
+
+    def _label(self, y: np.ndarray) -> tuple[ClassLabel | TargetLabel, np.ndarray]:
+        """Return what is predicted, and the labels as a task takes them."""
+        raise NotImplementedError
+
+    def _table(self, X: Any, y: Any, sites: Any) -> tuple[Table, np.random.Generator]:
+        """Check what `fit` was given, and decide who holds what."""
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        table = Table(X, *self._label(y))
+        seed = check_random_state(self.random_state).randint(LARGEST_SEED)
+        draw = np.random.default_rng(seed)
+        table.columns["site"] = _rows.dealt(sites, self.clients, len(X), draw)
+        self.sites_ = np.unique(table.columns["site"])
+        return table, draw
+
+    def _experiment(self, seed: int, task: str, more: Mapping[str, str]) -> Experiment:
+        """Return the names and numbers of a run."""
+        given = dict(self.options or {})
+        for name in given:
+            if name in _OURS:
+                raise InvalidInputError(
+                    f"options: '{name}' is decided by what `fit` is given. Leave it "
+                    "out."
+                )
+        text = {name: _as_text(value) for name, value in given.items()}
+        decided = {"partition": "column:site", "split": str(seed), **more}
+        return Experiment(
+            task,
+            self.algorithm or self._algorithm,
+            rounds=self.rounds,
+            local_steps=self.local_steps,
+            batch=self.batch,
+            seed=seed,
+            options={**text, **decided},
+        )
+
+    def _run(
+        self,
+        table: Table,
+        validation: np.ndarray,
+        seed: int,
+        task: str = "",
+        **more: str,
+    ) -> tuple[Task, Result]:
+        """Run the task on the rows, some of which judge, and return how it ended."""
+        experiment = self._experiment(seed, task or self._task, more)
+        names = getattr(self, "feature_names_in_", None)
+        if names is None:
+            names = [f"feature {number}" for number in range(table.X.shape[1])]
+        built, values, _ = experiment.build_task(table.dataset(names, validation))
+        # No row is put aside: who has a test set calls `score` with it.
+        built = replace(built, metrics=None, headline="upper_loss")
+        made = experiment.bind(built, values)
+        with made.naming_sites():
+            result = run_job(
+                made.job(seed),
+                made.rounds,
+                task=experiment.label,
+                config={**made.config, "seed": seed},
+            )
+        result = made.named(result)
+        if result.model is None:
+            raise InvalidInputError(
+                f"algorithm='{result.algorithm}' leaves every site with a model of its "
+                "own, and an estimator predicts by one. Choose one whose answer is a "
+                "shared y."
+            )
+        return built, result
+
+    def _judges(self, table: Table, draw: np.random.Generator) -> np.ndarray:
+        """Mark the rows that judge, alike at every site and in every class."""
+        more = [table.columns["group"]] if "group" in table.columns else []
+        site = table.columns["site"]
+        return _rows.judges(site, [table.y, *more], self.validation, draw)
+
+    def _fit(self, X: Any, y: Any, sites: Any) -> Task:
+        """Fit by one run."""
+        table, draw = self._table(X, y, sites)
+        seed = int(draw.integers(LARGEST_SEED))
+        task, self.result_ = self._run(table, self._judges(table, draw), seed)
+        return task
+
+    def _models(self) -> list[Model]:
+        """Return the models that predict together."""
+        model = self.result_.model
+        assert model is not None
+        return [model]
+
+    def _checked(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "result_")
+        rows: Any = validate_data(self, X, dtype=np.float64, reset=False)
+        return rows
+
+
+class FederatedClassifying(ClassifierMixin, Federated):
+    """The base of the estimators that tell classes apart."""
+
+    classes_: np.ndarray
+
+    def _label(self, y: np.ndarray) -> tuple[ClassLabel, np.ndarray]:
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InvalidInputError(
+                f"all labels are of one class, {self.classes_[0]!r}: there is nothing "
+                "to tell apart."
+            )
+        names = tuple(str(one) for one in self.classes_)
+        return ClassLabel("label", names), codes.astype(np.int32)
+
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Any:
+        """Fit to rows X with labels y; `sites` names the site of every row.
+
+        Without sites the rows are dealt at random to so many `clients`, or stay in one
+        place.
+        """
+        self._fit(X, y, sites)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probability of every class, in the order of `classes_`."""
+        rows = self._checked(X)
+        every = [model.probabilities(rows) for model in self._models()]
+        return np.mean(every, axis=0)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the likeliest class of every row."""
+        likeliest = np.argmax(self.predict_proba(X), axis=1)
+        return self.classes_[likeliest]
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,396 @@
+"""Labeled rows for clients: loaded, scaled, dealt out, and cut for the two levels."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+
+from fedbilevel import datasets
+from fedbilevel._types import Rows
+from fedbilevel.datasets import Dataset, Preparation, TableChoices, partition
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.models import Pixels, Predictor
+from fedbilevel.problem import stored
+from fedbilevel.tasks._base import Origin
+from fedbilevel.tasks._labeled import Scaling, pixel_scaling
+
+__all__ = [
+    "Dealt",
+    "PartitionText",
+    "Pool",
+    "RowLimit",
+    "Source",
+    "SplitSeed",
+    "TableOptions",
+    "TrainShare",
+    "deal",
+    "load",
+    "thin",
+]
+
+# The options that tasks on labeled rows share, each with its meaning.
+Source: TypeAlias = Annotated[
+    str | Dataset, "name, file or folder of the data; see `fedbilevel list data`"
+]
+PartitionText: TypeAlias = Annotated[
+    str,
+    "who holds what: iid, dirichlet:0.3, shards:2, dominant:0.5 or column:NAME",
+]
+TrainShare: TypeAlias = Annotated[
+    float,
+    "share of all rows that is for training; the others validate, a fifth tests; 0 is "
+    "the task's own for a built-in set, and 0.6 for your own",
+]
+SplitSeed: TypeAlias = Annotated[int, "random seed of who gets which rows"]
+RowLimit: TypeAlias = Annotated[int, "take only so many rows, at random; 0 takes all"]
+# Its meanings are those of the fields.
+TableOptions: TypeAlias = Annotated[str, TableChoices]
+
+_TESTED = 0.2
+_OWN_TRAIN = 0.6
+_MOST_NAMED = 10  # sites in a sentence
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows for the clients, in random order, and rows for testing.
+
+    `total` is the number of rows of which a share is for training. `preparation` says
+    how the features were scaled, where they are numbers in columns. `is_own` is False
+    for a set that is built in, which is there for experiments. `whole` are the columns
+    of all rows.
+    """
+
+    held: Dataset
+    test: Dataset
+    total: float
+    scaling: Scaling
+    preparation: Preparation | None
+    is_own: bool
+    choices: TableChoices
+    whole: Mapping[str, np.ndarray]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; 0 where numbers are predicted."""
+        return len(self.held.classes)
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """How bytes of images become numbers, where rows are such."""
+        held = self.held.features
+        if held.dtype != np.uint8:
+            return None
+        return Pixels(self.scaling.center, self.scaling.spread, held.shape[1:])
+
+    def predictor(self, layers: Callable[[Any, Any], Any]) -> Predictor | None:
+        """Return how a point makes a model, where it is known how rows are scaled."""
+        if self.preparation is None and self.pixels is None:
+            return None
+        return Predictor(layers, self.pixels)
+
+    def usual(self, built_in: float, own: float) -> float:
+        """Return what is usual for such data."""
+        return own if self.is_own else built_in
+
+
+def load(
+    source: str | Dataset,
+    *,
+    split: int,
+    rows: int,
+    scaling: Scaling | None = None,
+    table: Mapping[str, str] | None = None,
+    task: str = "",
+    transform: Callable[[Dataset], Dataset] | None = None,
+) -> Pool:
+    """Load a data set, in an order that `split` seeds, the first `rows` of it if any.
+
+    Tested is the official test part, or else the first fifth. Images of bytes are kept
+    and scaled later, to mean 0 and variance 1 over all pixels unless told how; other
+    features are centered and scaled by column over all rows. Images in a memory-mapped
+    file stay there, but for the tested ones. `table` are the choices of columns. A
+    `task` that is named can tell classes apart and nothing else. A `transform` makes
+    features that are used as they are. Where samples are marked for validation, and
+    there is no test part, they are those that test, too.
+    """
+    choices = TableChoices(**(table or {}))
+    if isinstance(source, Dataset):
+        choices.check_unused(f"a data set in memory ({source.name})")
+        dataset, is_own = source, True
+    else:
+        dataset = datasets.load(source, choices=choices)
+        is_own = not datasets.is_named(source)
+    if not 0 <= rows <= len(dataset.label):
+        raise InvalidInputError(
+            f"rows={rows}: {dataset.name} has {len(dataset.label)}. Choose as many or "
+            "fewer, or 0 for all."
+        )
+    _check_label(dataset, task)
+    order = np.random.default_rng(split).permutation(len(dataset.label))
+    order = order[: rows or None]
+    if dataset.places is None:
+        dataset = replace(dataset, places=np.arange(len(dataset.label)))
+    whole = {name: values[order] for name, values in dataset.columns.items()}
+    if transform is None:
+        dataset, found, preparation = _scaled(dataset)
+    else:
+        dataset, found, preparation = transform(dataset), Scaling(), None
+    marks, tested = dataset.validation, 0
+    if marks is not None:
+        test = dataset.test or _take(dataset, order[marks[order]])
+    else:
+        tested = 0 if dataset.test else int(_TESTED * len(order))
+        test = dataset.test or _take(dataset, order[:tested])
+    held = replace(_take(dataset, order[tested:]), test=None)
+    scaling = scaling or found
+    return Pool(held, test, len(order), scaling, preparation, is_own, choices, whole)
+
+
+def _check_label(dataset: Dataset, task: str) -> None:
+    if len(dataset.classes) == 1:
+        raise InvalidInputError(
+            f"{dataset.name}: all {len(dataset.label)} rows have the label "
+            f"'{dataset.classes[0]}', so there is nothing to tell apart. Choose "
+            "another label with --label COLUMN; the classes of other sites come with "
+            "--preparation FILE."
+        )
+    if not dataset.classes and task:
+        raise InvalidInputError(
+            f"{dataset.name}: the label '{dataset.notes.get('label')}' holds numbers "
+            f"with fractions, and the task {task} tells classes apart. The task "
+            "regularization predicts numbers; --label chooses another column."
+        )
+
+
+def thin(pool: Pool, kept: np.ndarray) -> Pool:
+    """Keep only some of the clients' rows."""
+    total = pool.total * len(kept) / len(pool.held.label)
+    return replace(pool, held=_take(pool.held, kept), total=total)
+
+
+def _take(dataset: Dataset, rows: np.ndarray) -> Dataset:
+    columns = {name: values[rows] for name, values in dataset.columns.items()}
+    return replace(
+        dataset,
+        features=dataset.features[rows],
+        label=dataset.label[rows],
+        columns=columns,
+        places=None if dataset.places is None else dataset.places[rows],
+        validation=None if dataset.validation is None else dataset.validation[rows],
+    )
+
+
+def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling, Preparation | None]:
+    features, test, made = dataset.features, dataset.test, dataset.preparation
+    if features.dtype == np.uint8:
+        scaling = pixel_scaling(features)
+        if isinstance(features, np.memmap):  # rows stay there until they are drawn
+            everything: Any = stored(features, [np.arange(len(features))])[0]
+            dataset = replace(dataset, features=everything)
+        return dataset, scaling, None
+    if made is not None:
+        return replace(dataset, features=made.scale(features)), Scaling(), made
+    center, spread = features.mean(axis=0), features.std(axis=0)
+    # Constant columns have no spread to divide by; they stay zero.
+    spread = np.where(spread > 0, spread, 1)
+    if test is not None:
+        test = replace(test, features=(test.features - center) / spread)
+    scaled = replace(dataset, features=(features - center) / spread, test=test)
+    if features.ndim == 2:
+        made = Preparation.of_arrays(center, spread, dataset.classes)
+    return scaled, Scaling(), made
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Every client's rows for validation and for training, and where they are from.
+
+    `places` are the numbers of the training rows in their file. `names` are those of
+    the clients, where a `column` says who they are.
+    """
+
+    pool: Pool
+    upper: list[Rows]
+    lower: list[Rows]
+    places: list[np.ndarray]
+    names: tuple[str, ...]
+    column: str
+    train: float
+    remarks: tuple[str, ...] = field(default=())
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a task tells of its data, by the names of its fields."""
+        held = self.pool.held
+        return {
+            "classes": held.classes,
+            "preparation": self.pool.preparation,
+            "names": self.names,
+            "origin": Origin(
+                held.source or held.name, held.unit, tuple(self.places), self.summary
+            ),
+        }
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Say in plain data what the clients hold, and what was done to it."""
+        held = self.pool.held
+        names = self.names or [f"client {k}" for k in range(len(self.lower))]
+        sites = []
+        for name, upper, lower in zip(names, self.upper, self.lower, strict=True):
+            labels = np.concatenate([lower["label"], upper["label"]])
+            counts = {}
+            if held.classes:
+                found = np.bincount(labels, minlength=len(held.classes)).tolist()
+                counts = dict(zip(held.classes, found, strict=True))
+            sizes = {"training": len(lower["label"]), "validation": len(upper["label"])}
+            sites.append({"name": name, **sizes, "classes": counts})
+        return {
+            "source": held.source or held.name,
+            "own": self.pool.is_own,
+            "rows": int(sum(s["training"] + s["validation"] for s in sites)),
+            "tested": len(self.pool.test.label),
+            "train": self.train,
+            "site_column": self.column,
+            "predicts": "class" if held.classes else "number",
+            "sites": sites,
+            "remarks": list(self.remarks),
+            **held.notes,
+        }
+
+
+def deal(
+    pool: Pool,
+    clients: int,
+    *,
+    scheme: str,
+    train: float,
+    split: int,
+    usual_clients: int = 8,
+    usual_train: float = 0.4,
+    remarks: Sequence[str] = (),
+    more: Mapping[str, np.ndarray] | None = None,
+) -> Dealt:
+    """Deal the rows to clients; 0 leaves `clients` and `train` to what is usual.
+
+    `train` is the share of all rows that is for training, an official test part aside.
+    Where samples are marked for validation, all others train. `more` are arrays that
+    rows are to have besides features and label. With a column, as many clients as it
+    has values; another number is refused.
+    """
+    held, scheme = pool.held, _scheme(pool, scheme)
+    train = train or pool.usual(usual_train, own=_OWN_TRAIN)
+    if clients < 0:
+        raise InvalidInputError(f"clients={clients}: there must be at least one.")
+    names = _names(pool, clients, scheme)
+    clients = len(names) or clients or usual_clients
+    if held.validation is None:
+        lower, upper = _cut(held, clients, scheme, _trained(pool, train), split)
+    else:
+        train = 1 - float(np.mean(held.validation))
+        parts = partition.parse(scheme)(held, clients, split)
+        lower = [part[~held.validation[part]] for part in parts]
+        upper = [part[held.validation[part]] for part in parts]
+    _check_parts(held, names, lower, upper)
+    return Dealt(
+        pool,
+        _rows_of(held, upper, more or {}),
+        _rows_of(held, lower, more or {}),
+        [np.asarray(held.places)[part] for part in lower],
+        names,
+        scheme.partition(":")[2] if names else "",
+        train,
+        tuple(remarks),
+    )
+
+
+def _trained(pool: Pool, train: float) -> int:
+    """Return how many rows are for training."""
+    trained, held = int(train * pool.total), pool.held
+    if not 0 < trained < len(held.label):
+        most = len(held.label) / pool.total
+        raise InvalidInputError(
+            f"train={train}: of the rows of {held.name}, {most:.0%} are for training "
+            f"and validation together. Choose a share between 0 and {most:.4g}."
+        )
+    return trained
+
+
+def _cut(
+    held: Dataset, clients: int, scheme: str, trained: int, split: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return each client's rows for training and for validation, by number."""
+    if scheme == "iid":
+        # The rows are in random order already.
+        every = np.arange(len(held.label))
+        lower = np.array_split(every[:trained], clients)
+        return lower, np.array_split(every[trained:], clients)
+    parts = partition.parse(scheme)(held, clients, split)
+    cuts = [round(len(part) * trained / len(held.label)) for part in parts]
+    cuts = [
+        min(max(cut, 1), len(part) - 1) for cut, part in zip(cuts, parts, strict=True)
+    ]
+    lower = [part[:cut] for cut, part in zip(cuts, parts, strict=True)]
+    return lower, [part[cut:] for cut, part in zip(cuts, parts, strict=True)]
+
+
+def _scheme(pool: Pool, scheme: str) -> str:
+    """Return who holds what, by the column of sites if there is one."""
+    partition.parse(scheme)
+    if not pool.choices.site:
+        return scheme
+    chosen = f"column:{pool.choices.site}"
+    if scheme not in ("iid", chosen):
+        raise InvalidInputError(
+            f"site={pool.choices.site} and partition={scheme} both say who holds what. "
+            "Leave one out."
+        )
+    return chosen
+
+
+def _names(pool: Pool, clients: int, scheme: str) -> tuple[str, ...]:
+    """Return the names of the clients that a column has, none if there is no column."""
+    kind, _, column = scheme.partition(":")
+    if kind != "column":
+        return ()
+    if column not in pool.whole:
+        raise unknown_name(f"column of {pool.held.name}", column, pool.whole)
+    names = tuple(str(value) for value in np.unique(pool.whole[column]))
+    left = {str(value) for value in np.unique(pool.held.columns[column])}
+    told = ", ".join(names[:_MOST_NAMED]) + (", ..." if names[_MOST_NAMED:] else "")
+    if clients and clients != len(names):
+        raise InvalidInputError(
+            f"--clients {clients}: column '{column}' of {pool.held.name} has "
+            f"{len(names)} values, {told}, and each is a client. Leave --clients out, "
+            f"or give {len(names)}."
+        )
+    for name in names:
+        if name not in left:
+            raise InvalidInputError(
+                f"'{name}' of column '{column}' has too few rows: none is left after "
+                "a fifth of all is put aside for testing. Leave its rows out."
+            )
+    return names
+
+
+def _check_parts(
+    held: Dataset, names: Sequence[str], *levels: Sequence[np.ndarray]
+) -> None:
+    for parts in levels:
+        for client, part in enumerate(parts):
+            if len(part) == 0:
+                who = f"'{names[client]}'" if names else f"client {client}"
+                raise InvalidInputError(
+                    f"{who} of {len(parts)} would get too few rows of the "
+                    f"{len(held.label)}: it needs one for training and one for "
+                    "validation. Ask for fewer clients, or another partition."
+                )
+
+
+def _rows_of(
+    held: Dataset, parts: Sequence[np.ndarray], more: Mapping[str, np.ndarray]
+) -> list[Rows]:
+    arrays = {"features": held.features, "label": held.label, **more}
+    return [{name: array[p] for name, array in arrays.items()} for p in parts]

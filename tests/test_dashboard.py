@@ -1,0 +1,125 @@
+"""The dashboard shows the runs of its folder to this machine, and nothing else."""
+
+import http.client
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedbilevel.cli.app import app
+from fedbilevel.cli.dashboard import Dashboard
+from tests.browser import needs_chromium, opened
+from tests.reports import HOSTILE, Read, made_up, save_comparison, save_run
+from tests.test_report import unfinished
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    folder = tmp_path / "runs"
+    save_run(folder / "first run", made_up("one"))
+    save_comparison(folder / "deep" / "compared", {"one": 1, "two": 2}, seeds=1)
+    unfinished(folder / "going")
+    save_run(folder / "broken", made_up("one"))
+    (folder / "broken" / "result.json").write_text(f'"{HOSTILE[:20]}"')
+    secret = save_run(tmp_path / "secret", made_up("stowaway"))
+    (folder / "link").symlink_to(secret)
+    return folder
+
+
+@pytest.fixture
+def served(runs) -> Iterator[Dashboard]:
+    with Dashboard(runs, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def get(server: Dashboard, path: str, host: str | None = None, method: str = "GET"):
+    link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    try:
+        link.putrequest(method, path, skip_host=host is not None)
+        if host:
+            link.putheader("Host", host)
+        link.endheaders()
+        answer = link.getresponse()
+        return answer.status, dict(answer.headers), answer.read().decode()
+    finally:
+        link.close()
+
+
+def test_it_lists_all_runs_with_their_state(served):
+    status, headers, text = get(served, "/")
+    page = Read(page=text)
+    assert status == 200
+    links = [about["href"] for tag, about in page.elements if tag == "a"]
+    assert links == ["/run/deep/compared", "/run/first%20run", "/run/going"]
+    assert page.texts.count("not finished") == 1
+    assert page.texts.count("finished") == 2
+    assert "result.json is damaged" in page.text
+    assert not any(tag == "script" for tag, _ in page.elements)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert ("http-equiv", "refresh") in [i for _, a in page.elements for i in a.items()]
+
+
+def test_it_writes_reports_when_asked_also_of_what_is_not_finished(served):
+    status, headers, text = get(served, "/run/first%20run")
+    assert status == 200 and headers["Cache-Control"] == "no-store"
+    assert "one on numbers" in Read(page=text).text
+    assert '"refresh"' not in text.split("<style>")[0]
+    status, _, text = get(served, "/run/going")
+    assert status == 200 and "Not finished" in Read(page=text).text
+    assert '"refresh"' in text.split("<style>")[0]
+    status, _, text = get(served, "/run/broken")
+    assert status == 409 and "is damaged" in text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/run/../secret", "/run/%2e%2e/secret", "/run/..%2fsecret", "/run/link"),
+        *("//etc/passwd", "/run//etc/passwd", "/run/", "/run", "/first%20run"),
+        *("/run/first%20run/result.json", "/run/first%20run%00", "/run/.", "/run/deep"),
+    ],
+)
+def test_only_what_is_listed_is_served(served, path):
+    status, _, text = get(served, path)
+    assert status == 404
+    assert "stowaway" not in text and "numbers" not in text
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", ""])
+def test_a_page_of_elsewhere_cannot_ask_by_another_name(served, host):
+    status, _, text = get(served, "/", host=host)
+    assert status == 403 and "first run" not in text
+
+
+def test_it_listens_on_this_machine_alone_and_only_answers(served):
+    assert served.server_address[0] == "127.0.0.1"
+    for name in served.names:
+        assert get(served, "/", host=name)[0] == 200
+    for method in ("POST", "PUT", "DELETE"):
+        assert get(served, "/", method=method)[0] == 501
+
+
+def test_a_port_in_use_and_no_folder_are_told(served, tmp_path):
+    invoke, port = CliRunner().invoke, str(served.server_port)
+    done = invoke(app, ["dashboard", str(tmp_path), "--port", port])
+    assert done.exit_code == 2 and f"port {port} is in use" in done.output
+    done = invoke(app, ["dashboard", str(tmp_path / "nothing")])
+    assert done.exit_code == 2 and "is not a folder" in done.output.replace("\n", " ")
+
+
+@needs_chromium
+def test_a_browser_goes_from_the_list_to_a_report(served):
+    with opened(offline=False) as page:
+        address = f"http://{served.name}/"
+        page.open(address, width=400)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.evaluate("document.querySelector('a[href$=compared]').click()")
+        page.wait_for("document.documentElement.dataset.drawn === 'yes'")
+        assert page.complaints == []
+        assert page.requests == [address, f"{address}run/deep/compared"]

@@ -1,0 +1,111 @@
+"""Pictures of curves: a title, axes that suit, ticks that can be read."""
+
+import numpy as np
+import pytest
+
+from fedbilevel.report.axes import axes_of, cost_scale, value_scale
+from fedbilevel.report.curves import curves_figure
+from fedbilevel.result import Result
+
+
+def made_up(name: str, values: list[float], metric: str, price: int) -> Result:
+    rounds = np.arange(1, len(values) + 1)
+    columns = {
+        "round": rounds,
+        "exchanges": rounds,
+        "bytes": 1000 * price * rounds,
+        "samples": 10 * rounds,
+        metric: np.asarray(values, np.float32),
+    }
+    ends = {"run": 3.0, "compile": 1.0}
+    return Result("numbers", name, {}, {}, columns, {}, {}, {}, ends)
+
+
+def drawn(metric: str, *curves: list[float], prices: tuple[int, ...] = (1, 2)):
+    results = {
+        f"method{k}": [made_up(f"method{k}", values, metric, price)]
+        for k, (values, price) in enumerate(zip(curves, prices, strict=False))
+    }
+    figure = curves_figure(results, metric, 0.5)
+    figure.canvas.draw()  # which places the ticks
+    return figure
+
+
+def tick_texts(axis) -> list[str]:
+    low, high = sorted(axis.get_view_interval())
+    ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+    return [one.get_text() for place, one in ticks if low <= place <= high]
+
+
+def test_accuracies_are_linear_with_plain_ticks_and_a_title():
+    figure = drawn("test_accuracy", [0.05, 0.3, 0.6], [0.1, 0.5, 0.95])
+    title = figure.get_suptitle()
+    assert "numbers" in title and "test_accuracy" in title
+    for panel in figure.axes:
+        assert (panel.get_xscale(), panel.get_yscale()) == ("linear", "linear")
+    for panel in figure.axes[::2]:  # the others share their ticks
+        texts = tick_texts(panel.yaxis)
+        assert len(texts) >= 3
+        assert all(0 <= float(text) <= 1 for text in texts)
+
+
+def test_losses_over_decades_are_logarithmic_and_their_ticks_are_numbers():
+    figure = drawn("upper_loss", [30.0, 2.0, 0.6], [20.0, 0.7, 0.02])
+    panel = figure.axes[0]
+    assert panel.get_yscale() == "log"
+    texts = tick_texts(panel.yaxis)
+    assert {"0.1", "1", "10"} <= set(texts)
+    assert not any("10^" in text or "times" in text for text in texts)
+    minor = panel.yaxis.get_minorticklabels()
+    assert not any(one.get_text() for one in minor)
+
+
+def test_a_narrow_loss_is_linear():
+    assert drawn("upper_loss", [0.9, 0.5], [0.8, 0.6]).axes[0].get_yscale() == "linear"
+
+
+def test_costs_are_logarithmic_only_where_they_are_far_apart():
+    near = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(1, 9))
+    far = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(1, 11))
+    assert [panel.get_xscale() for panel in near.axes] == ["linear"] * 4
+    scales = [panel.get_xscale() for panel in far.axes]
+    assert scales == ["linear", "log", "linear", "linear"]
+
+
+def test_what_costs_nothing_is_missing_there_and_still_named():
+    figure = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(0, 1))
+    assert [len(panel.lines) for panel in figure.axes] == [3, 2, 3, 3]
+    (legend,) = figure.legends
+    assert [one.get_text() for one in legend.get_texts()] == ["method0", "method1"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "scale"),
+    [
+        ("upper_loss", [1.0, 10.0], "linear"),
+        ("upper_loss", [1.0, 10.1], "log"),
+        ("upper_loss", [0.0, 10.1], "linear"),
+        ("upper_loss", [-1.0, 100.0], "linear"),
+        ("upper_loss", [np.nan, np.nan], "linear"),
+        ("upper_loss", [np.nan, 1.0, 99.0, np.inf], "log"),
+        ("accuracy_group_0", [0.01, 0.9], "linear"),
+        ("weight_auc", [0.01, 0.9], "linear"),
+        ("test_error", [0.01, 0.9], "log"),
+    ],
+)
+def test_a_scale_suits_the_values(metric, values, scale):
+    assert value_scale(metric, np.asarray(values)) == scale
+
+
+def test_a_cost_of_nothing_does_not_decide():
+    assert cost_scale([0.0, 5.0, 6.0]) == "linear"
+    assert cost_scale([0.0, 5.0, 51.0]) == "log"
+    assert cost_scale([]) == "linear"
+
+
+def test_what_has_no_counts_is_drawn_against_rounds():
+    whole = made_up("one", [1.0], "upper_loss", 1)
+    assert axes_of([whole]) == ("exchanges", "megabytes", "samples", "seconds")
+    bare = {name: whole.columns[name] for name in ("round", "upper_loss")}
+    part = Result("numbers", "one", {}, {}, bare, {}, {}, {}, {"run": 1.0})
+    assert axes_of([whole, part]) == ("rounds", "seconds")

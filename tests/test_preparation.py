@@ -1,0 +1,180 @@
+"""Preparations: fitted from sums of sites as from pooled rows, saved, and applied."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbilevel.datasets import Preparation, Sums
+from fedbilevel.errors import InvalidInputError
+
+COLOURS = np.asarray(["red", "green", "blue", "gray"])
+
+
+def fails(message):
+    return pytest.raises(InvalidInputError, match=message)
+
+
+def rows_of(seed: int, count: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    age = draw.normal(2000, 3, count)  # a large mean costs squared sums their digits
+    age[draw.random(count) < 0.2] = np.nan
+    return {"age": age, "colour": COLOURS[draw.integers(0, 4, count)]}
+
+
+def fit(sums: Sums, **how: bool) -> Any:
+    """Return the preparation; its columns are known to be of the right kind."""
+    return Preparation.fit(sums, **how)
+
+
+def sums_of(rows: dict[str, np.ndarray], label: np.ndarray) -> Sums:
+    return Sums.of(rows, "kind", label)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.lists(st.integers(1, 30), min_size=1, max_size=5))
+def test_sums_of_sites_prepare_as_pooled_rows_do(seed, sizes):
+    rows = rows_of(seed, sum(sizes))
+    rows["age"][0] = 1990.0  # at least one number
+    label = np.random.default_rng(seed).integers(0, 12, sum(sizes))
+    ends = np.cumsum(sizes)[:-1]
+    parts = zip(*(np.split(rows[name], ends) for name in rows), strict=True)
+    sites = [
+        Sums.from_json(sums_of(dict(zip(rows, part, strict=True)), own).to_json())
+        for part, own in zip(parts, np.split(label, ends), strict=True)
+    ]
+    merged = fit(Sums.merged(sites), gaps=True)
+    pooled = fit(sums_of(rows, label), gaps=True)
+    there = rows["age"][~np.isnan(rows["age"])]
+    spread = there.std() if np.ptp(there) else 1.0
+    age, one = merged.columns[0], pooled.columns[0]
+    for found in (age, one):
+        np.testing.assert_allclose(
+            [found.center, found.spread, found.fill],
+            [there.mean(), spread, there.mean()],
+            rtol=1e-12,
+        )
+    assert merged.columns[1].values == tuple(sorted(set(rows["colour"])))
+    assert merged.label.classes == tuple(map(str, sorted(set(label))))
+    np.testing.assert_allclose(merged.apply(rows), pooled.apply(rows), atol=1e-9)
+
+
+def test_features_are_as_by_hand():
+    rows = {
+        "age": np.asarray([1.0, np.nan, 3.0]),
+        "colour": np.asarray(["red", "", "blue"]),
+    }
+    label = np.asarray(["no", "yes", "no"])
+    made = fit(sums_of(rows, label), gaps=True)
+    assert made.feature_names == ("age", "colour=blue", "colour=red")
+    expected = [[-1, 0, 1], [0, 0, 0], [1, 1, 0]]
+    np.testing.assert_allclose(made.apply(rows), expected)
+    assert list(made.label.encode(label)) == [0, 1, 0]
+    # Another order of columns, more of them, and numbers as text change nothing.
+    more = {"other": label, "colour": rows["colour"], "age": np.asarray(["1", "", "3"])}
+    np.testing.assert_allclose(made.apply(more), expected)
+    again = Preparation.from_json(made.to_json())
+    assert again == made
+    assert hash(again) == hash(made)
+
+
+def test_a_target_goes_there_and_back():
+    target = np.asarray([10.0, 14.0])
+    rows = {"a": np.asarray([0.0, 1.0])}
+    sums = Sums.of(rows, "price", target, is_target=True)
+    made: Any = Preparation.from_json(fit(sums).to_json())
+    np.testing.assert_allclose(made.label.encode(target), [-1, 1])
+    np.testing.assert_allclose(made.label.decode([-1, 1]), target)
+    assert made.label.classes == ()
+
+
+def test_a_constant_column_is_not_divided_by_rounding():
+    rows = {"a": np.full(7, 0.1), "b": np.zeros(7)}
+    made = fit(sums_of(rows, np.arange(7)))
+    assert [one.spread for one in made.columns] == [1, 1]
+    np.testing.assert_allclose(made.apply(rows), np.zeros((7, 2)), atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("age", [1.0, np.nan], "the number is missing"),
+        ("colour", ["red", "mauve"], "'mauve' is none of the values"),
+        ("colour", ["red", ""], "the text is missing"),
+        ("age", ["1", "old"], "'old' is not a finite"),
+        ("age", [1.0, np.inf], "'infinity' is not"),
+    ],
+)
+def test_what_was_not_prepared_for_is_refused(name, changed, message):
+    rows = {"age": np.asarray([1.0, 2.0]), "colour": np.asarray(["red", "blue"])}
+    made = fit(sums_of(rows, np.arange(2)))
+    with fails(f"row 1, column '{name}': {message}"):
+        made.apply({**rows, name: np.asarray(changed)})
+    with fails("there is no column 'colour', which the model needs. There are age"):
+        made.apply({"age": rows["age"]})
+    with fails("row 0, column 'kind': '2' is none of the classes 0, 1"):
+        made.label.encode(np.asarray([2]))
+
+
+def test_sites_that_differ_are_refused():
+    one = sums_of({"a": np.ones(2)}, np.arange(2))
+    with fails("only some have 'b'"):
+        Sums.merged([one, sums_of({"a": np.ones(2), "b": np.ones(2)}, np.arange(2))])
+    with fails("column 'a' holds numbers at one site and text"):
+        Sums.merged([one, sums_of({"a": COLOURS[:2]}, np.arange(2))])
+    with fails("label 'kind' holds numbers at one site"):
+        target = Sums.of({"a": np.ones(2)}, "kind", np.ones(2), is_target=True)
+        Sums.merged([one, target])
+    empty = sums_of({"a": np.full(2, np.nan)}, np.arange(2))
+    with fails("column 'a' is empty in every row. Leave it out with --ignore a"):
+        fit(empty)
+    assert fit(Sums.merged([one, empty])).columns[0].center == 1
+
+
+GOOD = json.loads(
+    fit(sums_of({"age": np.arange(2.0), "colour": COLOURS[:2]}, np.arange(2))).to_json()
+)
+
+
+def with_column(**changes):
+    first, *others = GOOD["columns"]
+    return {**GOOD, "columns": [{**first, **changes}, *others]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {},
+        {**GOOD, "version": 2},
+        {**GOOD, "extra": 1},
+        {**GOOD, "columns": []},
+        {**GOOD, "columns": [*GOOD["columns"], GOOD["columns"][0]]},
+        {**GOOD, "label": {"kind": "classes", "name": "x", "classes": ["a", "a"]}},
+        {**GOOD, "label": {"kind": "classes", "name": "x"}},
+        with_column(kind="pickle"),
+        with_column(spread=0),
+        with_column(spread=10**400),
+        with_column(center="1"),
+        with_column(center=True),
+        with_column(name=""),
+        with_column(name="n" * 2000),
+        with_column(more=1),
+        {**GOOD, "columns": [{**GOOD["columns"][1], "values": ["red", "green"]}]},
+        {**GOOD, "columns": [{**GOOD["columns"][1], "values": []}]},
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_preparation_is_refused(content):
+    with pytest.raises(InvalidInputError):
+        Preparation.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize("text", ["", "[" * 10**5, '{"a": NaN}', '{"fedbilevel": 1}'])
+def test_a_text_that_is_no_preparation_is_refused(text):
+    for kind in (Preparation, Sums):
+        with pytest.raises(InvalidInputError, match="this is no file of"):
+            kind.from_json(text)

@@ -1,0 +1,70 @@
+"""What is shown while a run loads, is checked, compiles and runs."""
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from fedbilevel.cli.progress import Watched, spark_line, watched
+from fedbilevel.experiments import Experiment
+
+RUN = Experiment("two-client", "fedavg", local_steps=1, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([], ""),
+        ([1.0], "▁"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([7.0, 0.0, float("nan"), 3.5], "█▁▅"),
+        (list(range(100)), "▁▂▂▃▄▄▅▅▆▇▇█"),
+    ],
+)
+def test_a_spark_line_has_the_shape_of_its_numbers(values, line):
+    assert spark_line(values) == line
+
+
+def fields(watch: Watched) -> dict[str, str]:
+    return watch.bar.tasks[0].fields
+
+
+def test_stages_have_words_of_their_own_and_rounds_a_curve():
+    with watched("task", quiet=True) as watch:
+        assert fields(watch)["metric"] == "loading"
+        watch.stage("checking")
+        watch.stage("compiling", "2 of 3 clients")
+        assert fields(watch)["metric"] == "compiling"
+        watch(0, 0, {})  # a server that waits for nodes has done nothing yet
+        assert fields(watch)["metric"] == "compiling"
+        watch(1, 9, {"loss": 2.0})
+        watch(2, 9, {"loss": 1.0})
+        shown = fields(watch)
+        assert shown["metric"] == "loss 1" and shown["curve"] == "█▁"
+        assert shown["rate"].endswith("/s") and shown["who"] == "2 of 3 clients"
+        watch.begin("another")
+        assert fields(watch)["metric"] == "compiling"
+        assert fields(watch)["curve"] == ""
+
+
+def test_a_run_says_what_it_does_before_its_first_round():
+    told: list[object] = []
+
+    def about(word: str, who: str = "") -> None:
+        told.append((word, who))
+
+    def watch(done: int, total: int, newest: dict[str, float]) -> None:
+        told.append(done)
+
+    RUN.run(watch=watch, about=about)
+    assert told == [("checking", ""), ("compiling", "2 clients"), 1]
+
+
+def test_what_is_said_stays_above_the_bar():
+    text = io.StringIO()
+    bar = Progress(console=Console(file=text, width=60))
+    watch = Watched(bar, bar.add_task("task", metric="", curve="", rate="", who=""))
+    watch.say("client [0] is at node 7, and this line is longer than the terminal is")
+    expected = "client [0] is at node 7, and this line is longer than the terminal is"
+    assert text.getvalue() == expected + "\n"

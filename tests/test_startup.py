@@ -1,0 +1,158 @@
+"""Help, and whatever is refused at once, need neither JAX nor a picture library."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_group
+from typer.testing import CliRunner
+
+import fedbilevel
+from fedbilevel import _registry, algorithms, tasks
+from fedbilevel.cli import checks
+from fedbilevel.cli.app import app
+from fedbilevel.cli.arguments import THEOREMS
+from fedbilevel.cli.theory import PRESETS
+from fedbilevel.deployment import trial
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import experiment
+from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.theory import with_theorems
+from fedbilevel.runtime import configure
+from fedbilevel.studies import planning
+
+# Runs commands in turn, and tells which heavy modules each has loaded by its end.
+PROBE = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from fedbilevel.cli.app import app
+found = []
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as told:
+        try:
+            app(words)
+        except SystemExit as end:
+            code = end.code
+    heavy = sorted({"jax", "numpy", "matplotlib", "flwr"} & set(sys.modules))
+    found.append([code, heavy, told.getvalue()])
+print(json.dumps(found))
+"""
+COMMANDS = sorted(get_group(app).commands)
+HELP = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+
+
+def probe(commands: list[list[str]]) -> list[tuple[int, list[str], str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_help_loads_nothing_heavy():
+    found = probe(HELP)
+    wrong = {" ".join(w): one for w, one in zip(HELP, found, strict=True) if one[1]}
+    assert wrong == {}
+    assert [one[0] for one in found] == [0] * len(HELP)
+
+
+def test_what_is_refused_at_once_loads_nothing_heavy(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    used, below = str(tmp_path), str(tmp_path / "file" / "run")
+    refused = {
+        "run quadratics": "Did you mean 'quadratic'?",
+        "run quadratic --algorithm fedbi": "unknown algorithm 'fedbi'",
+        "run quadratic --runtime fast": "unknown runtime 'fast'",
+        "run quadratic --precision float16": "choose float32 or float64",
+        f"run quadratic --out {used}": "exists and is not empty",
+        f"run quadratic --out {below}": "a file is where a folder is needed",
+        f"compare quadratic --algorithms fedbio --out {used}": "is not empty",
+        "compare quadratic --algorithms fedbio,x": "unknown algorithm 'x'",
+        "plan quadratic": "give --target, the value to reach, or --iterations",
+        "plan quadratic --target 1 --preset x": "unknown preset 'x'",
+        "plan quadratic --target 1 --algorithm scaffold": "with a theorem 'scaffold'",
+        f"speedup quadratic --out {used}": "holds something else",
+        f"label-counts cleaning --out {used}": "is a folder. Name a file",
+        f"federate quadratic --out {used}": "exists and is not empty",
+        "federate quadratic --nodes big": "unknown kind of nodes 'big'",
+        f"serve quadratic --clients 2 --insecure --out {used}": "is not empty",
+        f"replay {used}": "holds no finished federation",
+    }
+    if os.path.isdir("/proc/self"):
+        refused["run quadratic --out /proc/run"] = "/proc takes no folders"
+    found = probe([words.split() for words in refused])
+    for (words, told), (code, heavy, text) in zip(refused.items(), found, strict=True):
+        assert (code, heavy) == (2, []), words
+        assert told in text and "Traceback" not in text, words
+        assert text.startswith("Error: ") and text.count("\n") == 1, words
+
+
+def test_what_is_checked_early_is_what_there_is():
+    assert _registry.names_of("tasks") == tasks.names()
+    assert _registry.names_of("algorithms") == algorithms.names()
+    assert set(checks.RUNTIMES) == set(experiment._RUNTIMES)
+    assert sorted(THEOREMS) == sorted(with_theorems())
+    assert PRESETS == planning.PRESETS
+    with pytest.raises(InvalidInputError) as told:
+        configure("float16")
+    assert all(name in str(told.value) for name in checks.PRECISIONS)
+    from fedbilevel.cli.federation import KINDS
+
+    assert KINDS == trial.KINDS
+
+
+def test_an_unknown_option_is_told_before_data_are_loaded(tmp_path):
+    # There is no such file; loading it would be what is told.
+    words = ["run", "regularization", "--data", str(tmp_path / "none.csv")]
+    done = CliRunner().invoke(app, [*words, "--set", "thetaa=1"])
+    assert done.exit_code == 2
+    assert "unknown option 'thetaa'. Did you mean 'theta'?" in done.stderr
+
+
+def test_the_version_is_told():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (
+        0,
+        f"fedbilevel {fedbilevel.__version__}\n",
+    )
+
+
+def test_every_public_name_is_there_and_no_other():
+    listed = Path(fedbilevel.__file__).with_suffix(".pyi").read_text()
+    names = re.findall(r" as (\w+)", listed)
+    assert {"run", "compare", "LocalBSGVRM", "Problem"} <= set(names)
+    for name in names:
+        assert getattr(fedbilevel, name).__module__.startswith("fedbilevel.")
+        assert name in dir(fedbilevel)
+    assert getattr(fedbilevel, "tasks") is tasks  # noqa: B009
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        getattr(fedbilevel, "nothing")  # noqa: B009
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("name", ["fedbioacc", "fednest", "local-bsgvrm"])
+def test_a_list_cuts_no_name(name, width):
+    done = CliRunner().invoke(app, ["list", "algorithms", name], env=wide(width))
+    assert "…" not in done.stdout
+    words = set(done.stdout.replace(":", " ").replace(";", " ").split())
+    entry = algorithms.find(name)
+    assert set(options_of(entry)) <= words
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_list_cuts_anything(width):
+    done = CliRunner().invoke(app, ["list"], env=wide(width))
+    assert "…" not in done.stdout
+    for name in algorithms.names():
+        assert algorithms.find(name).reference.split()[-1] in done.stdout
+
+
+def wide(width: int) -> dict[str, str]:
+    return {"COLUMNS": str(width)}

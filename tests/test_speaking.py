@@ -141,6 +141,15 @@ def test_a_changed_notice_ends_no_node(heeding):
     assert told[1] == "packet refused: garbage: kind 'other' is not known"
 
 
+def test_a_notice_that_cannot_be_noted_ends_no_node(heeding, monkeypatch):
+    site, _, _, told = heeding
+    (held,) = site.site.checkpoints.values()
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(held, "save", lambda: (_ for _ in ()).throw(full))
+    assert site.handle(farewell()) == b""
+    assert not site.is_over and told[0].startswith("notice refused: internal")
+
+
 def test_a_notice_comes_once(heeding):
     site, _, _, told = heeding
     packet = farewell(info={"over": False, "reason": "key", "detail": "wrong"})

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.site import Site
-from fedbilevel.federation.wire import Header, RefusedError, unpack
+from fedbilevel.federation.wire import Header, RefusedError, refusal_of, unpack
 
 __all__ = ["NOTICE", "Attentive", "Sparing", "over", "refused"]
 
@@ -62,8 +62,8 @@ class Attentive:
                 if header.kind == NOTICE:
                     self._heed(header)
                     return b""
-            except RefusedError as refusal:
-                self.site.report(f"notice refused: {refusal}")
+            except Exception as error:  # whatever it holds, it ends no node
+                self.site.report(f"notice refused: {refusal_of(error)}")
                 return b""
         return self.site.handle(packet)
 

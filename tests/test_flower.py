@@ -68,6 +68,8 @@ class Faults:
 
     def __call__(self, done: int, total: int, newest: dict) -> None:
         assert time.monotonic() < self.end, "the run did not finish"
+        if not self.has_begun():
+            return  # the SuperLink is starting, and knows no run yet
         if self.stopped_until and time.monotonic() > self.stopped_until:
             self.stopped_until = 0.0
             self.signal(2, signal.SIGCONT)
@@ -76,6 +78,11 @@ class Faults:
                 fault = self.plan.pop(after)
                 self.begun[fault.__name__] = done
                 fault()
+
+    def has_begun(self) -> bool:
+        """Say whether the server's process was started once."""
+        mine = [line for line in processes() if str(self.folder) in line]
+        return 0 not in self.plan or any("deployment.server " in one for one in mine)
 
     def signal(self, client: int, number: int) -> None:
         running = self.crowd[client].running

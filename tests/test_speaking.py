@@ -291,7 +291,7 @@ TABLE = "a,b,hospital,label\n" + "".join(
     ("table", "nodes", "told"),
     [
         (None, "persistent", "there is no file or folder"),
-        (TABLE.replace("3,4,", "nan,4,", 1), "persistent", "[Nn]a[Nn]"),
+        (TABLE.replace("3,4,", "nan,4,", 1), "persistent", "the number is missing"),
         (None, "stock", "there is no file or folder"),
     ],
     ids=["missing", "NaN", "missing, of Flower's nodes"],

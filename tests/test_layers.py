@@ -57,7 +57,7 @@ FORBIDDEN = {
     "tracking": set(RANK) - {"tracking", "runtime", *LOWEST},
     "models": set(RANK) - {"models", "datasets", *LOWEST},
     "result": set(RANK) - {"result", "models", *LOWEST},
-    "saved": set(RANK) - {"saved", "result", "_files", "errors"},
+    "saved": set(RANK) - {"saved", "result", "_files", "_folders", "errors"},
 }
 READS_TEXT = {"experiments", "sklearn", "deployment", "cli"}
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}

@@ -13,15 +13,21 @@ from typing import Any
 import numpy as np
 
 from fedbilevel._files import read_arrays
+from fedbilevel._folders import (
+    CHECKPOINT,
+    COLUMNS,
+    COMPARISON,
+    EXPERIMENT,
+    MODEL,
+    POINT,
+    RESULT,
+)
 from fedbilevel.errors import CheckpointError
 from fedbilevel.result import Result
 
 __all__ = ["Saved", "find_saved", "is_saved", "read_saved"]
 
-_RESULT, _CHECKPOINT = "result.json", "checkpoint.npz"
-_EXPERIMENT, _SETTINGS = "experiment.json", "settings.json"
 _COMPARED, _SUSPICIOUS = "comparison.json", "suspicious.csv"
-_MODEL = "model.json"
 _LARGEST = 2**28  # bytes of a file that is read whole
 _MOST_ROWS = 1_000_000
 _DEEPEST = 3  # folders below each other in which runs are looked for
@@ -62,7 +68,7 @@ class Saved:
 
 def is_saved(folder: Path) -> bool:
     """Say whether a folder looks like that of a run or a comparison."""
-    marks = (_RESULT, _SETTINGS, _COMPARED, _EXPERIMENT)
+    marks = (RESULT, COMPARISON, _COMPARED, EXPERIMENT)
     return any((folder / mark).is_file() for mark in marks) or _is_comparison(folder)
 
 
@@ -91,34 +97,34 @@ def read_saved(folder: Path) -> Saved:
     """Read all there is, or say in a sentence why there is nothing."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give that of a run.")
-    if (folder / _SETTINGS).is_file() or _is_comparison(folder):
+    if (folder / COMPARISON).is_file() or _is_comparison(folder):
         return _comparison(folder)
-    if (folder / _RESULT).is_file():
+    if (folder / RESULT).is_file():
         result = _result(folder)
-        settings = _json(folder / _EXPERIMENT)
+        settings = _json(folder / EXPERIMENT)
         return Saved(
             folder.resolve().name,
             {result.algorithm: [result]},
             _headline(result),
             settings=settings,
             suspicious=_suspicious(folder / _SUSPICIOUS),
-            features=_features(folder / _MODEL),
+            features=_features(folder / MODEL),
         )
-    if (folder / _EXPERIMENT).is_file():
+    if (folder / EXPERIMENT).is_file():
         return _unfinished(folder)
     raise CheckpointError(
-        f"{folder} holds no {_RESULT}, {_SETTINGS} or {_EXPERIMENT}: it is not the "
+        f"{folder} holds no {RESULT}, {COMPARISON} or {EXPERIMENT}: it is not the "
         "folder of a run or a comparison."
     )
 
 
 def _is_comparison(folder: Path) -> bool:
-    return next(folder.glob(f"*/seed-*/{_RESULT}"), None) is not None
+    return next(folder.glob(f"*/seed-*/{RESULT}"), None) is not None
 
 
 def _comparison(folder: Path) -> Saved:
     results: dict[str, list[Result]] = {}
-    for path in sorted(folder.glob(f"*/seed-*/{_RESULT}"), key=_by_seed):
+    for path in sorted(folder.glob(f"*/seed-*/{RESULT}"), key=_by_seed):
         results.setdefault(path.parent.parent.name, []).append(_result(path.parent))
     if not results:
         raise CheckpointError(
@@ -138,7 +144,7 @@ def _comparison(folder: Path) -> Saved:
         headline,
         compared=True,
         target=float(target) if isinstance(target, int | float) else None,
-        settings=_json(folder / _SETTINGS),
+        settings=_json(folder / COMPARISON),
         diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
         unfinished=told,
     )
@@ -151,8 +157,8 @@ def _by_seed(path: Path) -> tuple[str, int, str]:
 
 def _unfinished(folder: Path) -> Saved:
     """Return the columns that the checkpoint of a run has, which has no costs yet."""
-    settings = _json(folder / _EXPERIMENT)
-    path = folder / _CHECKPOINT
+    settings = _json(folder / EXPERIMENT)
+    path = folder / CHECKPOINT
     if not path.is_file():
         raise CheckpointError(
             f"{folder}: the run has begun, but there is no checkpoint yet."
@@ -192,8 +198,8 @@ def _headline(result: Result) -> str:
 
 def _result(folder: Path) -> Result:
     try:
-        _small(folder / _RESULT)
-        for name in ("columns.npz", "point.npz"):
+        _small(folder / RESULT)
+        for name in (COLUMNS, POINT):
             _unpacks_small(folder / name)
         result = Result.load(folder, with_model=False)
         kinds = (result.config, result.final, result.counts, result.seconds)
@@ -201,8 +207,8 @@ def _result(folder: Path) -> Result:
             raise TypeError("settings, costs or seconds are no objects")
         float(result.seconds["run"])
     except _DAMAGED as error:
-        raise CheckpointError(f"{folder / _RESULT} is damaged: {error}.") from error
-    _check_columns(result.columns, folder / "columns.npz")
+        raise CheckpointError(f"{folder / RESULT} is damaged: {error}.") from error
+    _check_columns(result.columns, folder / COLUMNS)
     return result
 
 

@@ -1,5 +1,6 @@
 """What all estimators share: from arrays to a finished run, and to predictions."""
 
+import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -56,7 +57,7 @@ class Table:
         )
 
 
-class Federated(BaseEstimator):
+class Federated(BaseEstimator, abc.ABC):
     """The base of the estimators, each of which solves a task by its name.
 
     `rounds`, `local_steps` and `batch` are what the task recommends where they are
@@ -94,9 +95,9 @@ class Federated(BaseEstimator):
         self.random_state = random_state
         self.options = options
 
+    @abc.abstractmethod
     def _label(self, y: np.ndarray) -> tuple[ClassLabel | TargetLabel, np.ndarray]:
         """Return what is predicted, and the labels as a task takes them."""
-        raise NotImplementedError
 
     def _table(self, X: Any, y: Any, sites: Any) -> tuple[Table, np.random.Generator]:
         """Check what `fit` was given, and decide who holds what."""

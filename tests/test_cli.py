@@ -259,6 +259,16 @@ def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path):
     assert done.stderr.startswith("Error: ") and out.rpartition("/")[0] in done.stderr
 
 
+def test_a_tracker_is_refused_before_anything_and_spares_the_cores(call, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    place = tmp_path / "file" / "rounds.jsonl"
+    done = call("run", "quadratic", "--rounds", "1", "--track", f"jsonl:{place}")
+    assert done.returncode == 2
+    # One sentence: no warning that JAX was asked before it was configured.
+    told = "a file is where a folder is needed. Choose another place."
+    assert done.stderr == f"Error: {tmp_path / 'file'}: {told}\n"
+
+
 def test_label_counts_are_told_and_drawn(tmp_path):
     out = tmp_path / "counts.png"
     chosen = ("regularization", "--clients", "4", "--set", "partition=shards:2")

@@ -29,6 +29,7 @@ __all__ = [
     "is_used",
     "open_folder",
     "require_new",
+    "require_new_file",
     "require_own",
     "require_unfinished",
 ]
@@ -120,6 +121,11 @@ def _require_folder(folder: Path) -> None:
 
 def check_place(folder: Path) -> None:
     """Raise unless a folder is there and can be written, or can be made."""
+    _try_place(folder, folder)
+
+
+def _try_place(folder: Path, wanted: Path) -> None:
+    """Try whether `wanted` can be made: this folder, or a file in it."""
     there = folder.absolute()
     while not os.path.lexists(there):
         there = there.parent
@@ -131,8 +137,8 @@ def check_place(folder: Path) -> None:
     except OSError as error:
         if error.errno == errno.ENOENT:
             raise CheckpointError(
-                f"{folder} cannot be made: {there} takes no folders. Choose another "
-                "place."
+                f"{wanted} cannot be made: {there} takes no files or folders. Choose "
+                "another place."
             ) from error
         told = OSError(error.errno, error.strerror, str(there))
         raise CheckpointError(sentence_of(told)) from error
@@ -146,4 +152,11 @@ def check_file(path: Path) -> None:
         raise CheckpointError(
             f"{path.parent} belongs to a run. Choose another place for {path.name}."
         )
-    check_place(path.parent)
+    _try_place(path.parent, path)
+
+
+def require_new_file(path: Path) -> None:
+    """Raise if something is there already, or no file can be made there."""
+    if os.path.lexists(path):
+        raise CheckpointError(f"{path} exists. Choose another file, or remove it.")
+    _try_place(path.parent, path)

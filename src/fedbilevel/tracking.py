@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedbilevel._folders import check_place
 from fedbilevel.errors import (
     CheckpointError,
     FedbilevelError,
@@ -40,6 +41,7 @@ def check_tracking(text: str, *, resume: bool = False) -> None:
             f"{place} exists: the rounds of two runs would be mixed. Choose another "
             "file, or remove it."
         )
+    check_place(place.parent if kind == "jsonl" else place)
     _importing[kind]()
 
 

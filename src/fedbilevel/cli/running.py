@@ -120,12 +120,13 @@ def _execute(
     from fedbilevel.runtime import configure, mesh
     from fedbilevel.tracking import check_tracking, tracker
 
+    # Before the first question to JAX, which settles how many cores it uses.
+    configure(experiment.precision)
     tracked = nullcontext(None)
     if track is not None and mesh.is_first():
         check_tracking(track, resume=resume)
         about = {n: v for n, v in asdict(experiment).items() if v is not None}
         tracked = tracker(track, about=about, resume=resume)
-    configure(experiment.precision)
     with (
         only_ours_on_stdout(),
         tracked as on_round,

@@ -110,7 +110,7 @@ def test_features_are_scaled_numbers_and_zeros_and_ones(table):
     [
         ("when", [f"2020-01-{n % 28 + 1:02d}" for n in range(ROWS)], "holds dates"),
         ("when", [f"{n % 28 + 1}.1.20" for n in range(ROWS)], "holds dates"),
-        ("who", [f"p{n}" for n in range(ROWS)], "looks like an id or a name; at most"),
+        ("who", [f"p{n}" for n in range(ROWS)], "looks like an id or a name"),
         ("who", [f"p{n // 1.5:.0f}" for n in range(ROWS)], "has 60 different texts"),
         ("number", list(range(ROWS)), "counts the rows, so it looks like an id"),
         ("number", list(range(ROWS, 0, -1)), "counts the rows"),
@@ -127,6 +127,23 @@ def test_dates_ids_and_prose_are_named_and_refused(tmp_path, column, values, mes
         datasets.load(path)
     left = datasets.load(path, choices=choices(ignore=column)).notes["left_out"]
     assert left == {column: "ignored"}
+
+
+@pytest.mark.parametrize("count", [12, 30, 50])
+def test_a_text_that_never_repeats_is_an_id_however_few_there_are(tmp_path, count):
+    every = hospital_rows(count)
+
+    def load(who: list[str]) -> Any:
+        rows = [{"who": one, **row} for one, row in zip(who, every, strict=True)]
+        return datasets.load(write(tmp_path / "t.csv", rows), choices=choices())
+
+    names = [f"patient {n}" for n in range(count)]
+    told = "column 'who' has another text in every row, so it looks like an id"
+    with fails(f"{told}.*--ignore who"):
+        load(names)
+    with fails(told):
+        load(["", "", *names[2:]])  # gaps do not hide it
+    assert len(load([names[1], *names[1:]]).notes["encoded"]["who"]) == count - 1
 
 
 def test_all_useless_columns_are_named_at_once(tmp_path):

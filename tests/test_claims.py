@@ -21,7 +21,7 @@ TEXTS = [
     ROOT / "benchmarks" / "README.md",
 ]
 METHODS = r"(algorithms?|methods?|listings?)"
-NEAR = r"(\W+\w+){0,2}\W+"
+NEAR = r"(,?\s+\w+){0,2},?\s+"
 ALL = rf"\b(every|all|each){NEAR}{METHODS}\b|\b{METHODS}{NEAR}(every|all|each)\b"
 SOURCE = r"\b(papers?|literature|authors?|published|verified|line by line)\b"
 

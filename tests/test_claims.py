@@ -59,7 +59,7 @@ def test_a_claim_for_all_is_seen(sentence):
 def test_no_text_claims_that_all_algorithms_were_checked_against_papers():
     # If this ever fails, the claim may be made.
     assert any(one.provenance != READ for one in ENTRIES.values())
-    found = {path.name: overclaims(path.read_text()) for path in TEXTS}
+    found = {str(path): overclaims(path.read_text()) for path in TEXTS}
     for path in (ROOT / "src").rglob("*.py"):
         found[str(path)] = overclaims(docstrings(path))
     assert {name: claims for name, claims in found.items() if claims} == {}

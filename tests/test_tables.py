@@ -273,6 +273,41 @@ def test_tables_and_errors_have_the_names_of_sites(table, tmp_path):
         make("regularization", data=write(tmp_path / "t.csv", rows), site="place")
 
 
+# Theory on a table, defect 32
+
+
+class BuiltError(Exception):
+    """A task was built: `args` has it."""
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("check-theory --site place", PLACES),
+        ("check-theory --clients 2 --ignore place", ()),
+        ("plan --target 1 --ignore place", ()),
+        ("plan --preset theory --target 1 --ignore place", ()),
+        ("speedup --clients 1,2 --ignore place", ()),
+        ("complexity --clients 1,2 --ignore place", ()),
+    ],
+)
+def test_theory_is_told_of_own_tables(table, monkeypatch, words, names):
+    def stop(_: Experiment, task: Any, values: Any) -> Any:
+        raise BuiltError(task, values)
+
+    monkeypatch.setattr("fedbilevel.runtime.configure", lambda *_, **__: None)
+    monkeypatch.setattr(Experiment, "bind", stop)
+    command, *more = words.split()
+    chosen = ["--data", table, "--label", "colour", *more]
+    raised = CliRunner().invoke(app, [command, "regularization", *chosen]).exception
+    assert isinstance(raised, BuiltError)
+    task, values = raised.args
+    assert values["data"] == table and task.names == names
+    assert task.classes == COLOURS
+    assert task.preparation.feature_names == ("age", "sick=no", "sick=yes")
+    assert int(task.data.lower_sizes.sum()) == 54  # three fifths of its 90 rows
+
+
 # Shares and meanings, defect 12
 
 

@@ -39,8 +39,11 @@ def overclaims(text: str) -> list[str]:
 
 def docstrings(path: Path) -> str:
     nodes = ast.walk(ast.parse(path.read_text()))
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    told = [ast.get_docstring(node) for node in nodes if isinstance(node, kinds)]
+    told = [
+        ast.get_docstring(node)
+        for node in nodes
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
     return "\n\n".join(text for text in told if text)
 
 

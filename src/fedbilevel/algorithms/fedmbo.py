@@ -46,7 +46,7 @@ from fedbilevel.algorithms._base import (
     with_turn,
 )
 from fedbilevel.algorithms._local import check_counts, move
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice, count, is_known, number
 
@@ -90,10 +90,12 @@ class FedMBO(AbstractAlgorithm):
     def check(self, curvature: float, client: int) -> None:
         """Raise if theta is too large for the series."""
         if is_known(self.theta) and float(self.theta) * curvature >= 1:
-            raise InvalidInputError(
+            raise ClientInputError(
+                client,
+                f" L1 is about {curvature:.4g} at the start, so use at most "
+                f"{0.99 / curvature:.4g}.",
                 f"`FedMBO(theta={float(self.theta):.4g})`: the series needs theta < "
-                f"1/L1; on client {client} L1 is about {curvature:.4g} at the start, "
-                f"so use at most {0.99 / curvature:.4g}."
+                "1/L1; on ",
             )
 
     def init_server(self, x: Upper, y: Lower) -> Chains:

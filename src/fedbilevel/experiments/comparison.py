@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,20 +65,23 @@ def compare(
     if folder is not None:
         text = json.dumps(settings, indent=2) + "\n"
         write_atomically(folder / COMPARISON, lambda file: file.write(text.encode()))
-    found = compared(
-        _as_given(built.setting, experiment, built),
-        contenders,
-        built.rounds,
-        range(experiment.seed, experiment.seed + seeds),
-        # The folder was looked at: it is new, or this comparison's own.
-        keeping=None if folder is None else Keeping(folder, resume=True),
-        about=about,
-        measure_every=experiment.measure_every,
-        stopping=experiment.stopping(built.setting.headline),
-        watch=headline_only(watch, built.setting.headline),
-        task=experiment.label,
-        config=built.config,
-    )
+    # Where rows are pooled for one of them, client 0 may be all.
+    pools = any(entry.pools for entry in entries.values())
+    with nullcontext() if pools else built.naming_sites():
+        found = compared(
+            _as_given(built.setting, experiment, built),
+            contenders,
+            built.rounds,
+            range(experiment.seed, experiment.seed + seeds),
+            # The folder was looked at: it is new, or this comparison's own.
+            keeping=None if folder is None else Keeping(folder, resume=True),
+            about=about,
+            measure_every=experiment.measure_every,
+            stopping=experiment.stopping(built.setting.headline),
+            watch=headline_only(watch, built.setting.headline),
+            task=experiment.label,
+            config=built.config,
+        )
     _name_results(built, entries, found, folder)
     trials = {
         name: [(p, t.value) for p, t in zip(points[name], many, strict=True)]
@@ -154,6 +158,10 @@ def _name_results(
     built: Built, entries: Mapping[str, Entry], found: Comparison, folder: Path | None
 ) -> None:
     """Give results the names, and what the task concludes, also where they are kept."""
+    sites = built.task.names
+    for name, error in found.diverged.items():
+        if sites and not entries[name].pools:
+            found.diverged[name] = error.at(sites[error.client])
     for name, results in found.results.items():
         one = built._replace(entry=entries[name])
         found.results[name] = [one.named(result) for result in results]

@@ -21,9 +21,9 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import (
+    AtClientError,
     CheckpointError,
     InvalidInputError,
-    NonFiniteError,
     unknown_name,
 )
 from fedbilevel.experiments.channels import read_channel
@@ -80,19 +80,20 @@ class Built(NamedTuple):
 
     def job(self, seed: int = 0) -> Job:
         """Bind everything, and warn where the limit will be off."""
-        job = self.setting.job(self.algorithm, seed)
+        with self.naming_sites():
+            job = self.setting.job(self.algorithm, seed)
         if self.task.convex:
-            warn_where_clients_differ(job, self.entry.name)
+            warn_where_clients_differ(job, self.entry.name, self.task.names)
         return job
 
     @contextmanager
     def naming_sites(self) -> Iterator[None]:
-        """Give the site its name in the error of a run that fails there."""
+        """Give the site its name in an error of what is wrong there."""
         try:
             yield
-        except NonFiniteError as error:
+        except AtClientError as error:
             if self.task.names and not self.entry.pools:
-                raise error.at(self.task.names[error.client]) from None
+                raise error.at(self.task.names[error.client]) from error.__cause__
             raise
 
     def save(self, result: Result, folder: Path) -> None:
@@ -233,15 +234,16 @@ class Experiment:
     def run_seeds(self, count: int) -> list[Result]:
         """Run from `count` random seeds, the experiment's own first, as one program."""
         built = self.build()
-        results = run_seeds(
-            built.job(self.seed),
-            built.rounds,
-            range(self.seed, self.seed + count),
-            measure_every=self.measure_every,
-            stopping=self.stopping(built.setting.headline),
-            task=self.label,
-            config=built.config,
-        )
+        with built.naming_sites():
+            results = run_seeds(
+                built.job(self.seed),
+                built.rounds,
+                range(self.seed, self.seed + count),
+                measure_every=self.measure_every,
+                stopping=self.stopping(built.setting.headline),
+                task=self.label,
+                config=built.config,
+            )
         return [built.named(result) for result in results]
 
     def build(self) -> Built:

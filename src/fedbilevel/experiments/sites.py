@@ -4,7 +4,8 @@ Both sides compare fingerprints of the settings and of the algorithm before anyt
 computed; what they must agree on is here, too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from fedbilevel import _tree, algorithms, tasks
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
 from fedbilevel.datasets import TableChoices
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.experiments.experiment import LENGTH, Experiment, weighing
 from fedbilevel.federation import (
     Fingerprints,
@@ -147,7 +148,8 @@ def build_site(
     # Alone here, this client is one of so many elsewhere: what depends on their number
     # is checked on the server.
     alone = replace(experiment, participants=None)
-    job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
+    with _known_as(client, task.names[client] if trial and task.names else ""):
+        job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
     participants = experiment.participants or clients
     channel = experiment.channel().shared_by(participants)
     job = replace(job, clients=clients, participants=participants, channel=channel)
@@ -166,6 +168,15 @@ def build_site(
         identity=identity,
         minimum=minimum,
     )
+
+
+@contextmanager
+def _known_as(client: int, name: str) -> Iterator[None]:
+    """Give this client its number, and its name, in an error: alone, it is client 0."""
+    try:
+        yield
+    except AtClientError as error:
+        raise error.at(name, client) from error.__cause__
 
 
 def _task(

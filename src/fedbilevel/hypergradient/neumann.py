@@ -28,7 +28,7 @@ from jaxtyping import Array
 
 from fedbilevel import _evaluation, _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
     Bundle,
@@ -46,10 +46,11 @@ _THETA = "step of the Neumann series, below 1/L1"
 
 def _check_series(name: str, theta: Array, curvature: float, client: int) -> None:
     if is_known(theta) and float(theta) * curvature >= 1:
-        raise InvalidInputError(
-            f"`{name}(theta={float(theta):.4g})`: the series needs theta < 1/L1; on "
-            f"client {client} L1 is about {curvature:.4g} at the start, so use at most "
-            f"{0.99 / curvature:.4g}."
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g} at the start, so use at most "
+            f"{0.99 / curvature:.4g}.",
+            f"`{name}(theta={float(theta):.4g})`: the series needs theta < 1/L1; on ",
         )
 
 

@@ -288,21 +288,27 @@ TABLE = "a,b,hospital,label\n" + "".join(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("table", "nodes", "told"),
+    ("table", "more", "told"),
     [
-        (None, "persistent", "there is no file or folder"),
-        (TABLE.replace("3,4,", "nan,4,", 1), "persistent", "the number is missing"),
-        (None, "stock", "there is no file or folder"),
+        (None, "--clients 2", "there is no file or folder"),
+        (TABLE.replace("3,4,", "nan,4,", 1), "--clients 2", "the number is missing"),
+        (None, "--clients 2 --nodes stock", "there is no file or folder"),
+        (
+            TABLE,
+            "--clients 3 --site hospital",
+            "--clients 3: column 'hospital' of rows has 2 values, A, B, and each is",
+        ),
     ],
-    ids=["missing", "NaN", "missing, of Flower's nodes"],
+    ids=["missing", "NaN", "missing, of Flower's nodes", "fewer sites than nodes"],
 )
-def test_a_data_error_ends_a_trial_at_once(tmp_path, screens, table, nodes, told):
+def test_a_data_error_ends_a_trial_at_once(tmp_path, screens, table, more, told):
     rows, out = tmp_path / "rows.csv", tmp_path / "run"
     if table is not None:
         rows.write_text(table)
-    words = ("federate", "regularization", "--clients", 2, "--data", rows, "--out", out)
-    screen = screens(*words, "--nodes", nodes, "--patience", 10 * PATIENCE)
+    words = ("federate", "regularization", "--data", rows, "--out", out)
+    screen = screens(*words, *more.split(), "--patience", 10 * PATIENCE)
     assert screen.end() == 2
+    assert screen.text.count("Error: ") == 1
     assert re.search(rf"Error: node-\d cannot take part: .*{told}", screen.text)
     assert "Traceback" not in screen.text
     # Corrected, the same command must not be told that its folder is in use.

@@ -569,6 +569,14 @@ def test_sites_prepare_alike_from_their_sums(tmp_path):
     assert shared_settings(site)["options"] == {}
 
 
+def test_prepare_overwrites_nothing(table):
+    before = Path(table).read_bytes()
+    for option in ("--sums", "--out"):
+        done = CliRunner().invoke(app, ["prepare", table, option, table])
+        assert done.exit_code == 2 and "exists. Choose another file" in done.stderr
+    assert Path(table).read_bytes() == before
+
+
 def test_prepare_says_what_is_wrong(tmp_path, table):
     def told(*words: str) -> str:
         done = CliRunner().invoke(app, ["prepare", *words])

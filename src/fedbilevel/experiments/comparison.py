@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,9 +65,7 @@ def compare(
     if folder is not None:
         text = json.dumps(settings, indent=2) + "\n"
         write_atomically(folder / COMPARISON, lambda file: file.write(text.encode()))
-    # Where rows are pooled for one of them, client 0 may be all.
-    pools = any(entry.pools for entry in entries.values())
-    with nullcontext() if pools else built.naming_sites():
+    with _naming_sites(built, entries):
         found = compared(
             _as_given(built.setting, experiment, built),
             contenders,
@@ -88,6 +86,14 @@ def compare(
         for name, many in found.trials.items()
     }
     return NamedComparison(found, trials)
+
+
+def _naming_sites(
+    built: Built, entries: Mapping[str, Entry]
+) -> AbstractContextManager[None]:
+    """Name sites in errors, unless one pools rows: then client 0 may be all."""
+    pools = any(entry.pools for entry in entries.values())
+    return nullcontext() if pools else built.naming_sites()
 
 
 def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:

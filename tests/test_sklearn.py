@@ -99,7 +99,7 @@ def test_trusted_rows_judge_and_are_not_suspicious():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_nine_of_ten_wrong_labels_of_a_table_are_in_the_first_quarter(seed):
-    X, y = load_breast_cancer(return_X_y=True)
+    X, y = map(np.asarray, load_breast_cancer(return_X_y=True))
     given, wrong = planted(X, y, seed)
     sites = np.random.default_rng(seed).integers(0, 3, len(y))
     found = FederatedCleaner(random_state=seed).fit(X, given, sites)

@@ -4,7 +4,7 @@ import html
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedbilevel.errors import (
 )
 from fedbilevel.models import Model, can_be_kept
 
-__all__ = ["Result", "named_leaves", "to_plain"]
+__all__ = ["Result", "named_leaves", "shaped", "to_plain"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,7 +183,7 @@ class Result:
             )
         about = json.loads((place / RESULT).read_text())
         columns, point = read_arrays(place / COLUMNS), read_arrays(place / POINT)
-        levels = like and (_like("x", like[0], point), _like("y", like[1], point))
+        levels = like and (shaped("x", like[0], point), shaped("y", like[1], point))
         kept = with_model and (place / MODEL).exists() and can_be_kept()
         model = Model.load(place) if kept else None
         held = {"columns": columns, "point": point, "levels": levels, "model": model}
@@ -226,8 +226,13 @@ def _nested(level: str, point: Mapping[str, np.ndarray]) -> Any:
     return tree
 
 
-def _like(level: str, tree: PyTree, point: Mapping[str, np.ndarray]) -> PyTree:
-    """Return a tree with its numbers replaced by those of a point."""
+def shaped(
+    level: str,
+    tree: PyTree,
+    point: Mapping[str, np.ndarray],
+    as_leaf: Callable[[np.ndarray], Any] = jnp.asarray,
+) -> PyTree:
+    """Return a tree with its numbers replaced by those of a point, where it has any."""
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     wanted = {name for name in point if name.split(".")[0] == level}
     leaves = []
@@ -235,7 +240,7 @@ def _like(level: str, tree: PyTree, point: Mapping[str, np.ndarray]) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         name = f"{level}.{name}" if name else level
         wanted.discard(name)
-        leaves.append(jnp.asarray(point[name]) if name in point else leaf)
+        leaves.append(as_leaf(point[name]) if name in point else leaf)
     if wanted:
         raise CheckpointError(
             f"`like` has no place for {', '.join(sorted(wanted))} of the result. Give "

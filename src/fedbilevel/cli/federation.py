@@ -221,6 +221,13 @@ def serve(
         list[Path] | None,
         typer.Option(help="public key of a client's node; repeat, in their order"),
     ] = None,
+    preparation: Annotated[
+        Path | None,
+        typer.Option(
+            help="file of `fedbilevel prepare` that all nodes use: with it the folder "
+            "holds a model for `predict` and `export`"
+        ),
+    ] = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
@@ -238,6 +245,8 @@ def serve(
     from fedbilevel.federation.sealing import KeyFiles
 
     require_served_again(experiment, out)
+    if preparation is None and not as_json:
+        _say_what_is_left(experiment)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
 
     link = SuperLink(address, out, certificates)
@@ -254,8 +263,22 @@ def serve(
             watch=watch,
             say=watch.say,
             about=watch.stage,
+            preparation=preparation,
         )
     show_result(result, out, as_json)
+
+
+def _say_what_is_left(experiment: "Experiment") -> None:
+    """Say that without a preparation there is no model, where there could be one."""
+    from fedbilevel.experiments.leaving import takes_tables
+
+    if takes_tables(experiment):
+        Console(stderr=True).print(
+            "Without --preparation the server does not know the columns: its folder "
+            "will hold the point, and no model for `predict`.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _state_folder(given: checks.Given) -> None:

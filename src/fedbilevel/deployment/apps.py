@@ -22,6 +22,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbilevel._files import write_atomically
+from fedbilevel.datasets import Preparation
+from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
@@ -104,6 +106,7 @@ def _serve(grid: Grid, context: Context) -> None:
                 watch=watch,
                 report=say,
                 made=lambda exchange: progress.tell(exchange=exchange),
+                preparation=_preparation(settings),
             )
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
@@ -194,6 +197,11 @@ def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
     return SiteIdentity.read(client, Path(held["private_key"]), public)
 
 
+def _preparation(settings: Mapping[str, Any]) -> Preparation | None:
+    path = str(settings["preparation"])
+    return read_preparation(path) if path else None
+
+
 def _server_seal(settings: Mapping[str, Any]) -> Seal:
     if not settings["private_key"]:
         return CHECKSUM
@@ -202,15 +210,20 @@ def _server_seal(settings: Mapping[str, Any]) -> Seal:
 
 
 def settings_of(
-    experiment: Experiment, folder: Path, terms: Terms, keys: KeyFiles | None = None
+    experiment: Experiment,
+    folder: Path,
+    terms: Terms,
+    keys: KeyFiles | None = None,
+    preparation: Path | None = None,
 ) -> dict:
-    """Return the run's configuration, as both apps read it: of keys only the paths."""
+    """Return the run's configuration, as both apps read it: of files only the paths."""
     peers = [str(path.resolve()) for path in keys.peers] if keys else []
     return {
         "private_key": str(keys.private.resolve()) if keys else "",
         "node_keys": json.dumps(peers),
         "experiment": json.dumps(asdict(experiment)),
         "folder": str(folder.resolve()),
+        "preparation": str(preparation.resolve()) if preparation else "",
         **asdict(terms),
         "keys": " ".join(terms.keys),
     }

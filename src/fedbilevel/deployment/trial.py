@@ -14,10 +14,12 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.leaving import model_of_trial
 from fedbilevel.experiments.sites import LOCAL, clients_of
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles
 from fedbilevel.federation.signatures import make_key_pair
+from fedbilevel.models import can_be_kept
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
@@ -50,7 +52,7 @@ def federate(
     keys = make_keys(folder, clients_of(experiment))
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
-    return serve_over_flower(
+    result = serve_over_flower(
         experiment,
         folder,
         terms,
@@ -61,6 +63,23 @@ def federate(
         about=about,
         crowd=crowd,
     )
+    return _with_model(experiment, result, folder, say)
+
+
+def _with_model(
+    experiment: Experiment, result: Result, folder: Path, say: Callable[[str], None]
+) -> Result:
+    """Leave a model in the folder, as a simulation would: all rows are here."""
+    if not can_be_kept():
+        return result
+    try:
+        model = model_of_trial(experiment, result)
+    except InvalidInputError as error:  # the run is over, and stays
+        say(f"No model is left: {error}")
+        return result
+    if model is not None:
+        model.save(folder)
+    return replace(result, model=model)
 
 
 def make_keys(folder: Path, clients: int) -> KeyFiles:

@@ -52,6 +52,7 @@ __all__ = [
     "Built",
     "Experiment",
     "headline_only",
+    "model_of",
     "weighing",
     "write_listed",
 ]
@@ -111,25 +112,8 @@ class Built(NamedTuple):
             more = self.task.conclusion(self.task, result.point)
         final = {**result.final, **point, **more}
         named = dataclasses.replace(result, algorithm=self.entry.name, final=final)
-        return dataclasses.replace(named, model=self._model(named))
-
-    def _model(self, result: Result) -> Model | None:
-        """Return the model that a run leaves behind, where all clients share one."""
-        task = self.task
-        if task.predictor is None or result.levels is None:
-            return None
-        shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
-        if shared != [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]:
-            return None  # every client has kept a y of its own
-        about = {"task": result.task, "algorithm": result.algorithm}
-        options = to_plain(self.config["task"])
-        return Model(
-            task.predictor.layers(*result.levels),
-            task.preparation.label.classes if task.preparation else task.classes,
-            task.preparation,
-            task.predictor.pixels,
-            {**about, "options": options, "versions": result.versions},
-        )
+        model = model_of(self.task, named, self.config["task"])
+        return dataclasses.replace(named, model=model)
 
 
 @dataclass(frozen=True)
@@ -394,6 +378,25 @@ class Experiment:
         for_task = {n: v for n, v in self.options.items() if n in task_options}
         rest = {n: v for n, v in self.options.items() if n not in task_options}
         return for_task, rest
+
+
+def model_of(
+    task: tasks.Task, result: Result, options: Mapping[str, Any]
+) -> Model | None:
+    """Return the model that a run leaves behind, where all clients share one."""
+    if task.predictor is None or result.levels is None:
+        return None
+    shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
+    if shared != [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]:
+        return None  # every client has kept a y of its own
+    about = {"task": result.task, "algorithm": result.algorithm}
+    return Model(
+        task.predictor.layers(*result.levels),
+        task.preparation.label.classes if task.preparation else task.classes,
+        task.preparation,
+        task.predictor.pixels,
+        {**about, "options": to_plain(dict(options)), "versions": result.versions},
+    )
 
 
 def write_listed(path: Path, listed: Listed) -> None:

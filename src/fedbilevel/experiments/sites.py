@@ -43,6 +43,7 @@ __all__ = [
     "build_site",
     "clients_of",
     "federated_entry",
+    "meaning",
     "shared_settings",
     "without_files",
 ]
@@ -218,7 +219,7 @@ def _facts(
             "headline": task.headline,
             "shows_point": task.shows_point,
             "task": values,
-            "classes": settings_fingerprint(_meaning(task, prepared)),
+            "classes": settings_fingerprint(meaning(task, prepared)),
             "metrics": sorted(jax.eval_shape(job.measured, job.x, job.y)),
             "concludes": task.concludes,
             "x": _tree.leaf_names(job.x),
@@ -231,7 +232,7 @@ def _facts(
     )
 
 
-def _meaning(task: Task, prepared: bool) -> dict[str, Any]:
+def meaning(task: Task, prepared: bool) -> dict[str, Any]:
     """Return what sites must agree on so that numbers of x and y mean the same.
 
     Each scales features by its own rows, unless all are `prepared` alike.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel._files import write_atomically
-from fedbilevel._folders import MODEL, WEIGHTS
+from fedbilevel._folders import FEDERATION, MODEL, WEIGHTS
 from fedbilevel.datasets import Preparation
 from fedbilevel.datasets._preparation_files import Node
 from fedbilevel.datasets._preparation_files import write as written
@@ -87,6 +87,12 @@ def load(folder: Path) -> Model:
     """Read both files."""
     path = folder / MODEL
     if not path.exists():
+        if (folder / FEDERATION).exists():
+            raise CheckpointError(
+                f"{folder} holds no {MODEL}: its server did not know the columns of "
+                "the sites, or its task leaves no model. Serve with --preparation "
+                "FILE, the file that the nodes use."
+            )
         raise CheckpointError(
             f"{folder} holds no {MODEL}: it is no folder of a finished run, or its "
             "task leaves no model that predicts. Runs of regularization, cleaning, "

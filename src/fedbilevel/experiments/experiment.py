@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedbilevel import algorithms, tasks
-from fedbilevel._files import write_atomically
+from fedbilevel._files import write_arrays, write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.channels import Channel
@@ -400,7 +400,9 @@ def model_of(
 
 
 def write_listed(path: Path, listed: Listed) -> None:
-    """Write a table as CSV, atomically."""
+    """Write a table as CSV, atomically, and its pictures before it, as npz."""
+    if listed.pictures is not None:
+        write_arrays(path.with_suffix(".npz"), {"pictures": listed.pictures})
     text = io.StringIO(newline="")
     csv.writer(text).writerows([listed.header, *listed.rows])
     write_atomically(path, lambda file: file.write(text.getvalue().encode()))

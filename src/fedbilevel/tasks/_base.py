@@ -42,21 +42,27 @@ class Origin:
     """Where the rows of a task come from.
 
     `places` has for each client the numbers of its training rows, lines or rows as
-    `unit` says, in `file`. `summary` tells in plain data who holds what, and what was
-    encoded, filled and left out.
+    `unit` says, in `file`; `names` those of the same rows below `file`, where each is a
+    file of its own. `summary` tells in plain data who holds what, and what was encoded,
+    filled and left out.
     """
 
     file: str
     unit: str
     places: tuple[np.ndarray, ...]
     summary: Mapping[str, Any]
+    names: tuple[np.ndarray, ...] = ()
 
 
 class Listed(NamedTuple):
-    """A table to be kept with a result: the names of its columns, and its rows."""
+    """A table to be kept with a result: the names of its columns, and its rows.
+
+    `pictures` are images of the first rows, in bytes, where rows are such.
+    """
 
     header: tuple[str, ...]
     rows: list[tuple[Any, ...]]
+    pictures: np.ndarray | None = None
 
 
 class Option(NamedTuple):

@@ -179,6 +179,7 @@ def _take(dataset: Dataset, rows: np.ndarray) -> Dataset:
         columns=columns,
         places=None if dataset.places is None else dataset.places[rows],
         validation=None if dataset.validation is None else dataset.validation[rows],
+        files=None if dataset.files is None else dataset.files[rows],
     )
 
 
@@ -208,7 +209,8 @@ class Dealt:
     """Every client's rows for validation and for training, and where they are from.
 
     `places` are the numbers of the training rows in their file. `names` are those of
-    the clients, where a `column` says who they are.
+    the clients, where a `column` says who they are. `files` are the training rows'
+    own, where each is one.
     """
 
     pool: Pool
@@ -219,6 +221,7 @@ class Dealt:
     column: str
     train: float
     remarks: tuple[str, ...] = field(default=())
+    files: tuple[np.ndarray, ...] = ()
 
     @property
     def about(self) -> dict[str, Any]:
@@ -229,7 +232,11 @@ class Dealt:
             "preparation": self.pool.preparation,
             "names": self.names,
             "origin": Origin(
-                held.source or held.name, held.unit, tuple(self.places), self.summary
+                held.source or held.name,
+                held.unit,
+                tuple(self.places),
+                self.summary,
+                self.files,
             ),
         }
 
@@ -303,6 +310,7 @@ def deal(
         scheme.partition(":")[2] if names else "",
         train,
         tuple(remarks),
+        tuple(held.files[part] for part in lower) if held.files is not None else (),
     )
 
 

@@ -15,7 +15,7 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = ["holds_images", "load_images", "shrink"]
+__all__ = ["coverage", "holds_images", "load_images", "shrink"]
 
 _AT_ONCE = 1024
 _KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -169,7 +169,7 @@ def shrink(images: np.ndarray, height: int, width: int | None = None) -> np.ndar
             f"{sizes[0]}x{sizes[1]}. Give (rows, height, width) and sizes between 1 "
             "and those of the images."
         )
-    down, across = map(_coverage, images.shape[1:3], sizes)
+    down, across = map(coverage, images.shape[1:3], sizes)
     small = np.empty((len(images), *sizes, *images.shape[3:]), images.dtype)
     for start in range(0, len(images), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
@@ -180,8 +180,8 @@ def shrink(images: np.ndarray, height: int, width: int | None = None) -> np.ndar
     return small
 
 
-def _coverage(side: int, size: int) -> np.ndarray:
-    """Return the share that each old pixel has in each new one."""
+def coverage(side: int, size: int) -> np.ndarray:
+    """Return the share that each of `side` old pixels has in each new one."""
     edges = np.arange(size + 1) * (side / size)
     start = np.maximum(edges[:-1, None], np.arange(side))
     end = np.minimum(edges[1:, None], np.arange(1, side + 1))

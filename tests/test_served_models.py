@@ -1,4 +1,4 @@
-"""The folder of a server predicts; names of columns and classes came by no wire."""
+"""What a server leaves: a model, whose names came by no wire, and tracked rounds."""
 
 import csv
 import json
@@ -21,6 +21,7 @@ from fedbilevel.experiments.leaving import blank_task
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.models import Model
+from fedbilevel.tracking import from_anywhere, tracker
 from tests.federation import Loopback
 
 TERMS = Terms(patience=1, deadline=5.0)
@@ -230,6 +231,42 @@ def test_sites_with_a_y_of_their_own_leave_no_model(prepared, tmp_path):
         serve(net, settings, tmp_path / "run", TERMS, report=ignore, preparation=made)
 
 
+def test_a_server_writes_every_measured_round_and_may_be_stopped(prepared, tmp_path):
+    tables, made = prepared
+    settings = replace(SETTINGS, rounds=7, measure_every=2)
+    file, told = tmp_path / "rounds.jsonl", {"report": ignore}
+    seen = []
+    with tracker(f"jsonl:{file}", resume=True) as track:
+        net = net_of(tables, preparation=made)
+        result = serve(net, settings, tmp_path / "a", TERMS, on_round=track, **told)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["round"] for line in lines] == [2, 4, 6, 7]
+    losses = [line["upper_loss"] for line in lines]
+    np.testing.assert_allclose(losses, result.columns["upper_loss"], rtol=1e-6)
+
+    def stop(event) -> None:
+        seen.append(event.round)
+        event.stop("enough")
+
+    net = net_of(tables, preparation=made)
+    ended = serve(net, settings, tmp_path / "b", TERMS, on_round=stop, **told)
+    assert seen[0] == 2 and ended.final["round"] < 7 and "enough" in ended.ended
+
+
+def test_a_place_to_track_is_asked_for_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept.jsonl").write_text("mine")
+    words = ("quadratic", "--clients", 2, "--track", "jsonl:kept.jsonl")
+    done = command("federate", *words)
+    assert done.exit_code == 2 and "kept.jsonl exists" in done.stderr
+    done = command("serve", *words, "--insecure", "--out", tmp_path / "run")
+    assert done.exit_code == 2 and "kept.jsonl exists" in done.stderr
+    assert (tmp_path / "kept.jsonl").read_text() == "mine"
+    assert not (tmp_path / "run").exists()
+    # The server is a process in a folder of its own.
+    assert from_anywhere("jsonl:a/b.jsonl") == f"jsonl:{tmp_path.resolve()}/a/b.jsonl"
+
+
 @pytest.mark.slow
 def test_a_trial_leaves_the_model_of_a_simulation(tmp_path):
     table = write(tmp_path / "people.csv", ROWS)
@@ -238,7 +275,11 @@ def test_a_trial_leaves_the_model_of_a_simulation(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     terms = Terms(deadline=60.0, patience=300.0)
-    trial.federate(experiment, folder, terms, nodes="persistent", watch=ignore)
+    track = f"jsonl:{tmp_path / 'rounds.jsonl'}"
+    kind = {"nodes": "persistent", "track": track}
+    trial.federate(experiment, folder, terms, watch=ignore, **kind)
+    lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
     check_predictions(folder, tmp_path, ROWS)
     simulated = experiment.run(tmp_path / "simulated").model
     assert simulated is not None

@@ -26,7 +26,7 @@ from fedbilevel.errors import (
 )
 from fedbilevel.runtime import Event, OnRound
 
-__all__ = ["check_tracking", "tracker"]
+__all__ = ["check_tracking", "from_anywhere", "tracker"]
 
 _LARGEST = 2**30  # bytes of a file of lines that is continued
 _NAME = re.compile(r"[^A-Za-z0-9_\-./ ]")  # letters that no tracker takes in a name
@@ -41,6 +41,12 @@ def check_tracking(text: str, *, resume: bool = False) -> None:
             "file, or remove it."
         )
     _importing[kind]()
+
+
+def from_anywhere(text: str) -> str:
+    """Return KIND:PLACE for a process that is in another folder."""
+    kind, place = _read(text)
+    return f"{kind}:{place.resolve()}"
 
 
 @contextmanager

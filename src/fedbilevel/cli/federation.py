@@ -20,6 +20,7 @@ from fedbilevel.cli.arguments import (
     Group,
     NewFolder,
     PlanFile,
+    Track,
     option,
     takes,
 )
@@ -124,6 +125,7 @@ def federate(
     plan: PlanFile = None,
     nodes: Annotated[str, typer.Option(help=" or ".join(KINDS))] = KINDS[0],
     out: NewFolder = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole federation on this machine, with real processes, to try it out."""
@@ -131,12 +133,22 @@ def federate(
         experiment = follow_file(plan, experiment)
     from fedbilevel._files import private_files
 
+    _check_track(track, begun=False)
+    own = {"nodes": nodes, "track": track, "as_json": as_json}
     if out is not None:
         with private_files(), _no_folder_in_the_way(out):
-            _federate(experiment, out, terms, nodes, as_json, kept=True)
+            _federate(experiment, out, terms, **own, kept=True)
         return
     with private_files(), tempfile.TemporaryDirectory() as folder:
-        _federate(experiment, Path(folder), terms, nodes, as_json, kept=False)
+        _federate(experiment, Path(folder), terms, **own, kept=False)
+
+
+def _check_track(track: str | None, *, begun: bool) -> None:
+    """Raise unless rounds can be written there; of a run that was begun some are."""
+    if track is not None:
+        from fedbilevel.tracking import check_tracking
+
+        check_tracking(track, resume=begun)
 
 
 @contextmanager
@@ -157,9 +169,10 @@ def _federate(
     experiment: "Experiment",
     folder: Path,
     terms: Any,
-    nodes: str,
-    as_json: bool,
     *,
+    nodes: str,
+    track: str | None,
+    as_json: bool,
     kept: bool,
 ) -> None:
     from fedbilevel._files import make_private_folder
@@ -186,6 +199,7 @@ def _federate(
             watch=watch,
             say=watch.say,
             about=watch.stage,
+            track=track,
         )
     show_result(result, folder if kept else None, as_json)
 
@@ -228,6 +242,7 @@ def serve(
             "holds a model for `predict` and `export`"
         ),
     ] = None,
+    track: Track = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
@@ -245,6 +260,7 @@ def serve(
     from fedbilevel.federation.sealing import KeyFiles
 
     require_served_again(experiment, out)
+    _check_track(track, begun=(out / _folders.FEDERATION).exists())
     if preparation is None and not as_json:
         _say_what_is_left(experiment)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
@@ -264,6 +280,7 @@ def serve(
             say=watch.say,
             about=watch.stage,
             preparation=preparation,
+            track=track,
         )
     show_result(result, out, as_json)
 

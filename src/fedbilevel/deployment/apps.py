@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from fedbilevel.federation.flower.messages import as_content, packet_of
 from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
 from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.wire import CHECKSUM, Seal
-from fedbilevel.runtime import configure
+from fedbilevel.runtime import OnRound, configure
+from fedbilevel.tracking import from_anywhere, tracker
 
 __all__ = [
     "ERROR",
@@ -95,7 +97,10 @@ def _serve(grid: Grid, context: Context) -> None:
     # One core: the server adds up and waits, the cores are for those who compute.
     configure(experiment.precision, cores=1)
     try:
-        with (folder / LOG).open("a", buffering=1) as log:
+        with (
+            (folder / LOG).open("a", buffering=1) as log,
+            _tracked(settings, experiment) as on_round,
+        ):
             say = functools.partial(print, file=log)
             serve(
                 GridTransport(grid, halt),
@@ -107,6 +112,7 @@ def _serve(grid: Grid, context: Context) -> None:
                 report=say,
                 made=lambda exchange: progress.tell(exchange=exchange),
                 preparation=_preparation(settings),
+                on_round=on_round,
             )
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
@@ -197,6 +203,18 @@ def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
     return SiteIdentity.read(client, Path(held["private_key"]), public)
 
 
+def _tracked(
+    settings: Mapping[str, Any], experiment: Experiment
+) -> AbstractContextManager[OnRound | None]:
+    """Return what every measured round is written by.
+
+    Whether a place is free was asked before; a server that was started again goes on.
+    """
+    text = str(settings["track"])
+    about = {n: v for n, v in asdict(experiment).items() if v is not None}
+    return tracker(text, about=about, resume=True) if text else nullcontext(None)
+
+
 def _preparation(settings: Mapping[str, Any]) -> Preparation | None:
     path = str(settings["preparation"])
     return read_preparation(path) if path else None
@@ -215,6 +233,7 @@ def settings_of(
     terms: Terms,
     keys: KeyFiles | None = None,
     preparation: Path | None = None,
+    track: str | None = None,
 ) -> dict:
     """Return the run's configuration, as both apps read it: of files only the paths."""
     peers = [str(path.resolve()) for path in keys.peers] if keys else []
@@ -224,6 +243,7 @@ def settings_of(
         "experiment": json.dumps(asdict(experiment)),
         "folder": str(folder.resolve()),
         "preparation": str(preparation.resolve()) if preparation else "",
+        "track": from_anywhere(track) if track else "",
         **asdict(terms),
         "keys": " ".join(terms.keys),
     }

@@ -47,6 +47,7 @@ def serve_over_flower(
     about: Callable[[str, str], None] = lambda word, who: None,
     crowd: Sequence[Process] = (),
     preparation: Path | None = None,
+    track: str | None = None,
 ) -> Result:
     """Run an experiment to its end, whatever dies on the way.
 
@@ -57,7 +58,7 @@ def serve_over_flower(
     KeyboardInterrupt, all processes are ended; the folder can be served again.
     With `keys` packets are signed; with certificates, too, Flower lets in no others.
     The file `preparation` says how all sites prepare their columns; with it a model is
-    left.
+    left. `track`, KIND:PLACE, is where every measured round is written.
     """
     if preparation is not None:
         blank_task(experiment, read_preparation(str(preparation)))  # or why not
@@ -83,7 +84,8 @@ def serve_over_flower(
         look.say(f"starting the SuperLink at {link.address}")
         wait_for_port(link.address, superlink, look=look)
         link.register(node_keys)
-        settings = apps.settings_of(experiment, folder, terms, keys, preparation)
+        own = (keys, preparation, track)
+        settings = apps.settings_of(experiment, folder, terms, *own)
         look()
         serving = _Serving(folder, link, settings, servers)
         return _until_done(serving, superlink, look)

@@ -38,11 +38,12 @@ def federate(
     watch: Watch,
     say: Callable[[str], None] = print,
     about: Callable[[str, str], None] = lambda word, who: None,
+    track: str | None = None,
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
     `nodes` are persistent, ours, or stock, Flower's own. All have keys that are made
-    for this run, in its folder.
+    for this run, in its folder. `track` is where every measured round is written.
     """
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
@@ -62,6 +63,7 @@ def federate(
         say=say,
         about=about,
         crowd=crowd,
+        track=track,
     )
     return _with_model(experiment, result, folder, say)
 

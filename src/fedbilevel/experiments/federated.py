@@ -47,6 +47,7 @@ from fedbilevel.runtime import (
     Checkpoints,
     Job,
     Ledger,
+    OnRound,
     Outcome,
     Sampling,
     SimulatorRuntime,
@@ -79,12 +80,14 @@ def serve(
     report: Callable[[str], None] = print,
     made: Callable[[dict[str, Any]], None] = lambda exchange: None,
     preparation: Preparation | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
     The folder keeps a checkpoint after every round; served again, the run goes on from
     there. In the end it holds the result, and who took part in each exchange; `made` is
-    told of each at once. Sites are told when all is over. By the `preparation` of all
+    told of each at once, `on_round` of every measured round, and may stop the run.
+    Sites are told when all is over. By the `preparation` of all
     sites a model is left, too; whether it is theirs is known by its fingerprint.
     """
     clients = clients_of(experiment)
@@ -121,6 +124,7 @@ def serve(
         stopping=stopping,
         checkpoints=Checkpoints(folder, every_rounds=1),
         watch=headline_only(watch, facts["headline"]),
+        on_round=on_round,
     )
     result = _result(experiment, facts, outcome, runtime, ledger)
     if blank is not None:

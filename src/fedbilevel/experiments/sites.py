@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCAL",
+    "NOT_SHARED",
     "build_site",
     "clients_of",
     "federated_entry",
@@ -50,7 +51,8 @@ __all__ = [
 
 # How long to run, where rows lie, and what is kept are each side's own business.
 LOCAL = ("data", *(one.name for one in fields(TableChoices)))
-_KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
+NOT_SHARED = (*LENGTH, "runtime", "measure_every")
+NOT_SHARED += ("checkpoint_rounds", "checkpoint_seconds")
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
@@ -59,8 +61,8 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     Of a task or an algorithm in a file of one's own that is what stands in the file,
     wherever each side has it.
     """
-    own = (*LENGTH, *_KEPT)
-    settings = {n: v for n, v in asdict(experiment).items() if n not in own}
+    every = asdict(experiment).items()
+    settings = {n: v for n, v in every if n not in NOT_SHARED}
     settings["task"] = tasks.identity(experiment.task)
     if experiment.algorithm is not None:
         settings["algorithm"] = algorithms.identity(experiment.algorithm)

@@ -163,7 +163,8 @@ def test_the_model_is_the_mixed_network(task):
     """Of a set of 64 columns, scaled by one mean and one deviation."""
     from sklearn.datasets import load_digits
 
-    raw = load_digits().data
+    digits: Any = load_digits()
+    raw = digits.data
     x, y = moved(task)
     scores = mixed(np.asarray(x), y, (raw[:7] - raw.mean()) / raw.std())
     model = model_at(task, x, y)

@@ -20,7 +20,8 @@ from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.leaving import blank_task
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
-from fedbilevel.models import Model
+from fedbilevel.models import Dense, Model
+from fedbilevel.tasks._base import option_defaults
 from fedbilevel.tracking import from_anywhere, tracker
 from tests.federation import Loopback
 
@@ -187,7 +188,7 @@ def test_made_up_rows_have_the_layers_of_true_ones(name, options, prepared, tmp_
     table = write(tmp_path / "all.csv", ROWS)
     rows = {"data": table, "preparation": file, "group": "hospital:west"}
     rows |= {"split": "4", "rows": "80", "train": "0.5", "partition": "dirichlet:9"}
-    known = tasks._base.option_defaults(tasks.find(name))
+    known = option_defaults(tasks.find(name))
     chosen = {n: v for n, v in {**rows, **options}.items() if n in known}
     own = Experiment(name, clients=2, options=chosen)
     true, _, _ = own.build_task()
@@ -234,7 +235,8 @@ def test_sites_with_a_y_of_their_own_leave_no_model(prepared, tmp_path):
 def test_a_server_writes_every_measured_round_and_may_be_stopped(prepared, tmp_path):
     tables, made = prepared
     settings = replace(SETTINGS, rounds=7, measure_every=2)
-    file, told = tmp_path / "rounds.jsonl", {"report": ignore}
+    file = tmp_path / "rounds.jsonl"
+    told: Any = {"report": ignore}
     seen = []
     with tracker(f"jsonl:{file}", resume=True) as track:
         net = net_of(tables, preparation=made)
@@ -276,7 +278,7 @@ def test_a_trial_leaves_the_model_of_a_simulation(tmp_path):
     folder.mkdir()
     terms = Terms(deadline=60.0, patience=300.0)
     track = f"jsonl:{tmp_path / 'rounds.jsonl'}"
-    kind = {"nodes": "persistent", "track": track}
+    kind: Any = {"nodes": "persistent", "track": track}
     trial.federate(experiment, folder, terms, watch=ignore, **kind)
     lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
@@ -286,6 +288,6 @@ def test_a_trial_leaves_the_model_of_a_simulation(tmp_path):
     served = Model.load(folder)
     assert served.preparation == simulated.preparation
     assert served.classes == simulated.classes
-    np.testing.assert_allclose(
-        served.layers[-1].weight, simulated.layers[-1].weight, rtol=1e-4, atol=1e-5
-    )
+    ours, theirs = (one.layers[-1] for one in (served, simulated))
+    assert isinstance(ours, Dense) and isinstance(theirs, Dense)
+    np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-4, atol=1e-5)

@@ -235,20 +235,15 @@ def serve(
         list[Path] | None,
         typer.Option(help="public key of a client's node; repeat, in their order"),
     ] = None,
-    preparation: Annotated[
-        Path | None,
-        typer.Option(
-            help="file of `fedbilevel prepare` that all nodes use: with it the folder "
-            "holds a model for `predict` and `export`"
-        ),
-    ] = None,
+    preparation: Annotated[Path | None, typer.Option(help=TABLE["preparation"])] = None,
     track: Track = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a federation to sites; an interrupted one goes on where it was.
 
-    The server has no rows. Settings must be those of the nodes.
+    The server has no rows. Settings must be those of the nodes. With --preparation, the
+    file that they use, the folder holds a model for `predict` and `export`.
     """
     own = {"private-key": private_key, "node-key": node_key}
     _check_security(insecure, {"certificates": certificates}, own)

@@ -17,13 +17,14 @@ from fedbilevel.deployment import trial
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.leaving import blank_task
+from fedbilevel.experiments.leaving import blank_task, model_of_trial
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.models import Dense, Model
 from fedbilevel.tasks._base import option_defaults
 from fedbilevel.tracking import from_anywhere, tracker
 from tests.federation import Loopback
+from tests.reports import made_up
 
 TERMS = Terms(patience=1, deadline=5.0)
 PLACES = ("north", "south", "west")
@@ -230,6 +231,20 @@ def test_sites_with_a_y_of_their_own_leave_no_model(prepared, tmp_path):
     net, made = net_of(tables, settings, preparation=file), preparation_of(file)
     with pytest.raises(InvalidInputError, match="every site keeps a y of its own"):
         serve(net, settings, tmp_path / "run", TERMS, report=ignore, preparation=made)
+
+
+def test_a_trial_whose_y_stayed_at_the_nodes_leaves_no_model(tmp_path):
+    """The start is not what was learned."""
+    table = write(tmp_path / "people.csv", ROWS)
+    options = {"data": table, "label": "ill", "site": "hospital"}
+    experiment = replace(SETTINGS, options=options)
+    whole = {"x": np.zeros(5), "y": np.ones((2, 5))}
+    result = made_up("fedavg", task="regularization", point=whole)
+    model = model_of_trial(experiment, result)
+    assert model is not None and isinstance(model.layers[-1], Dense)
+    np.testing.assert_array_equal(model.layers[-1].weight, np.ones((2, 4)))
+    kept = replace(result, point={"x": whole["x"]})
+    assert model_of_trial(experiment, kept) is None
 
 
 def test_a_server_writes_every_measured_round_and_may_be_stopped(prepared, tmp_path):

@@ -14,7 +14,7 @@ from fedbilevel.deployment.apps import ERROR
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.command import arguments_of
 from fedbilevel.experiments.leaving import model_of_trial, takes_tables
@@ -78,7 +78,7 @@ def _with_model(
         return result
     try:
         model = model_of_trial(experiment, result)
-    except InvalidInputError as error:  # the run is over, and stays
+    except (FedbilevelError, OSError) as error:  # the run is over, and stays
         say(f"No model is left: {error}")
         return result
     if model is not None:

@@ -87,8 +87,8 @@ def serve(
     The folder keeps a checkpoint after every round; served again, the run goes on from
     there. In the end it holds the result, and who took part in each exchange; `made` is
     told of each at once, `on_round` of every measured round, and may stop the run.
-    Sites are told when all is over. By the `preparation` of all
-    sites a model is left, too; whether it is theirs is known by its fingerprint.
+    Sites are told when all is over. By the `preparation` of all sites a model is left,
+    too; whether it is theirs is known by its fingerprint.
     """
     clients = clients_of(experiment)
     blank = None if preparation is None else blank_task(experiment, preparation)

@@ -108,7 +108,15 @@ def _shapes(x: Any, y: Any) -> dict[str, tuple[int, ...]]:
 
 
 def model_at(task: Task, result: Result, options: Mapping[str, Any]) -> Model | None:
-    """Return the model at the point of a result that knows the names of leaves only."""
+    """Return the model at the point of a result that knows the names of leaves only.
+
+    None where the task makes none, or where what it is made of stayed at the sites.
+    """
+    if task.predictor is None:
+        return None
+    needed = ("x", task.x) if task.predictor.advice else ("y", task.y)
+    if not named_leaves(*needed).keys() <= result.point.keys():
+        return None
     levels = tuple(
         shaped(level, tree, result.point, np.asarray)
         for level, tree in (("x", task.x), ("y", task.y))

@@ -37,8 +37,9 @@ class Result:
     drawn in all until then; `point` the leaves of x and y by name; `final` the last
     value of every column; `counts` the exact costs; `seconds` compiling apart from
     running; `config` and `versions` what to repeat it with; `ended` why there were no
-    more rounds. `levels` are x and y in the structure of the start, where it is known;
-    `model` is what predicts, where the task says how.
+    more rounds; `events` what happened on the way that nobody asked for. `levels` are
+    x and y in the structure of the start, where it is known; `model` is what predicts,
+    where the task says how.
     """
 
     task: str
@@ -51,6 +52,7 @@ class Result:
     counts: dict[str, Any]
     seconds: dict[str, float]
     ended: str = ""
+    events: list[str] = field(default_factory=list)
     levels: tuple[Any, Any] | None = field(default=None, compare=False)
     model: Model | None = field(default=None, compare=False)
 
@@ -142,6 +144,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Return the run as one JSON object."""
         names = ("task", "algorithm", "config", "final", "counts", "seconds", "ended")
+        names += ("events",)
         return {name: to_plain(getattr(self, name)) for name in names}
 
     def save(self, folder: Path | str) -> Path:

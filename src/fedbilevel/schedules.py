@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.units import AbstractRelative
 
 __all__ = [
     "Constant",
@@ -45,19 +46,28 @@ else:
     Schedule: TypeAlias = Callable[[Any], Float[Array, ""]]
 
 
-def as_number(value: Any) -> Float[Array, "..."]:
-    """Turn a number into an array leaf of the default floating type."""
-    return jnp.asarray(value, dtype=float)
+def as_number(value: Any) -> Float[Array, "..."] | AbstractRelative:
+    """Turn a number into an array leaf of the default floating type.
+
+    One that a run fixes, such as `OfCurvature(0.5)`, stays as it is.
+    """
+    is_relative = isinstance(value, AbstractRelative)
+    return value if is_relative else jnp.asarray(value, dtype=float)
 
 
-def as_optional_number(value: Any) -> Float[Array, "..."] | None:
+def as_optional_number(value: Any) -> Float[Array, "..."] | AbstractRelative | None:
     """Turn a number into an array leaf, and leave None."""
     return None if value is None else as_number(value)
 
 
-def number(meaning: str, **more: Any) -> Any:
-    """Declare a number of an algorithm: an array leaf."""
-    return eqx.field(converter=as_number, metadata={"meaning": meaning}, **more)
+def number(meaning: str, *, step: str = "", **more: Any) -> Any:
+    """Declare a number of an algorithm: an array leaf.
+
+    A `step` is one of the "upper" or of the "lower" level, or a "bound" of curvature,
+    of which a step is the inverse: steps that proved too long are shortened by that.
+    """
+    metadata = {"meaning": meaning, "step": step}
+    return eqx.field(converter=as_number, metadata=metadata, **more)
 
 
 def schedule(meaning: str, **more: Any) -> Any:
@@ -156,14 +166,16 @@ def as_schedule(value: Any) -> Any:
 
 
 def is_known(value: Any) -> bool:
-    """Say whether a number has its value now, and not only inside a sweep."""
-    return not isinstance(value, Tracer)
+    """Say whether a number has its value now, and not only inside a run or a sweep."""
+    return not isinstance(value, Tracer | AbstractRelative)
 
 
 def describe(part: Any) -> Any:
     """Write a schedule or any other part of an algorithm as plain data."""
+    if isinstance(part, AbstractRelative):
+        return str(part)
     if isinstance(part, Constant):
-        return float(part.value)
+        return describe(part.value)
     if eqx.is_array(part):
         return float(part)
     if isinstance(part, tuple | list):  # such as an Optax transformation

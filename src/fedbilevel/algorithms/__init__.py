@@ -48,6 +48,8 @@ from fedbilevel.algorithms._local import move as move
 from fedbilevel.algorithms._local import no_memory as no_memory
 from fedbilevel.algorithms._local import previous_point as previous_point
 from fedbilevel.algorithms._preset import Preset as Preset
+from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
+from fedbilevel.algorithms._steady import steadied as steadied
 from fedbilevel.errors import InvalidInputError
 
 

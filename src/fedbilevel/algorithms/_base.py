@@ -225,6 +225,16 @@ class AbstractAlgorithm(eqx.Module):
         """Flag the levels that each client keeps to itself."""
         return NOTHING
 
+    @property
+    def title(self) -> str:
+        """The method's name, for people."""
+        return type(self).__name__
+
+    def events(self, server: PyTree) -> list[str]:
+        """Say in words what happened that nobody asked for."""
+        del server
+        return []
+
     def check(self, curvature: float, client: int) -> None:
         """Raise if a part cannot work where the lower level curves this much."""
         for field in fields(self):

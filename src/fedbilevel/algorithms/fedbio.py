@@ -49,9 +49,9 @@ class FedBiO(AbstractAlgorithm):
     reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
 
-    lr_x: Number = number("x moves by lr_x nu")
-    lr_y: Number = number("y moves by lr_y omega")
-    lr_z: Number = number("z moves by lr_z q")
+    lr_x: Number = number("x moves by lr_x nu", step="upper")
+    lr_y: Number = number("y moves by lr_y omega", step="lower")
+    lr_z: Number = number("z moves by lr_z q", step="lower")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
     radius: Number | None = part(
         "bound of ||z||", converter=as_optional_number, default=None, kw_only=True

@@ -67,9 +67,9 @@ class FedBiOAcc(AbstractAlgorithm):
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
 
     a: Schedule = schedule("common step of x, y and z, or its schedule")
-    eta: Number = number("x moves by eta a nu")
-    gamma: Number = number("y moves by gamma a omega")
-    tau: Number = number("z moves by tau a q")
+    eta: Number = number("x moves by eta a nu", step="upper")
+    gamma: Number = number("y moves by gamma a omega", step="lower")
+    tau: Number = number("z moves by tau a q", step="lower")
     c_nu: Number = number("nu forgets by c_nu a^2 a step")
     c_omega: Number = number("omega forgets by c_omega a^2 a step")
     c_q: Number = number("q forgets by c_q a^2 a step")

@@ -70,9 +70,9 @@ class FedMBO(AbstractAlgorithm):
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
     allows_private: ClassVar[bool] = False
 
-    lr_x: Number = number("x moves by lr_x h", kw_only=True)
-    lr_y: Number = number("y moves by lr_y gy", kw_only=True)
-    theta: Number = number("step of the series, below 1/L1", kw_only=True)
+    lr_x: Number = number("x moves by lr_x h", step="upper", kw_only=True)
+    lr_y: Number = number("y moves by lr_y gy", step="lower", kw_only=True)
+    theta: Number = number("step of the series, below 1/L1", step="lower", kw_only=True)
     terms: int = count("terms of the series, N", kw_only=True)
     chains: int = count("chains, as many as participants, n", kw_only=True)
     inner_rounds: int = count("lower steps in a round, T_in", kw_only=True, default=5)

@@ -54,11 +54,15 @@ class FedNest(AbstractAlgorithm):
     provenance: ClassVar[str] = "authors' program and table read; details from memory"
     allows_private: ClassVar[bool] = False
 
-    alpha: Number = number("whole step of x, walked in tau parts", kw_only=True)
-    beta: Number = number("whole step of y, walked in tau parts", kw_only=True)
+    alpha: Number = number(
+        "whole step of x, walked in tau parts", step="upper", kw_only=True
+    )
+    beta: Number = number(
+        "whole step of y, walked in tau parts", step="lower", kw_only=True
+    )
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
     local_steps: int = count("parts of a step, tau", kw_only=True)
-    ell: Number = number("bound of the curvature, above L1", kw_only=True)
+    ell: Number = number("bound of the curvature, above L1", step="bound", kw_only=True)
     terms: int = count("terms of the series, N", kw_only=True)
     random_length: bool = choice(
         "draw the number of factors, and let the last term stand for the sum",

@@ -64,8 +64,8 @@ class LocalBSGM(AbstractAlgorithm):
     eta: Schedule = schedule("common step of x and y, or its schedule")
     alpha: Number = number("u forgets by alpha eta a step")
     beta: Number = number("v forgets by beta eta a step")
-    rho1: Number = number("x moves by rho1 eta u")
-    rho2: Number = number("y moves by rho2 eta v")
+    rho1: Number = number("x moves by rho1 eta u", step="upper")
+    rho2: Number = number("y moves by rho2 eta v", step="lower")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
     warm_start: int = count("lower steps before the first round", default=0)
 

@@ -41,12 +41,18 @@ class SimFBO(AbstractAlgorithm):
     reference: ClassVar[str] = "Yang, Xiao, Ji 2023, arXiv 2305.19442"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
 
-    lr_x: Number = number("local step of x")
-    lr_y: Number = number("local step of y")
-    lr_z: Number = number("local step of z")
-    gamma_x: Number = number("the server's step of x along the sum of directions")
-    gamma_y: Number = number("the server's step of y along the sum of directions")
-    gamma_z: Number = number("the server's step of z along the sum of directions")
+    lr_x: Number = number("local step of x", step="upper")
+    lr_y: Number = number("local step of y", step="lower")
+    lr_z: Number = number("local step of z", step="lower")
+    gamma_x: Number = number(
+        "the server's step of x along the sum of directions", step="upper"
+    )
+    gamma_y: Number = number(
+        "the server's step of y along the sum of directions", step="lower"
+    )
+    gamma_z: Number = number(
+        "the server's step of z along the sum of directions", step="lower"
+    )
     local_steps: int = count("local steps of a round, tau", kw_only=True)
     radius: Number | None = part(
         "bound of ||z||, r", converter=as_optional_number, default=None, kw_only=True

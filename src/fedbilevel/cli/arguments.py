@@ -215,6 +215,16 @@ EXPERIMENT = Group(
         "measure_every": option(int, 1, "rounds between two measurements"),
         "checkpoint_rounds": option(int | None, None, "rounds between two checkpoints"),
         "checkpoint_seconds": option(float, 30.0, "seconds between two checkpoints"),
+        "safeguard": Argument(
+            Annotated[
+                bool,
+                typer.Option(
+                    "--safeguard/--no-safeguard",
+                    help="where the run explodes, go back and on by shorter steps",
+                ),
+            ],
+            True,
+        ),
         "target": option(
             float | None,
             None,

@@ -56,7 +56,7 @@ def _arguments(
         if one.name in _ELSEWHERE or value == one.default:
             continue
         name = (renamed or {}).get(one.name, one.name.replace("_", "-"))
-        words += [f"--{name}", str(value)]
+        words += [f"--no-{name}"] if value is False else [f"--{name}", str(value)]
     if experiment.weights:
         words += ["--weights", ",".join(map(repr, experiment.weights))]
     for name, value in experiment.options.items():

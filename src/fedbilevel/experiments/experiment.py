@@ -17,7 +17,7 @@ import numpy as np
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
-from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.algorithms import AbstractAlgorithm, Entry, steadied
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import (
@@ -138,7 +138,8 @@ class Experiment:
 
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
     `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
-    `target`, `patience` and the budgets `max_...` end a run before its last round.
+    `target`, `patience` and the budgets `max_...` end a run before its last round. With
+    `safeguard` a run that explodes goes back and goes on by shorter steps.
     `weights` are what the clients count in means, in place of the task's own. `task`
     and `algorithm` may be given as a function and a class, too: they are kept by the
     file that they are in.
@@ -167,6 +168,7 @@ class Experiment:
     delta: float = 1e-5
     compress: str | None = None
     aggregate: str = "mean"
+    safeguard: bool = True
     weights: tuple[float, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -369,7 +371,9 @@ class Experiment:
         settings = {"participants": cohort, **recommended, **options}
         for size in _SIZES:
             settings.pop(size, None)
-        return algorithm_from(entry, settings, clients, steps)
+        built = algorithm_from(entry, settings, clients, steps)
+        # What is private is hidden from a safeguard, too.
+        return steadied(built, self.safeguard and not (self.clip or self.noise))
 
     @staticmethod
     def load(folder: Path) -> "Experiment":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.algorithms import AbstractAlgorithm, Entry, SteadySteps
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -28,9 +28,18 @@ from fedbilevel.schedules import (
     TheoremThree,
     parse_schedule,
 )
+from fedbilevel.units import AbstractRelative, OfCurvature, OfDistance, read_relative
 
 __all__ = ["Option", "algorithm_from", "as_options", "options_of"]
 
+# What `auto` stands for. A series that converges twice as fast may as well; a step
+# leaves room for what batches and clients differ.
+AUTO: Mapping[str, AbstractRelative] = {
+    "theta": OfCurvature(0.5),
+    "upper_step": OfDistance(1.0),
+    "lower_step": OfCurvature(0.25),
+    "auxiliary_step": OfCurvature(0.25),
+}
 # What effective values, and the parts of a series, mean for every algorithm.
 MEANINGS = {
     "upper_step": "how far x moves along its direction at t = 0",
@@ -297,8 +306,15 @@ class _Reader:
         sizes = {"clients": self.clients, "local_steps": self.local_steps}
         return parse_schedule(text, **sizes, rho1=rho1)
 
-    def _number(self, name: str) -> float:
-        return self._as(float, name, "number")
+    def _number(self, name: str) -> Any:
+        """Read a number, or one in units that a run measures, such as 0.5/L."""
+        auto = AUTO.get(name) or self._auto_of_letter(name)
+        relative = read_relative(self.options.get(name, ""), auto)
+        return self._as(float, name, "number") if relative is None else relative
+
+    def _auto_of_letter(self, letter: str) -> AbstractRelative | None:
+        one = _fields(self.entry).get(letter)
+        return AUTO.get(f"{one.metadata.get('step', '')}_step") if one else None
 
     def _count(self, name: str) -> int:
         return self._as(int, name, "whole number")
@@ -320,10 +336,12 @@ class _Reader:
 def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
     """Write the parameters of an algorithm as options that build it again."""
     written: dict[str, str] = {}
+    if isinstance(algorithm, SteadySteps):
+        algorithm = algorithm.algorithm
     for letter, one in _fields(entry).items():
         value = getattr(algorithm, one.name)
         if isinstance(value, Neumann):
-            written |= {"q": str(value.q), "theta": repr(float(value.theta))}
+            written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):
@@ -331,13 +349,17 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
         elif isinstance(value, int):
             written[letter] = str(value)
         elif value is not None:
-            written[letter] = repr(float(value))
+            written[letter] = _number_text(value)
     return written
+
+
+def _number_text(value: Any) -> str:
+    return str(value) if isinstance(value, AbstractRelative) else repr(float(value))
 
 
 def _schedule_text(value: Any) -> str:
     if isinstance(value, Constant):
-        return repr(float(value.value))
+        return _number_text(value.value)
     if isinstance(value, CubeRootDecay):
         return f"decay:{float(value.c0)!r}:{float(value.w0)!r}"
     if isinstance(value, TheoremThree):

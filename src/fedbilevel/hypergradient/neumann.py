@@ -120,7 +120,7 @@ class Neumann(AbstractHypergradient):
     """Stochastic Neumann series with a fresh sample for every factor."""
 
     q: int = count(_Q)
-    theta: Number = number(_THETA)
+    theta: Number = number(_THETA, step="lower")
 
     def __check_init__(self) -> None:
         _check_terms("Neumann", self.q, 0, self.theta)
@@ -145,7 +145,7 @@ class FrozenNeumann(AbstractHypergradient):
     """Deterministic Neumann series: one batch for all factors."""
 
     q: int = count(_Q)
-    theta: Number = number(_THETA)
+    theta: Number = number(_THETA, step="lower")
 
     def __check_init__(self) -> None:
         _check_terms("FrozenNeumann", self.q, 0, self.theta)
@@ -175,7 +175,7 @@ class RandomNeumann(AbstractHypergradient):
     """
 
     q: int = count(_Q)
-    theta: Number = number(_THETA)
+    theta: Number = number(_THETA, step="lower")
 
     def __check_init__(self) -> None:
         _check_terms("RandomNeumann", self.q, 1, self.theta)

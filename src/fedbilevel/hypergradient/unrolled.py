@@ -22,7 +22,7 @@ class Unrolled(AbstractHypergradient):
     """Reverse-mode differentiation through `steps` lower steps."""
 
     steps: int = count("lower steps that are differentiated through")
-    step: Number = number("how far each of them goes, below 2/L1")
+    step: Number = number("how far each of them goes, below 2/L1", step="lower")
 
     def __check_init__(self) -> None:
         if self.steps < 1:

@@ -213,7 +213,7 @@ class Link(eqx.Module):
             if not self.hides:
                 raise
             raise InvalidInputError(
-                f"`{type(self.job.algorithm).__name__}`: phase '{self.phase.name}' "
+                f"`{self.job.algorithm.title}`: phase '{self.phase.name}' "
                 f"cannot take in a mean without the private blocks: {error}. On the "
                 "server, `up` sees None in the place of every block that clients keep; "
                 "it must work on what is left."

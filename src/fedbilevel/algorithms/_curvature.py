@@ -77,7 +77,8 @@ def followed(curvature: Array, ratio: Array) -> Array:
     """Return L after a round whose clients sent this mean of (L_k / L)^4."""
     factor = jnp.clip(ratio, 0, _FASTEST**POWER) ** (1 / POWER)
     slow = 1 + _FORGOTTEN * (factor - 1)
-    return curvature * jnp.where(factor > 1, factor, slow)
+    after = curvature * jnp.where(factor > 1, factor, slow)
+    return after.astype(curvature.dtype)
 
 
 def point_in(message: Any) -> AbstractBlocks | None:
@@ -104,7 +105,7 @@ class Way(eqx.Module):
     def of(x: Upper) -> "Way":
         """Begin at x, in the blocks of the upper level."""
         size = _tree.norm(x)
-        begin = jnp.where(size > 0, _FIRST_WAY * size, _FIRST_WAY)
+        begin = jnp.where(size > 0, _FIRST_WAY * size, _FIRST_WAY).astype(size.dtype)
         here = Pair(x, None)
         return Way(here, here, begin, jnp.zeros_like(begin))
 
@@ -118,13 +119,14 @@ class Way(eqx.Module):
         here = Pair(x, None)
         went = _tree.norm(_tree.subtract(here, self.last)) / unit
         distance = _tree.norm(_tree.subtract(here, self.first))
-        return Way(
-            self.first,
-            here,
-            jnp.maximum(self.farthest, distance),
-            self.squares + went**2,
-        )
+        farthest = jnp.maximum(self.farthest, distance)
+        squares = self.squares + went**2
+        return Way(self.first, here, *self._like_before(farthest, squares))
+
+    def _like_before(self, *numbers: Array) -> list[Array]:
+        return [number.astype(self.squares.dtype) for number in numbers]
 
     def began(self, slope: Array) -> "Way":
         """Return what is known from the size of the first direction."""
-        return Way(self.first, self.last, self.farthest, slope**2)
+        (squares,) = self._like_before(slope**2)
+        return Way(self.first, self.last, self.farthest, squares)

@@ -51,7 +51,8 @@ class Guard(eqx.Module):
     def of(state: PyTree) -> "Guard":
         """Begin with nothing usual."""
         none, rounds = jnp.zeros((), jnp.int32), jnp.zeros(MOST, jnp.int32)
-        return Guard(state, state, jnp.zeros(2), jnp.zeros(()), none, none, rounds)
+        usual, trouble = jnp.zeros(2, jnp.float32), jnp.zeros((), jnp.float32)
+        return Guard(state, state, usual, trouble, none, none, rounds)
 
     def judged(self, state: PyTree, moved: Pair, index: Any) -> tuple[PyTree, "Guard"]:
         """Return the state to go on from after a round, and what to remember.
@@ -86,8 +87,8 @@ class Guard(eqx.Module):
             recent,
             jnp.where(bad, self.usual, jnp.maximum(self.usual, usual)),
             jnp.zeros_like(self.trouble),
-            self.replaced + (self.trouble > 0),
-            self.halvings + bad,
+            self.replaced + (self.trouble > 0).astype(jnp.int32),
+            self.halvings + bad.astype(jnp.int32),
             jnp.where(bad, self.rounds.at[place].set(index + 1), self.rounds),
         )
 

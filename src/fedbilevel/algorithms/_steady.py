@@ -123,7 +123,8 @@ class SteadySteps(AbstractWrapper):
         server = self._plain().init_server(x, y)
         way = Way.of(x) if self.paces else None
         guard = Guard.of((server, way)) if self.safeguard else None
-        return Steady(server, jnp.ones(()) if self.follows else None, way, guard)
+        curvature = jnp.ones((), _kind(x)) if self.follows else None
+        return Steady(server, curvature, way, guard)
 
     def init_client(self, x: Upper, y: Lower) -> Held:
         """Start the method's memory, and the power iteration."""
@@ -131,7 +132,7 @@ class SteadySteps(AbstractWrapper):
         return Held(
             self._plain().init_client(x, y),
             vector,
-            jnp.zeros(()) if self.follows else None,
+            jnp.zeros((), _kind(x)) if self.follows else None,
             jnp.zeros((), jnp.int32) if self.safeguard else None,
         )
 
@@ -195,7 +196,7 @@ class SteadySteps(AbstractWrapper):
 
         def local(point: Pair, held: Held, oracle: Oracle, turn: Turn):
             for_curvature, for_slope = turn.spare_keys(2)
-            v, size = _curvature.first_vector(point.y), None
+            v = _curvature.first_vector(point.y)
             v, size = _curvature.at_start(oracle, point, v, for_curvature)
             slope = None
             if self.paces:
@@ -203,7 +204,9 @@ class SteadySteps(AbstractWrapper):
                 bundle = rule.draw(oracle, for_slope)
                 slope = _tree.norm(rule(oracle, point.x, point.y, bundle))
             if self.follows:
-                held = replace(held, vector=Pair(None, v), curvature=size)
+                own: Any = held.curvature
+                own = size.astype(own.dtype)
+                held = replace(held, vector=Pair(None, v), curvature=own)
             return held, (size**POWER, slope)
 
         def up(server: Steady, mean: tuple[Array, Array | None]) -> Steady:
@@ -211,7 +214,9 @@ class SteadySteps(AbstractWrapper):
             way = server.way
             if way is not None and slope is not None:
                 way = way.began(slope)
-            curvature = power ** (1 / POWER) if self.follows else None
+            curvature = server.curvature
+            if curvature is not None:
+                curvature = (power ** (1 / POWER)).astype(curvature.dtype)
             return replace(server, curvature=curvature, way=way)
 
         return Phase("curvature", lambda s: self.point(s), local, up)
@@ -262,7 +267,14 @@ class _Exchange(eqx.Module):
     def about(self, sent: Sent) -> Told:
         """Return what is known of a reply: nothing changes, all is well."""
         inner: Any = self._own(sent).about
-        return self._told(inner(sent.message), jnp.ones(()), jnp.zeros(()))
+        still = jnp.zeros((), jnp.float32)
+        return self._told(inner(sent.message), self._same(sent), still)
+
+    @staticmethod
+    def _same(sent: Sent) -> Array:
+        """Return the (L_k / L)^4 of a client that curves as all do."""
+        like = sent.curvature
+        return jnp.ones(()) if like is None else jnp.ones_like(like)
 
     def _told(self, reply: PyTree, ratio: Array, troubled: Array) -> Told:
         return Told(
@@ -273,12 +285,12 @@ class _Exchange(eqx.Module):
 
     def local(self, sent: Sent, held: Held, oracle: Oracle, turn: Turn):
         """Do the method's work with plain numbers; measure, and replace what is bad."""
-        phase, ratio = self._own(sent, held.curvature), jnp.ones(())
+        phase, ratio = self._own(sent, held.curvature), self._same(sent)
         memory = self._memory(sent, held)
         after, reply = phase.local(sent.message, memory, oracle, turn)
         if self._measures:
             held, ratio = self._measured(sent, held, oracle, turn)
-        troubled = jnp.zeros(())
+        troubled = jnp.zeros((), jnp.float32)
         if self.whole.safeguard:
             halvings: Any = sent.halvings
             about = phase.about
@@ -287,7 +299,7 @@ class _Exchange(eqx.Module):
             fine = _tree.all_finite((reply, after)) | (halvings >= MOST)
             reply = _tree.select(fine, reply, known)
             after = _tree.select(fine, after, memory)
-            troubled = (~fine).astype(float)
+            troubled = (~fine).astype(jnp.float32)
             held = replace(held, halvings=halvings)
         return replace(held, memory=after), self._told(reply, ratio, troubled)
 
@@ -303,7 +315,7 @@ class _Exchange(eqx.Module):
         """Return v and L_k after one product, and what is told of it."""
         point, vector = _curvature.point_in(sent.message), held.vector
         if point is None or vector is None or sent.curvature is None:
-            return held, jnp.ones(())
+            return held, self._same(sent)
         key = jr.fold_in(jr.fold_in(turn.key, 2**32 - 3), turn.index)
         v, size = _curvature.multiplied(oracle, point, vector.y, key)
         own: Any = held.curvature
@@ -334,8 +346,10 @@ class _Exchange(eqx.Module):
         way, guard, point = state.way, state.guard, self.whole.point(state)
         if way is not None:
             share = _largest_share(self.whole.algorithm)
-            shorter = 1.0 if guard is None else _SHORTER["upper"] ** guard.halvings
-            way = way.gone(point.x, way.stride() * share * shorter)
+            unit = way.stride() * share.astype(way.squares.dtype)
+            if guard is not None:
+                unit = unit * _shorter("upper", guard.halvings, unit)
+            way = way.gone(point.x, unit)
         if guard is None:
             return replace(state, way=way)
         before = self.whole.algorithm.point(guard.recent[0])
@@ -344,6 +358,12 @@ class _Exchange(eqx.Module):
         moved = moved if way is None else Pair(None, moved.y)
         kept, guard = guard.judged((state.server, way), moved, turn.index)
         return replace(state, server=kept[0], way=kept[1], guard=guard)
+
+
+def _kind(x: Upper) -> Any:
+    """Return the type of the numbers that are measured."""
+    kind = jnp.asarray(jax.tree.leaves(x)[0]).dtype
+    return kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)
 
 
 def _noting(state: Steady, troubled: Array | None) -> Steady:
@@ -376,6 +396,11 @@ def _largest_share(algorithm: AbstractAlgorithm) -> Array:
     return jnp.max(jnp.stack(shares))
 
 
+def _shorter(step: str, halvings: Array, like: Array) -> Array:
+    """Return what a step is multiplied by after some halvings."""
+    return jnp.asarray(_SHORTER[step], like.dtype) ** halvings.astype(like.dtype)
+
+
 def _shortened(part: Any, halvings: Array | None) -> Any:
     """Return an algorithm, or a part of one, with its steps after some halvings."""
     if halvings is None or not (is_dataclass(part) and isinstance(part, eqx.Module)):
@@ -385,7 +410,7 @@ def _shortened(part: Any, halvings: Array | None) -> Any:
         value = getattr(part, one.name)
         step = one.metadata.get("step", "")
         if step:
-            changed[one.name] = value * _SHORTER[step] ** halvings
+            changed[one.name] = value * _shorter(step, halvings, value)
         elif isinstance(value, AbstractAlgorithm | AbstractHypergradient):
             changed[one.name] = _shortened(value, halvings)
     if not changed:

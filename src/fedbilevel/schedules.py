@@ -6,7 +6,7 @@ place, an Optax schedule for instance. A field says what it means, for whoever l
 parameters of an algorithm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +35,7 @@ __all__ = [
     "part",
     "schedule",
     "with_meanings",
+    "word",
 ]
 
 Step: TypeAlias = Int[Array, ""] | int
@@ -75,6 +76,14 @@ def choice(meaning: str, *, default: bool, **more: Any) -> Any:
     return eqx.field(
         static=True, default=default, metadata={"meaning": meaning}, **more
     )
+
+
+def word(
+    meaning: str, words: Sequence[str], *, default: str | None, **more: Any
+) -> Any:
+    """Declare a choice between words, or none of them, which shapes the program."""
+    metadata = {"meaning": meaning, "words": tuple(words)}
+    return eqx.field(static=True, default=default, metadata=metadata, **more)
 
 
 def part(meaning: str, **more: Any) -> Any:

@@ -167,7 +167,7 @@ class LocalOptimizer(AbstractWrapper):
     def init_client(self, x: Upper, y: Lower) -> tuple[PyTree, PyTree]:
         """Start the method's memory, and the transformation."""
         server = self.algorithm.init_server(x, y)
-        if not isinstance(server, Iterate):
+        if not isinstance(server, Iterate) or server.control is not None:
             raise InvalidInputError(
                 f"`LocalOptimizer`: `{type(self.algorithm).__name__}` sends more than "
                 "an iterate, so that one of its steps cannot follow another by itself."

@@ -177,7 +177,16 @@ def _kind(one: Field) -> str:
         return "count"
     if one.type is bool:
         return "true or false"
+    if _words(one):
+        return " or ".join(_words(one))
     return "number or schedule" if one.type == Schedule else "number"
+
+
+def _words(one: Field) -> dict[str, str | None]:
+    """Return the words that a field takes, if it does, with what each one sets."""
+    words = one.metadata.get("words", ())
+    nothing = {"none": None} if words and one.default is None else {}
+    return {**nothing, **{word: word for word in words}}
 
 
 def _default(one: Field) -> str:
@@ -258,7 +267,10 @@ class _Reader:
             if self.options[letter] not in words:
                 raise unknown_name(f"value of {letter}", self.options[letter], words)
             return words[self.options[letter]]
-        return self._number(letter)
+        words = _words(one)
+        if words and self.options[letter] not in words:
+            raise unknown_name(f"value of {letter}", self.options[letter], words)
+        return words[self.options[letter]] if words else self._number(letter)
 
     def _converted(self, one: Field, effective: Effective) -> Any:
         name = next(
@@ -328,7 +340,7 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):
             written[letter] = str(value).lower()
-        elif isinstance(value, int):
+        elif isinstance(value, int | str):
             written[letter] = str(value)
         elif value is not None:
             written[letter] = repr(float(value))

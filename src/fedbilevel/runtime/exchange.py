@@ -46,10 +46,11 @@ def server_turn(
     index: Array | int,
     ids: Array | None,
     present: Array,
+    weight: Array | None = None,
 ) -> ServerTurn:
     """Return what the server knows of an exchange."""
     shared = keys.shared_key(job.key, *where, index)
-    return ServerTurn(index, shared, ids, present, job.clients)
+    return ServerTurn(index, shared, ids, present, job.clients, weight)
 
 
 def for_place(sent: PyTree, place: Array | int) -> PyTree:

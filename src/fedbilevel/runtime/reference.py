@@ -131,7 +131,8 @@ class ReferenceRuntime:
         present = jnp.asarray(came) > ABSENT
         weights = jnp.where(present, job.data.weights[ids], 0)
         reply = link.reduced(stacked, weights, _alone, _alone)
-        turn = server_turn(job, where, index, ids, present)
+        share = jnp.sum(weights) / jnp.sum(job.data.weights)
+        turn = server_turn(job, where, index, ids, present, share)
         arguments = (state.server, reply, turn)
         server = self._stage(phase, "up", shown, None, link.absorb, *arguments)
         exchanges = None if state.exchanges is None else state.exchanges + 1

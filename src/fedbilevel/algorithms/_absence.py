@@ -85,6 +85,7 @@ def faded(weight: PyTree, missed: Array | None, first: Any) -> PyTree:
     late = first & (missed > 0)
 
     def one(a: Array) -> Array:
-        return jnp.where(late, 1 - (1 - a) ** (1 + missed), a)
+        kept = (1 - a) ** (1 + missed).astype(a.dtype)
+        return jnp.where(late, 1 - kept, a)
 
     return jax.tree.map(one, weight)

@@ -80,7 +80,7 @@ class Correction(eqx.Module):
     c_k: PyTree
 
     def corrected(self, maps: Any) -> Any:
-        """Return the maps G_k(.; s) with the correction, which is the same for all w."""
+        """Return the maps G_k(.; s) with a correction, the same at every w."""
         if self.c is None:
             return maps
         own = evaluate(maps)(self.start) if self.c_k is None else self.c_k
@@ -127,9 +127,8 @@ def corrected_rounds(local: Callable, drift: str | None, draw: Draw, p: int) -> 
     if drift is None:
         return (averaged(local),)
     if drift == ANCHOR:
-        return anchor(draw, p), averaged(
-            local, lambda sent: replace(sent, control=None)
-        )
+        moving = averaged(local, lambda sent: replace(sent, control=None))
+        return anchor(draw, p), moving
 
     def about(sent: Iterate) -> Iterate:
         return replace(sent, control=_tree.zeros_like(sent.control))

@@ -260,8 +260,10 @@ def _exchange(
 
 def _share_of_weight(layout: Layout, job: Job, weights: Array) -> Array:
     """Return the share of all clients' weight that those have who took part."""
-    part, whole = layout.total((jnp.sum(weights), jnp.sum(job.data.weights)))
-    return part / whole
+    whole = jnp.sum(job.data.weights)
+    # Of clients in cohorts every device has all.
+    whole = layout.total(whole) if layout.spreads(job.data) else whole
+    return layout.total(jnp.sum(weights)) / whole
 
 
 def _asked(job: Job, where: tuple[int, int], index: Array | int, count: int) -> Array:

@@ -44,8 +44,8 @@ DECAY, ETA = CubeRootDecay(0.5, 8.0), 0.1
 THREE = [lines._nu, lines._omega, lines._q]
 YZX = [(1,), (2,), (0,)]
 TWO = [
-    lambda w, bundle: hypergradient(*w, bundle, THETA),
-    lambda w, zeta: lower_gradient(*w, zeta),
+    lambda w, bundle: hypergradient(w[0], w[1], bundle, THETA),
+    lambda w, zeta: lower_gradient(w[0], w[1], zeta),
 ]
 
 

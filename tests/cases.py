@@ -19,8 +19,10 @@ from fedbilevel.algorithms import AbstractAlgorithm, every_phase
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.algorithms.fedbio_controls import FedBiOControls
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fednest import FedNest
@@ -259,27 +261,18 @@ CASES = [
         choices={"drift": "controls"},
     ),
     Case(
-        "fedbio, controls",
-        FedBiO(0.1, 0.2, 0.15, local_steps=2, radius=1.5, drift="controls"),
+        "fedbio-controls",
+        FedBiOControls(0.1, 0.2, 0.15, local_steps=2, radius=1.5),
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
         two_client=SHARED,
-        of="fedbio",
-        choices={"drift": "controls"},
     ),
     Case(
-        "fedbioacc, controls",
-        FedBiOAcc(
-            **STORM,
-            tau=0.3,
-            c_q=6.0,
-            alternating=True,
-            drift="controls",
-            absent="correct",
+        "fedbioacc-controls",
+        FedBiOAccControls(
+            **STORM, tau=0.3, c_q=6.0, alternating=True, absent="correct"
         ),
         floats=lambda dx, dy: 3 * (dx + 2 * dy),
         two_client=SHARED,
-        of="fedbioacc",
-        choices={"drift": "controls", "absent": "correct"},
     ),
     Case(
         "fedbioacc-local, controls",

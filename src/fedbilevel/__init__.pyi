@@ -4,9 +4,13 @@ from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
+from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import (
     FedBiOAccClientwise as FedBiOAccClientwise,
+)
+from fedbilevel.algorithms.fedbioacc_controls import (
+    FedBiOAccControls as FedBiOAccControls,
 )
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO

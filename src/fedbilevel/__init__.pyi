@@ -64,8 +64,11 @@ from fedbilevel.schedules import TheoremThree as TheoremThree
 from fedbilevel.studies import Comparison as Comparison
 from fedbilevel.studies import Contender as Contender
 from fedbilevel.studies import Keeping as Keeping
+from fedbilevel.studies import Range as Range
+from fedbilevel.studies import Search as Search
 from fedbilevel.studies import Trial as Trial
 from fedbilevel.studies import Tuned as Tuned
+from fedbilevel.studies import Values as Values
 from fedbilevel.studies import calibrate as calibrate
 from fedbilevel.studies import check_theory as check_theory
 from fedbilevel.studies import compare as compare

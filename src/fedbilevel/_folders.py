@@ -22,6 +22,9 @@ __all__ = [
     "MODEL",
     "POINT",
     "RESULT",
+    "SEARCH",
+    "TUNED",
+    "TUNING",
     "WEIGHTS",
     "check_file",
     "check_place",
@@ -40,6 +43,8 @@ CHECKPOINT = "checkpoint.npz"  # as soon as a round is kept
 EXPERIMENT = "experiment.json"  # is in every folder of a run by a command
 FEDERATION = "federation.json"  # and this, if it is one of sites
 COMPARISON = "settings.json"  # of `fedbilevel compare`
+SEARCH, TUNED = "search.json", "tuned.json"  # of `fedbilevel tune`: asked, and found
+TUNING = "tuning"  # the folder of a search, in that of a run or of one compared
 
 
 def how_to_continue(folder: Path) -> str:
@@ -57,6 +62,8 @@ def how_to_continue(folder: Path) -> str:
         return f"Continue it with `fedbilevel resume {shlex.quote(str(folder))}`."
     if (folder / COMPARISON).exists():
         return "Continue it with the command that began it and --resume."
+    if (folder / SEARCH).exists() or (folder / TUNING / SEARCH).exists():
+        return "Continue it with the command that began it."
     if (folder / CHECKPOINT).exists() or any(folder.glob(f"*/{CHECKPOINT}")):
         return (
             "It was begun in Python. Continue it there, with the same call and "

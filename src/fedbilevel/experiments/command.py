@@ -2,11 +2,12 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.searching import Tuning
 
 __all__ = ["comparison_command", "run_command"]
 
@@ -28,15 +29,23 @@ def comparison_command(settings: Mapping[str, Any], names: Sequence[str]) -> str
     """Return what to type for a comparison of these algorithms."""
     try:
         experiment = _experiment(settings["experiment"])
-        seeds, grid = int(settings["seeds"]), dict(settings["grid"])
-        tuned = [f"{key}={','.join(values)}" for key, values in grid.items()]
+        seeds, tuning = int(settings["seeds"]), settings.get("tuning")
+        tuned = [] if tuning is None else ["--tune", *_tuning(tuning)]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"settings.json is damaged: {error}.") from error
     words = [*_arguments(experiment), "--algorithms", ",".join(names)]
     words += ["--seeds", str(seeds)]
-    for one in tuned:
-        words += ["--tune", one]
-    return _joined(["compare", *words])
+    return _joined(["compare", *words, *tuned])
+
+
+def _tuning(given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a search that are not as if they were left out."""
+    words = []
+    for name, default in asdict(Tuning()).items():
+        if given.get(name, default) != default:
+            option = "tuning-seeds" if name == "seeds" else name
+            words += [f"--{option}", str(given[name])]
+    return words
 
 
 def _experiment(settings: Mapping[str, Any]) -> Experiment:

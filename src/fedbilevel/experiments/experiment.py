@@ -45,6 +45,7 @@ from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.single import run_job
+from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import Listed, option_defaults
 
 __all__ = [
@@ -246,12 +247,16 @@ class Experiment:
 
     def build(self) -> Built:
         """Build what the names stand for, once."""
-        self.channel()  # before any data are loaded
+        self.check()
+        task, values, _ = self.build_task()
+        return self.bind(task, values)
+
+    def check(self) -> None:
+        """Raise for what can be told before any data are loaded."""
+        self.channel()
         tasks.find(self.task)
         self._check_options()
         self._runtime()
-        task, values, _ = self.build_task()
-        return self.bind(task, values)
 
     def bind(self, task: tasks.Task, values: Mapping[str, Any]) -> Built:
         """Return what the names stand for, with a task that was built."""
@@ -290,6 +295,7 @@ class Experiment:
             task.headline,
             Sampling(batch, participants),
             channel,
+            task.tuned_by or HELD_OUT,
         )
 
     def stopping(self, headline: str) -> Stopping:

@@ -135,16 +135,24 @@ def _short(value: float | None) -> str:
 
 
 def trials_table(
-    trials: Mapping[str, Sequence[tuple[Mapping[str, str], float]]], metric: str
+    trials: Mapping[str, Sequence[tuple[Mapping[str, str], float, int]]], metric: str
 ) -> Table:
-    """Return the options tried for each algorithm and what came of them; best first."""
+    """Return the options tried for each algorithm, and what came of them.
+
+    First is the best of those that ran longest.
+    """
     table = Table(title=f"{metric} of what was tried", title_justify="left")
     table.add_column("algorithm")
     table.add_column("options")
+    table.add_column("rounds", justify="right")
     table.add_column(metric, justify="right")
     for name, many in trials.items():
-        for place, (options, end) in enumerate(sorted(many, key=lambda one: one[1])):
+        ordered = sorted(
+            many, key=lambda one: (not np.isfinite(one[1]), -one[2], one[1])
+        )
+        for place, (options, end, rounds) in enumerate(ordered):
             told = " ".join(f"{key}={value}" for key, value in options.items())
-            table.add_row("" if place else name, told, f"{end:.4g}")
+            value = f"{end:.4g}" if np.isfinite(end) else "diverged"
+            table.add_row("" if place else name, told, str(rounds), value)
         table.add_section()
     return table

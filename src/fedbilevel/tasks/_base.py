@@ -86,7 +86,8 @@ class Task(eqx.Module):
     `origin` says where their rows are from. `listing`, a function of (task, point),
     makes of the same point as `conclusion`, tables to be kept with a result, by the
     names of their files. `predictor` makes a model of a finished run that predicts. A
-    lower headline is better.
+    lower headline is better. `tuned_by` names a metric that tuning may look at, one
+    that knows no test rows, such as a closed form; without one it holds rows out.
     """
 
     problem: Problem
@@ -116,6 +117,7 @@ class Task(eqx.Module):
         eqx.field(static=True, default=None)
     )
     predictor: Predictor | None = eqx.field(static=True, default=None)
+    tuned_by: str = eqx.field(static=True, default="")
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):

@@ -127,6 +127,7 @@ def make(
         jnp.full(_SIZE, _FAR),
         SaddlePoint(*(jnp.asarray(value, dtype=float) for value in (A, b, _PULL))),
         headline="grad_norm_sq",
+        tuned_by="grad_norm_sq",
         recommended=_RECOMMENDED,
         shows_point=True,
     )

@@ -72,6 +72,7 @@ OPTIONAL = {
     "models": {"safetensors", "onnx"},
     "pytorch": {"torch"},
     "report": {"rich", "matplotlib", "plotly"},
+    "studies": {"optuna"},
     "sklearn": {"sklearn"},
     "tracking": {"tensorboardX", "mlflow", "wandb"},
     "result": {"matplotlib", "pandas"},

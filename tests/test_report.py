@@ -21,6 +21,7 @@ from fedbilevel.cli.arguments import EXPERIMENT
 from fedbilevel.cli.reporting import write_report
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.searching import Tuning
 from fedbilevel.experiments.command import comparison_command, run_command
 from fedbilevel.report.page import document
 from fedbilevel.report.page.grid import Grid
@@ -319,14 +320,16 @@ def test_the_command_of_a_federation_keeps_both_kinds_of_patience():
 
 
 def test_the_command_repeats_a_comparison():
-    experiment = Experiment("quadratic", rounds=3, options={"fedbio.lr_x": "2"})
-    grid = {"lr_y": ["1", "2"]}
-    settings = {"experiment": asdict(experiment), "seeds": 5, "grid": grid}
+    options = {"fedbio.lr_x": "2", "lr_y": "1,2"}
+    experiment = Experiment("quadratic", rounds=3, options=options)
+    tuning = asdict(Tuning(rungs=1, seeds=5))
+    settings = {"experiment": asdict(experiment), "seeds": 5, "tuning": tuning}
     text = comparison_command(settings, ["fedbio", "fedavg"])
     found, given = read_back(text, "compare")
     assert found == experiment
     assert (given["seeds"], given["names"]) == (5, "fedbio,fedavg")
-    assert list(given["tune"]) == ["lr_y=1,2"]
+    assert given["tune"] and "trials" not in text
+    assert (given["rungs"], given["tuning_seeds"], given["trials"]) == (1, 5, 27)
 
 
 def unfinished(folder: Path) -> dict[str, np.ndarray]:

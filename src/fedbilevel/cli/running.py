@@ -129,7 +129,8 @@ def _show_tuned(found: "NamedTuned", console: Console) -> None:
 
     name = str(found.experiment.algorithm)
     console.print(trials_table({name: found.trials}, found.found.judged_by))
-    console.print(f"{found.found.samples:,} samples. To run with the best:")
+    cost, unit = found.found.cost, found.found.unit
+    console.print(f"They took {cost:,} {unit}. To run with the best:")
     console.print(found.command, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -196,7 +196,7 @@ def _contender(
     """Return an algorithm as it is, or what is searched of it."""
     search = tuning and named.search(tuning.trials, tuning.sampler)
     if search:
-        candidates, first = search, search.make(**search.proposed(1, ())[0])
+        candidates, first = search, search.first()
     else:
         first = named.build(named.given)
         candidates = (first,)

@@ -5,7 +5,7 @@ same where that is a share of the curvature.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -95,11 +95,12 @@ def _parts(text: str) -> tuple[float, str]:
 class NamedSearch:
     """What is searched of an algorithm.
 
-    `build(options)` makes it, `recommended` are the options that the task has for it,
-    and `given` those that were chosen, some of them as ranges or values.
+    `build(options)` makes it, `known` are the options that it takes, `recommended` what
+    the task has for them, and `given` what was chosen, some as ranges or values.
     """
 
     build: Callable[[Mapping[str, str]], AbstractAlgorithm]
+    known: Collection[str]
     recommended: Mapping[str, str]
     given: Mapping[str, str]
 
@@ -146,9 +147,10 @@ class NamedSearch:
 
     def _scaled(self, one: Dimension, factor: float) -> dict[str, str]:
         """Return the options of a dimension that the task recommends, multiplied."""
+        open_options = self.recommended.keys() & set(self.known) - self.given.keys()
         scaled = {}
         for option in one.options:
-            if option in self.recommended and option not in self.given:
+            if option in open_options:
                 amount, unit = _parts(self.recommended[option])
                 value = min(amount * factor, max(one.most, amount))
                 scaled[option] = f"{value:.3g}{unit}"

@@ -13,6 +13,7 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments.command import run_command
 from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.options import options_of
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
@@ -54,7 +55,8 @@ class NamedTuned:
             "command": self.command,
             "judged_by": found.judged_by,
             "seeds": list(found.seeds),
-            "samples": found.samples,
+            "cost": found.cost,
+            "unit": found.unit,
             "trials": tried,
         }
 
@@ -119,7 +121,7 @@ def named_search(
         one = replace(experiment, algorithm=entry.name, options=options)
         return one.algorithm_by(entry, task.recommended, task.data.clients)
 
-    return NamedSearch(build, task.recommended, chosen)
+    return NamedSearch(build, options_of(entry), task.recommended, chosen)
 
 
 def trials_of(

@@ -23,6 +23,7 @@ __all__ = [
 
 Results = Mapping[str, Sequence[Result]]
 _COUNTED = ("exchanges", "bytes", "samples")
+_SHOWN = 9  # trials of an algorithm in a table; a file has all of them
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,12 @@ def trials_table(
         ordered = sorted(
             many, key=lambda one: (not np.isfinite(one[1]), -one[2], one[1])
         )
-        for place, (options, end, rounds) in enumerate(ordered):
+        for place, (options, end, rounds) in enumerate(ordered[:_SHOWN]):
             told = " ".join(f"{key}={value}" for key, value in options.items())
             value = f"{end:.4g}" if np.isfinite(end) else "diverged"
             table.add_row("" if place else name, told, str(rounds), value)
+        if ordered[_SHOWN:]:
+            worse = f"{len(ordered) - _SHOWN} more, which ended earlier or worse"
+            table.add_row("", worse, "", "")
         table.add_section()
     return table

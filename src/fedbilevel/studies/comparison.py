@@ -1,7 +1,7 @@
 """Several algorithms in one setting: same data, start, samples and cohorts for all.
 
 Each may be tuned first, by `tuning`, with other random seeds than those compared. All
-searches may draw as many samples as the first of them does.
+searches may cost as much as the first of them does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from fedbilevel.runtime.driver import NEVER
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.tuning import Tuned, samples_of, tuned, tuning_seeds
+from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
 __all__ = ["Comparison", "Contender", "compare", "compared"]
@@ -174,7 +174,7 @@ def _finished(folder: Path | None, seeds: Sequence[int]) -> list[Result] | None:
 
 
 class _Searches:
-    """Tunes one contender after the other, each with as many samples as the first."""
+    """Tunes one contender after the other, each at the cost of the first."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _Searches:
     ) -> None:
         self.rounds, self.rungs, self.keeping = rounds, rungs, keeping
         self.seeds = tuning_seeds(seeds, count)
-        self.samples: int | None = None
+        self.budget: int | None = None
         self.tuned: dict[str, Tuned] = {}
 
     def best(
@@ -196,17 +196,18 @@ class _Searches:
         candidates = contender.candidates
         if not isinstance(candidates, Search) and len(candidates) == 1:
             return candidates[0]
-        if isinstance(candidates, Search) and self.samples is None:
-            one = candidates.make(**candidates.proposed(1, ())[0])
+        # Lists of values are tried as they are given, however long.
+        limited = isinstance(candidates, Search) and not candidates.is_list
+        if limited and self.budget is None:
             sizes = (candidates.count, self.rounds, len(self.seeds), self.rungs)
-            self.samples = samples_of(setting, one, *sizes)
+            self.budget = cost_of(setting, candidates.first(), *sizes)
         found = tuned(
             setting,
             candidates,
             self.rounds,
             self.seeds,
             rungs=self.rungs,
-            samples=self.samples,
+            budget=self.budget if limited else None,
             keeping=self._kept(name),
             watch=watch,
         )

@@ -107,6 +107,10 @@ class Search:
         """The number of trials."""
         return self._combinations() or self.trials
 
+    def first(self) -> AbstractAlgorithm:
+        """Return the algorithm of the first trial."""
+        return self.make(**self.proposed(1, ())[0])
+
     def batches(self, count: int) -> list[int]:
         """Return how many points are proposed at once, one batch after the other."""
         if self.sampler == "even" or self.is_list:

@@ -37,7 +37,7 @@ from fedbilevel.studies.searching import Point, Search
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
-__all__ = ["Trial", "Tuned", "samples_of", "tune", "tuned", "tuning_seeds"]
+__all__ = ["Trial", "Tuned", "cost_of", "tune", "tuned", "tuning_seeds"]
 
 _KEPT = 3  # one of so many goes on
 _MOST_TRIALS = 81  # of a cheap method beside a dear one
@@ -62,8 +62,8 @@ class Trial:
 class Tuned:
     """The best `algorithm`, its `point`, and all `trials`, in their order.
 
-    They were judged by `judged_by`, from these `seeds`; `samples` is how many rows all
-    of them drew together.
+    They were judged by `judged_by`, from these `seeds`; `cost` is what all of them
+    took, in `unit`: the samples drawn, or exchanges where a sample is all rows.
     """
 
     algorithm: AbstractAlgorithm
@@ -71,7 +71,8 @@ class Tuned:
     trials: list[Trial]
     judged_by: str
     seeds: tuple[int, ...]
-    samples: int
+    cost: int
+    unit: str
 
 
 def tuning_seeds(seeds: Sequence[int], count: int) -> list[int]:
@@ -89,7 +90,7 @@ def tune(
     seeds: Sequence[int],
     headline: str = HELD_OUT,
     rungs: int = 3,
-    samples: int | None = None,
+    budget: int | None = None,
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
     channel: Channel = PLAIN,
@@ -100,8 +101,9 @@ def tune(
 
     `candidates` are algorithms, or a `Search`. The best third of them runs three times
     as long, and so on, in so many `rungs`; the last are `rounds` long. One rung runs
-    all of them to the end. `samples` limits the rows that all trials of a search draw
-    together: it has fewer trials then.
+    all of them to the end. With a `budget` a search has as many trials as together
+    draw so many samples, or take so many exchanges where a sample is all rows, at least
+    one.
 
     A fifth of each client's upper rows is held out, and judges: `headline` is
     "held_out_loss". It may also name one of the `metrics`, which are your own affair:
@@ -112,7 +114,7 @@ def tune(
     setting = Setting(
         problem, data, start, metrics, "upper_loss", drawn, channel, headline
     )
-    more = {"samples": samples, "keeping": keeping, "watch": watch}
+    more = {"budget": budget, "keeping": keeping, "watch": watch}
     return tuned(setting, candidates, rounds, seeds, rungs=rungs, **more)
 
 
@@ -123,7 +125,7 @@ def tuned(
     seeds: Sequence[int],
     *,
     rungs: int = 3,
-    samples: int | None = None,
+    budget: int | None = None,
     keeping: Keeping | None = None,
     watch: Watch | None = None,
 ) -> Tuned:
@@ -135,10 +137,9 @@ def tuned(
     lengths = _lengths(rounds, rungs)
     halving = _Halving(setting, lengths, list(seeds), keeping, watch)
     count = len(candidates) if not isinstance(candidates, Search) else candidates.count
-    if isinstance(candidates, Search) and samples is not None:
-        first = candidates.make(**candidates.proposed(1, ())[0])
-        paid = _affordable(setting.job(first), lengths, len(seeds), samples)
-        count = min(paid, count) if candidates.is_list else paid
+    if isinstance(candidates, Search) and budget is not None:
+        job = setting.job(candidates.first())
+        count = _affordable(job, lengths, len(seeds), budget)
     trials = halving.first_rung(candidates, count)
     for rung in range(1, len(lengths)):
         finite = [one for one in trials if math.isfinite(one.value)]
@@ -149,7 +150,7 @@ def tuned(
     return halving.concluded(trials)
 
 
-def samples_of(
+def cost_of(
     setting: Setting,
     algorithm: AbstractAlgorithm,
     trials: int,
@@ -157,9 +158,9 @@ def samples_of(
     seeds: int,
     rungs: int = 3,
 ) -> int:
-    """Return how many rows so many trials of an algorithm draw together."""
+    """Return what so many trials of an algorithm cost together."""
     lengths = _lengths(rounds, rungs)
-    return _drawn(_by_rung(setting.job(algorithm), lengths), trials, seeds)
+    return _together(_by_rung(setting.job(algorithm), lengths), trials, seeds)
 
 
 def _lengths(rounds: int, rungs: int) -> list[int]:
@@ -177,20 +178,25 @@ def _counts(trials: int, rungs: int) -> list[int]:
     return [-(-trials // _KEPT**rung) for rung in range(rungs)]
 
 
+def _unit(batch: int | None) -> str:
+    """Return what costs are counted in."""
+    return "exchanges" if batch is None else "samples"
+
+
 def _by_rung(job: Job, lengths: Sequence[int]) -> np.ndarray:
-    """Return how many rows a run draws in each rung."""
-    every = Ledger(job).cumulative(job.key, lengths[-1])["samples"]
+    """Return what a run costs in each rung."""
+    every = Ledger(job).cumulative(job.key, lengths[-1])[_unit(job.upper_batch)]
     return np.diff([every[length - 1] for length in lengths], prepend=0)
 
 
-def _drawn(by_rung: np.ndarray, trials: int, seeds: int) -> int:
+def _together(by_rung: np.ndarray, trials: int, seeds: int) -> int:
     return seeds * int(np.dot(_counts(trials, len(by_rung)), by_rung))
 
 
-def _affordable(job: Job, lengths: Sequence[int], seeds: int, samples: int) -> int:
-    """Return how many trials draw no more rows than that, at least one."""
+def _affordable(job: Job, lengths: Sequence[int], seeds: int, budget: int) -> int:
+    """Return how many trials cost no more than that, at least one."""
     by_rung, count = _by_rung(job, lengths), 1
-    while count < _MOST_TRIALS and _drawn(by_rung, count + 1, seeds) <= samples:
+    while count < _MOST_TRIALS and _together(by_rung, count + 1, seeds) <= budget:
         count += 1
     return count
 
@@ -226,7 +232,7 @@ class _Halving:
             setting = replace(setting, data=data, metrics=None)
             self.judged_by = "upper_loss" if self.judged is None else HELD_OUT
         self.setting, self.watch = setting, watch
-        self.samples, self.error = 0, None
+        self.cost, self.error = 0, None
 
     def first_rung(
         self, candidates: Search | Sequence[AbstractAlgorithm], count: int
@@ -262,7 +268,7 @@ class _Halving:
     def _run(self, group: Sequence[_Running], rung: int, place: str) -> None:
         many = [one.algorithm for one in group for _ in self.seeds]
         job = self.setting.job(many[0])
-        self.samples += len(many) * int(_by_rung(job, self.lengths)[rung])
+        self.cost += len(many) * int(_by_rung(job, self.lengths)[rung])
         several = self.seeds * len(group)
         runtime = SweepRuntime(job, algorithms=many, seeds=several)
         length, every = self.lengths[rung], self.lengths[-1]
@@ -323,7 +329,8 @@ class _Halving:
             ],
             self.judged_by,
             tuple(self.seeds),
-            self.samples,
+            self.cost,
+            _unit(self.setting.sampling.batch),
         )
 
 

@@ -21,8 +21,8 @@ from fedbilevel.cli.arguments import EXPERIMENT
 from fedbilevel.cli.reporting import write_report
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.searching import Tuning
 from fedbilevel.experiments.command import comparison_command, run_command
+from fedbilevel.experiments.searching import Tuning
 from fedbilevel.report.page import document
 from fedbilevel.report.page.grid import Grid
 from fedbilevel.runtime import checkpoint

@@ -119,9 +119,9 @@ def write_table(path, flipped):
     tested = np.random.default_rng(0).permutation(60)[:12]
     if flipped:
         label[tested] = 1 - label[tested]
-    rows = [
-        f"{a},{b},{c},{'no yes'.split()[k]}" for (a, b, c), k in zip(features, label)
-    ]  # noqa: B905
+    told = np.where(label == 1, "yes", "no")
+    pairs = zip(features.tolist(), told, strict=True)
+    rows = [f"{a},{b},{c},{ill}" for (a, b, c), ill in pairs]
     path.write_text("\n".join(["a,b,c,ill", *rows]) + "\n")
 
 
@@ -274,16 +274,15 @@ def test_optuna_looks_where_earlier_points_were_good():
     assert search.batches(27) == [9, 9, 9]
     first = search.proposed(9, ())
 
-    def worth(point):
-        return math.log(point["a"] / 5) ** 2 + (point["b"] == "x")
+    def proposed(best):
+        told = [(point, abs(math.log(point["a"] / best))) for point in first]
+        told.append(({"a": 1.0, "b": "x"}, math.inf))
+        later = search.proposed(20, told)
+        assert later == search.proposed(20, told)  # so that a search can be resumed
+        return np.mean([math.log(point["a"]) for point in later])
 
-    told = [(point, worth(point)) for point in first]
-    told.append(({"a": 0.2, "b": "x"}, math.inf))
-    later = search.proposed(20, told)
-    assert later == search.proposed(20, told)  # so that a search can be resumed
-    assert np.mean([worth(point) for point in later]) < 0.5 * np.mean(
-        [worth(point) for point in first]
-    )
+    # The same points, told to be good at either end: it goes where they are.
+    assert proposed(0.1) < 0 < proposed(10)
 
 
 def named(name, given):
@@ -350,23 +349,29 @@ SMALL = "two-client --algorithm fedbio --local-steps 1 --rounds 3 --tuning-seeds
 SMALL += " --set lower_step=0.01,0.2 --rungs 1 --precision float64 --json"
 
 
-def test_the_command_prints_what_to_type_and_run_types_it(tmp_path):
+def test_the_command_prints_what_to_type_and_goes_on_where_it_was(tmp_path):
     folder = tmp_path / "tuned"
     code, printed = typed("tune", *SMALL.split(), "--out", str(folder))
     told = json.loads(printed)
     assert code == 0 and told == json.loads((folder / "tuned.json").read_text())
     assert told["judged_by"] == "grad_norm_sq" and len(told["trials"]) == 2
-    (option,) = told["options"].items()
-    assert f"--set {option[0]}={option[1]}" in told["command"]
-    assert "--seed" not in told["command"] and 0 not in told["seeds"]
-    # The same command goes on, another one is refused.
-    assert typed("tune", *SMALL.split(), "--out", str(folder))[0] == 0
+    best = min(told["trials"], key=lambda trial: trial["value"])
+    assert told["options"] == best["options"]
+    assert f"--set lower_step={best['options']['lower_step']}" in told["command"]
+    assert 0 not in told["seeds"]
+    # The same command finds it all done, another one is refused.
+    assert typed("tune", *SMALL.split(), "--out", str(folder)) == (0, printed)
     more = SMALL.replace("--rounds 3", "--rounds 4").split()
     assert typed("tune", *more, "--out", str(folder))[0] == 2
+
+
+@pytest.mark.slow
+def test_a_run_takes_what_tuning_found(tmp_path):
     place = tmp_path / "run"
     code, printed = typed("run", *SMALL.split(), "--tune", "--out", str(place))
     assert code == 0
-    saved = Experiment.load(place)
-    assert saved.options == told["options"]
-    assert (place / "tuning" / "tuned.json").exists()
-    assert json.loads(printed)["config"]["parameters"]["lr_y"] == float(option[1])
+    told = json.loads((place / "tuning" / "tuned.json").read_text())
+    assert Experiment.load(place).options == told["options"]
+    taken = json.loads(printed)["config"]["parameters"]["lr_y"]
+    assert taken == float(told["options"]["lower_step"])
+    assert typed("run", *SMALL.split(), "--tune", "--out", str(place))[0] == 2

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -375,3 +376,30 @@ def test_a_run_takes_what_tuning_found(tmp_path):
     taken = json.loads(printed)["config"]["parameters"]["lr_y"]
     assert taken == float(told["options"]["lower_step"])
     assert typed("run", *SMALL.split(), "--tune", "--out", str(place))[0] == 2
+
+
+@pytest.mark.slow
+def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
+    """The second takes twice as many steps a round, so it has fewer trials."""
+    long = partial(fb.FedBiO, lr_z=0.5, local_steps=2)
+    searches = {
+        "short": Search(MAKE, SPACE, trials=9),
+        "long": Search(long, SPACE, trials=9),
+    }
+
+    def compared(resume=False):
+        more = {"sampling": fb.Sampling(batch=1), "rounds": 9, "seeds": [0]}
+        kept = fb.Keeping(tmp_path / "kept", resume)
+        return fb.compare(PROBLEM, DATA, START, searches, keeping=kept, **more).tuned
+
+    first = compared()
+    short, long_one = first["short"], first["long"]
+    assert len(short.trials) == 9 and long_one.cost <= short.cost
+    # In ninths of a run nine trials, then three, then one, are 9 + 3 * 2 + 1 * 6 = 21;
+    # three are 3 + 2 + 6 = 11, twice which is too much, and two are 10.
+    assert len(long_one.trials) == 2
+    assert long_one.cost / short.cost == pytest.approx(20 / 21)
+    shutil.rmtree(tmp_path / "kept" / "long")
+    again = compared(resume=True)
+    for name, one in first.items():
+        assert [t.value for t in again[name].trials] == [t.value for t in one.trials]

@@ -74,14 +74,15 @@ def read_range(name: str, text: str) -> tuple[Range | Values, str]:
     if _TO not in text:
         return Values(tuple(part.strip() for part in text.split(_OR))), ""
     low, _, high = text.partition(_TO)
+    wrong = InvalidInputError(
+        f"option {name}='{text}': write a range as 0.01..1, or values as 4,8,16."
+    )
     try:
         (first, unit), (last, same) = _parts(low), _parts(high)
     except ValueError:
-        unit, same = "", None
+        raise wrong from None
     if unit != same:
-        raise InvalidInputError(
-            f"option {name}='{text}': write a range as 0.01..1, or values as 4,8,16."
-        )
+        raise wrong
     return Range(first, last), unit
 
 

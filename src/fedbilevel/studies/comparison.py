@@ -4,7 +4,7 @@ Each may be tuned first, by `tuning`, with other random seeds than those compare
 searches may cost as much as the first of them does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,14 +128,16 @@ def compared(
         open_folder(Path(keeping.folder), keeping.resume)
     found = Comparison(setting.headline)
     searches = _Searches(rounds, seeds, keeping, **(tuning or {}))
+    searches.limit_to_first(setting, contenders.values())
     for name, contender in contenders.items():
         about(name)
         folder = None if keeping is None else Path(keeping.folder) / name
         done = _finished(folder, seeds)
+        here = _setting_of(setting, contender)
         if done is not None:
             found.results[name] = done
+            searches.recall(name, contender, here)
             continue
-        here = _setting_of(setting, contender)
         try:
             best = searches.best(name, contender, here, more.get("watch"))
             found.results[name] = run_seeds(
@@ -189,6 +191,22 @@ class _Searches:
         self.budget: int | None = None
         self.tuned: dict[str, Tuned] = {}
 
+    def limit_to_first(self, setting: Setting, contenders: Iterable[Contender]) -> None:
+        """Let searches cost what the first does, be it finished already or not."""
+        for one in contenders:
+            search = one.candidates
+            if isinstance(search, Search) and _is_limited(search):
+                sizes = (search.count, self.rounds, len(self.seeds), self.rungs)
+                here = _setting_of(setting, one)
+                self.budget = cost_of(here, search.first(), *sizes)
+                return
+
+    def recall(self, name: str, contender: Contender, setting: Setting) -> None:
+        """Note the trials of a finished search again, from what was kept of it."""
+        kept = self._kept(name)
+        if kept is not None and kept.resume:
+            self.best(name, contender, setting, None)
+
     def best(
         self, name: str, contender: Contender, setting: Setting, watch: Watch | None
     ) -> AbstractAlgorithm:
@@ -196,18 +214,13 @@ class _Searches:
         candidates = contender.candidates
         if not isinstance(candidates, Search) and len(candidates) == 1:
             return candidates[0]
-        # Lists of values are tried as they are given, however long.
-        limited = isinstance(candidates, Search) and not candidates.is_list
-        if limited and self.budget is None:
-            sizes = (candidates.count, self.rounds, len(self.seeds), self.rungs)
-            self.budget = cost_of(setting, candidates.first(), *sizes)
         found = tuned(
             setting,
             candidates,
             self.rounds,
             self.seeds,
             rungs=self.rungs,
-            budget=self.budget if limited else None,
+            budget=self.budget if _is_limited(candidates) else None,
             keeping=self._kept(name),
             watch=watch,
         )
@@ -220,3 +233,8 @@ class _Searches:
         folder = Path(self.keeping.folder) / name / TUNING
         study = self.keeping.folder
         return replace(self.keeping, folder=folder, resume=folder.exists(), study=study)
+
+
+def _is_limited(candidates: Search | Sequence[AbstractAlgorithm]) -> bool:
+    """Say whether a budget counts; lists are tried as they are given, however long."""
+    return isinstance(candidates, Search) and not candidates.is_list

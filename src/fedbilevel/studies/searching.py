@@ -19,7 +19,7 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 
 __all__ = ["Point", "Range", "Search", "Values"]
 
-Point: TypeAlias = Mapping[str, Any]
+Point: TypeAlias = dict[str, Any]
 SAMPLERS = ("even", "optuna")
 _MOST = 1000  # points; more were not meant
 _BATCHES = 3  # of points by Optuna, which learns from one to the next

@@ -281,6 +281,8 @@ class _Halving:
             begin=self._where_they_are(group, rung),
         )
         found = single_outcomes(runtime, outcome, NEVER, length, every)
+        errors = [one for one in found if isinstance(one, NonFiniteError)]
+        self.error = self.error or next(iter(errors), None)
         values = self._judgments(job, outcome.state, outcome.columns)
         failed = np.asarray([isinstance(one, NonFiniteError) for one in found])
         values = np.where(failed | ~np.isfinite(values), np.inf, values)

@@ -221,7 +221,9 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
     seen.clear()
     resumed = tuning(folder, resume=True)
     assert min(seen) > 2  # nothing of the first rung was run again
+    seen.clear()
     straight = tuning()
+    assert seen == sorted(seen)  # the second rung goes on where the first ended
     assert [t.value for t in resumed.trials] == [t.value for t in straight.trials]
     assert resumed.point == straight.point
     with pytest.raises(CheckpointError, match="another configuration"):

@@ -49,6 +49,7 @@ RUN_BY = {
     "own-tasks.md": "test_own_tasks",
     "scikit-learn.md": "test_sklearn",
     "start.md": "home",
+    "tuning.md": "test_tuning",
 }
 
 

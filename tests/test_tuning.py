@@ -2,10 +2,13 @@
 
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -378,6 +381,15 @@ def test_a_run_takes_what_tuning_found(tmp_path):
     taken = json.loads(printed)["config"]["parameters"]["lr_y"]
     assert taken == float(told["options"]["lower_step"])
     assert typed("run", *SMALL.split(), "--tune", "--out", str(place))[0] == 2
+
+
+def test_the_search_of_the_guide_can_be_made():
+    guide = Path(__file__).parent.parent / "docs" / "tuning.md"
+    (code,) = re.findall(r"```python\n(.*?)```", guide.read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    made = names["search"].first()
+    assert (float(made.lr_x), float(made.lr_y)) == pytest.approx((0.1, 0.158))
 
 
 @pytest.mark.slow

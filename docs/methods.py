@@ -21,11 +21,23 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def counted() -> str:
+    """Return how many of the methods are known how well, as a sentence."""
+    known = [algorithms.find(name).provenance for name in algorithms.names()]
+    read = sum(one.startswith("listing read") for one in known)
+    guessed = sum("reconstructed" in one for one in known)
+    return (
+        f"Of these {len(known)} methods, {read} were read as a listing in their paper, "
+        f"{guessed} are\nreconstructed from an abstract and unverified, and "
+        f"{len(known) - read - guessed} are known in part, or from memory.\n"
+    )
+
+
 def with_table(text: str) -> str:
-    """Return a text with the table between its marks."""
+    """Return a text with the table, and what it counts, between its marks."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
-    return f"{before}{START}{table()}{END}{after}"
+    return f"{before}{START}{table()}\n{counted()}{END}{after}"
 
 
 if __name__ == "__main__":

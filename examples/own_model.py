@@ -123,7 +123,7 @@ def main(folder: Path) -> fb.Comparison:
         keeping=fb.Keeping(folder / "comparison"),
         **shared,
     )
-    for trial in found.trials["LocalBSGVRM"]:
+    for trial in found.tuned["LocalBSGVRM"].trials:
         print(f"tried: {trial.value:.4f}")
     for name, results in found.results.items():
         ends = [result.final["test_error"] for result in results]

@@ -3,8 +3,8 @@
 The algorithms are small enough for the slow runtime and fit the problems below.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 
 from fedbilevel._blocks import is_any
+from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms import AbstractAlgorithm, every_phase
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.algorithms.fedbio_controls import FedBiOControls
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fednest import FedNest
@@ -53,7 +56,8 @@ class Case:
     most `wanders` away, which is far where the choice of clients is random. `pools`
     runs it on the rows of all clients in one place, `slopes` names the phases whose
     replies are no points, and `chains` asks for so many clients, each with a message of
-    its own.
+    its own. `of` is the name of the algorithm where a row is a variant of one, and
+    `choices` what makes it one, as the command line writes it.
     """
 
     name: str
@@ -66,6 +70,13 @@ class Case:
     slopes: tuple[str, ...] = ()
     pools: bool = False
     chains: int | None = None
+    of: str | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """The algorithm's name in the registry."""
+        return self.of or self.name
 
 
 NEST: dict[str, Any] = {"alpha": 0.2, "beta": 0.3, "inner_rounds": 2, "local_steps": 2}
@@ -212,13 +223,76 @@ CASES = [
         two_client=SHARED,
         slopes=("local",),
     ),
+    Case(
+        "fedbio, anchor",
+        FedBiO(0.1, 0.2, 0.15, local_steps=2, drift="anchor"),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        exchanges=2,
+        two_client=SHARED,
+        slopes=("anchor",),
+        of="fedbio",
+        choices={"drift": "anchor"},
+    ),
+    Case(
+        "simfbo, controls",
+        SimFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, local_steps=2, drift="controls"),
+        floats=lambda dx, dy: dx + 2 * dy,
+        floats_down=lambda dx, dy: 2 * (dx + 2 * dy),
+        two_client=SHARED,
+        slopes=("local",),
+        of="simfbo",
+        choices={"drift": "controls"},
+    ),
+    Case(
+        "local-bsgm, controls",
+        LocalBSGM(
+            Neumann(1, THETA),
+            0.1,
+            3.0,
+            4.0,
+            0.5,
+            0.8,
+            local_steps=2,
+            drift="controls",
+        ),
+        floats=lambda dx, dy: 3 * (dx + dy),
+        two_client=BIASED,
+        of="local-bsgm",
+        choices={"drift": "controls"},
+    ),
+    Case(
+        "fedbio-controls",
+        FedBiOControls(0.1, 0.2, 0.15, local_steps=2, radius=1.5),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        two_client=SHARED,
+    ),
+    Case(
+        "fedbioacc-controls",
+        FedBiOAccControls(
+            **STORM, tau=0.3, c_q=6.0, alternating=True, absent="correct"
+        ),
+        floats=lambda dx, dy: 3 * (dx + 2 * dy),
+        two_client=SHARED,
+    ),
+    Case(
+        "fedbioacc-local, controls",
+        FedBiOAccLocal(Neumann(1, THETA), **STORM, drift="controls", absent="forget"),
+        floats=lambda dx, dy: 3 * dx,
+        two_client=OWN,
+        of="fedbioacc-local",
+        choices={"drift": "controls", "absent": "forget"},
+    ),
 ]
-NAMES = [case.name for case in CASES]
+NAMES = [case.name for case in CASES if case.of is None]
 
 
 def for_cases(chosen: Callable[[Case], bool] = lambda _: True):
-    """Run a test for every row, or those that have a property."""
-    return pytest.mark.parametrize("case", _rows(chosen, lambda case: False))
+    """Run a test for every row, or those that have a property.
+
+    Variants of an algorithm take part in the fast tests if their structure is new.
+    """
+    rows = _rows(chosen, lambda case: bool(case.of) and case.name not in _STRUCTURES)
+    return pytest.mark.parametrize("case", rows)
 
 
 def _rows(chosen: Callable[[Case], bool], takes_long: Callable[[Case], bool]) -> list:
@@ -241,7 +315,12 @@ def _structure(case: Case) -> tuple:
     algorithm, (x, y) = case.algorithm, (jnp.zeros(1), jnp.zeros(1))
     kinds = (algorithm.init_server(x, y), algorithm.init_client(x, y))
     private = tuple(jax.tree.leaves(algorithm.private_blocks()))
-    return (*(type(kind) for kind in kinds), private, case.pools)
+    types = (AbstractBlocks if _is_blocks(kind) else type(kind) for kind in kinds)
+    return (*types, private, case.pools, has_several_phases(case))
+
+
+def _is_blocks(kind: Any) -> bool:
+    return isinstance(kind, AbstractBlocks)
 
 
 def keeps_something(case: Case) -> bool:

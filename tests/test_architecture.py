@@ -1,6 +1,7 @@
 """The task architecture: its operations, what they are named, search and retraining."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -9,9 +10,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from PIL import Image
 
+from fedbilevel.datasets.preparation import NumericColumn
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.models import Model
 from fedbilevel.tasks import architecture
 from fedbilevel.tasks._search_space import OPERATIONS, mixed_scores, single_scores
 
@@ -97,9 +101,14 @@ def test_all_images_are_shared_out_once(task):
 
 
 @pytest.mark.slow
-def test_the_search_learns(task):
+def test_the_search_learns_and_leaves_a_model(task, tmp_path):
     sizes: Any = {"clients": 2, "rounds": 12, "measure_every": 11}
-    result = Experiment("architecture", "fedbio", **sizes).run()
+    result = Experiment("architecture", "fedbio", **sizes).run(tmp_path / "run")
+    model = Model.load(tmp_path / "run")
+    told = result.final["test_accuracy"]
+    rows, label = np.asarray(task.metrics.image), np.asarray(task.metrics.label)
+    guesses = model.scores(rows).argmax(axis=1)  # they are scaled already
+    assert np.mean(guesses == label) == pytest.approx(told, abs=1e-6)
     start = float(task.metrics(task.x, task.y)["test_loss"])
     assert result.final["test_loss"] < start - 0.1
     names = architecture.operation_names(result.point["x"])
@@ -131,3 +140,80 @@ def test_choices_that_cannot_be(task, choice):
 def test_shares_that_cannot_be(train):
     with pytest.raises(InvalidInputError, match=f"train={train}.*between 0 and 0.8"):
         architecture.make(train=train)
+
+
+# The model that a search leaves
+
+
+def moved(task: Any) -> tuple[Any, Any]:
+    """Return a point with biases and unequal mixtures."""
+    draw = np.random.default_rng(5)
+    x = jnp.asarray(draw.normal(size=task.x.shape))
+    y = jax.tree.map(lambda leaf: leaf + 0.1 * draw.normal(size=leaf.shape), task.y)
+    return x, y
+
+
+def model_at(task: Any, x: Any, y: Any) -> Model:
+    made = task.preparation
+    classes = made.label.classes if made else task.classes
+    return Model(task.predictor.layers(x, y), classes, made, task.predictor.pixels)
+
+
+def test_the_model_is_the_mixed_network(task):
+    """Of a set of 64 columns, scaled by one mean and one deviation."""
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    raw = digits.data
+    x, y = moved(task)
+    scores = mixed(np.asarray(x), y, (raw[:7] - raw.mean()) / raw.std())
+    model = model_at(task, x, y)
+    found = model.scores(model.features(raw[:7]))
+    np.testing.assert_allclose(found, scores, rtol=1e-9, atol=1e-9)
+    assert not model.is_linear
+
+
+def test_images_in_colors_of_any_size_are_predicted(tmp_path):
+    draw = np.random.default_rng(0)
+    raw = draw.integers(0, 256, (40, 24, 16, 3), dtype=np.uint8)
+    for number, image in enumerate(raw):
+        place = tmp_path / "ab"[number // 20]
+        place.mkdir(exist_ok=True)
+        Image.fromarray(image).save(place / f"{number:02d}.png")
+    task = architecture.make(1, data=str(tmp_path))
+    # Means over 3x2 blocks and the colors.
+    small = raw.reshape(40, 8, 3, 8, 2, 3).mean(axis=(2, 4, 5)).reshape(40, 64)
+    x, y = moved(task)
+    scores = mixed(np.asarray(x), y, (small - small.mean()) / small.std())
+    model = model_at(task, x, y)
+    np.testing.assert_allclose(model.scores(model.features(raw)), scores, rtol=1e-6)
+
+
+def write_pixels(path: Path, raw: np.ndarray) -> str:
+    names = ",".join(f"p{k}" for k in range(raw.shape[1]))
+    lines = [",".join(map(str, [*row, "ab"[k % 2]])) for k, row in enumerate(raw)]
+    path.write_text("\n".join([f"{names},label", *lines]))
+    return str(path)
+
+
+def test_the_model_of_a_table_predicts(tmp_path):
+    raw = np.random.default_rng(1).integers(0, 99, (50, 100))
+    table = write_pixels(tmp_path / "pixels.csv", raw)
+    task = architecture.make(1, data=table)
+    x, y = moved(task)
+    model_at(task, x, y).save(tmp_path)
+    model = Model.load(tmp_path)
+    made = model.preparation
+    assert made is not None and made.feature_names[-1] == "p99"
+    (column, *_) = made.columns
+    assert isinstance(column, NumericColumn)
+    # All columns have as many rows: the mean and variance of all numbers.
+    assert column.center == pytest.approx(raw.mean())
+    assert column.spread == pytest.approx(raw.std())
+    shrunk = architecture.shrink(raw.reshape(-1, 10, 10).astype(float), 8)
+    small = (shrunk.reshape(-1, 64) - raw.mean()) / raw.std()
+    scores = mixed(np.asarray(x), y, small)
+    columns = {f"p{k}": raw[:, k] for k in range(100)}
+    found = model.scores(model.features(columns))
+    np.testing.assert_allclose(found, scores, rtol=1e-6, atol=1e-9)
+    assert list(model.predict(columns)) == ["ab"[k] for k in scores.argmax(axis=1)]

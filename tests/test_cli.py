@@ -78,6 +78,7 @@ def test_json_is_one_object_with_the_answer(two_client):
     assert len(two_client.done.stdout.splitlines()) == 1
     found = json.loads(two_client.done.stdout)
     keys = {"task", "algorithm", "config", "final", "counts", "seconds", "ended"}
+    keys |= {"events"}
     assert set(found) == keys
     assert found["ended"] == "after all 1500 rounds"
     assert found["task"] == "two-client"
@@ -259,6 +260,16 @@ def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path):
     assert done.stderr.startswith("Error: ") and out.rpartition("/")[0] in done.stderr
 
 
+def test_a_tracker_is_refused_before_anything_and_spares_the_cores(call, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    place = tmp_path / "file" / "rounds.jsonl"
+    done = call("run", "quadratic", "--rounds", "1", "--track", f"jsonl:{place}")
+    assert done.returncode == 2
+    # One sentence: no warning that JAX was asked before it was configured.
+    told = "a file is where a folder is needed. Choose another place."
+    assert done.stderr == f"Error: {tmp_path / 'file'}: {told}\n"
+
+
 def test_label_counts_are_told_and_drawn(tmp_path):
     out = tmp_path / "counts.png"
     chosen = ("regularization", "--clients", "4", "--set", "partition=shards:2")
@@ -337,6 +348,6 @@ def test_commands_that_share_an_argument_share_its_name_and_default():
     assert "data" not in serve and "rounds" not in node
     # Everything that must be the same on a server and its nodes can be typed for both.
     only_server = {"rounds", "measure_every", "target", "stop_patience"}
-    only_server |= {"max_bytes", "max_samples", "max_seconds"}
+    only_server |= {"max_bytes", "max_samples", "max_seconds", "track"}
     experiment = (run.keys() | {"stop_patience"}) & serve.keys() - {"out", "as_json"}
     assert experiment - node.keys() == only_server

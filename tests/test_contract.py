@@ -249,7 +249,9 @@ def test_a_server_that_projects_bears_private_blocks():
             jax.tree.leaves(fast.state), jax.tree.leaves(slow.state), strict=True
         ):
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
-        sizes = [jnp.linalg.norm(z) for z in jnp.atleast_2d(fast.state.joined().z)]
+        sizes = [
+            jnp.linalg.norm(z) for z in jnp.atleast_2d(fast.state.joined().point.z)
+        ]
         assert max(sizes) <= 0.5 * (1 + 1e-12)
 
 

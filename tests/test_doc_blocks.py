@@ -49,6 +49,7 @@ RUN_BY = {
     "own-tasks.md": "test_own_tasks",
     "scikit-learn.md": "test_sklearn",
     "start.md": "home",
+    "tuning.md": "test_tuning",
 }
 
 
@@ -99,8 +100,7 @@ def check_names(values: dict[str, Any], line: str) -> None:
     known = set(task_options(tasks.find(task)))
     for one in chosen or algorithms.names():
         known |= set(options_of(algorithms.find(one)))
-    pairs = [*(values.get("settings") or ()), *(values.get("tune") or ())]
-    for pair in pairs:
+    for pair in values.get("settings") or ():
         assert pair.partition("=")[0].rpartition(".")[2] in known, line
 
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_typed_is_seen():
     with pytest.raises(click.NoSuchOption):
         given("run quadratic --client 3")
     with pytest.raises(KeyError):
-        given("tune quadratic")
+        given("tunes quadratic")
     for wrong in ("run quadratics", "run quadratic --set nose=1"):
         with pytest.raises(AssertionError):
             check_names(given(wrong)[1], wrong)

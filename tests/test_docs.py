@@ -140,7 +140,7 @@ def test_own_objects_are_compared_tuned_stopped_and_resumed(tmp_path, capsys):
     assert list(found.results) == ["LocalBSGVRM", "FedBiO", "no tuning"]
     assert all(len(results) == 4 for results in found.results.values())
     # The grid was tried, and the best of it was taken.
-    trials = found.trials["LocalBSGVRM"]
+    trials = found.tuned["LocalBSGVRM"].trials
     best = min(trials, key=lambda trial: trial.value).algorithm
     taken = found.results["LocalBSGVRM"][0].config["parameters"]
     assert len(trials) == 4 and taken["rho1"] == float(best.rho1)

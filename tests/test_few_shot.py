@@ -10,12 +10,17 @@ import jax.random as jr
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from typer.testing import CliRunner
 
 from fedbilevel import datasets
+from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.experiment import model_of
 from fedbilevel.hypergradient import Exact
+from fedbilevel.models import Model
 from fedbilevel.problem import Oracle
+from fedbilevel.result import Result
 from fedbilevel.tasks import _domains, few_shot
 from fedbilevel.tasks._episodes import Sizes, alphabets_apart, characters, sinusoids
 
@@ -279,3 +284,68 @@ def test_drawings_that_do_not_suffice(drawn, options, told, tmp_path):
 def test_options_that_cannot_be(options, told):
     with pytest.raises(InvalidInputError, match=told):
         make(**options)
+
+
+# What a run leaves: what new tasks begin with
+
+
+def saved_model(task: Any, x: Any, folder: Path) -> Model:
+    """Return the model of a finished run, through its files."""
+    clients = task.data.clients
+    y = jax.tree.map(lambda leaf: jnp.stack([leaf] * clients), task.y)
+    about: Any = [{}] * 7
+    result = Result("few-shot", "fedbio-clientwise", *about, levels=(x, y))
+    model = model_of(task, result, {"shots": 5})
+    assert model is not None
+    model.save(folder)
+    return Model.load(folder)
+
+
+def command(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("lower", ["head", "proximal", "unrolled"])
+def test_what_new_waves_begin_with_is_left_and_exported(lower, tmp_path):
+    task = make(2, lower=lower)
+    x = moved(task.x, 3)
+    model = saved_model(task, x, tmp_path)
+    rows = np.linspace(-5, 5, 9)[:, None]
+    expected = features(x if lower == "head" else x.hidden, rows)
+    if lower != "head":
+        expected = expected @ np.asarray(x.head.weight).T + np.asarray(x.head.bias)
+    np.testing.assert_allclose(model.scores(model.features(rows)), expected)
+    done = command("predict", tmp_path, "digits")
+    how = "fit a linear layer" if lower == "head" else "continue to train its layers"
+    told = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "begin with" in told and how in told
+    with pytest.raises(InvalidInputError, match=how):
+        model.predict(rows)
+    for kind in ("npz", "safetensors"):
+        out = tmp_path / f"exported.{kind}"
+        assert command("export", tmp_path, "--to", kind, "--out", out).exit_code == 0
+    with np.load(tmp_path / "exported.npz") as arrays:
+        assert list(arrays["layers"])[:3] == ["dense", "tanh", "dense"]
+        first = (x if lower == "head" else x.hidden).layers[0]
+        np.testing.assert_array_equal(arrays["layers.0.weight"], first.weight)
+    done = command("export", tmp_path, "--to", "onnx", "--out", tmp_path / "m.onnx")
+    assert done.exit_code == 2 and "Export it as npz" in done.stderr
+
+
+def test_what_new_characters_begin_with_takes_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(_domains, "_CHANNELS", (4,))
+    folder = draw_alphabets(tmp_path / "images")
+    task = make(2, data=folder, ways=2, shots=2, queries=2)
+    x = moved(task.x, 3)
+    model = saved_model(task, x, tmp_path)
+    images = np.asarray(task.data.upper["inputs"])[0, 0]
+    assert model.pixels is not None and images.dtype == np.uint8
+    own = alphabets_apart(datasets.load(folder), np.random.default_rng(0))[0].features
+    scaled = (images / 255 - (own / 255).mean()) / (own / 255).std()
+    # Convolutions are checked elsewhere; what gives one length is not.
+    flat = np.asarray(x.layers(jnp.asarray(scaled)))
+    around = flat - flat.mean(axis=1, keepdims=True)
+    square = np.sum(around**2, axis=1, keepdims=True)
+    expected = around * np.sqrt(10 / (square + 1e-6))
+    found = model.scores(model.features(images))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)

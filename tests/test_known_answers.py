@@ -51,7 +51,8 @@ def test_two_clients_end_where_their_question_leads(case):
         "length": "full",
         "inner_rounds": "3",
     }
-    algorithm = algorithm_from(algorithms.find(case.name), options, 2, 1)
+    options |= case.choices
+    algorithm = algorithm_from(algorithms.find(case.method), options, 2, 1)
     job = two_client_job(algorithm, pools=case.pools)
     outcome = execute(SimulatorRuntime(job), 1500)
     point = algorithm.point(outcome.state.joined())

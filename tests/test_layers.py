@@ -10,7 +10,7 @@ import fedbilevel
 ROOT = Path(fedbilevel.__file__).parent
 # Each line may import itself and the lines above it.
 LAYERS = [
-    {"_types", "errors"},
+    {"_types", "errors", "units"},
     {
         *("_tree", "_files", "_folders", "_registry", "_blocks", "_evaluation"),
         *("_table_choices", "schedules"),
@@ -72,6 +72,7 @@ OPTIONAL = {
     "models": {"safetensors", "onnx"},
     "pytorch": {"torch"},
     "report": {"rich", "matplotlib", "plotly"},
+    "studies": {"optuna"},
     "sklearn": {"sklearn"},
     "tracking": {"tensorboardX", "mlflow", "wandb"},
     "result": {"matplotlib", "pandas"},

@@ -101,6 +101,10 @@ INTO_A_RUN = {
     "label-counts cleaning --out {0}/point.npz": "belongs to a run",
     "node quadratic --clients 2 --client 0 --superlink 127.0.0.1:9 --insecure --trial "
     "--state {0}": "belongs to a run",
+    "prepare rows.csv --out {0}/new.json": "belongs to a run",
+    "predict {0} rows.csv --out {0}/result.json": "exists. Choose another file",
+    "export {0} --to npz --out {0}/point.npz": "exists. Choose another file",
+    "report {0} --out {0}/result.json": "is there and is no report",
     "replay {0}": "only a finished federation can be replayed",
 }
 

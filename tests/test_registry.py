@@ -60,7 +60,7 @@ def test_every_field_has_a_meaning(name):
 
 @EVERY
 def test_an_entry_builds_its_kind_by_its_own_letters(case):
-    entry = algorithms.find(case.name)
+    entry = algorithms.find(case.method)
     assert type(case.algorithm) is entry.kind
     assert entry.pools == case.pools
     assert set(entry.letters.values()) <= {field.name for field in fields(entry.kind)}

@@ -19,9 +19,13 @@ from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import EXPERIMENT
 from fedbilevel.cli.reporting import write_report
+from fedbilevel.deployment import trial
+from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.command import comparison_command, run_command
+from fedbilevel.experiments.searching import Tuning
+from fedbilevel.experiments.sites import shared_settings
 from fedbilevel.report.page import document
 from fedbilevel.report.page.grid import Grid
 from fedbilevel.runtime import checkpoint
@@ -318,15 +322,28 @@ def test_the_command_of_a_federation_keeps_both_kinds_of_patience():
     assert read_back(text, "federate")[0] == FULL
 
 
+def test_a_node_of_a_trial_is_given_the_settings_of_its_server(tmp_path):
+    made = replace(FULL, seed=5, precision="float64", measure_every=3, max_bytes=9)
+    link = SuperLink("127.0.0.1:1", tmp_path, certificates=None)
+    words = trial.persistent_node(made, 2, tmp_path, link).command
+    text = shlex.join(["fedbilevel", *words[words.index("node") :]])
+    found, given = read_back(text, "node")
+    assert shared_settings(found) == shared_settings(made)
+    assert found.options == made.options and found.rounds is None
+    assert (given["client"], given["trial"]) == (2, True)
+
+
 def test_the_command_repeats_a_comparison():
-    experiment = Experiment("quadratic", rounds=3, options={"fedbio.lr_x": "2"})
-    grid = {"lr_y": ["1", "2"]}
-    settings = {"experiment": asdict(experiment), "seeds": 5, "grid": grid}
+    options = {"fedbio.lr_x": "2", "lr_y": "1,2"}
+    experiment = Experiment("quadratic", rounds=3, options=options)
+    tuning = asdict(Tuning(rungs=1, seeds=5))
+    settings = {"experiment": asdict(experiment), "seeds": 5, "tuning": tuning}
     text = comparison_command(settings, ["fedbio", "fedavg"])
     found, given = read_back(text, "compare")
     assert found == experiment
     assert (given["seeds"], given["names"]) == (5, "fedbio,fedavg")
-    assert list(given["tune"]) == ["lr_y=1,2"]
+    assert given["tune"] and "trials" not in text
+    assert (given["rungs"], given["tuning_seeds"], given["trials"]) == (1, 5, 27)
 
 
 def unfinished(folder: Path) -> dict[str, np.ndarray]:

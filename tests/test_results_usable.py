@@ -157,7 +157,6 @@ def test_columns_become_a_frame_or_a_sentence(found, monkeypatch):
 
 
 def test_columns_become_a_frame(found):
-    pytest.importorskip("pandas")
     frame = found.to_pandas()
     assert list(frame["round"]) == [1, 2, 3]
     assert np.array_equal(frame["upper_loss"], found.columns["upper_loss"])

@@ -113,7 +113,7 @@ def test_a_registered_node_gets_in_and_may_come_again(secured):
         ("a key that is not registered", "2004"),
         ("no key", "2001"),
         ("another authority", "CERTIFICATE_VERIFY_FAILED"),
-        ("no encryption", "disconnected"),
+        ("no encryption", "no connection"),
     ],
 )
 def test_others_are_refused(secured, stranger, reason, tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbilevel.deployment.processes import Process, free_port
+from fedbilevel.deployment.apps import _Progress
+from fedbilevel.deployment.processes import Process, free_port, read_json
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation import Identity, Roster, Terms
 from fedbilevel.federation.notices import NOTICE, Attentive, Sparing, over
@@ -288,21 +289,27 @@ TABLE = "a,b,hospital,label\n" + "".join(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("table", "nodes", "told"),
+    ("table", "more", "told"),
     [
-        (None, "persistent", "there is no file or folder"),
-        (TABLE.replace("3,4,", "nan,4,", 1), "persistent", "the number is missing"),
-        (None, "stock", "there is no file or folder"),
+        (None, "--clients 2", "there is no file or folder"),
+        (TABLE.replace("3,4,", "nan,4,", 1), "--clients 2", "the number is missing"),
+        (None, "--clients 2 --nodes stock", "there is no file or folder"),
+        (
+            TABLE,
+            "--clients 3 --site hospital",
+            "--clients 3: column 'hospital' of rows has 2 values, A, B, and each is",
+        ),
     ],
-    ids=["missing", "NaN", "missing, of Flower's nodes"],
+    ids=["missing", "NaN", "missing, of Flower's nodes", "fewer sites than nodes"],
 )
-def test_a_data_error_ends_a_trial_at_once(tmp_path, screens, table, nodes, told):
+def test_a_data_error_ends_a_trial_at_once(tmp_path, screens, table, more, told):
     rows, out = tmp_path / "rows.csv", tmp_path / "run"
     if table is not None:
         rows.write_text(table)
-    words = ("federate", "regularization", "--clients", 2, "--data", rows, "--out", out)
-    screen = screens(*words, "--nodes", nodes, "--patience", 10 * PATIENCE)
+    words = ("federate", "regularization", "--data", rows, "--out", out)
+    screen = screens(*words, *more.split(), "--patience", 10 * PATIENCE)
     assert screen.end() == 2
+    assert screen.text.count("Error: ") == 1
     assert re.search(rf"Error: node-\d cannot take part: .*{told}", screen.text)
     assert "Traceback" not in screen.text
     # Corrected, the same command must not be told that its folder is in use.
@@ -343,3 +350,10 @@ def test_a_served_federation_speaks_to_all(tmp_path, screens):
         assert "The federation is over." in screen.text
         # Once it was let in it lost nobody.
         assert "nobody answers" not in screen.text.partition("\nnode ")[2]
+
+
+def test_a_server_that_came_back_still_knows_the_round(tmp_path):
+    path = tmp_path / "progress.json"
+    _Progress(path).tell(done=44, total=200)
+    _Progress(path).tell(exchange={"exchange": 45})
+    assert read_json(path) == {"done": 44, "total": 200, "exchange": {"exchange": 45}}

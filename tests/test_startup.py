@@ -24,6 +24,7 @@ from fedbilevel.experiments.options import options_of
 from fedbilevel.experiments.theory import with_theorems
 from fedbilevel.runtime import configure
 from fedbilevel.studies import planning
+from fedbilevel.tasks._base import options_of as task_options
 
 # Runs commands in turn, and tells which heavy modules each has loaded by its end.
 PROBE = """
@@ -63,6 +64,38 @@ def test_help_loads_nothing_heavy():
     assert [one[0] for one in found] == [0] * len(HELP)
 
 
+WRITING = (
+    *(
+        "run quadratic --out",
+        "tune quadratic --out",
+        "compare quadratic --algorithms fedbio --out",
+    ),
+    *("federate quadratic --out", "serve quadratic --clients 2 --insecure --out"),
+    *("speedup quadratic --out", "complexity quadratic --out"),
+    *("plan quadratic --target 1 --out", "label-counts cleaning --out"),
+    *("predict run new.csv --out", "export run --to npz --out", "report run --out"),
+    *("prepare rows.csv --sums", "prepare rows.csv --out"),
+)
+
+
+def no_place(place: str, told: str) -> dict[str, str]:
+    """Return every command that writes, with a place where nothing can be."""
+    return {f"{words} {place}": told for words in WRITING}
+
+
+def test_every_command_that_writes_is_tried():
+    """A new command, or a new option of one, belongs into the list above."""
+    writing = {" ".join(words.split()[:1] + words.split()[-1:]) for words in WRITING}
+    found = {
+        f"{name} {option}"
+        for name, command in get_group(app).commands.items()
+        for one in command.params
+        for option in one.opts
+        if option in ("--out", "--sums")
+    }
+    assert writing == found
+
+
 def test_what_is_refused_at_once_loads_nothing_heavy(tmp_path):
     (tmp_path / "file").write_text("in the way")
     used, below = str(tmp_path), str(tmp_path / "file" / "run")
@@ -84,9 +117,12 @@ def test_what_is_refused_at_once_loads_nothing_heavy(tmp_path):
         "federate quadratic --nodes big": "unknown kind of nodes 'big'",
         f"serve quadratic --clients 2 --insecure --out {used}": "is not empty",
         f"replay {used}": "holds no finished federation",
+        f"replay {below}": "holds no finished federation",
+        f"dashboard {below}": "is not a folder",
+        **no_place(below, "a file is where a folder is needed. Choose another place."),
     }
     if os.path.isdir("/proc/self"):
-        refused["run quadratic --out /proc/run"] = "/proc takes no folders"
+        refused |= no_place("/proc/run", "/proc takes no files or folders. Choose")
     found = probe([words.split() for words in refused])
     for (words, told), (code, heavy, text) in zip(refused.items(), found, strict=True):
         assert (code, heavy) == (2, []), words
@@ -136,14 +172,20 @@ def test_every_public_name_is_there_and_no_other():
         getattr(fedbilevel, "nothing")  # noqa: B009
 
 
-@pytest.mark.parametrize("width", [60, 80])
-@pytest.mark.parametrize("name", ["fedbioacc", "fednest", "local-bsgvrm"])
-def test_a_list_cuts_no_name(name, width):
-    done = CliRunner().invoke(app, ["list", "algorithms", name], env=wide(width))
+OPTIONS = {
+    **{("algorithms", n): options_of(algorithms.find(n)) for n in algorithms.names()},
+    **{("tasks", n): task_options(tasks.find(n)) for n in tasks.names()},
+}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize(("kind", "name"), OPTIONS)
+def test_a_list_cuts_no_name(kind, name, width):
+    done = CliRunner().invoke(app, ["list", kind, name], env=wide(width))
     assert "…" not in done.stdout
-    words = set(done.stdout.replace(":", " ").replace(";", " ").split())
-    entry = algorithms.find(name)
-    assert set(options_of(entry)) <= words
+    # A name is whole, between what frames it: lines, colons, commas.
+    words = set(re.findall(r"[^\s│:;,]+", done.stdout))
+    assert set(OPTIONS[kind, name]) <= words
 
 
 @pytest.mark.parametrize("width", [60, 80])

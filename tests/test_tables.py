@@ -110,7 +110,7 @@ def test_features_are_scaled_numbers_and_zeros_and_ones(table):
     [
         ("when", [f"2020-01-{n % 28 + 1:02d}" for n in range(ROWS)], "holds dates"),
         ("when", [f"{n % 28 + 1}.1.20" for n in range(ROWS)], "holds dates"),
-        ("who", [f"p{n}" for n in range(ROWS)], "looks like an id or a name; at most"),
+        ("who", [f"p{n}" for n in range(ROWS)], "looks like an id or a name"),
         ("who", [f"p{n // 1.5:.0f}" for n in range(ROWS)], "has 60 different texts"),
         ("number", list(range(ROWS)), "counts the rows, so it looks like an id"),
         ("number", list(range(ROWS, 0, -1)), "counts the rows"),
@@ -127,6 +127,23 @@ def test_dates_ids_and_prose_are_named_and_refused(tmp_path, column, values, mes
         datasets.load(path)
     left = datasets.load(path, choices=choices(ignore=column)).notes["left_out"]
     assert left == {column: "ignored"}
+
+
+@pytest.mark.parametrize("count", [12, 30, 50])
+def test_a_text_that_never_repeats_is_an_id_however_few_there_are(tmp_path, count):
+    every = hospital_rows(count)
+
+    def load(who: list[str]) -> Any:
+        rows = [{"who": one, **row} for one, row in zip(who, every, strict=True)]
+        return datasets.load(write(tmp_path / "t.csv", rows), choices=choices())
+
+    names = [f"patient {n}" for n in range(count)]
+    told = "column 'who' has another text in every row, so it looks like an id"
+    with fails(f"{told}.*--ignore who"):
+        load(names)
+    with fails(told):
+        load(["", "", *names[2:]])  # gaps do not hide it
+    assert len(load([names[1], *names[1:]]).notes["encoded"]["who"]) == count - 1
 
 
 def test_all_useless_columns_are_named_at_once(tmp_path):
@@ -245,7 +262,11 @@ def test_tables_and_errors_have_the_names_of_sites(table, tmp_path):
     assert all(name in shown for name in PLACES)
     options = {"data": table, "site": "place", "lower_step": "1e30"}
     diverging = Experiment(
-        "regularization", "fedavg", rounds=30, precision="float32", options=options
+        "regularization",
+        "fedavg",
+        rounds=30,
+        precision="float32",
+        options=options,
     )
     with pytest.raises(NonFiniteError, match="North|South|West"):
         diverging.run()
@@ -254,6 +275,41 @@ def test_tables_and_errors_have_the_names_of_sites(table, tmp_path):
     rows[order[-1]], rows[12] = rows[12], rows[order[-1]]
     with fails("'Lone' of 4 would get too few rows"):
         make("regularization", data=write(tmp_path / "t.csv", rows), site="place")
+
+
+# Theory on a table, defect 32
+
+
+class BuiltError(Exception):
+    """A task was built: `args` has it."""
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("check-theory --site place", PLACES),
+        ("check-theory --clients 2 --ignore place", ()),
+        ("plan --target 1 --ignore place", ()),
+        ("plan --preset theory --target 1 --ignore place", ()),
+        ("speedup --clients 1,2 --ignore place", ()),
+        ("complexity --clients 1,2 --ignore place", ()),
+    ],
+)
+def test_theory_is_told_of_own_tables(table, monkeypatch, words, names):
+    def stop(_: Experiment, task: Any, values: Any) -> Any:
+        raise BuiltError(task, values)
+
+    monkeypatch.setattr("fedbilevel.runtime.configure", lambda *_, **__: None)
+    monkeypatch.setattr(Experiment, "bind", stop)
+    command, *more = words.split()
+    chosen = ["--data", table, "--label", "colour", *more]
+    raised = CliRunner().invoke(app, [command, "regularization", *chosen]).exception
+    assert isinstance(raised, BuiltError)
+    task, values = raised.args
+    assert values["data"] == table and task.names == names
+    assert task.classes == COLOURS
+    assert task.preparation.feature_names == ("age", "sick=no", "sick=yes")
+    assert int(task.data.lower_sizes.sum()) == 54  # three fifths of its 90 rows
 
 
 # Shares and meanings, defect 12
@@ -515,6 +571,14 @@ def test_sites_prepare_alike_from_their_sums(tmp_path):
     facts = build_site(site, 0).facts
     assert "preparation" not in facts["task"] and "data" not in facts["task"]
     assert shared_settings(site)["options"] == {}
+
+
+def test_prepare_overwrites_nothing(table):
+    before = Path(table).read_bytes()
+    for option in ("--sums", "--out"):
+        done = CliRunner().invoke(app, ["prepare", table, option, table])
+        assert done.exit_code == 2 and "exists. Choose another file" in done.stderr
+    assert Path(table).read_bytes() == before
 
 
 def test_prepare_says_what_is_wrong(tmp_path, table):

@@ -52,7 +52,7 @@ def test_simfbo_is_its_listing(radius):
     ball = {} if radius is None else {"radius": radius}
     expected = later_listings.simfbo(X0, Y0, samples, **steps, **ball)
     server = end_of(job).server
-    for block, value in zip((server.x, server.y, server.z), expected, strict=True):
+    for block, value in zip(vars(server.point).values(), expected, strict=True):
         assert_close(block, value)
     # The ball holds z back: without it z would end elsewhere.
     free = later_listings.simfbo(X0, Y0, samples, **steps)[2]
@@ -63,8 +63,8 @@ def test_simfbo_whose_server_steps_like_its_clients_is_fedbio():
     lr, data = (0.1, 0.2, 0.15), quadratic_data(CLIENTS)
     kinds = (SimFBO(*lr, *lr, local_steps=P), FedBiO(*lr, local_steps=P))
     ends = [end_of(bent_job(kind, data, seed=4)).server for kind in kinds]
-    point = ends[1].point
-    for left, right in zip(vars(ends[0]).values(), vars(point).values(), strict=True):
+    points = [vars(end.point).values() for end in ends]
+    for left, right in zip(*points, strict=True):
         assert_close(left, right, 1e-12)
 
 

@@ -4,9 +4,13 @@ from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
+from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import (
     FedBiOAccClientwise as FedBiOAccClientwise,
+)
+from fedbilevel.algorithms.fedbioacc_controls import (
+    FedBiOAccControls as FedBiOAccControls,
 )
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
@@ -64,8 +68,11 @@ from fedbilevel.schedules import TheoremThree as TheoremThree
 from fedbilevel.studies import Comparison as Comparison
 from fedbilevel.studies import Contender as Contender
 from fedbilevel.studies import Keeping as Keeping
+from fedbilevel.studies import Range as Range
+from fedbilevel.studies import Search as Search
 from fedbilevel.studies import Trial as Trial
 from fedbilevel.studies import Tuned as Tuned
+from fedbilevel.studies import Values as Values
 from fedbilevel.studies import calibrate as calibrate
 from fedbilevel.studies import check_theory as check_theory
 from fedbilevel.studies import compare as compare

@@ -22,6 +22,9 @@ __all__ = [
     "MODEL",
     "POINT",
     "RESULT",
+    "SEARCH",
+    "TUNED",
+    "TUNING",
     "WEIGHTS",
     "check_file",
     "check_place",
@@ -29,6 +32,7 @@ __all__ = [
     "is_used",
     "open_folder",
     "require_new",
+    "require_new_file",
     "require_own",
     "require_unfinished",
 ]
@@ -40,6 +44,8 @@ CHECKPOINT = "checkpoint.npz"  # as soon as a round is kept
 EXPERIMENT = "experiment.json"  # is in every folder of a run by a command
 FEDERATION = "federation.json"  # and this, if it is one of sites
 COMPARISON = "settings.json"  # of `fedbilevel compare`
+SEARCH, TUNED = "search.json", "tuned.json"  # of `fedbilevel tune`: asked, and found
+TUNING = "tuning"  # the folder of a search, in that of a run or of one compared
 
 
 def how_to_continue(folder: Path) -> str:
@@ -57,6 +63,8 @@ def how_to_continue(folder: Path) -> str:
         return f"Continue it with `fedbilevel resume {shlex.quote(str(folder))}`."
     if (folder / COMPARISON).exists():
         return "Continue it with the command that began it and --resume."
+    if (folder / SEARCH).exists() or (folder / TUNING / SEARCH).exists():
+        return "Continue it with the command that began it."
     if (folder / CHECKPOINT).exists() or any(folder.glob(f"*/{CHECKPOINT}")):
         return (
             "It was begun in Python. Continue it there, with the same call and "
@@ -120,6 +128,11 @@ def _require_folder(folder: Path) -> None:
 
 def check_place(folder: Path) -> None:
     """Raise unless a folder is there and can be written, or can be made."""
+    _try_place(folder, folder)
+
+
+def _try_place(folder: Path, wanted: Path) -> None:
+    """Try whether `wanted` can be made: this folder, or a file in it."""
     there = folder.absolute()
     while not os.path.lexists(there):
         there = there.parent
@@ -131,8 +144,8 @@ def check_place(folder: Path) -> None:
     except OSError as error:
         if error.errno == errno.ENOENT:
             raise CheckpointError(
-                f"{folder} cannot be made: {there} takes no folders. Choose another "
-                "place."
+                f"{wanted} cannot be made: {there} takes no files or folders. Choose "
+                "another place."
             ) from error
         told = OSError(error.errno, error.strerror, str(there))
         raise CheckpointError(sentence_of(told)) from error
@@ -146,4 +159,11 @@ def check_file(path: Path) -> None:
         raise CheckpointError(
             f"{path.parent} belongs to a run. Choose another place for {path.name}."
         )
-    check_place(path.parent)
+    _try_place(path.parent, path)
+
+
+def require_new_file(path: Path) -> None:
+    """Raise if something is there already, or no file can be made there."""
+    if os.path.lexists(path):
+        raise CheckpointError(f"{path} exists. Choose another file, or remove it.")
+    _try_place(path.parent, path)

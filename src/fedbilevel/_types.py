@@ -7,6 +7,8 @@ import equinox as eqx
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 from jaxtyping import Key as KeyOf
 
+from fedbilevel.units import AbstractRelative
+
 __all__ = [
     "AbstractBlocks",
     "Key",
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     # Fields of this type turn any number into an array, which type checkers do not see.
     Number: TypeAlias = Any
 else:
-    Number: TypeAlias = Float[Array, "..."]  # one number; many in a sweep
+    # One number, many in a sweep; or one that a run fixes.
+    Number: TypeAlias = Float[Array, "..."] | AbstractRelative
 
 
 class AbstractBlocks(eqx.Module):

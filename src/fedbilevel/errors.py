@@ -5,7 +5,10 @@ import errno
 from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "AtClientError",
     "CheckpointError",
+    "ClientInputError",
+    "ClientStageError",
     "ConfigurationWarning",
     "DamagedFileWarning",
     "FedbilevelError",
@@ -32,6 +35,29 @@ class InvalidInputError(FedbilevelError, ValueError):
     """An argument, a loss or a data set cannot be used as given."""
 
 
+class AtClientError(FedbilevelError):
+    """What is wrong at one client: the message is `before`, who it is, `after`.
+
+    `client` counts from 0. Who knows the clients' names gives it its own by `at`.
+    """
+
+    def __init__(
+        self, client: int, after: str, before: str = "", name: str = ""
+    ) -> None:
+        self.client, self._after, self._before = client, after, before
+        who = f"client {client}" + (f" ({name})" if name else "")
+        super().__init__(f"{before}{who}{after}")
+
+    def at(self, name: str, client: int | None = None) -> "AtClientError":
+        """Return the error with the name of the client, and its number elsewhere."""
+        number = self.client if client is None else client
+        return type(self)(number, self._after, self._before, name)
+
+
+class ClientInputError(AtClientError, InvalidInputError):
+    """Data of one client, or a number where they are, cannot be used as given."""
+
+
 class HeterogeneityWarning(UserWarning):
     """A method that needs clients to be alike was given clients that differ."""
 
@@ -50,6 +76,10 @@ class CheckpointError(FedbilevelError):
 
 class StageError(FedbilevelError):
     """A stage of the reference runtime raised; names round, phase and client."""
+
+
+class ClientStageError(AtClientError, StageError):
+    """The stage was one of a client."""
 
 
 class SecureAggregationError(FedbilevelError):
@@ -79,7 +109,7 @@ class UnmaskingError(SecureAggregationError):
         super().__init__(message)
 
 
-class NonFiniteError(FedbilevelError):
+class NonFiniteError(AtClientError):
     """A client returned NaN or infinity.
 
     `round` counts from 1, `client` from 0, and may have a `name`; `checkpoint` is the
@@ -98,7 +128,7 @@ class NonFiniteError(FedbilevelError):
         theta: float | None = None,
         name: str = "",
     ) -> None:
-        self.round, self.phase, self.client = round_number, phase, client
+        self.round, self.phase = round_number, phase
         self.checkpoint, self.due, self.theta = checkpoint, due, theta
         if checkpoint:
             kept = f"The last good checkpoint is kept in {checkpoint}."
@@ -117,13 +147,16 @@ class NonFiniteError(FedbilevelError):
                 f"= {1 / theta:.4g}, wherever x and y go and not at the start alone."
             )
         super().__init__(
-            f"round {round_number}, phase '{phase}', {name or f'client {client}'}: the "
-            f"reply holds NaN or infinity. {cure} {kept}"
+            client,
+            f": the reply holds NaN or infinity. {cure} {kept}",
+            f"round {round_number}, phase '{phase}', ",
+            name,
         )
 
-    def at(self, name: str) -> "NonFiniteError":
-        """Return the error with the name of the client."""
-        place = (self.round, self.phase, self.client, self.checkpoint)
+    def at(self, name: str, client: int | None = None) -> "NonFiniteError":
+        """Return the error with the name of the client, and its number elsewhere."""
+        number = self.client if client is None else client
+        place = (self.round, self.phase, number, self.checkpoint)
         return NonFiniteError(*place, due=self.due, theta=self.theta, name=name)
 
 

@@ -4,7 +4,7 @@ import html
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedbilevel.errors import (
 )
 from fedbilevel.models import Model, can_be_kept
 
-__all__ = ["Result", "named_leaves", "to_plain"]
+__all__ = ["Result", "named_leaves", "shaped", "to_plain"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,8 +37,9 @@ class Result:
     drawn in all until then; `point` the leaves of x and y by name; `final` the last
     value of every column; `counts` the exact costs; `seconds` compiling apart from
     running; `config` and `versions` what to repeat it with; `ended` why there were no
-    more rounds. `levels` are x and y in the structure of the start, where it is known;
-    `model` is what predicts, where the task says how.
+    more rounds; `events` what happened on the way that nobody asked for. `levels` are
+    x and y in the structure of the start, where it is known; `model` is what predicts,
+    where the task says how.
     """
 
     task: str
@@ -51,6 +52,7 @@ class Result:
     counts: dict[str, Any]
     seconds: dict[str, float]
     ended: str = ""
+    events: list[str] = field(default_factory=list)
     levels: tuple[Any, Any] | None = field(default=None, compare=False)
     model: Model | None = field(default=None, compare=False)
 
@@ -142,6 +144,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Return the run as one JSON object."""
         names = ("task", "algorithm", "config", "final", "counts", "seconds", "ended")
+        names += ("events",)
         return {name: to_plain(getattr(self, name)) for name in names}
 
     def save(self, folder: Path | str) -> Path:
@@ -183,7 +186,7 @@ class Result:
             )
         about = json.loads((place / RESULT).read_text())
         columns, point = read_arrays(place / COLUMNS), read_arrays(place / POINT)
-        levels = like and (_like("x", like[0], point), _like("y", like[1], point))
+        levels = like and (shaped("x", like[0], point), shaped("y", like[1], point))
         kept = with_model and (place / MODEL).exists() and can_be_kept()
         model = Model.load(place) if kept else None
         held = {"columns": columns, "point": point, "levels": levels, "model": model}
@@ -226,8 +229,13 @@ def _nested(level: str, point: Mapping[str, np.ndarray]) -> Any:
     return tree
 
 
-def _like(level: str, tree: PyTree, point: Mapping[str, np.ndarray]) -> PyTree:
-    """Return a tree with its numbers replaced by those of a point."""
+def shaped(
+    level: str,
+    tree: PyTree,
+    point: Mapping[str, np.ndarray],
+    as_leaf: Callable[[np.ndarray], Any] = jnp.asarray,
+) -> PyTree:
+    """Return a tree with its numbers replaced by those of a point, where it has any."""
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     wanted = {name for name in point if name.split(".")[0] == level}
     leaves = []
@@ -235,7 +243,7 @@ def _like(level: str, tree: PyTree, point: Mapping[str, np.ndarray]) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         name = f"{level}.{name}" if name else level
         wanted.discard(name)
-        leaves.append(jnp.asarray(point[name]) if name in point else leaf)
+        leaves.append(as_leaf(point[name]) if name in point else leaf)
     if wanted:
         raise CheckpointError(
             f"`like` has no place for {', '.join(sorted(wanted))} of the result. Give "

@@ -27,7 +27,9 @@ from fedbilevel.result import Result
 
 __all__ = ["Saved", "find_saved", "is_saved", "read_saved"]
 
-_COMPARED, _SUSPICIOUS = "comparison.json", "suspicious.csv"
+_COMPARED = "comparison.json"
+_SUSPICIOUS, _PICTURES = "suspicious.csv", "suspicious.npz"
+_MOST_PICTURES, _LARGEST_PICTURE = 24, 96  # their number, and the pixels of a side
 _LARGEST = 2**28  # bytes of a file that is read whole
 _MOST_ROWS = 1_000_000
 _DEEPEST = 3  # folders below each other in which runs are looked for
@@ -45,8 +47,9 @@ class Saved:
     `headline` names the column that decides, and `target` the value of it whose cost is
     told. `settings` are those that the command line wrote. `diverged` says of
     algorithms where they failed. `unfinished` says what is missing, if anything is.
-    `suspicious` are rows by their weights, the smallest first; `features` the names of
-    what the model's columns became.
+    `suspicious` are rows by their weights, the smallest first; `pictures` images of
+    some of them, each with its row; `features` the names of what the model's columns
+    became.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Saved:
     unfinished: str = ""
     suspicious: Sequence[Mapping[str, str]] = ()
     features: Sequence[str] = ()
+    pictures: Sequence[tuple[Mapping[str, str], np.ndarray]] = ()
 
     @property
     def every(self) -> list[Result]:
@@ -102,13 +106,15 @@ def read_saved(folder: Path) -> Saved:
     if (folder / RESULT).is_file():
         result = _result(folder)
         settings = _json(folder / EXPERIMENT)
+        rows = _suspicious(folder / _SUSPICIOUS)
         return Saved(
             folder.resolve().name,
             {result.algorithm: [result]},
             _headline(result),
             settings=settings,
-            suspicious=_suspicious(folder / _SUSPICIOUS),
+            suspicious=sorted(rows, key=lambda row: float(row["weight"])),
             features=_features(folder / MODEL),
+            pictures=_pictures(folder / _PICTURES, rows),
         )
     if (folder / EXPERIMENT).is_file():
         return _unfinished(folder)
@@ -251,7 +257,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _suspicious(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a cleaning run by weight; none where there is no file."""
+    """Return the rows of a cleaning run; none where there is no file."""
     if not path.is_file():
         return []
     try:
@@ -260,9 +266,29 @@ def _suspicious(path: Path) -> list[dict[str, str]]:
                 {str(name): str(cell) for name, cell in row.items()}
                 for _, row in zip(range(_MOST_ROWS), csv.DictReader(file), strict=False)
             ]
-        return sorted(rows, key=lambda row: float(row["weight"]))
+        for row in rows:
+            float(row["weight"])
+        return rows
     except _DAMAGED as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
+def _pictures(
+    path: Path, rows: Sequence[dict[str, str]]
+) -> list[tuple[dict[str, str], np.ndarray]]:
+    """Return the images of the first rows of a file, each with its row."""
+    if not path.is_file():
+        return []
+    try:
+        images = read_arrays(_unpacks_small(path))["pictures"]
+    except _DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    sides, channels = images.shape[1:3], images.shape[3:]
+    small = len(sides) == 2 and all(1 <= side <= _LARGEST_PICTURE for side in sides)
+    right = small and images.dtype == np.uint8 and channels in ((), (3,))
+    if not right or len(images) > min(_MOST_PICTURES, len(rows)):
+        raise CheckpointError(f"{path} is damaged: it holds no pictures of ours.")
+    return list(zip(rows, images, strict=False))
 
 
 def _features(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ place, an Optax schedule for instance. A field says what it means, for whoever l
 parameters of an algorithm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.units import AbstractRelative
 
 __all__ = [
     "Constant",
@@ -35,6 +36,7 @@ __all__ = [
     "part",
     "schedule",
     "with_meanings",
+    "word",
 ]
 
 Step: TypeAlias = Int[Array, ""] | int
@@ -45,19 +47,28 @@ else:
     Schedule: TypeAlias = Callable[[Any], Float[Array, ""]]
 
 
-def as_number(value: Any) -> Float[Array, "..."]:
-    """Turn a number into an array leaf of the default floating type."""
-    return jnp.asarray(value, dtype=float)
+def as_number(value: Any) -> Any:
+    """Turn a number into an array leaf of the default floating type.
+
+    One that a run fixes, such as `OfCurvature(0.5)`, stays as it is.
+    """
+    is_relative = isinstance(value, AbstractRelative)
+    return value if is_relative else jnp.asarray(value, dtype=float)
 
 
-def as_optional_number(value: Any) -> Float[Array, "..."] | None:
+def as_optional_number(value: Any) -> Any:
     """Turn a number into an array leaf, and leave None."""
     return None if value is None else as_number(value)
 
 
-def number(meaning: str, **more: Any) -> Any:
-    """Declare a number of an algorithm: an array leaf."""
-    return eqx.field(converter=as_number, metadata={"meaning": meaning}, **more)
+def number(meaning: str, *, step: str = "", **more: Any) -> Any:
+    """Declare a number of an algorithm: an array leaf.
+
+    A `step` is one of the "upper" or of the "lower" level, or a "bound" of curvature,
+    of which a step is the inverse: steps that proved too long are shortened by that.
+    """
+    metadata = {"meaning": meaning, "step": step}
+    return eqx.field(converter=as_number, metadata=metadata, **more)
 
 
 def schedule(meaning: str, **more: Any) -> Any:
@@ -75,6 +86,14 @@ def choice(meaning: str, *, default: bool, **more: Any) -> Any:
     return eqx.field(
         static=True, default=default, metadata={"meaning": meaning}, **more
     )
+
+
+def word(
+    meaning: str, words: Sequence[str], *, default: str | None, **more: Any
+) -> Any:
+    """Declare a choice between words, or none of them, which shapes the program."""
+    metadata = {"meaning": meaning, "words": tuple(words)}
+    return eqx.field(static=True, default=default, metadata=metadata, **more)
 
 
 def part(meaning: str, **more: Any) -> Any:
@@ -156,14 +175,16 @@ def as_schedule(value: Any) -> Any:
 
 
 def is_known(value: Any) -> bool:
-    """Say whether a number has its value now, and not only inside a sweep."""
-    return not isinstance(value, Tracer)
+    """Say whether a number has its value now, and not only inside a run or a sweep."""
+    return not isinstance(value, Tracer | AbstractRelative)
 
 
 def describe(part: Any) -> Any:
     """Write a schedule or any other part of an algorithm as plain data."""
+    if isinstance(part, AbstractRelative):
+        return str(part)
     if isinstance(part, Constant):
-        return float(part.value)
+        return describe(part.value)
     if eqx.is_array(part):
         return float(part)
     if isinstance(part, tuple | list):  # such as an Optax transformation

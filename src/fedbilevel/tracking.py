@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedbilevel._folders import check_place
 from fedbilevel.errors import (
     CheckpointError,
     FedbilevelError,
@@ -26,7 +27,7 @@ from fedbilevel.errors import (
 )
 from fedbilevel.runtime import Event, OnRound
 
-__all__ = ["check_tracking", "tracker"]
+__all__ = ["check_tracking", "from_anywhere", "tracker"]
 
 _LARGEST = 2**30  # bytes of a file of lines that is continued
 _NAME = re.compile(r"[^A-Za-z0-9_\-./ ]")  # letters that no tracker takes in a name
@@ -40,7 +41,14 @@ def check_tracking(text: str, *, resume: bool = False) -> None:
             f"{place} exists: the rounds of two runs would be mixed. Choose another "
             "file, or remove it."
         )
+    check_place(place.parent if kind == "jsonl" else place)
     _importing[kind]()
+
+
+def from_anywhere(text: str) -> str:
+    """Return KIND:PLACE for a process that is in another folder."""
+    kind, place = _read(text)
+    return f"{kind}:{place.resolve()}"
 
 
 @contextmanager

@@ -32,11 +32,17 @@ from fedbilevel.algorithms._base import ServerTurn as ServerTurn
 from fedbilevel.algorithms._base import Turn as Turn
 from fedbilevel.algorithms._base import every_phase as every_phase
 from fedbilevel.algorithms._base import with_turn as with_turn
+from fedbilevel.algorithms._drift import DRIFT as DRIFT
+from fedbilevel.algorithms._drift import Correction as Correction
+from fedbilevel.algorithms._drift import corrected_rounds as corrected_rounds
+from fedbilevel.algorithms._drift import first_control as first_control
+from fedbilevel.algorithms._drift import own_control as own_control
 from fedbilevel.algorithms._local import Iterate as Iterate
 from fedbilevel.algorithms._local import Memory as Memory
 from fedbilevel.algorithms._local import at_time as at_time
 from fedbilevel.algorithms._local import averaged as averaged
 from fedbilevel.algorithms._local import check_counts as check_counts
+from fedbilevel.algorithms._local import check_words as check_words
 from fedbilevel.algorithms._local import evaluate as evaluate
 from fedbilevel.algorithms._local import first_batch as first_batch
 from fedbilevel.algorithms._local import (
@@ -48,6 +54,8 @@ from fedbilevel.algorithms._local import move as move
 from fedbilevel.algorithms._local import no_memory as no_memory
 from fedbilevel.algorithms._local import previous_point as previous_point
 from fedbilevel.algorithms._preset import Preset as Preset
+from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
+from fedbilevel.algorithms._steady import steadied as steadied
 from fedbilevel.errors import InvalidInputError
 
 

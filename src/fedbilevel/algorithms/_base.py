@@ -69,8 +69,9 @@ class ServerTurn(eqx.Module):
     `index` counts how often the phase ran before and `shared` is a key that server and
     clients have in common, as in `Turn`. `ids` are the clients that were asked, in
     their places, `present` flags those that took part, and `clients` is K. Before the
-    replies are there everybody counts as present. A client that updates its private
-    blocks as the server does knows no ids.
+    replies are there everybody counts as present. `weight` is the share of all clients'
+    weight that took part, once that is known. A client that updates its private blocks
+    as the server does knows no ids.
     """
 
     index: Int[Array, ""] | int
@@ -78,9 +79,17 @@ class ServerTurn(eqx.Module):
     ids: Int[Array, " places"] | None
     present: Bool[Array, " places"]
     clients: int = eqx.field(static=True)
+    weight: Float[Array, ""] | None = None
 
     def share(self) -> Float[Array, ""]:
-        """Return n/K, the share of all clients that took part."""
+        """Return the share of all clients, by weight, that took part: n/K if alike.
+
+        Of its own blocks a client is all there is.
+        """
+        if self.ids is None:
+            return jnp.ones((), float)
+        if self.weight is not None:
+            return self.weight
         return jnp.sum(self.present).astype(float) / self.clients
 
 
@@ -224,6 +233,16 @@ class AbstractAlgorithm(eqx.Module):
     def private_blocks(self) -> Pair:
         """Flag the levels that each client keeps to itself."""
         return NOTHING
+
+    @property
+    def title(self) -> str:
+        """The method's name, for people."""
+        return type(self).__name__
+
+    def events(self, server: PyTree) -> list[str]:
+        """Say in words what happened that nobody asked for."""
+        del server
+        return []
 
     def check(self, curvature: float, client: int) -> None:
         """Raise if a part cannot work where the lower level curves this much."""

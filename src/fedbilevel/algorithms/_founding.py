@@ -6,6 +6,7 @@ averages and 2 for variance-reduced momentum.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -99,7 +100,7 @@ def warm_start(steps: int, length: Array) -> Phase:
         return client, Pair(None, y)
 
     def replace_y(server: Iterate, mean: Pair) -> Iterate:
-        return Iterate(Pair(server.point.x, mean.y), server.direction)
+        return replace(server, point=Pair(server.point.x, mean.y))
 
     return Phase(
         "warm_start",

@@ -8,6 +8,7 @@ and steps are `Pair`s or `Triple`s, whose blocks move together by one prefix map
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import equinox as eqx
@@ -31,6 +32,7 @@ __all__ = [
     "at_time",
     "averaged",
     "check_counts",
+    "check_words",
     "evaluate",
     "first_batch",
     "hypergradient_and_slope",
@@ -45,22 +47,28 @@ __all__ = [
 
 
 class Iterate(eqx.Module):
-    """A point and the directions it moved along; this is what travels."""
+    """A point and the directions it moved along; this is what travels.
+
+    `control` corrects drift where a method asks for it: the server's c on its way to
+    the clients, the change of c_k on the way back.
+    """
 
     point: Any
     direction: Any = None
+    control: Any = None
 
 
 class Memory(eqx.Module):
-    """Where a client last evaluated its directions, and in which turn."""
+    """Where a client last evaluated its directions, in which turn, and its control."""
 
     evaluated: Any
     index: Int[Array, ""]
+    control: Any = None
 
 
-def no_memory(point: PyTree) -> Memory:
+def no_memory(point: PyTree, control: Any = None) -> Memory:
     """Return the memory of a client that has no usable previous point."""
-    return Memory(point, jnp.asarray(-2, jnp.int32))
+    return Memory(point, jnp.asarray(-2, jnp.int32), control)
 
 
 def averaged(local: Callable, about: Callable[[Any], Any] = lambda sent: sent) -> Phase:
@@ -177,4 +185,16 @@ def check_counts(algorithm: Any, least: int = 1, **counts: int) -> None:
             raise InvalidInputError(
                 f"`{type(algorithm).__name__}({name}=...)` must be at least {least}, "
                 f"got {value}."
+            )
+
+
+def check_words(algorithm: Any) -> None:
+    """Raise unless every choice between words is one of them."""
+    for one in fields(algorithm):
+        words, value = one.metadata.get("words", ()), getattr(algorithm, one.name)
+        if words and value not in (*words, one.default):
+            raise InvalidInputError(
+                f"`{type(algorithm).__name__}({one.name}=...)` is one of "
+                f"{', '.join(map(repr, dict.fromkeys((one.default, *words))))}, got "
+                f"{value!r}."
             )

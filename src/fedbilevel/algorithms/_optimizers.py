@@ -42,7 +42,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, part
 
-__all__ = ["LocalOptimizer", "ServerOptimizer"]
+__all__ = ["AbstractWrapper", "LocalOptimizer", "ServerOptimizer", "mapped"]
 
 
 class Optimized(eqx.Module):
@@ -56,7 +56,6 @@ class AbstractWrapper(AbstractAlgorithm):
     """What a method keeps of its own, however its points are moved."""
 
     algorithm: AbstractAlgorithm = part("the method whose points move otherwise")
-    optimizer: Any = part("an Optax transformation, or one for each block")
 
     @property
     def answers(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -85,6 +84,8 @@ class AbstractWrapper(AbstractAlgorithm):
 class ServerOptimizer(AbstractWrapper):
     """An algorithm whose server steps by an Optax transformation."""
 
+    optimizer: Any = part("an Optax transformation, or one for each block")
+
     def __check_init__(self) -> None:
         if not _moving(self.algorithm.phases()):
             raise InvalidInputError(
@@ -107,11 +108,11 @@ class ServerOptimizer(AbstractWrapper):
 
     def setup(self) -> Phases:
         """Return the method's own."""
-        return _mapped(self.algorithm.setup(), self._wrapped)
+        return mapped(self.algorithm.setup(), self._wrapped)
 
     def phases(self) -> Phases:
         """Return the method's own, with other steps."""
-        return _mapped(self.algorithm.phases(), self._wrapped)
+        return mapped(self.algorithm.phases(), self._wrapped)
 
     def point(self, server: Optimized) -> Pair:
         """Return the method's iterate."""
@@ -144,6 +145,7 @@ class LocalOptimizer(AbstractWrapper):
     its; the transformation changes how far that leads.
     """
 
+    optimizer: Any = part("an Optax transformation, or one for each block")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 
     def __check_init__(self) -> None:
@@ -167,7 +169,7 @@ class LocalOptimizer(AbstractWrapper):
     def init_client(self, x: Upper, y: Lower) -> tuple[PyTree, PyTree]:
         """Start the method's memory, and the transformation."""
         server = self.algorithm.init_server(x, y)
-        if not isinstance(server, Iterate):
+        if not isinstance(server, Iterate) or server.control is not None:
             raise InvalidInputError(
                 f"`LocalOptimizer`: `{type(self.algorithm).__name__}` sends more than "
                 "an iterate, so that one of its steps cannot follow another by itself."
@@ -185,7 +187,7 @@ class LocalOptimizer(AbstractWrapper):
 
             return replace(phase, local=local)
 
-        return _mapped(self.algorithm.setup(), wrapped)
+        return mapped(self.algorithm.setup(), wrapped)
 
     def phases(self) -> Phases:
         """Return the one exchange of a round."""
@@ -226,12 +228,12 @@ def _moving(phases: Phases) -> list[Phase]:
     return found
 
 
-def _mapped(phases: Phases, change: Callable[[Phase], Phase]) -> Phases:
+def mapped(phases: Phases, change: Callable[[Phase], Phase]) -> Phases:
     """Change every phase, inside of repeats, too."""
     return tuple(
         change(entry)
         if isinstance(entry, Phase)
-        else Repeat(entry.times, _mapped(entry.phases, change), entry.random)
+        else Repeat(entry.times, mapped(entry.phases, change), entry.random)
         for entry in phases
     )
 

@@ -41,7 +41,7 @@ class FedAvg(AbstractAlgorithm):
     provenance: ClassVar[str] = "standard method, from memory"
     answers: ClassVar[str] = "shared y, x fixed"
 
-    lr: Number = number("y moves by lr gy")
+    lr: Number = number("y moves by lr gy", step="lower")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 
     def __check_init__(self) -> None:

@@ -50,8 +50,8 @@ class FedBiOClientwise(AbstractAlgorithm):
     answers: ClassVar[str] = "own y per client"
 
     hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi_k")
-    lr_x: Number = number("x moves by lr_x nu")
-    lr_y: Number = number("y moves by lr_y gy")
+    lr_x: Number = number("x moves by lr_x nu", step="upper")
+    lr_y: Number = number("y moves by lr_y gy", step="lower")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
     alternating: bool = choice(
         "move y, then x at the fresh y", default=True, kw_only=True

@@ -12,14 +12,23 @@ delta/(t_0 + t)^(1/3), client k at local iteration t:
 where w = (x, y, z) and both points of a line use one sample. First directions by direct
 evaluation. Unbiased where clients differ, as FedBiO, and with a linear speed-up in K.
 
-Exchanges a round: 1, with 2 (dx + 2 dy) floats each way. A step costs twice FedBiO's.
+With `drift` the samples omega(w), q(w), nu(w) of client k are corrected, at both points
+alike, as FedBiO's: by - c_k + c (controls), or by - omega(w_0) + c (anchor). Then only
+c_omega a^2 of the correction enters a step, as much as enters of the client's own.
+
+Exchanges a round: 1, with 2 (dx + 2 dy) floats each way, and 3 (dx + 2 dy) with
+controls; 2 with an anchor, and as many floats. A step costs twice FedBiO's; an anchor
+doubles that.
 
 Reference: Li, Huang, Huang, arXiv 2302.06701 (NeurIPS 2023).
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its
 body. The previous point is the client's own, before averaging. All three lines use the
 old point; `alternating=True` moves y, then z, then x at fresh values. z starts at 0;
 `radius` projects it onto a ball (the paper suggests L0/mu). With fewer than K
-participants a client that missed the last round corrects from the received point.
+participants a client that missed the last round corrects from the received point;
+`absent` has two other ways (`_absence.py`): from where the last participants stood in
+the mean, w + step d, or by forgetting what it would have forgotten in the steps that it
+missed. `drift` is not in the paper.
 """
 
 from typing import Any, ClassVar
@@ -29,21 +38,34 @@ import jax.numpy as jnp
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
+from fedbilevel.algorithms._absence import (
+    ABSENT,
+    KEEP,
+    faded,
+    missed_steps,
+    where_evaluated,
+)
 from fedbilevel.algorithms._auxiliary import in_ball, order_of_moves, three_directions
 from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._drift import (
+    DRIFT,
+    Correction,
+    corrected_rounds,
+    first_control,
+    own_control,
+)
 from fedbilevel.algorithms._local import (
     Iterate,
     Memory,
     at_time,
-    averaged,
     check_counts,
+    check_words,
     evaluate,
     local_steps,
     momentum_weight,
     move,
     no_memory,
     only,
-    previous_point,
 )
 from fedbilevel.estimators import Storm
 from fedbilevel.problem import Oracle
@@ -55,6 +77,7 @@ from fedbilevel.schedules import (
     number,
     part,
     schedule,
+    word,
 )
 
 __all__ = ["FedBiOAcc"]
@@ -67,9 +90,9 @@ class FedBiOAcc(AbstractAlgorithm):
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
 
     a: Schedule = schedule("common step of x, y and z, or its schedule")
-    eta: Number = number("x moves by eta a nu")
-    gamma: Number = number("y moves by gamma a omega")
-    tau: Number = number("z moves by tau a q")
+    eta: Number = number("x moves by eta a nu", step="upper")
+    gamma: Number = number("y moves by gamma a omega", step="lower")
+    tau: Number = number("z moves by tau a q", step="lower")
     c_nu: Number = number("nu forgets by c_nu a^2 a step")
     c_omega: Number = number("omega forgets by c_omega a^2 a step")
     c_q: Number = number("q forgets by c_q a^2 a step")
@@ -80,23 +103,37 @@ class FedBiOAcc(AbstractAlgorithm):
     alternating: bool = choice(
         "move y, then z, then x, each at fresh values", default=False, kw_only=True
     )
+    drift: str | None = word(
+        "how local steps are corrected", DRIFT, default=None, kw_only=True
+    )
+    absent: str = word(
+        "what one that missed rounds does with the memory it receives",
+        ABSENT,
+        default=KEEP,
+        kw_only=True,
+    )
 
     def __check_init__(self) -> None:
         check_counts(self, local_steps=self.local_steps)
+        check_words(self)
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y, 0); directions are formed on the clients at t = 0."""
         point = Triple(x, y, _tree.zeros_like(y))
-        return Iterate(point, _tree.zeros_like(point))
+        control = first_control(self.drift, point)
+        return Iterate(point, _tree.zeros_like(point), control)
 
     def init_client(self, x: Upper, y: Lower) -> Memory:
         """Start without usable previous points, one for each group of blocks."""
         point = Triple(x, y, _tree.zeros_like(y))
-        return no_memory((point,) * len(order_of_moves(self.alternating)))
+        stood = (point,) * len(order_of_moves(self.alternating))
+        return no_memory(stood, own_control(self.drift, point))
 
     def phases(self) -> Phases:
-        """Return the one exchange of a round."""
-        return (averaged(self.local),)
+        """Return the exchanges of a round."""
+        return corrected_rounds(
+            self.local, self.drift, three_directions, self.local_steps
+        )
 
     def point(self, server: Iterate) -> Pair:
         """Return the averaged x and y."""
@@ -114,22 +151,29 @@ class FedBiOAcc(AbstractAlgorithm):
 
     def local(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
         """Make p local steps."""
-        order = order_of_moves(self.alternating)
+        order, p = order_of_moves(self.alternating), self.local_steps
+        correction = Correction(message.point, message.control, memory.control)
+        first, missed = turn.steps(p)[0], missed_steps(self.absent, memory, turn, p)
 
-        def iterate(carry: tuple[Triple, Triple, tuple], time: tuple[Any, Key]):
-            (w, d, before), (t, key) = carry, time
-            G, seen = three_directions(oracle, key), []
-            steps, weights = self.step(t), self.weight(t)
+        def iterate(carry: tuple[Triple, Triple, tuple, Any], time: tuple[Any, Key]):
+            (w, d, before, total), (t, key) = carry, time
+            G = correction.corrected(three_directions(oracle, key))
+            steps, weights = self.step(t), faded(self.weight(t), missed, t == first)
+            seen, taken = [], []
             for group, previous in zip(order, before, strict=True):
-                chosen = evaluate(only(G, group))
                 held, weight = only(d, group), only(weights, group)
-                fresh = Storm()(chosen, w, previous, held, weight)
+                storm = (evaluate(only(G, group)), w, previous, held, weight)
+                fresh, sample = correction.filtered(Storm(), *storm)
                 seen.append(w)
+                taken.append(sample)
                 moved = move(only(w, group), only(steps, group), fresh)
                 w, d = in_ball(combine(moved, w), self.radius), combine(fresh, d)
-            return w, d, tuple(seen)
+            return w, d, tuple(seen), correction.summed(total, *taken)
 
-        w, d = message.point, message.direction
-        start = (w, d, previous_point((w,) * len(order), memory, turn))
-        w, d, before = local_steps(iterate, start, turn, self.local_steps)
-        return Memory(before, jnp.asarray(turn.index, jnp.int32)), Iterate(w, d)
+        known = (message, memory, turn, order)
+        before = where_evaluated(self.absent, *known, self.step, p)
+        start = (message.point, message.direction, before, correction.no_sum())
+        w, d, before, total = local_steps(iterate, start, turn, p)
+        c_k, change = correction.renewed(total, p)
+        index = jnp.asarray(turn.index, jnp.int32)
+        return Memory(before, index, c_k), Iterate(w, d, change)

@@ -63,8 +63,8 @@ class FedBiOAccClientwise(AbstractAlgorithm):
 
     hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi_k")
     a: Schedule = schedule("common step of x and y, or its schedule")
-    eta: Number = number("x moves by eta a nu")
-    gamma: Number = number("y moves by gamma a omega")
+    eta: Number = number("x moves by eta a nu", step="upper")
+    gamma: Number = number("y moves by gamma a omega", step="lower")
     c_nu: Number = number("nu forgets by c_nu a^2 a step")
     c_omega: Number = number("omega forgets by c_omega a^2 a step")
     local_steps: int = count("local steps between two averages, p", kw_only=True)

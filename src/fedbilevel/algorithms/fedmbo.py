@@ -46,7 +46,7 @@ from fedbilevel.algorithms._base import (
     with_turn,
 )
 from fedbilevel.algorithms._local import check_counts, move
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice, count, is_known, number
 
@@ -70,9 +70,9 @@ class FedMBO(AbstractAlgorithm):
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
     allows_private: ClassVar[bool] = False
 
-    lr_x: Number = number("x moves by lr_x h", kw_only=True)
-    lr_y: Number = number("y moves by lr_y gy", kw_only=True)
-    theta: Number = number("step of the series, below 1/L1", kw_only=True)
+    lr_x: Number = number("x moves by lr_x h", step="upper", kw_only=True)
+    lr_y: Number = number("y moves by lr_y gy", step="lower", kw_only=True)
+    theta: Number = number("step of the series, below 1/L1", step="lower", kw_only=True)
     terms: int = count("terms of the series, N", kw_only=True)
     chains: int = count("chains, as many as participants, n", kw_only=True)
     inner_rounds: int = count("lower steps in a round, T_in", kw_only=True, default=5)
@@ -90,10 +90,12 @@ class FedMBO(AbstractAlgorithm):
     def check(self, curvature: float, client: int) -> None:
         """Raise if theta is too large for the series."""
         if is_known(self.theta) and float(self.theta) * curvature >= 1:
-            raise InvalidInputError(
+            raise ClientInputError(
+                client,
+                f" L1 is about {curvature:.4g} at the start, so use at most "
+                f"{0.99 / curvature:.4g}.",
                 f"`FedMBO(theta={float(self.theta):.4g})`: the series needs theta < "
-                f"1/L1; on client {client} L1 is about {curvature:.4g} at the start, "
-                f"so use at most {0.99 / curvature:.4g}."
+                "1/L1; on ",
             )
 
     def init_server(self, x: Upper, y: Lower) -> Chains:

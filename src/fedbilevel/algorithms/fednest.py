@@ -39,7 +39,7 @@ from fedbilevel._types import Key, Lower, Number, Pair, Upper
 from fedbilevel.algorithms._base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
 from fedbilevel.algorithms._local import check_counts
 from fedbilevel.algorithms._nest import Nest, fed_inn, light_fed_inn, new_x, walk
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError
 from fedbilevel.estimators import at_both
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice, count, is_known, number
@@ -54,11 +54,15 @@ class FedNest(AbstractAlgorithm):
     provenance: ClassVar[str] = "authors' program and table read; details from memory"
     allows_private: ClassVar[bool] = False
 
-    alpha: Number = number("whole step of x, walked in tau parts", kw_only=True)
-    beta: Number = number("whole step of y, walked in tau parts", kw_only=True)
+    alpha: Number = number(
+        "whole step of x, walked in tau parts", step="upper", kw_only=True
+    )
+    beta: Number = number(
+        "whole step of y, walked in tau parts", step="lower", kw_only=True
+    )
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
     local_steps: int = count("parts of a step, tau", kw_only=True)
-    ell: Number = number("bound of the curvature, above L1", kw_only=True)
+    ell: Number = number("bound of the curvature, above L1", step="bound", kw_only=True)
     terms: int = count("terms of the series, N", kw_only=True)
     random_length: bool = choice(
         "draw the number of factors, and let the last term stand for the sum",
@@ -76,10 +80,11 @@ class FedNest(AbstractAlgorithm):
     def check(self, curvature: float, client: int) -> None:
         """Raise unless ell bounds the curvature, as the series needs."""
         if is_known(self.ell) and float(self.ell) <= curvature:
-            raise InvalidInputError(
-                f"`FedNest(ell={float(self.ell):.4g})`: the series needs ell > L1; on "
-                f"client {client} L1 is about {curvature:.4g} at the start, so use at "
-                f"least {1.01 * curvature:.4g}."
+            raise ClientInputError(
+                client,
+                f" L1 is about {curvature:.4g} at the start, so use at least "
+                f"{1.01 * curvature:.4g}.",
+                f"`FedNest(ell={float(self.ell):.4g})`: the series needs ell > L1; on ",
             )
 
     def init_server(self, x: Upper, y: Lower) -> Nest:

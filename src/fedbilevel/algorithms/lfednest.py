@@ -42,8 +42,12 @@ class LFedNest(AbstractAlgorithm):
     inverts_locally: ClassVar[bool] = True
 
     hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
-    alpha: Number = number("whole step of x, walked in tau parts", kw_only=True)
-    beta: Number = number("whole step of y, walked in tau parts", kw_only=True)
+    alpha: Number = number(
+        "whole step of x, walked in tau parts", step="upper", kw_only=True
+    )
+    beta: Number = number(
+        "whole step of y, walked in tau parts", step="lower", kw_only=True
+    )
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
     local_steps: int = count("parts of a step, tau", kw_only=True)
     anchored: bool = choice(

@@ -11,27 +11,48 @@ used at both points (algorithm 2 of the paper; need alpha eta^2 < 1 and beta eta
 
 where u_0 and v_0 are means over B independent bundles at (x_0, y_0). The previous
 point is the client's own, before averaging: only then does mean_k u_t track mean_k h_k
-exactly when oracles are exact. h_k is the stochastic Neumann hypergradient.
+exactly when oracles are exact. h_k is the stochastic Neumann hypergradient. With
+`drift` its samples, and those of gy_k, are corrected at both points alike, by - c_k + c
+(controls) or - h_k(w_0; b_t) + c (anchor), as in LocalBSGM.
 
-Exchanges a round: 1, with 2 (dx + dy) floats each way. Samples a step: Q + 3. Oracle
-calls: twice LocalBSGM's. Right for clients whose data are alike, as LocalBSGM.
+Exchanges a round: 1, with 2 (dx + dy) floats each way, and 3 (dx + dy) with controls; 2
+with an anchor, and as many floats. Samples a step: Q + 3. Oracle calls: twice
+LocalBSGM's. Right for clients whose data are alike, as LocalBSGM, also with `drift`.
 
 Readings: u_t, not the printed u_{t+1}, is averaged; the start is (x_0, y_0), arbitrary;
 "LocalBSGVR" in the paper's abstract is this algorithm; p = 1 is allowed.
 Deviations: at t = 0 the two points coincide, which costs one evaluation more than the
 listing and changes nothing. With fewer than K participants, a client that missed the
-last round takes the received point as its previous one (momentum without correction).
+last round takes the received point as its previous one (momentum without correction);
+`absent` has two other ways (`_absence.py`): the point w + step d where the last
+participants stood in the mean, or to forget for the steps that it missed, too. `drift`
+is not in the paper.
 With `own_lower` every client keeps its y and v, and inverts the right Hessian, its own:
 that is FedBiOAcc-Local (`fedbilevel.algorithms.fedbioacc_local`).
 """
 
+from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms._absence import (
+    ABSENT,
+    KEEP,
+    faded,
+    missed_steps,
+    where_evaluated,
+)
 from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._drift import (
+    DRIFT,
+    Correction,
+    corrected_rounds,
+    first_control,
+    own_control,
+)
 from fedbilevel.algorithms._founding import (
     check_letters,
     effective_values,
@@ -42,8 +63,8 @@ from fedbilevel.algorithms._local import (
     Iterate,
     Memory,
     at_time,
-    averaged,
     check_counts,
+    check_words,
     evaluate,
     first_batch,
     hypergradient_and_slope,
@@ -51,12 +72,11 @@ from fedbilevel.algorithms._local import (
     momentum_weight,
     move,
     no_memory,
-    previous_point,
 )
 from fedbilevel.estimators import Storm
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Schedule, choice, count, number, part, schedule
+from fedbilevel.schedules import Schedule, choice, count, number, part, schedule, word
 
 __all__ = ["LocalBSGVRM"]
 
@@ -72,17 +92,27 @@ class LocalBSGVRM(AbstractAlgorithm):
     eta: Schedule = schedule("common step of x and y, or its schedule")
     alpha: Number = number("u forgets by alpha eta^2 a step")
     beta: Number = number("v forgets by beta eta^2 a step")
-    rho1: Number = number("x moves by rho1 eta u")
-    rho2: Number = number("y moves by rho2 eta v")
+    rho1: Number = number("x moves by rho1 eta u", step="upper")
+    rho2: Number = number("y moves by rho2 eta v", step="lower")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
     warm_start: int = count("lower steps before the first round", default=0)
     first_batch: int = count("bundles of the first directions, B", default=1)
     own_lower: bool = choice("every client keeps a y of its own", default=False)
+    drift: str | None = word(
+        "how local steps are corrected", DRIFT, default=None, kw_only=True
+    )
+    absent: str = word(
+        "what one that missed rounds does with the memory it receives",
+        ABSENT,
+        default=KEEP,
+        kw_only=True,
+    )
 
     def __check_init__(self) -> None:
         check_counts(self, local_steps=self.local_steps, first_batch=self.first_batch)
         check_counts(self, 0, warm_start=self.warm_start)
         check_letters(self, power=2)
+        check_words(self)
 
     @classmethod
     def effective(
@@ -104,11 +134,12 @@ class LocalBSGVRM(AbstractAlgorithm):
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y); directions are formed on the clients at t = 0."""
-        return Iterate(Pair(x, y), _tree.zeros_like(Pair(x, y)))
+        control = first_control(self.drift, Pair(x, y))
+        return Iterate(Pair(x, y), _tree.zeros_like(Pair(x, y)), control)
 
     def init_client(self, x: Upper, y: Lower) -> Memory:
         """Start without a usable previous point."""
-        return no_memory(Pair(x, y))
+        return no_memory(Pair(x, y), own_control(self.drift, Pair(x, y)))
 
     def setup(self) -> Phases:
         """Return the optional warm start of the lower level."""
@@ -116,8 +147,9 @@ class LocalBSGVRM(AbstractAlgorithm):
         return (warm_start(self.warm_start, first),) if self.warm_start else ()
 
     def phases(self) -> Phases:
-        """Return the one exchange of a round."""
-        return (averaged(self.local),)
+        """Return the exchanges of a round."""
+        draw = partial(hypergradient_and_slope, self.hypergradient)
+        return corrected_rounds(self.local, self.drift, draw, self.local_steps)
 
     def point(self, server: Iterate) -> Pair:
         """Return the averaged iterate."""
@@ -136,17 +168,25 @@ class LocalBSGVRM(AbstractAlgorithm):
 
     def local(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
         """Make p local steps."""
+        p, together = self.local_steps, (Pair(True, True),)
+        correction = Correction(message.point, message.control, memory.control)
+        first, missed = turn.steps(p)[0], missed_steps(self.absent, memory, turn, p)
 
         def G(key: Key):
-            return evaluate(hypergradient_and_slope(self.hypergradient, oracle, key))
+            maps = hypergradient_and_slope(self.hypergradient, oracle, key)
+            return evaluate(correction.corrected(maps))
 
-        def iterate(carry: tuple[Pair, Pair, Pair], time: tuple[Any, Key]):
-            (w, d, before), (t, key) = carry, time
-            d = Storm()(G(key), w, before, d, self.weight(t))
-            return move(w, self.step(t), d), d, w
+        def iterate(carry: tuple[Pair, Pair, Pair, Any], time: tuple[Any, Key]):
+            (w, d, before, total), (t, key) = carry, time
+            weight = faded(self.weight(t), missed, t == first)
+            d, sample = correction.filtered(Storm(), G(key), w, before, d, weight)
+            return move(w, self.step(t), d), d, w, correction.summed(total, sample)
 
-        w, d = message.point, message.direction
-        d = first_batch(G, w, d, turn, self.first_batch)
-        start = (w, d, previous_point(w, memory, turn))
-        w, d, before = local_steps(iterate, start, turn, self.local_steps)
-        return Memory(before, jnp.asarray(turn.index, jnp.int32)), Iterate(w, d)
+        known = (message, Memory((memory.evaluated,), memory.index), turn, together)
+        (before,) = where_evaluated(self.absent, *known, self.step, p)
+        d = first_batch(G, message.point, message.direction, turn, self.first_batch)
+        start = (message.point, d, before, correction.no_sum())
+        w, d, before, total = local_steps(iterate, start, turn, p)
+        c_k, change = correction.renewed(total, p)
+        index = jnp.asarray(turn.index, jnp.int32)
+        return Memory(before, index, c_k), Iterate(w, d, change)

@@ -42,7 +42,7 @@ class MomentumLocalSGD(AbstractAlgorithm):
     provenance: ClassVar[str] = "standard method, from memory"
     answers: ClassVar[str] = "shared y, x fixed"
 
-    lr: Number = number("y moves by lr m")
+    lr: Number = number("y moves by lr m", step="lower")
     beta: Number = number("m keeps beta of itself a step")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 

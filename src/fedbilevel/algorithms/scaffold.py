@@ -58,7 +58,7 @@ class Scaffold(AbstractAlgorithm):
     answers: ClassVar[str] = "shared y, x fixed"
     allows_private: ClassVar[bool] = False
 
-    lr: Number = number("y moves by lr (gy - c_k + c)")
+    lr: Number = number("y moves by lr (gy - c_k + c)", step="lower")
     lr_server: Number = number("the server's step along the mean move", default=1.0)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 

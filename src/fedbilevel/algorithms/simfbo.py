@@ -10,16 +10,26 @@ Server:
     q = mean over S of q_i
     y -= gamma_y q_y,   z = Proj_{||z|| <= r}(z - gamma_z q_z),   x -= gamma_x q_x
 
-z is shared, so that the limit is unbiased where clients differ (tau = 1), up to a drift
-(tau > 1). With gamma = lr the server averages local iterates: that is FedBiO.
+With `drift` every D is corrected before the step (`_drift.py`):
 
-Exchanges a round: 1, with dx + 2 dy floats each way.
+    controls:  D <- D - c_i + c      c_i the mean of D over the client's last tau steps,
+                                     kept there, and c the mean of c_i over all clients,
+                                     c <- c + (n/K) (q / tau - c)
+    anchor:    D <- D - D(w_0) + c   with the same samples at the received point w_0,
+                                     and c the clients' mean of D(w_0)
+
+z is shared, so that the limit is unbiased where clients differ (tau = 1), up to a drift
+(tau > 1), of which `drift` leaves nothing. With gamma = lr the server averages local
+iterates: that is FedBiO.
+
+Exchanges a round: 1, with dx + 2 dy floats each way, and twice as many down with
+controls; 2 with an anchor, with twice as many each way.
 
 Reference: Yang, Xiao, Ji, arXiv 2305.19442 (NeurIPS 2023).
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its
 body. tau is the same on all clients, and all coefficients of local steps are 1. The
 cohort's mean is by the weights of the clients in it, in place of K/n times the sum of
-shares, which is the same where weights are equal.
+shares, which is the same where weights are equal. `drift` is not in the paper.
 """
 
 from typing import Any, ClassVar
@@ -27,10 +37,34 @@ from typing import Any, ClassVar
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
 from fedbilevel.algorithms._auxiliary import in_ball, three_directions
-from fedbilevel.algorithms._base import AbstractAlgorithm, Phase, Phases, Turn
-from fedbilevel.algorithms._local import check_counts, evaluate, local_steps, move
+from fedbilevel.algorithms._base import (
+    AbstractAlgorithm,
+    Phase,
+    Phases,
+    ServerTurn,
+    Turn,
+    with_turn,
+)
+from fedbilevel.algorithms._drift import (
+    ANCHOR,
+    CONTROLS,
+    DRIFT,
+    Correction,
+    anchor,
+    first_control,
+    own_control,
+    renewed_mean,
+)
+from fedbilevel.algorithms._local import (
+    Iterate,
+    check_counts,
+    check_words,
+    evaluate,
+    local_steps,
+    move,
+)
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import as_optional_number, count, number, part
+from fedbilevel.schedules import as_optional_number, count, number, part, word
 
 __all__ = ["SimFBO"]
 
@@ -41,48 +75,72 @@ class SimFBO(AbstractAlgorithm):
     reference: ClassVar[str] = "Yang, Xiao, Ji 2023, arXiv 2305.19442"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
 
-    lr_x: Number = number("local step of x")
-    lr_y: Number = number("local step of y")
-    lr_z: Number = number("local step of z")
-    gamma_x: Number = number("the server's step of x along the sum of directions")
-    gamma_y: Number = number("the server's step of y along the sum of directions")
-    gamma_z: Number = number("the server's step of z along the sum of directions")
+    lr_x: Number = number("local step of x", step="upper")
+    lr_y: Number = number("local step of y", step="lower")
+    lr_z: Number = number("local step of z", step="lower")
+    gamma_x: Number = number(
+        "the server's step of x along the sum of directions", step="upper"
+    )
+    gamma_y: Number = number(
+        "the server's step of y along the sum of directions", step="lower"
+    )
+    gamma_z: Number = number(
+        "the server's step of z along the sum of directions", step="lower"
+    )
     local_steps: int = count("local steps of a round, tau", kw_only=True)
     radius: Number | None = part(
         "bound of ||z||, r", converter=as_optional_number, default=None, kw_only=True
     )
+    drift: str | None = word(
+        "how local steps are corrected", DRIFT, default=None, kw_only=True
+    )
 
     def __check_init__(self) -> None:
         check_counts(self, local_steps=self.local_steps)
+        check_words(self)
 
-    def init_server(self, x: Upper, y: Lower) -> Triple:
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y, 0)."""
-        return Triple(x, y, _tree.zeros_like(y))
+        w = Triple(x, y, _tree.zeros_like(y))
+        return Iterate(w, control=first_control(self.drift, w))
 
-    def init_client(self, x: Upper, y: Lower) -> None:
-        """Return nothing: clients are stateless."""
+    def init_client(self, x: Upper, y: Lower) -> Triple | None:
+        """Start with c_i = 0, if there are controls; else clients keep nothing."""
+        return own_control(self.drift, Triple(x, y, _tree.zeros_like(y)))
 
     def phases(self) -> Phases:
-        """Return the one exchange of a round."""
-        return (Phase("local", lambda server: server, self.local, self.step),)
+        """Return the exchanges of a round."""
+        up = with_turn(self.step)
+        steps = Phase("local", lambda server: server, self.local, up)
+        if self.drift != ANCHOR:
+            return (steps,)
+        return anchor(three_directions, self.local_steps), steps
 
-    def point(self, server: Triple) -> Pair:
+    def point(self, server: Iterate) -> Pair:
         """Return the server's x and y."""
-        return Pair(server.x, server.y)
+        return Pair(server.point.x, server.point.y)
 
-    def local(self, w: Triple, client: None, oracle: Oracle, turn: Turn):
+    def local(self, message: Iterate, c_i: Triple | None, oracle: Oracle, turn: Turn):
         """Make tau local steps; return the sum of their directions."""
         steps = Triple(self.lr_x, self.lr_y, self.lr_z)
+        correction = Correction(message.point, message.control, c_i)
 
         def iterate(carry: tuple[Triple, Triple], time: tuple[Any, Key]):
             (w, q), (_, key) = carry, time
-            D = evaluate(three_directions(oracle, key))(w)
+            D = evaluate(correction.corrected(three_directions(oracle, key)))(w)
             return move(w, steps, D), _tree.add(q, D)
 
-        start = (w, _tree.zeros_like(w))
-        return client, local_steps(iterate, start, turn, self.local_steps)[1]
+        start = (message.point, _tree.zeros_like(message.point))
+        _, q = local_steps(iterate, start, turn, self.local_steps)
+        c_i, _ = correction.renewed(q, self.local_steps)
+        return c_i, q
 
-    def step(self, w: Triple, q: Triple) -> Triple:
+    def step(self, server: Iterate, q: Triple, turn: ServerTurn) -> Iterate:
         """Make the server's step."""
-        steps = Triple(self.gamma_x, self.gamma_y, self.gamma_z)
-        return in_ball(move(w, steps, q), self.radius)
+        steps, c = Triple(self.gamma_x, self.gamma_y, self.gamma_z), server.control
+        if self.drift == CONTROLS:
+            # What clients sent tells how their controls changed.
+            change = _tree.subtract(_tree.scale(1 / self.local_steps, q), c)
+            c = renewed_mean(c, change, turn)
+        w = in_ball(move(server.point, steps, q), self.radius)
+        return Iterate(w, control=c)

@@ -13,7 +13,7 @@ from fedbilevel.cli.listing import list_entries
 from fedbilevel.cli.predicting import export, predict
 from fedbilevel.cli.prepare import prepare
 from fedbilevel.cli.reporting import dashboard, report
-from fedbilevel.cli.running import compare, resume, run
+from fedbilevel.cli.running import compare, resume, run, tune
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
 
 __all__ = ["app"]
@@ -34,6 +34,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "--set theta=0.2 --out runs/first",
     ),
     "resume": (resume, "runs/first"),
+    "tune": (tune, "regularization --clients 8 --set lower_step=0.1..1 --out tuned"),
     "predict": (predict, "runs/first rows.csv --out predictions.csv"),
     "export": (export, "runs/first --to npz --out model.npz"),
     "compare": (

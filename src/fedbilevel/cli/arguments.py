@@ -25,6 +25,7 @@ from fedbilevel.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
+    from fedbilevel.experiments.searching import Tuning
 
 __all__ = [
     "EXPERIMENT",
@@ -40,10 +41,10 @@ __all__ = [
     "THEOREMS",
     "Theorem",
     "Track",
+    "TUNING",
     "at_least_one",
     "option",
     "read_counts",
-    "read_grid",
     "read_numbers",
     "read_settings",
     "takes",
@@ -168,7 +169,8 @@ _SETTINGS = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="an option of the task or the algorithm; may be repeated",
+        help="an option of the task or the algorithm; may be repeated. What is tuned "
+        "may be a range, KEY=0.01..1, or a list, KEY=4,8,16",
     ),
 ]
 EXPERIMENT = Group(
@@ -215,6 +217,17 @@ EXPERIMENT = Group(
         "measure_every": option(int, 1, "rounds between two measurements"),
         "checkpoint_rounds": option(int | None, None, "rounds between two checkpoints"),
         "checkpoint_seconds": option(float, 30.0, "seconds between two checkpoints"),
+        "safeguard": Argument(
+            Annotated[
+                bool,
+                typer.Option(
+                    "--safeguard/--no-safeguard",
+                    help="measure the steps that the task leaves to the run, and where "
+                    "it explodes, go back and on by shorter ones",
+                ),
+            ],
+            False,
+        ),
         "target": option(
             float | None,
             None,
@@ -271,6 +284,41 @@ EXPERIMENT = Group(
     },
     read_experiment,
 )
+_SEARCH = "How steps and weights are tuned"
+
+
+def read_tuning(trials: int, rungs: int, tuning_seeds: int, sampler: str) -> "Tuning":
+    """Return how much is tried."""
+    at_least_one(trials=trials, rungs=rungs, tuning_seeds=tuning_seeds)
+    from fedbilevel.experiments.searching import Tuning
+
+    return Tuning(trials, rungs, tuning_seeds, sampler)
+
+
+TUNING = Group(
+    {
+        "trials": option(
+            int, 27, "points to try; lists of values are all tried", panel=_SEARCH
+        ),
+        "rungs": option(
+            int,
+            3,
+            "after each the best third goes on, three times as long; 1 runs all to "
+            "the end",
+            panel=_SEARCH,
+        ),
+        "tuning_seeds": option(
+            int,
+            2,
+            "random seeds of every trial, others than the result's",
+            panel=_SEARCH,
+        ),
+        "sampler": option(
+            str, "even", "even, or optuna if it is installed", panel=_SEARCH
+        ),
+    },
+    read_tuning,
+)
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(
     "runtime", "checkpoint_rounds", "checkpoint_seconds", "patience"
@@ -317,11 +365,6 @@ def read_settings(settings: list[str]) -> dict[str, str]:
         owner, dot, rest = name.rpartition(".")
         options[f"{owner}{dot}{rest.replace('-', '_')}"] = value
     return options
-
-
-def read_grid(settings: list[str]) -> dict[str, list[str]]:
-    """Read KEY=VALUE,VALUE,... with the values to try."""
-    return {name: values.split(",") for name, values in read_settings(settings).items()}
 
 
 def read_numbers(name: str, text: str) -> list[float]:

@@ -20,6 +20,7 @@ from fedbilevel.cli.arguments import (
     Group,
     NewFolder,
     PlanFile,
+    Track,
     option,
     takes,
 )
@@ -124,6 +125,7 @@ def federate(
     plan: PlanFile = None,
     nodes: Annotated[str, typer.Option(help=" or ".join(KINDS))] = KINDS[0],
     out: NewFolder = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole federation on this machine, with real processes, to try it out."""
@@ -131,12 +133,22 @@ def federate(
         experiment = follow_file(plan, experiment)
     from fedbilevel._files import private_files
 
+    _check_track(track, begun=False)
+    own = {"nodes": nodes, "track": track, "as_json": as_json}
     if out is not None:
         with private_files(), _no_folder_in_the_way(out):
-            _federate(experiment, out, terms, nodes, as_json, kept=True)
+            _federate(experiment, out, terms, **own, kept=True)
         return
     with private_files(), tempfile.TemporaryDirectory() as folder:
-        _federate(experiment, Path(folder), terms, nodes, as_json, kept=False)
+        _federate(experiment, Path(folder), terms, **own, kept=False)
+
+
+def _check_track(track: str | None, *, begun: bool) -> None:
+    """Raise unless rounds can be written there; of a run that was begun some are."""
+    if track is not None:
+        from fedbilevel.tracking import check_tracking
+
+        check_tracking(track, resume=begun)
 
 
 @contextmanager
@@ -157,9 +169,10 @@ def _federate(
     experiment: "Experiment",
     folder: Path,
     terms: Any,
-    nodes: str,
-    as_json: bool,
     *,
+    nodes: str,
+    track: str | None,
+    as_json: bool,
     kept: bool,
 ) -> None:
     from fedbilevel._files import make_private_folder
@@ -186,6 +199,7 @@ def _federate(
             watch=watch,
             say=watch.say,
             about=watch.stage,
+            track=track,
         )
     show_result(result, folder if kept else None, as_json)
 
@@ -221,12 +235,15 @@ def serve(
         list[Path] | None,
         typer.Option(help="public key of a client's node; repeat, in their order"),
     ] = None,
+    preparation: Annotated[Path | None, typer.Option(help=TABLE["preparation"])] = None,
+    track: Track = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a federation to sites; an interrupted one goes on where it was.
 
-    The server has no rows. Settings must be those of the nodes.
+    The server has no rows. Settings must be those of the nodes. With --preparation, the
+    file that they use, the folder holds a model for `predict` and `export`.
     """
     own = {"private-key": private_key, "node-key": node_key}
     _check_security(insecure, {"certificates": certificates}, own)
@@ -238,6 +255,9 @@ def serve(
     from fedbilevel.federation.sealing import KeyFiles
 
     require_served_again(experiment, out)
+    _check_track(track, begun=(out / _folders.FEDERATION).exists())
+    if preparation is None and not as_json:
+        _say_what_is_left(experiment)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
 
     link = SuperLink(address, out, certificates)
@@ -254,8 +274,23 @@ def serve(
             watch=watch,
             say=watch.say,
             about=watch.stage,
+            preparation=preparation,
+            track=track,
         )
     show_result(result, out, as_json)
+
+
+def _say_what_is_left(experiment: "Experiment") -> None:
+    """Say that without a preparation there is no model, where there could be one."""
+    from fedbilevel.experiments.leaving import takes_tables
+
+    if takes_tables(experiment):
+        Console(stderr=True).print(
+            "Without --preparation the server does not know the columns: its folder "
+            "will hold the point, and no model for `predict`.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _state_folder(given: checks.Given) -> None:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from fedbilevel.errors import InvalidInputError, unknown_name
 
@@ -43,15 +45,16 @@ def _algorithm_table() -> Table:
     caption = "`fedbilevel list algorithms NAME` shows the options of one."
     table = _table("Algorithms", caption)
     table.add_column("algorithm", no_wrap=True)
-    for heading in ("what it is", "answers", "reference"):
+    for heading in ("what it is", "answers", "reference", "how known"):
         table.add_column(heading)
     for name in (*algorithms.names(), *algorithms.installed()):
         try:
             entry = algorithms.find(name)
         except InvalidInputError as error:  # of a package that somebody installed
-            table.add_row(name, str(error), "", "")
+            table.add_row(name, str(error), "", "", "")
             continue
-        table.add_row(name, entry.summary, entry.answers, entry.reference)
+        told = (entry.summary, entry.answers, entry.reference, entry.provenance)
+        table.add_row(name, *told)
     return table
 
 
@@ -160,8 +163,13 @@ def _show(table: Table) -> None:
         console.print(table)
         return
     _print(str(table.title))
+    _, *headings = (str(column.header) for column in table.columns)
     for first, *others in zip(*(column.cells for column in table.columns), strict=True):
-        _print(f"{first}: {'; '.join(map(str, others))}")
+        _print(str(first))
+        for heading, cell in zip(headings, others, strict=True):
+            if cell:
+                told = Text(f"{heading}: {cell}")
+                console.print(Padding(told, (0, 0, 0, 2), expand=False))
     _print(str(table.caption))
 
 

@@ -46,6 +46,8 @@ def show_result(result: "Result", folder: Path | None, as_json: bool) -> None:
     console, named = Console(), {result.algorithm: result}
     console.print(result_table(named))
     console.print(cost_table(named))
+    for event in result.events:
+        console.print(f"Note: {event}.", markup=False, highlight=False)
     if result.ended:
         console.print(f"Ended {result.ended}.", markup=False, highlight=False)
     if folder is not None:

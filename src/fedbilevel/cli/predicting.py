@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedbilevel._folders import require_new_file
 from fedbilevel.cli.arguments import AsJson
 from fedbilevel.cli.output import print_json
-from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.errors import unknown_name
 
 __all__ = ["export", "predict"]
 
@@ -34,8 +35,8 @@ def predict(
     Columns are prepared as they were for training; others are left aside. Where the
     data have labels, it is told how many are right.
     """
-    if out is not None and out.exists():
-        raise InvalidInputError(f"{out} exists. Choose another file, or remove it.")
+    if out is not None:
+        require_new_file(out)
     from fedbilevel._files import write_atomically
     from fedbilevel.cli import predictions
     from fedbilevel.models import Model
@@ -69,16 +70,15 @@ def export(
     npz has, of a linear model, its weight and bias, feature_names, center and spread:
     scores are weight @ (a - center)/spread + bias.
     """
+    path = Path(f"model.{to}") if out is None else out
+    beside = [path.with_suffix(".json")] if to == "safetensors" else []
+    for one in (path, *beside):
+        require_new_file(one)
     from fedbilevel.models import Model
     from fedbilevel.models.export import FORMATS
 
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
-    path = Path(f"model.{to}") if out is None else out
-    beside = [path.with_suffix(".json")] if to == "safetensors" else []
-    for one in (path, *beside):
-        if one.exists():
-            raise InvalidInputError(f"{one} exists. Choose another file, or remove it.")
     FORMATS[to](Model.load(folder), path)
     told = " and ".join(map(str, (path, *beside)))
     Console().print(f"Saved in {told}", markup=False, highlight=False)

@@ -68,6 +68,7 @@ class Predicted:
 
 def predicted(model: Model, source: str) -> Predicted:
     """Predict the rows of a file or a named set."""
+    model.check_predicts()
     path = Path(source).expanduser()
     if model.preparation is not None and path.is_file() and kind_of(path) in READERS:
         return _of_table(model, path)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fedbilevel._folders import check_file, require_new_file
 from fedbilevel._table_choices import TableChoices
 from fedbilevel.cli.arguments import TABLE, Argument, Group, option, takes
 from fedbilevel.errors import InvalidInputError
@@ -63,6 +64,9 @@ def prepare(
             "give --sums FILE for what this site tells, or --out FILE for the "
             "preparation of all."
         )
+    for path in (one for one in (sums, out) if one is not None):
+        check_file(path)
+        require_new_file(path)
     from fedbilevel._files import write_atomically
     from fedbilevel.datasets import Preparation, Sums
 

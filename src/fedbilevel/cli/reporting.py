@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedbilevel._folders import require_new_file
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 __all__ = ["dashboard", "report", "write_report"]
@@ -22,10 +23,10 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML file that tells of a run, and opens without a network."""
+    path = folder / FILE_NAME if out is None else out
+    _check_place(path, given=out is not None)
     from fedbilevel.cli.pages import page_of
 
-    path = folder / FILE_NAME if out is None else out
-    _check_place(path)
     _write(path, page_of(folder))
     Console().print(f"Saved in {path}", markup=False, soft_wrap=True)
 
@@ -43,12 +44,14 @@ def write_report(folder: Path) -> None:
     _write(folder / FILE_NAME, page)
 
 
-def _check_place(path: Path) -> None:
-    """Raise if a file is there that is no report."""
+def _check_place(path: Path, given: bool) -> None:
+    """Raise if a file is there that is no report, or none can be made as was given."""
+    if not path.exists():
+        if given:
+            require_new_file(path)
+        return
     from fedbilevel.report.page import MARK
 
-    if not path.exists():
-        return
     with path.open("rb") as file:
         if file.read(len(MARK)) != MARK.encode():
             raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""Commands that run a task: `run`, `resume` and `compare`."""
+"""Commands that run a task: `run`, `resume`, `tune` and `compare`."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -16,10 +16,10 @@ from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     EXPERIMENT,
     TABLE,
+    TUNING,
     AsJson,
     PlanFile,
     Track,
-    read_grid,
     takes,
 )
 from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
@@ -38,9 +38,11 @@ from fedbilevel.errors import CheckpointError, InvalidInputError
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.experiments.comparison import NamedComparison
+    from fedbilevel.experiments.searching import Tuning
+    from fedbilevel.experiments.tuning import NamedTuned
     from fedbilevel.report import Standing
 
-__all__ = ["compare", "resume", "run"]
+__all__ = ["compare", "resume", "run", "tune"]
 
 
 def _new_or_finished(given: checks.Given) -> None:
@@ -48,15 +50,23 @@ def _new_or_finished(given: checks.Given) -> None:
     out = given["out"]
     if out is None:
         return
-    if not (out / RESULT).exists() or not (out / EXPERIMENT_FILE).exists():
+    if given["tune"] and (out / _folders.TUNING / _folders.SEARCH).exists():
+        _folders.require_own(out, (_folders.TUNING,))
+    elif not (out / RESULT).exists() or not (out / EXPERIMENT_FILE).exists():
         checks.folder_to_make(given)
 
 
-@takes(_new_or_finished, experiment=EXPERIMENT, hosts=HOSTS)
+_TUNE = "tune steps and weights first; what --set gives stays as it is"
+Tune = Annotated[bool, typer.Option("--tune", help=_TUNE)]
+
+
+@takes(_new_or_finished, experiment=EXPERIMENT, hosts=HOSTS, tuning=TUNING)
 def run(
     experiment: "Experiment",
     hosts: Hosts,
+    tuning: "Tuning",
     plan: PlanFile = None,
+    tune: Tune = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -72,11 +82,98 @@ def run(
     Sizes that are left out are those the task recommends. Several processes, each
     started with the same arguments but its own number, compute one run together.
     """
+    if tune and hosts.processes is not None:
+        raise InvalidInputError(
+            "--tune runs on one machine. Tune there first, by `fedbilevel tune`, and "
+            "give what it finds to every process."
+        )
     hosts.join_if_asked()
     if plan is not None:
         experiment = follow_file(plan, experiment)
     extends = _extends(experiment, out)
-    _execute(experiment, out, track, resume=extends, as_json=as_json)
+    if tune:
+        experiment = _tuned(experiment, tuning, out, quiet=as_json)
+        if out is not None:
+            experiment.save(out)
+    resumes = extends or (tune and out is not None)
+    _execute(experiment, out, track, resume=resumes, as_json=as_json)
+
+
+def _tuned(
+    experiment: "Experiment", tuning: "Tuning", out: Path | None, *, quiet: bool
+) -> "Experiment":
+    """Tune before a run; return the experiment with what was found."""
+    folder = None if out is None else out / _folders.TUNING
+    found = _search(experiment, tuning, folder, quiet=quiet)
+    if not quiet:
+        _show_tuned(found, Console(stderr=True))
+    return found.experiment
+
+
+def _search(
+    experiment: "Experiment", tuning: "Tuning", folder: Path | None, *, quiet: bool
+) -> "NamedTuned":
+    from fedbilevel.experiments import tuning as searches
+    from fedbilevel.runtime import configure
+
+    configure(experiment.precision)
+    with (
+        only_ours_on_stdout(),
+        watched(f"tuning {experiment.label}", quiet=quiet) as watch,
+    ):
+        return searches.tune(experiment, tuning, folder=folder, watch=watch)
+
+
+def _show_tuned(found: "NamedTuned", console: Console) -> None:
+    from fedbilevel.report import trials_table
+
+    name = str(found.experiment.algorithm)
+    console.print(trials_table({name: found.trials}, found.found.judged_by))
+    cost, unit = found.found.cost, found.found.unit
+    console.print(f"They took {cost:,} {unit}. To run with the best:")
+    console.print(found.command, markup=False, highlight=False, soft_wrap=True)
+
+
+def _new_search(given: checks.Given) -> None:
+    """Raise unless --out is left out, can be made, or holds a search to go on with."""
+    out = given["out"]
+    if out is not None and not (out / _folders.SEARCH).exists():
+        _folders.require_new(out)
+        _folders.check_place(out)
+
+
+_SEARCHED = EXPERIMENT.without(
+    *("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds"),
+    *("target", "patience", "max_bytes", "max_samples", "max_seconds"),
+)
+
+
+@takes(_new_search, experiment=_SEARCHED, tuning=TUNING)
+def tune(
+    experiment: "Experiment",
+    tuning: "Tuning",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder for what was tried: a new one, or that of the same search, "
+            "interrupted, which goes on"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tune an algorithm on a task: many short trials, of which the best go on.
+
+    Searched are the upper step, the lower step and the weight of momentum, or what
+    --set gives as a range or list. Trials are judged on validation rows that are held
+    out, never on test rows.
+    """
+    found = _search(experiment, tuning, out, quiet=as_json)
+    if as_json:
+        print_json(found.summary())
+        return
+    _show_tuned(found, Console())
+    if out is not None:
+        Console().print(f"Saved in {out}")
 
 
 def _extends(experiment: "Experiment", out: Path | None) -> bool:
@@ -120,12 +217,13 @@ def _execute(
     from fedbilevel.runtime import configure, mesh
     from fedbilevel.tracking import check_tracking, tracker
 
+    # Before the first question to JAX, which settles how many cores it uses.
+    configure(experiment.precision)
     tracked = nullcontext(None)
     if track is not None and mesh.is_first():
         check_tracking(track, resume=resume)
         about = {n: v for n, v in asdict(experiment).items() if v is not None}
         tracked = tracker(track, about=about, resume=resume)
-    configure(experiment.precision)
     with (
         only_ours_on_stdout(),
         tracked as on_round,
@@ -149,10 +247,6 @@ _COMPARED = EXPERIMENT.only(
     *("settings", "precision", "measure_every"),
 )
 _TARGET = "value whose cost is told; nine tenths of the way if left out"
-_TUNE = (
-    "values of an option to try first, with other random seeds; of all combinations "
-    "each algorithm takes its best; may be repeated"
-)
 
 
 def _new_comparison(given: checks.Given) -> None:
@@ -165,17 +259,16 @@ def _new_comparison(given: checks.Given) -> None:
         _folders.check_place(out)
 
 
-@takes(_new_comparison, experiment=_COMPARED)
+@takes(_new_comparison, experiment=_COMPARED, tuning=TUNING)
 def compare(
     experiment: "Experiment",
+    tuning: "Tuning",
     names: Annotated[
         str, typer.Option("--algorithms", help="names, separated by commas")
     ],
     seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 4,
     target: Annotated[float | None, typer.Option(help=_TARGET)] = None,
-    tune: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE,...", help=_TUNE)
-    ] = None,
+    tune: Tune = False,
     out: Annotated[
         Path | None, typer.Option(help="new folder for results and curves")
     ] = None,
@@ -191,8 +284,8 @@ def compare(
 ) -> None:
     """Compare algorithms on a task: same data, start and cohorts for all.
 
-    Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone;
-    so do those of --tune.
+    Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone.
+    With --tune each is tuned first, all with as many samples as the first.
     """
     from fedbilevel.experiments import comparison as comparisons
     from fedbilevel.report import draw_curves
@@ -204,7 +297,7 @@ def compare(
             experiment,
             [name.strip() for name in names.split(",")],
             seeds,
-            grid=read_grid(tune or []),
+            tuning=tuning if tune else None,
             folder=out,
             resume=resume,
             about=lambda name: watch.begin(f"{name}, {seeds} seeds"),
@@ -260,7 +353,8 @@ class _Shown:
 
         console = Console()
         if self.made.trials:
-            console.print(trials_table(self.made.trials, self.metric))
+            judged = next(iter(self.made.found.tuned.values())).judged_by
+            console.print(trials_table(self.made.trials, judged))
         console.print(ranking_table(self.standings, self.metric, self.target))
         for name, error in self._diverged().items():
             console.print(f"{name} diverged: {error}", markup=False)

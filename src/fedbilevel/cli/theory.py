@@ -11,6 +11,7 @@ from fedbilevel import _folders
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     EXPERIMENT,
+    TABLE,
     THEOREM_ALGORITHM,
     THEOREMS,
     AsJson,
@@ -44,11 +45,14 @@ Constants = Annotated[
 Folder = Annotated[Path | None, typer.Option(help="folder for table and figure")]
 _CHECKED = EXPERIMENT.only(
     *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "data"),
-    *("settings", "precision"),
+    *(*TABLE, "settings", "precision"),
 ).having(algorithm=option(str, "local-bsgvrm", "local-bsgm or local-bsgvrm"))
-_MEASURED = EXPERIMENT.only("task", "algorithm", "batch", "data", "settings").having(
-    algorithm=THEOREM_ALGORITHM
-)
+# Rows are dealt to one number of clients after the other, so no column says whose.
+_MEASURED = EXPERIMENT.only(
+    *("task", "algorithm", "batch", "data"),
+    *(name for name in TABLE if name != "site"),
+    "settings",
+).having(algorithm=THEOREM_ALGORITHM)
 _PLANNED = _MEASURED.defaulting(task="quadratic")
 PRESETS = ("theory", "practical")
 _WRITTEN = ("summary.json", "figure.png")

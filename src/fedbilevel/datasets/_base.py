@@ -39,8 +39,9 @@ class Dataset:
     Of a table, `preparation` says how its columns became `features`, which are not yet
     scaled; where the label is a number to be predicted, there are no `classes`, and
     `label` is as the preparation scales it. Sample i is `unit` number `places[i]` of
-    `source`; without `places` they are counted from 0. `notes` says what was encoded,
-    left out, filled and dropped.
+    `source`; without `places` they are counted from 0. `files` are the samples' own,
+    below `source`, where each is one. `notes` says what was encoded, left out, filled
+    and dropped.
 
     `validation` marks the samples that judge, where that is decided already: all others
     are for training, and none is put aside for testing.
@@ -58,6 +59,7 @@ class Dataset:
     unit: str = "row"
     notes: Mapping[str, Any] = field(default_factory=dict)
     validation: np.ndarray | None = None
+    files: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         features, rows = self.features, len(self.label)

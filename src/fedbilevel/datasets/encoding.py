@@ -14,11 +14,12 @@ from fedbilevel.datasets.sums import Sums, as_numbers, as_texts
 from fedbilevel.datasets.table import Table
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["encode_table", "sums_of_table"]
+__all__ = ["encode_table", "read_preparation", "sums_of_table"]
 
 _MOST_VALUES = 50  # of a column of text
 _LONGEST_VALUE = 200  # letters
 _FEWEST_TO_COUNT = 20  # rows from which 1, 2, 3, ... is no measurement
+_FEWEST_TO_REPEAT = 10  # rows of which some must have the same text
 # Columns of these names say where a row belongs and are no measurement.
 _PLACES = ("site", "hospital", "client", "group")
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
@@ -189,12 +190,12 @@ def _about_texts(texts: list[str]) -> str:
     different = set(there)
     if 2 * sum(_DATE.match(text) is not None for text in there) > len(there):
         return f"holds dates, such as '{there[0]:.40}'"
+    if len(different) == len(there) >= _FEWEST_TO_REPEAT:
+        return "has another text in every row, so it looks like an id or a name"
     if len(different) > _MOST_VALUES:
-        unique = len(different) == len(there)
-        looks = ", so it looks like an id or a name" if unique else ""
         return (
-            f"has {len(different)} different texts in {len(texts)} rows{looks}; at "
-            f"most {_MOST_VALUES} become features of 0 and 1"
+            f"has {len(different)} different texts in {len(texts)} rows; at most "
+            f"{_MOST_VALUES} become features of 0 and 1"
         )
     if max(map(len, different), default=0) > _LONGEST_VALUE:
         return f"holds texts of more than {_LONGEST_VALUE} letters"

@@ -15,7 +15,7 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = ["holds_images", "load_images", "shrink"]
+__all__ = ["coverage", "holds_images", "load_images", "shrink"]
 
 _AT_ONCE = 1024
 _KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -54,7 +54,8 @@ def load_images(path: Path) -> Dataset:
         layout = "site/class" if deep else "class"
     name = path.stem if path.is_file() else path.resolve().name
     dataset = assemble(name, Part(images, np.asarray(label), columns))
-    return replace(dataset, notes={"layout": f"{layout}/image"})
+    files = np.asarray(["/".join(key) for key in keys])
+    return replace(dataset, files=files, notes={"layout": f"{layout}/image"})
 
 
 def _found(path: Path) -> tuple[dict[tuple[str, ...], bytes], set[tuple[str, ...]]]:
@@ -154,30 +155,33 @@ def _decode(path: Path, name: str, content: bytes, before: int) -> np.ndarray:
             return np.asarray(image.convert(mode))
 
 
-def shrink(images: np.ndarray, size: int) -> np.ndarray:
-    """Return images of `size` times `size` pixels, each the mean of the area it covers.
+def shrink(images: np.ndarray, height: int, width: int | None = None) -> np.ndarray:
+    """Return images of so many pixels, each the mean of the area it covers.
 
-    `images` is (rows, height, width) or (rows, height, width, channels). The type is
-    kept: whole numbers are rounded.
+    Without a `width` they are square. `images` is (rows, height, width) or (rows,
+    height, width, channels). The type is kept: whole numbers are rounded.
     """
-    if images.ndim not in (3, 4) or not 1 <= size <= min(images.shape[1:3]):
+    sizes = (height, height if width is None else width)
+    fit = zip(sizes, images.shape[1:3], strict=False)
+    if images.ndim not in (3, 4) or not all(1 <= size <= side for size, side in fit):
         raise InvalidInputError(
-            f"images of shape {images.shape} cannot be shrunk to {size}x{size}. Give "
-            "(rows, height, width) and a size between 1 and the smaller side."
+            f"images of shape {images.shape} cannot be shrunk to "
+            f"{sizes[0]}x{sizes[1]}. Give (rows, height, width) and sizes between 1 "
+            "and those of the images."
         )
-    height, width = (_coverage(side, size) for side in images.shape[1:3])
-    small = np.empty((len(images), size, size, *images.shape[3:]), images.dtype)
+    down, across = map(coverage, images.shape[1:3], sizes)
+    small = np.empty((len(images), *sizes, *images.shape[3:]), images.dtype)
     for start in range(0, len(images), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
-        block = np.asarray(images[rows], height.dtype)
-        mean = np.einsum("ah,nh...->na...", height, block, optimize=True)
-        mean = np.einsum("bw,naw...->nab...", width, mean, optimize=True)
+        block = np.asarray(images[rows], down.dtype)
+        mean = np.einsum("ah,nh...->na...", down, block, optimize=True)
+        mean = np.einsum("bw,naw...->nab...", across, mean, optimize=True)
         small[rows] = np.rint(mean) if images.dtype.kind in "ui" else mean
     return small
 
 
-def _coverage(side: int, size: int) -> np.ndarray:
-    """Return the share that each old pixel has in each new one."""
+def coverage(side: int, size: int) -> np.ndarray:
+    """Return the share that each of `side` old pixels has in each new one."""
     edges = np.arange(size + 1) * (side / size)
     start = np.maximum(edges[:-1, None], np.arange(side))
     end = np.minimum(edges[1:, None], np.arange(1, side + 1))

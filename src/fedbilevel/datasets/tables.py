@@ -129,19 +129,28 @@ def _read_excel(path: Path) -> Table:
 def table_of_frame(frame: Any) -> Table:
     """Make a table of a frame of pandas, polars, or anything with their columns."""
     kind = f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
+    if hasattr(frame, "collect"):  # asked for columns, a lazy one of polars computes
+        raise InvalidInputError(f"{kind} is not computed yet. Give frame.collect().")
     if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
         raise InvalidInputError(
             f"{kind} is no frame. Give one of pandas or polars, with named columns."
         )
     names = [str(name) for name in frame.columns]
     check_names("the frame", names)
-    found = []
-    for name in frame.columns:
-        values = np.asarray(frame[name])
-        plain = values.dtype.kind in "buif"
-        found.append(values if plain else column_of(values.tolist()))
+    found = [_frame_column(np.asarray(frame[name])) for name in frame.columns]
     count = len(found[0])
     return _table(Path("frame"), names, found, np.arange(count), "row")
+
+
+def _frame_column(values: np.ndarray) -> np.ndarray | str:
+    if values.dtype.kind in "buif":
+        return values
+    if values.dtype.kind in "mM":
+        # In nanoseconds, dates and durations would become numbers.
+        values = values.astype(f"{values.dtype.kind}8[us]")
+    numbers = np.number | np.bool_
+    every = values.tolist()
+    return column_of([v.item() if isinstance(v, numbers) else v for v in every])
 
 
 def _table(

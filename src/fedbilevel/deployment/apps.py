@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbilevel._files import write_atomically
+from fedbilevel.datasets import Preparation
+from fedbilevel.datasets.encoding import read_preparation
+from fedbilevel.deployment.processes import read_json
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
@@ -32,7 +36,8 @@ from fedbilevel.federation.flower.messages import as_content, packet_of
 from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
 from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.wire import CHECKSUM, Seal
-from fedbilevel.runtime import configure
+from fedbilevel.runtime import OnRound, configure
+from fedbilevel.tracking import from_anywhere, tracker
 
 __all__ = [
     "ERROR",
@@ -93,7 +98,10 @@ def _serve(grid: Grid, context: Context) -> None:
     # One core: the server adds up and waits, the cores are for those who compute.
     configure(experiment.precision, cores=1)
     try:
-        with (folder / LOG).open("a", buffering=1) as log:
+        with (
+            (folder / LOG).open("a", buffering=1) as log,
+            _tracked(settings, experiment) as on_round,
+        ):
             say = functools.partial(print, file=log)
             serve(
                 GridTransport(grid, halt),
@@ -104,6 +112,8 @@ def _serve(grid: Grid, context: Context) -> None:
                 watch=watch,
                 report=say,
                 made=lambda exchange: progress.tell(exchange=exchange),
+                preparation=_preparation(settings),
+                on_round=on_round,
             )
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
@@ -114,10 +124,10 @@ def _serve(grid: Grid, context: Context) -> None:
 
 
 class _Progress:
-    """Writes how far a run is, for whoever shows it."""
+    """Writes how far a run is, for whoever shows it; knows what was told before."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.known = path, {}
+        self.path, self.known = path, dict(read_json(path))
 
     def tell(self, **news: Any) -> None:
         """Write what is new, and what was known before."""
@@ -194,6 +204,23 @@ def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
     return SiteIdentity.read(client, Path(held["private_key"]), public)
 
 
+def _tracked(
+    settings: Mapping[str, Any], experiment: Experiment
+) -> AbstractContextManager[OnRound | None]:
+    """Return what every measured round is written by.
+
+    Whether a place is free was asked before; a server that was started again goes on.
+    """
+    text = str(settings["track"])
+    about = {n: v for n, v in asdict(experiment).items() if v is not None}
+    return tracker(text, about=about, resume=True) if text else nullcontext(None)
+
+
+def _preparation(settings: Mapping[str, Any]) -> Preparation | None:
+    path = str(settings["preparation"])
+    return read_preparation(path) if path else None
+
+
 def _server_seal(settings: Mapping[str, Any]) -> Seal:
     if not settings["private_key"]:
         return CHECKSUM
@@ -202,15 +229,22 @@ def _server_seal(settings: Mapping[str, Any]) -> Seal:
 
 
 def settings_of(
-    experiment: Experiment, folder: Path, terms: Terms, keys: KeyFiles | None = None
+    experiment: Experiment,
+    folder: Path,
+    terms: Terms,
+    keys: KeyFiles | None = None,
+    preparation: Path | None = None,
+    track: str | None = None,
 ) -> dict:
-    """Return the run's configuration, as both apps read it: of keys only the paths."""
+    """Return the run's configuration, as both apps read it: of files only the paths."""
     peers = [str(path.resolve()) for path in keys.peers] if keys else []
     return {
         "private_key": str(keys.private.resolve()) if keys else "",
         "node_keys": json.dumps(peers),
         "experiment": json.dumps(asdict(experiment)),
         "folder": str(folder.resolve()),
+        "preparation": str(preparation.resolve()) if preparation else "",
+        "track": from_anywhere(track) if track else "",
         **asdict(terms),
         "keys": " ".join(terms.keys),
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedbilevel._files import make_private_folder
 from fedbilevel._folders import RESULT
+from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import (
     Process,
@@ -20,6 +21,7 @@ from fedbilevel.deployment.processes import (
 from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.leaving import blank_task
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles, server_seal
 from fedbilevel.result import Result
@@ -44,6 +46,8 @@ def serve_over_flower(
     say: Callable[[str], None] = print,
     about: Callable[[str, str], None] = lambda word, who: None,
     crowd: Sequence[Process] = (),
+    preparation: Path | None = None,
+    track: str | None = None,
 ) -> Result:
     """Run an experiment to its end, whatever dies on the way.
 
@@ -53,7 +57,11 @@ def serve_over_flower(
     who is missing, and why; `about` what is done, and who takes part. If `watch` raises
     KeyboardInterrupt, all processes are ended; the folder can be served again.
     With `keys` packets are signed; with certificates, too, Flower lets in no others.
+    The file `preparation` says how all sites prepare their columns; with it a model is
+    left. `track`, KIND:PLACE, is where every measured round is written.
     """
+    if preparation is not None:
+        blank_task(experiment, read_preparation(str(preparation)))  # or why not
     if keys is not None:
         server_seal(keys)  # or what is wrong with them, before anything starts
     node_keys = keys.peers if keys is not None and link.certificates else ()
@@ -76,7 +84,8 @@ def serve_over_flower(
         look.say(f"starting the SuperLink at {link.address}")
         wait_for_port(link.address, superlink, look=look)
         link.register(node_keys)
-        settings = apps.settings_of(experiment, folder, terms, keys)
+        own = (keys, preparation, track)
+        settings = apps.settings_of(experiment, folder, terms, *own)
         look()
         serving = _Serving(folder, link, settings, servers)
         return _until_done(serving, superlink, look)

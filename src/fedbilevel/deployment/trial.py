@@ -2,29 +2,33 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedbilevel import tasks
+from fedbilevel.datasets.tables import READERS, kind_of
 from fedbilevel.deployment.apps import ERROR
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.sites import LOCAL, clients_of
+from fedbilevel.experiments.command import arguments_of
+from fedbilevel.experiments.leaving import model_of_trial, takes_tables
+from fedbilevel.experiments.sites import LOCAL, NOT_SHARED, clients_of
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles
 from fedbilevel.federation.signatures import make_key_pair
+from fedbilevel.models import can_be_kept
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
 __all__ = ["KINDS", "deployment_of", "federate", "make_keys", "persistent_node"]
 
 KINDS = ("persistent", "stock")
-_OPTIONS = ("algorithm", "clients", "participants", "local_steps", "batch", "seed")
 
 
 def federate(
@@ -36,11 +40,12 @@ def federate(
     watch: Watch,
     say: Callable[[str], None] = print,
     about: Callable[[str, str], None] = lambda word, who: None,
+    track: str | None = None,
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
     `nodes` are persistent, ours, or stock, Flower's own. All have keys that are made
-    for this run, in its folder.
+    for this run, in its folder. `track` is where every measured round is written.
     """
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
@@ -50,7 +55,7 @@ def federate(
     keys = make_keys(folder, clients_of(experiment))
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
-    return serve_over_flower(
+    result = serve_over_flower(
         experiment,
         folder,
         terms,
@@ -60,7 +65,25 @@ def federate(
         say=say,
         about=about,
         crowd=crowd,
+        track=track,
     )
+    return _with_model(experiment, result, folder, say)
+
+
+def _with_model(
+    experiment: Experiment, result: Result, folder: Path, say: Callable[[str], None]
+) -> Result:
+    """Leave a model in the folder, as a simulation would: all rows are here."""
+    if not can_be_kept():
+        return result
+    try:
+        model = model_of_trial(experiment, result)
+    except (FedbilevelError, OSError) as error:  # the run is over, and stays
+        say(f"No model is left: {error}")
+        return result
+    if model is not None:
+        model.save(folder)
+    return replace(result, model=model)
 
 
 def make_keys(folder: Path, clients: int) -> KeyFiles:
@@ -83,35 +106,23 @@ def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
     return [folder / "keys" / f"{client}.pub" for client in range(count)]
 
 
-def _arguments_of(experiment: Experiment) -> list[str]:
-    """Return the shared settings as they are typed."""
-    given = asdict(experiment)
-    words = [experiment.task]
-    for name in _OPTIONS:
-        if given[name] is not None:
-            words += [f"--{name.replace('_', '-')}", str(given[name])]
-    for name, value in experiment.channel_settings().items():
-        words += [f"--{name}", str(value)]
-    if experiment.weights:
-        words += ["--weights", ",".join(map(repr, experiment.weights))]
-    if experiment.precision != "float32":
-        words += ["--precision", experiment.precision]
-    for name, value in experiment.options.items():
-        words += ["--set", f"{name}={value}"]
-    return words
-
-
 def _node_command(experiment: Experiment, client: int, *more: str) -> list[str]:
     """Return the command of one node."""
-    words = ["node", *_arguments_of(experiment), "--client", str(client)]
+    shared = arguments_of(experiment, without=NOT_SHARED)
+    words = ["node", *shared, "--client", str(client)]
     return [*words, *more]
 
 
 def deployment_of(experiment: Experiment) -> list[str]:
     """Return what a real deployment of an experiment would type."""
     options = {n: v for n, v in experiment.options.items() if n not in LOCAL}
-    shared = " ".join(_arguments_of(replace(experiment, options=options)))
+    own = arguments_of(replace(experiment, options=options), without=NOT_SHARED)
+    shared = shlex.join(own)
     known = "--site-key node0.pub ... " if experiment.aggregate == "secure" else ""
+    rows = Path(experiment.options.get("data", ""))
+    # Sites with tables of their own agree on their columns, by `fedbilevel prepare`.
+    if kind_of(rows) in READERS and takes_tables(experiment):
+        shared += " --preparation PREPARATION"
     return [
         f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --private-key server --node-key node0.pub ... "

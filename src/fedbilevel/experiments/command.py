@@ -1,14 +1,15 @@
 """The command that repeats what a folder holds."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.searching import Tuning
 
-__all__ = ["comparison_command", "run_command"]
+__all__ = ["arguments_of", "comparison_command", "run_command"]
 
 # Of these a command has no option of the same name, or `options` has one of its own.
 _ELSEWHERE = ("task", "options", "weights")
@@ -18,9 +19,9 @@ def run_command(settings: Mapping[str, Any], runtime: str) -> str:
     """Return what to type for a run; `runtime` is the one that it was made by."""
     experiment = _experiment(settings)
     if runtime in ("simulator", "reference"):
-        return _joined(["run", *_arguments(experiment)])
+        return _joined(["run", *arguments_of(experiment)])
     # Of a federation: `serve` needs the keys of its sites, a trial needs nothing.
-    words = _arguments(experiment, renamed={"patience": "stop-patience"})
+    words = arguments_of(experiment, renamed={"patience": "stop-patience"})
     return _joined(["federate", *words])
 
 
@@ -28,15 +29,23 @@ def comparison_command(settings: Mapping[str, Any], names: Sequence[str]) -> str
     """Return what to type for a comparison of these algorithms."""
     try:
         experiment = _experiment(settings["experiment"])
-        seeds, grid = int(settings["seeds"]), dict(settings["grid"])
-        tuned = [f"{key}={','.join(values)}" for key, values in grid.items()]
+        seeds, tuning = int(settings["seeds"]), settings.get("tuning")
+        tuned = [] if tuning is None else ["--tune", *_tuning(tuning)]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"settings.json is damaged: {error}.") from error
-    words = [*_arguments(experiment), "--algorithms", ",".join(names)]
+    words = [*arguments_of(experiment), "--algorithms", ",".join(names)]
     words += ["--seeds", str(seeds)]
-    for one in tuned:
-        words += ["--tune", one]
-    return _joined(["compare", *words])
+    return _joined(["compare", *words, *tuned])
+
+
+def _tuning(given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a search that are not as if they were left out."""
+    words = []
+    for name, default in asdict(Tuning()).items():
+        if given.get(name, default) != default:
+            option = "tuning-seeds" if name == "seeds" else name
+            words += [f"--{option}", str(given[name])]
+    return words
 
 
 def _experiment(settings: Mapping[str, Any]) -> Experiment:
@@ -46,17 +55,23 @@ def _experiment(settings: Mapping[str, Any]) -> Experiment:
         raise CheckpointError(f"the saved settings are damaged: {error}.") from error
 
 
-def _arguments(
-    experiment: Experiment, renamed: Mapping[str, str] | None = None
+def arguments_of(
+    experiment: Experiment,
+    renamed: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> list[str]:
-    """Return all that is not as if it was left out, as it is typed."""
+    """Return all that is not as if it was left out, as it is typed.
+
+    `renamed` are options of the command that have other names; those `without` are not
+    the command's.
+    """
     words = [experiment.task]
     for one in fields(experiment):
         value = getattr(experiment, one.name)
-        if one.name in _ELSEWHERE or value == one.default:
+        if one.name in (*_ELSEWHERE, *without) or value == one.default:
             continue
         name = (renamed or {}).get(one.name, one.name.replace("_", "-"))
-        words += [f"--{name}", str(value)]
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     if experiment.weights:
         words += ["--weights", ",".join(map(repr, experiment.weights))]
     for name, value in experiment.options.items():

@@ -1,8 +1,8 @@
-"""Compares algorithms by name: which options are whose, and what a grid stands for."""
+"""Compares algorithms by name: which options are whose, and what is tuned of each."""
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,8 @@ from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.experiment import Built, Experiment, headline_only
 from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.searching import NamedSearch, Tuning
+from fedbilevel.experiments.tuning import named_search, trials_of
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import Comparison, Contender, compared
 from fedbilevel.studies.setting import Keeping, Setting
@@ -26,10 +28,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NamedComparison:
-    """A comparison, and the options and mean headline of every trial, by name."""
+    """A comparison, and the options, judgment and rounds of every trial, by name."""
 
     found: Comparison
-    trials: dict[str, list[tuple[dict[str, str], float]]]
+    trials: dict[str, list[tuple[dict[str, str], float, int]]]
 
 
 def compare(
@@ -37,7 +39,7 @@ def compare(
     names: Sequence[str],
     seeds: int,
     *,
-    grid: Mapping[str, Sequence[str]] | None = None,
+    tuning: Tuning | None = None,
     folder: Path | None = None,
     resume: bool = False,
     about: Callable[[str], None] = lambda name: None,
@@ -46,44 +48,56 @@ def compare(
     """Run every named algorithm from the same seeds.
 
     Options of the experiment go to each algorithm that knows them; `name.option` goes
-    to one alone. So do those of the `grid`, each with the values to try. With a folder
-    results are saved there as they come; `resume` goes on with the comparison in it,
-    where what is finished is not run again. `about(name)` is called before each
-    algorithm, and `watch` is shown the task's headline metric while it runs.
+    to one alone. With a `tuning` each is tuned first, as by `tune`, all with as many
+    samples as the first. With a folder results are saved there as they come; `resume`
+    goes on with the comparison in it, where what is finished is not run again.
+    `about(name)` is called before each algorithm, and `watch` is shown the task's
+    headline metric while it runs.
     """
     if not names or len(set(names)) < len(names) or seeds < 1:
         raise InvalidInputError(
             f"algorithms={','.join(names)}, seeds={seeds}: name each algorithm once, "
             "and ask for at least one seed."
         )
-    settings = {"experiment": asdict(experiment), "seeds": seeds, "grid": grid or {}}
+    settings = {
+        "experiment": asdict(experiment),
+        "seeds": seeds,
+        "tuning": None if tuning is None else asdict(tuning),
+    }
     if folder is not None:
         _check_folder(folder, resume, settings)
     entries = _entries(names)
-    built, contenders, points = _built(experiment, names[0], entries, grid or {})
+    built, contenders, searches = _built(experiment, names[0], entries, tuning)
     if folder is not None:
         text = json.dumps(settings, indent=2) + "\n"
         write_atomically(folder / COMPARISON, lambda file: file.write(text.encode()))
-    found = compared(
-        _as_given(built.setting, experiment, built),
-        contenders,
-        built.rounds,
-        range(experiment.seed, experiment.seed + seeds),
-        # The folder was looked at: it is new, or this comparison's own.
-        keeping=None if folder is None else Keeping(folder, resume=True),
-        about=about,
-        measure_every=experiment.measure_every,
-        stopping=experiment.stopping(built.setting.headline),
-        watch=headline_only(watch, built.setting.headline),
-        task=experiment.label,
-        config=built.config,
-    )
+    with _naming_sites(built, entries):
+        found = compared(
+            _as_given(built.setting, experiment, built),
+            contenders,
+            built.rounds,
+            range(experiment.seed, experiment.seed + seeds),
+            # The folder was looked at: it is new, or this comparison's own.
+            keeping=None if folder is None else Keeping(folder, resume=True),
+            about=about,
+            tuning=tuning and {"rungs": tuning.rungs, "count": tuning.seeds},
+            measure_every=experiment.measure_every,
+            stopping=experiment.stopping(built.setting.headline),
+            watch=headline_only(watch, built.setting.headline),
+            task=experiment.label,
+            config=built.config,
+        )
     _name_results(built, entries, found, folder)
-    trials = {
-        name: [(p, t.value) for p, t in zip(points[name], many, strict=True)]
-        for name, many in found.trials.items()
-    }
+    trials = {name: trials_of(searches[name], one) for name, one in found.tuned.items()}
     return NamedComparison(found, trials)
+
+
+def _naming_sites(
+    built: Built, entries: Mapping[str, Entry]
+) -> AbstractContextManager[None]:
+    """Name sites in errors, unless one pools rows: then client 0 may be all."""
+    pools = any(entry.pools for entry in entries.values())
+    return nullcontext() if pools else built.naming_sites()
 
 
 def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:
@@ -131,29 +145,36 @@ def _built(
     experiment: Experiment,
     first: Any,
     entries: Mapping[str, Entry],
-    grid: Mapping[str, Sequence[str]],
-) -> tuple[Built, dict[str, Contender], dict[str, list[dict[str, str]]]]:
-    """Build the task once, and every candidate; return with the options of each."""
+    tuning: Tuning | None,
+) -> tuple[Built, dict[str, Contender], dict[str, NamedSearch]]:
+    """Build the task once, and every contender; return with what is searched."""
     names = list(entries)
     known = {name: set(options_of(entry)) for name, entry in entries.items()}
     for_task = set(option_defaults(tasks.find(experiment.task)))
     options = {
         name: _for_one(experiment.options, name, known, for_task) for name in names
     }
-    points = {name: _points(_for_one(grid, name, known, set())) for name in names}
     only_task = {n: v for n, v in experiment.options.items() if n in for_task}
     built = replace(experiment, algorithm=first, options=only_task).build()
-    contenders = {
-        name: _contender(experiment, built, entry, options[name], points[name])
+    searches = {
+        name: _search(experiment, built, entry, for_task, options[name])
         for name, entry in entries.items()
     }
-    return built, contenders, points
+    contenders = {
+        name: _contender(experiment, built, entry, searches[name], tuning)
+        for name, entry in entries.items()
+    }
+    return built, contenders, searches
 
 
 def _name_results(
     built: Built, entries: Mapping[str, Entry], found: Comparison, folder: Path | None
 ) -> None:
     """Give results the names, and what the task concludes, also where they are kept."""
+    sites = built.task.names
+    for name, error in found.diverged.items():
+        if sites and not entries[name].pools:
+            found.diverged[name] = error.at(sites[error.client])
     for name, results in found.results.items():
         one = built._replace(entry=entries[name])
         found.results[name] = [one.named(result) for result in results]
@@ -168,27 +189,35 @@ def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting
     return replace(setting, data=built.task.data, sampling=sampling)
 
 
+def _search(
+    experiment: Experiment,
+    built: Built,
+    entry: Entry,
+    for_task: set[str],
+    options: Mapping[str, str],
+) -> NamedSearch:
+    own = {name: text for name, text in options.items() if name not in for_task}
+    return named_search(experiment, built.task, entry, own)
+
+
 def _contender(
     experiment: Experiment,
     built: Built,
     entry: Entry,
-    options: Mapping[str, str],
-    points: Sequence[dict[str, str]],
+    named: NamedSearch,
+    tuning: Tuning | None,
 ) -> Contender:
-    """Build every candidate of an algorithm."""
-    task, candidates = built.task, []
-    for point in points:
-        one = replace(experiment, algorithm=entry.name, options={**options, **point})
-        candidates.append(one.algorithm_by(entry, task.recommended, task.data.clients))
-    setting = experiment.setting(task, entry, built.setting.channel)
-    shown = built._replace(entry=entry, algorithm=candidates[0], setting=setting)
+    """Return an algorithm as it is, or what is searched of it."""
+    search = tuning and named.search(tuning.trials, tuning.sampler)
+    if search:
+        candidates, first = search, search.first()
+    else:
+        first = named.build(named.given)
+        candidates = (first,)
+    setting = experiment.setting(built.task, entry, built.setting.channel)
+    shown = built._replace(entry=entry, algorithm=first, setting=setting)
     shown.job()  # which warns where the limit will be off
     return Contender(candidates, entry.pools)
-
-
-def _points(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    every = itertools.product(*grid.values())
-    return [dict(zip(grid, values, strict=True)) for values in every]
 
 
 def _for_one(

@@ -15,15 +15,15 @@ import jax
 import numpy as np
 
 from fedbilevel import algorithms, tasks
-from fedbilevel._files import write_atomically
+from fedbilevel._files import write_arrays, write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
-from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.algorithms import AbstractAlgorithm, Entry, steadied
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import (
+    AtClientError,
     CheckpointError,
     InvalidInputError,
-    NonFiniteError,
     unknown_name,
 )
 from fedbilevel.experiments.channels import read_channel
@@ -45,6 +45,7 @@ from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.single import run_job
+from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import Listed, option_defaults
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Built",
     "Experiment",
     "headline_only",
+    "model_of",
     "weighing",
     "write_listed",
 ]
@@ -80,19 +82,20 @@ class Built(NamedTuple):
 
     def job(self, seed: int = 0) -> Job:
         """Bind everything, and warn where the limit will be off."""
-        job = self.setting.job(self.algorithm, seed)
+        with self.naming_sites():
+            job = self.setting.job(self.algorithm, seed)
         if self.task.convex:
-            warn_where_clients_differ(job, self.entry.name)
+            warn_where_clients_differ(job, self.entry.name, self.task.names)
         return job
 
     @contextmanager
     def naming_sites(self) -> Iterator[None]:
-        """Give the site its name in the error of a run that fails there."""
+        """Give the site its name in an error of what is wrong there."""
         try:
             yield
-        except NonFiniteError as error:
+        except AtClientError as error:
             if self.task.names and not self.entry.pools:
-                raise error.at(self.task.names[error.client]) from None
+                raise error.at(self.task.names[error.client]) from error.__cause__
             raise
 
     def save(self, result: Result, folder: Path) -> None:
@@ -111,25 +114,8 @@ class Built(NamedTuple):
             more = self.task.conclusion(self.task, result.point)
         final = {**result.final, **point, **more}
         named = dataclasses.replace(result, algorithm=self.entry.name, final=final)
-        return dataclasses.replace(named, model=self._model(named))
-
-    def _model(self, result: Result) -> Model | None:
-        """Return the model that a run leaves behind, where all clients share one."""
-        task = self.task
-        if task.predictor is None or result.levels is None:
-            return None
-        shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
-        if shared != [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]:
-            return None  # every client has kept a y of its own
-        about = {"task": result.task, "algorithm": result.algorithm}
-        options = to_plain(self.config["task"])
-        return Model(
-            task.predictor.layers(*result.levels),
-            task.preparation.label.classes if task.preparation else task.classes,
-            task.preparation,
-            task.predictor.pixels,
-            {**about, "options": options, "versions": result.versions},
-        )
+        model = model_of(self.task, named, self.config["task"])
+        return dataclasses.replace(named, model=model)
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,9 @@ class Experiment:
 
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
     `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
-    `target`, `patience` and the budgets `max_...` end a run before its last round.
+    `target`, `patience` and the budgets `max_...` end a run before its last round. With
+    `safeguard` a run measures its steps where the task leaves them to it, and goes back
+    and on by shorter ones where it explodes.
     `weights` are what the clients count in means, in place of the task's own. `task`
     and `algorithm` may be given as a function and a class, too: they are kept by the
     file that they are in.
@@ -167,6 +155,7 @@ class Experiment:
     delta: float = 1e-5
     compress: str | None = None
     aggregate: str = "mean"
+    safeguard: bool = False
     weights: tuple[float, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -233,25 +222,30 @@ class Experiment:
     def run_seeds(self, count: int) -> list[Result]:
         """Run from `count` random seeds, the experiment's own first, as one program."""
         built = self.build()
-        results = run_seeds(
-            built.job(self.seed),
-            built.rounds,
-            range(self.seed, self.seed + count),
-            measure_every=self.measure_every,
-            stopping=self.stopping(built.setting.headline),
-            task=self.label,
-            config=built.config,
-        )
+        with built.naming_sites():
+            results = run_seeds(
+                built.job(self.seed),
+                built.rounds,
+                range(self.seed, self.seed + count),
+                measure_every=self.measure_every,
+                stopping=self.stopping(built.setting.headline),
+                task=self.label,
+                config=built.config,
+            )
         return [built.named(result) for result in results]
 
     def build(self) -> Built:
         """Build what the names stand for, once."""
-        self.channel()  # before any data are loaded
+        self.check()
+        task, values, _ = self.build_task()
+        return self.bind(task, values)
+
+    def check(self) -> None:
+        """Raise for what can be told before any data are loaded."""
+        self.channel()
         tasks.find(self.task)
         self._check_options()
         self._runtime()
-        task, values, _ = self.build_task()
-        return self.bind(task, values)
 
     def bind(self, task: tasks.Task, values: Mapping[str, Any]) -> Built:
         """Return what the names stand for, with a task that was built."""
@@ -290,6 +284,7 @@ class Experiment:
             task.headline,
             Sampling(batch, participants),
             channel,
+            task.tuned_by or HELD_OUT,
         )
 
     def stopping(self, headline: str) -> Stopping:
@@ -366,10 +361,23 @@ class Experiment:
                 raise unknown_name("option", option, [*known, *options_of(entry)])
         steps = self.sizes(recommended)["local_steps"]
         cohort = str(self.participants or clients)
-        settings = {"participants": cohort, **recommended, **options}
+        usual = self.steps_of(recommended)
+        settings = {"participants": cohort, **usual, **options}
         for size in _SIZES:
             settings.pop(size, None)
-        return algorithm_from(entry, settings, clients, steps)
+        built = algorithm_from(entry, settings, clients, steps)
+        return steadied(built, self._measures)
+
+    @property
+    def _measures(self) -> bool:
+        """Say whether a run is guarded; clip and noise hide what it would look at."""
+        return self.safeguard and self.clip is None and not self.noise
+
+    def steps_of(self, recommended: Mapping[str, str]) -> dict[str, str]:
+        """Return what a task recommends: numbers, where a run measures nothing."""
+        measured = recommended.get("auto", "").split() if self._measures else []
+        usual = {name: value for name, value in recommended.items() if name != "auto"}
+        return usual | dict.fromkeys(measured, "auto")
 
     @staticmethod
     def load(folder: Path) -> "Experiment":
@@ -396,8 +404,31 @@ class Experiment:
         return for_task, rest
 
 
+def model_of(
+    task: tasks.Task, result: Result, options: Mapping[str, Any]
+) -> Model | None:
+    """Return the model that a run leaves behind, where all clients share one."""
+    if task.predictor is None or result.levels is None:
+        return None
+    shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
+    found = [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]
+    if shared != found and not task.predictor.advice:
+        return None  # every client has kept a y of its own
+    about = {"task": result.task, "algorithm": result.algorithm}
+    return Model(
+        task.predictor.layers(*result.levels),
+        task.preparation.label.classes if task.preparation else task.classes,
+        task.preparation,
+        task.predictor.pixels,
+        {**about, "options": to_plain(dict(options)), "versions": result.versions},
+        task.predictor.advice,
+    )
+
+
 def write_listed(path: Path, listed: Listed) -> None:
-    """Write a table as CSV, atomically."""
+    """Write a table as CSV, atomically, and its pictures before it, as npz."""
+    if listed.pictures is not None:
+        write_arrays(path.with_suffix(".npz"), {"pictures": listed.pictures})
     text = io.StringIO(newline="")
     csv.writer(text).writerows([listed.header, *listed.rows])
     write_atomically(path, lambda file: file.write(text.getvalue().encode()))

@@ -22,9 +22,11 @@ from fedbilevel._files import read_arrays, write_arrays, write_atomically
 from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.facts import check_facts
+from fedbilevel.experiments.leaving import blank_task, check_prepared, model_at
 from fedbilevel.experiments.sites import clients_of, federated_entry, shared_settings
 from fedbilevel.federation import (
     PROTOCOL,
@@ -45,6 +47,7 @@ from fedbilevel.runtime import (
     Checkpoints,
     Job,
     Ledger,
+    OnRound,
     Outcome,
     Sampling,
     SimulatorRuntime,
@@ -76,14 +79,19 @@ def serve(
     watch: Watch | None = None,
     report: Callable[[str], None] = print,
     made: Callable[[dict[str, Any]], None] = lambda exchange: None,
+    preparation: Preparation | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
     The folder keeps a checkpoint after every round; served again, the run goes on from
     there. In the end it holds the result, and who took part in each exchange; `made` is
-    told of each at once. Sites are told when all is over.
+    told of each at once, `on_round` of every measured round, and may stop the run.
+    Sites are told when all is over. By the `preparation` of all sites a model is left,
+    too; whether it is theirs is known by its fingerprint.
     """
     clients = clients_of(experiment)
+    blank = None if preparation is None else blank_task(experiment, preparation)
     identity = _identity(folder, experiment)
     roster = Roster(
         transport,
@@ -98,6 +106,8 @@ def serve(
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=clients if first else terms.minimum)
     job, facts = _agreed(experiment, roster)
+    if blank is not None:
+        check_prepared(blank, facts, job)
     left_out = functools.partial(_note, folder / LEFT_OUT)
     releases, metrics = ServerReleases(folder / RELEASES), tuple(facts["metrics"])
     runtime = FederationRuntime(
@@ -114,8 +124,11 @@ def serve(
         stopping=stopping,
         checkpoints=Checkpoints(folder, every_rounds=1),
         watch=headline_only(watch, facts["headline"]),
+        on_round=on_round,
     )
     result = _result(experiment, facts, outcome, runtime, ledger)
+    if blank is not None:
+        result = replace(result, model=model_at(blank, result, facts["task"]))
     write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
     result.save(folder)
     roster.farewell()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.algorithms import AbstractAlgorithm, Entry, SteadySteps
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -28,9 +28,19 @@ from fedbilevel.schedules import (
     TheoremThree,
     parse_schedule,
 )
+from fedbilevel.units import AbstractRelative, OfCurvature, OfDistance, read_relative
 
 __all__ = ["Option", "algorithm_from", "as_options", "options_of"]
 
+# What `auto` stands for. A series that converges twice as fast may as well; a step
+# leaves room for what batches and clients differ. Made when used: a module that
+# computes leaves no choice of devices to whoever imports it.
+AUTO: Mapping[str, Callable[[], AbstractRelative]] = {
+    "theta": lambda: OfCurvature(0.5),
+    "upper_step": lambda: OfDistance(1.0),
+    "lower_step": lambda: OfCurvature(0.25),
+    "auxiliary_step": lambda: OfCurvature(0.25),
+}
 # What effective values, and the parts of a series, mean for every algorithm.
 MEANINGS = {
     "upper_step": "how far x moves along its direction at t = 0",
@@ -177,7 +187,16 @@ def _kind(one: Field) -> str:
         return "count"
     if one.type is bool:
         return "true or false"
+    if _words(one):
+        return " or ".join(_words(one))
     return "number or schedule" if one.type == Schedule else "number"
+
+
+def _words(one: Field) -> dict[str, str | None]:
+    """Return the words that a field takes, if it does, with what each one sets."""
+    words = one.metadata.get("words", ())
+    nothing = {"none": None} if words and one.default is None else {}
+    return {**nothing, **{word: word for word in words}}
 
 
 def _default(one: Field) -> str:
@@ -258,7 +277,10 @@ class _Reader:
             if self.options[letter] not in words:
                 raise unknown_name(f"value of {letter}", self.options[letter], words)
             return words[self.options[letter]]
-        return self._number(letter)
+        words = _words(one)
+        if words and self.options[letter] not in words:
+            raise unknown_name(f"value of {letter}", self.options[letter], words)
+        return words[self.options[letter]] if words else self._number(letter)
 
     def _converted(self, one: Field, effective: Effective) -> Any:
         name = next(
@@ -297,8 +319,15 @@ class _Reader:
         sizes = {"clients": self.clients, "local_steps": self.local_steps}
         return parse_schedule(text, **sizes, rho1=rho1)
 
-    def _number(self, name: str) -> float:
-        return self._as(float, name, "number")
+    def _number(self, name: str) -> Any:
+        """Read a number, or one in units that a run measures, such as 0.5/L."""
+        auto = AUTO.get(name) or AUTO.get(f"{self._step_of(name)}_step")
+        relative = read_relative(self.options.get(name, ""), auto and auto())
+        return self._as(float, name, "number") if relative is None else relative
+
+    def _step_of(self, letter: str) -> str:
+        one = _fields(self.entry).get(letter)
+        return one.metadata.get("step", "") if one else ""
 
     def _count(self, name: str) -> int:
         return self._as(int, name, "whole number")
@@ -320,24 +349,30 @@ class _Reader:
 def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
     """Write the parameters of an algorithm as options that build it again."""
     written: dict[str, str] = {}
+    if isinstance(algorithm, SteadySteps):
+        algorithm = algorithm.algorithm
     for letter, one in _fields(entry).items():
         value = getattr(algorithm, one.name)
         if isinstance(value, Neumann):
-            written |= {"q": str(value.q), "theta": repr(float(value.theta))}
+            written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):
             written[letter] = str(value).lower()
-        elif isinstance(value, int):
+        elif isinstance(value, int | str):
             written[letter] = str(value)
         elif value is not None:
-            written[letter] = repr(float(value))
+            written[letter] = _number_text(value)
     return written
+
+
+def _number_text(value: Any) -> str:
+    return str(value) if isinstance(value, AbstractRelative) else repr(float(value))
 
 
 def _schedule_text(value: Any) -> str:
     if isinstance(value, Constant):
-        return repr(float(value.value))
+        return _number_text(value.value)
     if isinstance(value, CubeRootDecay):
         return f"decay:{float(value.c0)!r}:{float(value.w0)!r}"
     if isinstance(value, TheoremThree):

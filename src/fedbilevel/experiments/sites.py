@@ -4,7 +4,8 @@ Both sides compare fingerprints of the settings and of the algorithm before anyt
 computed; what they must agree on is here, too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from fedbilevel import _tree, algorithms, tasks
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
 from fedbilevel.datasets import TableChoices
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.experiments.experiment import LENGTH, Experiment, weighing
 from fedbilevel.federation import (
     Fingerprints,
@@ -40,16 +41,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCAL",
+    "NOT_SHARED",
     "build_site",
     "clients_of",
     "federated_entry",
+    "meaning",
     "shared_settings",
     "without_files",
 ]
 
 # How long to run, where rows lie, and what is kept are each side's own business.
 LOCAL = ("data", *(one.name for one in fields(TableChoices)))
-_KEPT = ("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds")
+NOT_SHARED = (*LENGTH, "runtime", "measure_every")
+NOT_SHARED += ("checkpoint_rounds", "checkpoint_seconds")
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
@@ -58,8 +62,8 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     Of a task or an algorithm in a file of one's own that is what stands in the file,
     wherever each side has it.
     """
-    own = (*LENGTH, *_KEPT)
-    settings = {n: v for n, v in asdict(experiment).items() if n not in own}
+    every = asdict(experiment).items()
+    settings = {n: v for n, v in every if n not in NOT_SHARED}
     settings["task"] = tasks.identity(experiment.task)
     if experiment.algorithm is not None:
         settings["algorithm"] = algorithms.identity(experiment.algorithm)
@@ -147,7 +151,8 @@ def build_site(
     # Alone here, this client is one of so many elsewhere: what depends on their number
     # is checked on the server.
     alone = replace(experiment, participants=None)
-    job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
+    with _known_as(client, task.names[client] if trial and task.names else ""):
+        job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
     participants = experiment.participants or clients
     channel = experiment.channel().shared_by(participants)
     job = replace(job, clients=clients, participants=participants, channel=channel)
@@ -166,6 +171,15 @@ def build_site(
         identity=identity,
         minimum=minimum,
     )
+
+
+@contextmanager
+def _known_as(client: int, name: str) -> Iterator[None]:
+    """Give this client its number, and its name, in an error: alone, it is client 0."""
+    try:
+        yield
+    except AtClientError as error:
+        raise error.at(name, client) from error.__cause__
 
 
 def _task(
@@ -218,7 +232,7 @@ def _facts(
             "headline": task.headline,
             "shows_point": task.shows_point,
             "task": values,
-            "classes": settings_fingerprint(_meaning(task, prepared)),
+            "classes": settings_fingerprint(meaning(task, prepared)),
             "metrics": sorted(jax.eval_shape(job.measured, job.x, job.y)),
             "concludes": task.concludes,
             "x": _tree.leaf_names(job.x),
@@ -231,7 +245,7 @@ def _facts(
     )
 
 
-def _meaning(task: Task, prepared: bool) -> dict[str, Any]:
+def meaning(task: Task, prepared: bool) -> dict[str, Any]:
     """Return what sites must agree on so that numbers of x and y mean the same.
 
     Each scales features by its own rows, unless all are `prepared` alike.

@@ -48,6 +48,11 @@ def name_of(kind: type) -> str:
     return next(entry.name for entry in entries if entry.make is kind)
 
 
+def _with_numbers(experiment: Experiment, **changes: Any) -> Experiment:
+    """Return an experiment that measures no steps: theorems are about numbers."""
+    return replace(experiment, safeguard=False, **changes)
+
+
 def theorist(name: str) -> Entry:
     """Return an algorithm that there is a theorem of, or say which there are."""
     if name not in with_theorems():
@@ -59,7 +64,7 @@ def setting_of(experiment: Experiment) -> SettingOf:
     """Return the setting of an experiment by the number of its clients."""
 
     def setting(clients: int) -> Setting:
-        built = replace(experiment, clients=clients).build()
+        built = _with_numbers(experiment, clients=clients).build()
         built.job()  # which warns where the limit will be off
         return built.setting
 
@@ -70,7 +75,7 @@ def check_theory(
     experiment: Experiment, given: Mapping[str, float]
 ) -> tuple[Ground, dict[str, Any]]:
     """Say which inequalities of its theorem a configuration satisfies."""
-    built = experiment.build()
+    built = _with_numbers(experiment).build()
     built.job()  # which warns where the limit will be off
     ground, summary = checked(built.setting, built.algorithm, built.rounds, given)
     return ground, {**summary, "algorithm": built.entry.name}
@@ -95,7 +100,7 @@ def planned(
     number = theorem_for(entry.kind, theorem)
     if preset == "theory":
         # The plan's own K has the same constants: clients are assumed to be alike.
-        built = experiment.build()
+        built = _with_numbers(experiment).build()
         ground = measure_ground(built.setting, built.algorithm, built.rounds, given)
         return planned_by_theory(ground, number, clients, **aim)
     refuse_constants(given)
@@ -111,7 +116,7 @@ def calibrate(experiment: Experiment, theorem: int | None, seeds: int) -> Calibr
     """
     entry = theorist(str(experiment.algorithm))
     number = theorem_for(entry.kind, theorem)
-    built = replace(experiment, clients=1).build()
+    built = _with_numbers(experiment, clients=1).build()
     own = built.task.calibration.get(entry.name, {})
     settings = {**built.task.recommended, **own, **experiment.options}
     first = _first_guess(number, settings, built)
@@ -156,5 +161,6 @@ def follow(plan: Plan, experiment: Experiment) -> Experiment:
         clients=plan.clients,
         rounds=plan.rounds,
         local_steps=plan.local_steps,
+        safeguard=False,
         options={**experiment.options, **options},
     )

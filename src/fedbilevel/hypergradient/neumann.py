@@ -28,7 +28,7 @@ from jaxtyping import Array
 
 from fedbilevel import _evaluation, _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
     Bundle,
@@ -46,10 +46,11 @@ _THETA = "step of the Neumann series, below 1/L1"
 
 def _check_series(name: str, theta: Array, curvature: float, client: int) -> None:
     if is_known(theta) and float(theta) * curvature >= 1:
-        raise InvalidInputError(
-            f"`{name}(theta={float(theta):.4g})`: the series needs theta < 1/L1; on "
-            f"client {client} L1 is about {curvature:.4g} at the start, so use at most "
-            f"{0.99 / curvature:.4g}."
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g} at the start, so use at most "
+            f"{0.99 / curvature:.4g}.",
+            f"`{name}(theta={float(theta):.4g})`: the series needs theta < 1/L1; on ",
         )
 
 
@@ -120,7 +121,7 @@ class Neumann(AbstractHypergradient):
     """Stochastic Neumann series with a fresh sample for every factor."""
 
     q: int = count(_Q)
-    theta: Number = number(_THETA)
+    theta: Number = number(_THETA, step="lower")
 
     def __check_init__(self) -> None:
         _check_terms("Neumann", self.q, 0, self.theta)
@@ -145,7 +146,7 @@ class FrozenNeumann(AbstractHypergradient):
     """Deterministic Neumann series: one batch for all factors."""
 
     q: int = count(_Q)
-    theta: Number = number(_THETA)
+    theta: Number = number(_THETA, step="lower")
 
     def __check_init__(self) -> None:
         _check_terms("FrozenNeumann", self.q, 0, self.theta)
@@ -175,7 +176,7 @@ class RandomNeumann(AbstractHypergradient):
     """
 
     q: int = count(_Q)
-    theta: Number = number(_THETA)
+    theta: Number = number(_THETA, step="lower")
 
     def __check_init__(self) -> None:
         _check_terms("RandomNeumann", self.q, 1, self.theta)

@@ -10,7 +10,7 @@ import jax
 import jax.random as jr
 
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
@@ -22,7 +22,7 @@ class Unrolled(AbstractHypergradient):
     """Reverse-mode differentiation through `steps` lower steps."""
 
     steps: int = count("lower steps that are differentiated through")
-    step: Number = number("how far each of them goes, below 2/L1")
+    step: Number = number("how far each of them goes, below 2/L1", step="lower")
 
     def __check_init__(self) -> None:
         if self.steps < 1:
@@ -45,8 +45,9 @@ class Unrolled(AbstractHypergradient):
     def check(self, curvature: float, client: int) -> None:
         """Raise if a lower step of this length moves away from the minimum."""
         if is_known(self.step) and float(self.step) * curvature >= 2:
-            raise InvalidInputError(
+            raise ClientInputError(
+                client,
+                f" L1 is about {curvature:.4g}, so use at most {1.98 / curvature:.4g}.",
                 f"`Unrolled(step={float(self.step):.4g})`: lower steps diverge beyond "
-                f"2/L1; on client {client} L1 is about {curvature:.4g}, so use at most "
-                f"{1.98 / curvature:.4g}."
+                "2/L1; on ",
             )

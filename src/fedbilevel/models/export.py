@@ -62,12 +62,10 @@ def _to_npz(model: Model, path: Path) -> None:
     kinds = []
     for number, layer in enumerate(model.layers):
         kind = type(layer).__name__.lower()
-        if isinstance(layer, Multiply):
-            arrays[f"layers.{number}.factor"] = np.asarray(layer.factor)
-        else:
-            arrays[f"layers.{number}.weight"] = layer.weight
-            arrays[f"layers.{number}.bias"] = layer.bias
-            kind += " relu" if getattr(layer, "relu", kind == "convolution") else ""
+        held = {name: v for name, v in vars(layer).items() if name != "relu"}
+        for name, value in held.items():
+            arrays[f"layers.{number}.{name}"] = np.asarray(value)
+        kind += " relu" if getattr(layer, "relu", kind == "convolution") else ""
         kinds.append(kind)
     arrays["layers"] = np.asarray(kinds, dtype=str)
     about = {} if model.preparation is None else _scaling(model.preparation)

@@ -14,18 +14,31 @@ from typing import Any
 import numpy as np
 
 from fedbilevel._files import write_atomically
-from fedbilevel._folders import MODEL, WEIGHTS
+from fedbilevel._folders import FEDERATION, MODEL, WEIGHTS
 from fedbilevel.datasets import Preparation
 from fedbilevel.datasets._preparation_files import Node
 from fedbilevel.datasets._preparation_files import write as written
 from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputError
-from fedbilevel.models.layers import Convolution, Dense, Layer, Multiply
+from fedbilevel.models.layers import (
+    Convolution,
+    Dense,
+    Layer,
+    Multiply,
+    OneLength,
+    Tanh,
+)
 from fedbilevel.models.model import Model, Pixels
 
 __all__ = ["can_be_kept", "load", "packed", "save"]
 
-_ENTRIES = ("about", "classes", "layers", "pixels", "preparation")
-_KINDS = ("multiply", "dense", "convolution")
+_ENTRIES = ("about", "advice", "classes", "layers", "pixels", "preparation")
+_KINDS = {
+    Multiply: "multiply",
+    Dense: "dense",
+    Convolution: "convolution",
+    Tanh: "tanh",
+    OneLength: "one length",
+}
 _LARGEST = 2**32  # bytes of weights
 _LONGEST = 2**26  # bytes of JSON
 _MOST_LAYERS = 1000
@@ -49,18 +62,15 @@ def packed(model: Model) -> tuple[bytes, bytes]:
     arrays: dict[str, np.ndarray] = {}
     layers: list[dict[str, Any]] = []
     for number, layer in enumerate(model.layers):
-        if isinstance(layer, Multiply):
-            layers.append({"kind": "multiply", "factor": layer.factor})
-            continue
-        relu = {"relu": layer.relu} if isinstance(layer, Dense) else {}
-        kind = "dense" if isinstance(layer, Dense) else "convolution"
-        layers.append({"kind": kind, **relu})
-        for name in ("weight", "bias"):
-            kept = np.ascontiguousarray(getattr(layer, name))
-            arrays[f"layers.{number}.{name}"] = kept
+        held = vars(layer)
+        for name in [name for name in held if isinstance(held[name], np.ndarray)]:
+            arrays[f"layers.{number}.{name}"] = np.ascontiguousarray(held[name])
+        rest = {n: v for n, v in held.items() if not isinstance(v, np.ndarray)}
+        layers.append({"kind": _KINDS[type(layer)], **rest})
     pixels, made = model.pixels, model.preparation
     content = {
         "about": dict(model.about),
+        "advice": model.advice or None,
         "classes": list(model.classes),
         "layers": layers,
         "pixels": pixels
@@ -87,10 +97,16 @@ def load(folder: Path) -> Model:
     """Read both files."""
     path = folder / MODEL
     if not path.exists():
+        if (folder / FEDERATION).exists():
+            raise CheckpointError(
+                f"{folder} holds no {MODEL}: its server did not know the columns of "
+                "the sites, or its task leaves no model. Serve with --preparation "
+                "FILE, the file that the nodes use."
+            )
         raise CheckpointError(
             f"{folder} holds no {MODEL}: it is no folder of a finished run, or its "
-            "task leaves no model that predicts. Runs of regularization, cleaning, "
-            "representation, loss-tuning, and of fairness on a table do, by "
+            "task leaves no model. Runs of regularization, cleaning, representation, "
+            "loss-tuning, architecture, few-shot, and of fairness on a table do, by "
             "`fedbilevel run ... --out`."
         )
     data, arrays = _arrays(folder / WEIGHTS)
@@ -129,14 +145,22 @@ def _model(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> Model:
     if made is not None and made.label.classes != classes:
         raise InvalidInputError("its classes are not those of its label.")
     about = node.node("about").content
-    return Model(layers, classes, made, _pixels(node), about)
+    advice = "" if node.is_null("advice") else node.text("advice")
+    return Model(layers, classes, made, _pixels(node), about, advice)
 
 
 def _layer(node: Node, number: int, arrays: dict[str, np.ndarray]) -> Layer:
-    kind = node.word("kind", _KINDS)
+    kind = node.word("kind", tuple(_KINDS.values()))
     if kind == "multiply":
         node.only("kind", "factor")
         return Multiply(node.number("factor"))
+    if kind == "tanh":
+        node.only("kind")
+        return Tanh()
+    if kind == "one length":
+        node.only("kind", "square", "tiny")
+        numbers = (node.number(name, above=0) for name in ("square", "tiny"))
+        return OneLength(*numbers)
     found = []
     for name in ("weight", "bias"):
         key = f"layers.{number}.{name}"

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Convolution", "Dense", "Layer", "Multiply"]
+__all__ = ["Convolution", "Dense", "Layer", "Multiply", "OneLength", "Tanh"]
 
 _WINDOW = 3
 
@@ -71,7 +71,30 @@ class Convolution:
         return blocks.mean(axis=(2, 4))
 
 
-Layer: TypeAlias = Multiply | Dense | Convolution
+@dataclass(frozen=True, eq=False)
+class Tanh:
+    """The hyperbolic tangent of every number."""
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """Return tanh(a) for every row a."""
+        return np.tanh(inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class OneLength:
+    """Rows without their means, times sqrt(square / (their squared length + tiny))."""
+
+    square: float
+    tiny: float
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """Return rows of one length."""
+        around = inputs - inputs.mean(axis=1, keepdims=True)
+        squares = np.sum(around**2, axis=1, keepdims=True)
+        return around * np.sqrt(self.square / (squares + self.tiny))
+
+
+Layer: TypeAlias = Multiply | Dense | Convolution | Tanh | OneLength
 
 
 def _windows(images: np.ndarray) -> np.ndarray:

@@ -41,10 +41,13 @@ class Predictor:
     """How the point of a run makes a model: `layers`, a function of (x, y).
 
     `pixels` is for images of bytes; features of other kinds have a preparation.
+    `advice` says what to do with layers that predict nothing by themselves, since every
+    client has a y of its own; they are made of x alone.
     """
 
     layers: Callable[[Any, Any], tuple[Layer, ...]]
     pixels: Pixels | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,8 @@ class Model:
 
     `layers` turn prepared features into scores. `classes` are the names in the order of
     the scores. Raw rows are prepared by `preparation`, by columns, or by `pixels`.
-    `about` says where the model comes from.
+    `about` says where the model comes from. With an `advice` it is what other models
+    begin with: it predicts nothing, and need not know what its features are made of.
     """
 
     layers: tuple[Layer, ...]
@@ -61,8 +65,13 @@ class Model:
     preparation: Preparation | None = None
     pixels: Pixels | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = ""
 
     def __post_init__(self) -> None:
+        if self.advice:
+            if not self.layers or self.classes:
+                raise InvalidInputError("what models begin with has layers alone.")
+            return
         last = self.layers[-1] if self.layers else None
         if not isinstance(last, Dense) or last.relu:
             raise InvalidInputError("the last layer of a model gives its scores.")
@@ -83,6 +92,8 @@ class Model:
     @property
     def is_linear(self) -> bool:
         """Say whether scores are a linear function of the features."""
+        if self.advice:
+            return False
         dense = [one for one in self.layers if isinstance(one, Dense)]
         plain = all(isinstance(one, Multiply | Dense) for one in self.layers)
         return plain and len(dense) == 1
@@ -96,7 +107,8 @@ class Model:
         if self.pixels is not None:
             return self.pixels.apply(np.asarray(rows))
         made = self.preparation
-        assert made is not None
+        if made is None:  # of a model that others begin with
+            return np.asarray(rows, dtype=float)
         if hasattr(rows, "columns"):
             table = table_of_frame(rows)
             return made.apply(table.columns, table.where)
@@ -122,6 +134,7 @@ class Model:
 
     def probabilities(self, rows: Any) -> np.ndarray:
         """Return the probability of every class for raw rows."""
+        self.check_predicts()
         if not self.classes:
             raise InvalidInputError(
                 "the model predicts a number, which has no probabilities."
@@ -130,7 +143,13 @@ class Model:
 
     def predict(self, rows: Any) -> np.ndarray:
         """Return the name of the likeliest class of raw rows, or the number."""
+        self.check_predicts()
         return self.decided(self.scores(self.features(rows)))
+
+    def check_predicts(self) -> None:
+        """Raise if this is what other models begin with."""
+        if self.advice:
+            raise InvalidInputError(self.advice)
 
     def decided(self, scores: np.ndarray) -> np.ndarray:
         """Return what scores say: a class, or a number in the label's own units."""

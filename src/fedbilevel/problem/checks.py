@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Loss, Lower, Rows, Upper
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
@@ -135,8 +135,8 @@ def _check_scalar(
     try:
         shape = jax.eval_shape(score, x, y, rows)
     except Exception as error:
-        raise InvalidInputError(
-            f"`{name}(x, y, batch)` fails on a batch of one row of client 0: {error}"
+        raise ClientInputError(
+            0, f": {error}", f"`{name}(x, y, batch)` fails on a batch of one row of "
         ) from error
     if not (isinstance(shape, jax.ShapeDtypeStruct) and shape.shape == ()):
         raise InvalidInputError(
@@ -167,8 +167,9 @@ def _check_finite(name: str, probe: _Probe) -> None:
     bad = np.flatnonzero(~np.isfinite(np.asarray(probe.clients)))
     if bad.size:
         value = float(probe.clients[bad[0]])
-        raise InvalidInputError(
-            f"client {bad[0]}: the {name} loss is {value} at the start, before the "
-            "first round. Check this client's data, the start, and the loss for a "
-            "logarithm or division that meets zero."
+        raise ClientInputError(
+            int(bad[0]),
+            f": the {name} loss is {value} at the start, before the first round. Check "
+            "this client's data, the start, and the loss for a logarithm or division "
+            "that meets zero.",
         )

@@ -23,6 +23,7 @@ __all__ = [
 
 Results = Mapping[str, Sequence[Result]]
 _COUNTED = ("exchanges", "bytes", "samples")
+_SHOWN = 9  # trials of an algorithm in a table; a file has all of them
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,27 @@ def _short(value: float | None) -> str:
 
 
 def trials_table(
-    trials: Mapping[str, Sequence[tuple[Mapping[str, str], float]]], metric: str
+    trials: Mapping[str, Sequence[tuple[Mapping[str, str], float, int]]], metric: str
 ) -> Table:
-    """Return the options tried for each algorithm and what came of them; best first."""
+    """Return the options tried for each algorithm, and what came of them.
+
+    First is the best of those that ran longest.
+    """
     table = Table(title=f"{metric} of what was tried", title_justify="left")
     table.add_column("algorithm")
     table.add_column("options")
+    table.add_column("rounds", justify="right")
     table.add_column(metric, justify="right")
     for name, many in trials.items():
-        for place, (options, end) in enumerate(sorted(many, key=lambda one: one[1])):
+        ordered = sorted(
+            many, key=lambda one: (not np.isfinite(one[1]), -one[2], one[1])
+        )
+        for place, (options, end, rounds) in enumerate(ordered[:_SHOWN]):
             told = " ".join(f"{key}={value}" for key, value in options.items())
-            table.add_row("" if place else name, told, f"{end:.4g}")
+            value = f"{end:.4g}" if np.isfinite(end) else "diverged"
+            table.add_row("" if place else name, told, str(rounds), value)
+        if ordered[_SHOWN:]:
+            worse = f"{len(ordered) - _SHOWN} more, which ended earlier or worse"
+            table.add_row("", worse, "", "")
         table.add_section()
     return table

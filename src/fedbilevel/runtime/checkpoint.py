@@ -70,7 +70,7 @@ def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
         digest.update(f"{name} {value.dtype} {value.shape}".encode())
         digest.update(np.ascontiguousarray(value).data)
     rest = (
-        type(job.algorithm).__name__,
+        job.algorithm.title,
         job.algorithm.parameters(),
         _told(jax.tree.leaves(static)),
         _told(job.problem.functions()),

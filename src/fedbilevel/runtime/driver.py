@@ -195,8 +195,9 @@ def execute(
     checkpoints: Checkpoints | None = None,
     watch: Watch | None = None,
     on_round: OnRound | None = None,
+    begin: Snapshot | None = None,
 ) -> Outcome:
-    """Run to the end, from the checkpoint if there is one.
+    """Run to the end, from the checkpoint if there is one, or else from `begin`.
 
     `watch(rounds done, rounds in all, newest measurements)` is called about twice a
     second, and `on_round(event)` then for every round that was measured since, in
@@ -207,7 +208,9 @@ def execute(
     check_rounds(rounds, measure_every)
     with noting_interrupts() as pressed:
         listeners = Listeners(watch, on_round, pressed)
-        return _driven(runtime, rounds, measure_every, stopping, checkpoints, listeners)
+        every = measure_every
+        keeper = _Keeper(runtime, checkpoints, every, begin)
+        return _driven(runtime, rounds, every, stopping, keeper, listeners)
 
 
 def _driven(
@@ -215,12 +218,12 @@ def _driven(
     rounds: int,
     measure_every: int,
     stopping: Stopping,
-    checkpoints: Checkpoints | None,
+    keeper: "_Keeper",
     listeners: Listeners,
 ) -> Outcome:
     """Go through the rounds, chunk by chunk."""
+    checkpoints = keeper.checkpoints
     _require_same_run(runtime, rounds, measure_every, stopping, checkpoints)
-    keeper = _Keeper(runtime, checkpoints, measure_every)
     limits = _limits(runtime, stopping, rounds)
     state, columns, done = keeper.begin(rounds)
     total = max(int(limits.max()), done)
@@ -363,19 +366,26 @@ class _Keeper:
     """Keeps checkpoints and the time, for one call of `execute`."""
 
     def __init__(
-        self, runtime: Runtime, checkpoints: Checkpoints | None, every: int
+        self,
+        runtime: Runtime,
+        checkpoints: Checkpoints | None,
+        every: int,
+        first: Snapshot | None = None,
     ) -> None:
-        self.runtime, self.checkpoints = runtime, checkpoints
+        self.runtime, self.checkpoints, self.first = runtime, checkpoints, first
         self.fingerprint = runtime.fingerprint(every) if checkpoints else ""
         self.began = self.kept_at = time.perf_counter()
         self.kept_round, self.last_good = -1, None
         self.earlier: dict[str, float] = {}
 
     def begin(self, rounds: int) -> tuple[Any, dict[str, np.ndarray], int]:
-        """Return the last checkpoint, or the start."""
+        """Return the last checkpoint, what was handed over, or the start."""
         held = mesh.on_all(self._last)
         where = self.checkpoints and self.checkpoints.folder
         mesh.require_same(lambda: str(held and held.round), f"checkpoint in {where}")
+        if held is None and self.first is not None:
+            one = self.first
+            return self.runtime.load(one.state), one.columns, one.round
         if held is None:
             state, found = self.runtime.start()
             if found is not None:

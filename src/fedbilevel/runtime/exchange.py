@@ -46,10 +46,11 @@ def server_turn(
     index: Array | int,
     ids: Array | None,
     present: Array,
+    weight: Array | None = None,
 ) -> ServerTurn:
     """Return what the server knows of an exchange."""
     shared = keys.shared_key(job.key, *where, index)
-    return ServerTurn(index, shared, ids, present, job.clients)
+    return ServerTurn(index, shared, ids, present, job.clients, weight)
 
 
 def for_place(sent: PyTree, place: Array | int) -> PyTree:
@@ -213,7 +214,7 @@ class Link(eqx.Module):
             if not self.hides:
                 raise
             raise InvalidInputError(
-                f"`{type(self.job.algorithm).__name__}`: phase '{self.phase.name}' "
+                f"`{self.job.algorithm.title}`: phase '{self.phase.name}' "
                 f"cannot take in a mean without the private blocks: {error}. On the "
                 "server, `up` sees None in the place of every block that clients keep; "
                 "it must work on what is left."

@@ -12,11 +12,19 @@ from jaxtyping import Array, PyTree, UInt8
 
 from fedbilevel._blocks import combine, either, is_any, split
 from fedbilevel._types import Key, Lower, Metrics, Pair, Scalar, Upper
-from fedbilevel.algorithms import AbstractAlgorithm, Phase, SeesTurn, every_phase
+from fedbilevel.algorithms import (
+    AbstractAlgorithm,
+    Phase,
+    SeesTurn,
+    SteadySteps,
+    every_phase,
+    steadied,
+)
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Data, Oracle, Problem, check_problem, largest_curvature
 from fedbilevel.runtime import keys
+from fedbilevel.units import OfDistance, relative_kinds
 
 __all__ = [
     "ABSENT",
@@ -89,7 +97,11 @@ class Job(eqx.Module):
         sampling: Sampling | None = None,
         channel: Channel = PLAIN,
     ) -> "Job":
-        """Check everything that can be checked before running, and bind it."""
+        """Check everything that can be checked before running, and bind it.
+
+        An algorithm with steps in units that a run measures is made to measure them.
+        """
+        algorithm = steadied(algorithm)
         x, y = jax.tree.map(strongly_typed, (x, y))
         drawn = sampling or Sampling()
         count = data.clients if drawn.participants is None else drawn.participants
@@ -100,6 +112,11 @@ class Job(eqx.Module):
             )
         check_problem(problem, data, x, y)
         flags = _private_blocks(algorithm, problem, data, x, y)
+        if OfDistance in relative_kinds(algorithm) and any(jax.tree.leaves(flags.x)):
+            raise InvalidInputError(
+                "a step of x by the way it has gone (upper_step=auto) needs an x that "
+                "all clients share, but here each keeps blocks of it. Give a number."
+            )
         sizes = (data.clients, count)
         start = (algorithm, problem, data, x, y, metrics, jr.key(seed), flags, *sizes)
         job = Job(*start, drawn.batch, drawn.batch)
@@ -148,7 +165,7 @@ class Job(eqx.Module):
         phases = [phase for _, every in stages(self) for phase in every]
         if self.participants < self.clients and any(one.gathers for one in phases):
             raise InvalidInputError(
-                f"`{type(self.algorithm).__name__}` keeps replies apart by the places "
+                f"`{self.algorithm.title}` keeps replies apart by the places "
                 "of a drawn cohort, which a record of attendance does not tell. Only "
                 "runs in which all clients take part can be replayed."
             )
@@ -223,7 +240,7 @@ def _checked(channel: Channel, job: Job) -> Channel:
     """Return the channel for the participants of a job that it suits."""
     if channel.is_plain:
         return channel
-    name = type(job.algorithm).__name__
+    name = job.algorithm.title
     if not job.data.travels:
         raise InvalidInputError(
             "all rows are in one place, so nothing travels that a channel could "
@@ -243,6 +260,12 @@ def _checked(channel: Channel, job: Job) -> Channel:
             f"depends more on some of them. The weights are {weights.min():g} to "
             f"{weights.max():g}; make them equal, or leave out clip and noise."
         )
+    if channel.privacy is not None and isinstance(job.algorithm, SteadySteps):
+        raise InvalidInputError(
+            "clip and noise hide what a safeguard and steps in units of the curvature "
+            "look at. Give plain numbers for all steps, and leave out the safeguard "
+            "(--no-safeguard)."
+        )
     channel.check(job.participants)
     return channel.shared_by(job.participants)
 
@@ -258,7 +281,7 @@ def _private_blocks(
         )
     if is_any(problem.private) and not algorithm.allows_private:
         raise InvalidInputError(
-            f"`{type(algorithm).__name__}` needs whole levels in one place, but blocks "
+            f"`{algorithm.title}` needs whole levels in one place, but blocks "
             "of this problem are private to each client. Use a method of one loop, "
             "such as FedBiO or LocalBSGVRM."
         )
@@ -279,7 +302,7 @@ def _check_phases(job: Job) -> None:
         for phase in every:
             if phase.gathers or isinstance(phase.down, SeesTurn):
                 raise InvalidInputError(
-                    f"`{type(job.algorithm).__name__}`: phase '{phase.name}' speaks to "
+                    f"`{job.algorithm.title}`: phase '{phase.name}' speaks to "
                     "each client apart, which it cannot where blocks are private."
                 )
 

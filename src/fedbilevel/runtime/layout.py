@@ -75,10 +75,13 @@ class Layout(eqx.Module):
         whole = _all(state, PartitionSpec())
         return replace(whole, clients=_all(state.clients, spread))
 
+    def spreads(self, data: Data) -> bool:
+        """Say whether each device has some of the clients; rows in one place stay."""
+        return self.everyone and data.travels
+
     def data_spec(self, data: Data) -> PartitionSpec:
-        """Say how the data are spread; rows that lie in one place are not."""
-        spread = self.everyone and data.travels
-        return PartitionSpec(AXIS) if spread else PartitionSpec()
+        """Say how the data are spread."""
+        return PartitionSpec(AXIS) if self.spreads(data) else PartitionSpec()
 
     @property
     def missing(self) -> int:

@@ -246,7 +246,8 @@ def _exchange(
         held = jax.tree.map(lambda leaf: leaf[position], before)
     held, replies, finite = layout.over_places(local, ids, places, position, held)
     reply = link.reduced(replies, weights, layout.total, layout.together)
-    turn = server_turn(job, where, index, everybody, present)
+    came_of_all = _share_of_weight(layout, job, weights)
+    turn = server_turn(job, where, index, everybody, present, came_of_all)
     server = link.absorb(state.server, reply, turn)
     if came is not None:
         held = _where(came > ABSENT, held, before)
@@ -255,6 +256,14 @@ def _exchange(
     bad = jnp.min(jnp.where(finite | (weights <= 0), NOBODY, ids))
     exchanges = None if state.exchanges is None else state.exchanges + 1
     return State(server, held, exchanges), layout.least(bad)
+
+
+def _share_of_weight(layout: Layout, job: Job, weights: Array) -> Array:
+    """Return the share of all clients' weight that those have who took part."""
+    whole = jnp.sum(job.data.weights)
+    # Of clients in cohorts every device has all.
+    whole = layout.total(whole) if layout.spreads(job.data) else whole
+    return layout.total(jnp.sum(weights)) / whole
 
 
 def _asked(job: Job, where: tuple[int, int], index: Array | int, count: int) -> Array:

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases, every_phase
 from fedbilevel.channels import weighted_mean
-from fedbilevel.errors import StageError
+from fedbilevel.errors import ClientStageError, StageError
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.checkpoint import fingerprint
 from fedbilevel.runtime.driver import Advance, Found, Span, rounds_in_python
@@ -131,7 +131,8 @@ class ReferenceRuntime:
         present = jnp.asarray(came) > ABSENT
         weights = jnp.where(present, job.data.weights[ids], 0)
         reply = link.reduced(stacked, weights, _alone, _alone)
-        turn = server_turn(job, where, index, ids, present)
+        share = jnp.sum(weights) / jnp.sum(job.data.weights)
+        turn = server_turn(job, where, index, ids, present, share)
         arguments = (state.server, reply, turn)
         server = self._stage(phase, "up", shown, None, link.absorb, *arguments)
         exchanges = None if state.exchanges is None else state.exchanges + 1
@@ -174,11 +175,11 @@ class ReferenceRuntime:
         try:
             return function(*args)
         except Exception as error:
-            who = "" if client is None else f", client {client}"
-            raise StageError(
-                f"round {index + 1}, phase '{phase.name}', stage '{stage}'{who}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            where = f"round {index + 1}, phase '{phase.name}', stage '{stage}'"
+            what = f": {type(error).__name__}: {error}"
+            if client is None:
+                raise StageError(f"{where}{what}") from error
+            raise ClientStageError(client, what, f"{where}, ") from error
 
 
 def _alone(value: PyTree) -> PyTree:

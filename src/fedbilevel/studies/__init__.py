@@ -12,6 +12,9 @@ from fedbilevel.studies.planning import check_theory as check_theory
 from fedbilevel.studies.planning import plan as plan
 from fedbilevel.studies.scaling import complexity as complexity
 from fedbilevel.studies.scaling import speedup as speedup
+from fedbilevel.studies.searching import Range as Range
+from fedbilevel.studies.searching import Search as Search
+from fedbilevel.studies.searching import Values as Values
 from fedbilevel.studies.seeds import sweep as sweep
 from fedbilevel.studies.setting import Keeping as Keeping
 from fedbilevel.studies.setting import Setting as Setting

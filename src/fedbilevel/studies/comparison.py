@@ -1,15 +1,15 @@
 """Several algorithms in one setting: same data, start, samples and cohorts for all.
 
-Each may be tuned first: all its candidates are tried, with as many random seeds as are
-compared, but others, and the one with the best mean headline is taken.
+Each may be tuned first, by `tuning`, with other random seeds than those compared. All
+searches may cost as much as the first of them does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedbilevel._folders import open_folder
+from fedbilevel._folders import TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -18,9 +18,11 @@ from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling, Stopping, Watch
 from fedbilevel.runtime.driver import NEVER
+from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.tuning import Trial, tuned
+from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
+from fedbilevel.studies.validation import HELD_OUT
 
 __all__ = ["Comparison", "Contender", "compare", "compared"]
 
@@ -29,17 +31,21 @@ __all__ = ["Comparison", "Contender", "compare", "compared"]
 class Contender:
     """An algorithm of a comparison: one of `candidates`, or several to be tuned over.
 
+    They are a sequence, or a `Search`.
+
     With `pools` it runs on the rows of all clients, as if they could be moved.
     """
 
-    candidates: Sequence[AbstractAlgorithm]
+    candidates: Search | Sequence[AbstractAlgorithm]
     pools: bool = False
 
     @staticmethod
     def of(given: Any) -> "Contender":
-        """Take a contender, an algorithm, or a list of candidates."""
+        """Take a contender, an algorithm, or candidates."""
         if isinstance(given, Contender):
             return given
+        if isinstance(given, Search):
+            return Contender(given)
         alone = isinstance(given, AbstractAlgorithm)
         return Contender((given,) if alone else tuple(given))
 
@@ -49,13 +55,13 @@ class Comparison:
     """What several algorithms came to, by name.
 
     `results` has one per seed for each algorithm, `diverged` where others failed, and
-    `trials` what was tried when tuning. A lower `headline` is better.
+    `tuned` what came of tuning. A lower `headline` is better.
     """
 
     headline: str
     results: dict[str, list[Result]] = field(default_factory=dict)
     diverged: dict[str, NonFiniteError] = field(default_factory=dict)
-    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    tuned: dict[str, Tuned] = field(default_factory=dict)
 
 
 def compare(
@@ -67,6 +73,7 @@ def compare(
     rounds: int,
     seeds: Sequence[int] = (0, 1, 2, 3),
     headline: str = "upper_loss",
+    tuned_by: str = HELD_OUT,
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
     channel: Channel = PLAIN,
@@ -77,13 +84,14 @@ def compare(
 ) -> Comparison:
     """Run every algorithm from the same seeds.
 
-    `algorithms` has, by name, an algorithm, a list of candidates that are tuned over
-    first, or a `Contender`. The seeds of an algorithm are one compiled program. With
-    `keeping` results are saved as they come, and a comparison that was interrupted can
-    be resumed: what is there is not run again.
+    `algorithms` has, by name, an algorithm, a list of candidates or a `Search`, which
+    are tuned over first, or a `Contender`. `tuned_by` is the headline of `tune`. The
+    seeds of an algorithm are one compiled program. With `keeping` results are saved as
+    they come, and a comparison that was interrupted can be resumed: what is there is
+    not run again.
     """
     drawn = sampling or Sampling()
-    setting = Setting(problem, data, start, metrics, headline, drawn, channel)
+    setting = Setting(problem, data, start, metrics, headline, drawn, channel, tuned_by)
     contenders = {name: Contender.of(one) for name, one in algorithms.items()}
     return compared(
         setting,
@@ -105,9 +113,13 @@ def compared(
     *,
     keeping: Keeping | None = None,
     about: Callable[[str], None] = lambda name: None,
+    tuning: Mapping[str, int] | None = None,
     **more: Any,
 ) -> Comparison:
-    """Compare in a setting; `about(name)` is called before each of them."""
+    """Compare in a setting; `about(name)` is called before each of them.
+
+    `tuning` has the `rungs` of a search, and its number of seeds, `count`.
+    """
     if not contenders or not seeds:
         raise InvalidInputError(
             "a comparison needs at least one algorithm and one seed."
@@ -115,16 +127,19 @@ def compared(
     if keeping is not None:
         open_folder(Path(keeping.folder), keeping.resume)
     found = Comparison(setting.headline)
+    searches = _Searches(rounds, seeds, keeping, **(tuning or {}))
+    searches.limit_to_first(setting, contenders.values())
     for name, contender in contenders.items():
         about(name)
         folder = None if keeping is None else Path(keeping.folder) / name
         done = _finished(folder, seeds)
+        here = _setting_of(setting, contender)
         if done is not None:
             found.results[name] = done
+            searches.recall(name, contender, here)
             continue
-        here = _setting_of(setting, contender)
         try:
-            best = _best(here, name, contender, rounds, seeds, found, more)
+            best = searches.best(name, contender, here, more.get("watch"))
             found.results[name] = run_seeds(
                 here.job(best),
                 rounds,
@@ -138,6 +153,7 @@ def compared(
         if folder is not None:
             for result in found.results[name]:
                 result.save(folder / f"seed-{result.config['seed']}")
+    found.tuned.update(searches.tuned)
     if not found.results:
         raise next(iter(found.diverged.values()))
     return found
@@ -159,22 +175,66 @@ def _finished(folder: Path | None, seeds: Sequence[int]) -> list[Result] | None:
     return [Result.load(place) for place in places]
 
 
-def _best(
-    setting: Setting,
-    name: str,
-    contender: Contender,
-    rounds: int,
-    seeds: Sequence[int],
-    found: Comparison,
-    more: Mapping[str, Any],
-) -> AbstractAlgorithm:
-    """Return the best of the candidates; note the trials."""
-    if len(contender.candidates) == 1:
-        return contender.candidates[0]
-    unused = [seed + 1 + max(seeds) - min(seeds) for seed in seeds]
-    stopping = more.get("stopping", NEVER)
-    every = more.get("measure_every", 1) if stopping.looks else rounds
-    quiet = {**more, "measure_every": every}
-    best = tuned(setting, contender.candidates, rounds, unused, **quiet)
-    found.trials[name] = best.trials
-    return best.algorithm
+class _Searches:
+    """Tunes one contender after the other, each at the cost of the first."""
+
+    def __init__(
+        self,
+        rounds: int,
+        seeds: Sequence[int],
+        keeping: Keeping | None,
+        rungs: int = 3,
+        count: int = 2,
+    ) -> None:
+        self.rounds, self.rungs, self.keeping = rounds, rungs, keeping
+        self.seeds = tuning_seeds(seeds, count)
+        self.budget: int | None = None
+        self.tuned: dict[str, Tuned] = {}
+
+    def limit_to_first(self, setting: Setting, contenders: Iterable[Contender]) -> None:
+        """Let searches cost what the first does, be it finished already or not."""
+        for one in contenders:
+            search = one.candidates
+            if isinstance(search, Search) and _is_limited(search):
+                sizes = (search.count, self.rounds, len(self.seeds), self.rungs)
+                here = _setting_of(setting, one)
+                self.budget = cost_of(here, search.first(), *sizes)
+                return
+
+    def recall(self, name: str, contender: Contender, setting: Setting) -> None:
+        """Note the trials of a finished search again, from what was kept of it."""
+        kept = self._kept(name)
+        if kept is not None and kept.resume:
+            self.best(name, contender, setting, None)
+
+    def best(
+        self, name: str, contender: Contender, setting: Setting, watch: Watch | None
+    ) -> AbstractAlgorithm:
+        """Return the best of the candidates; note the trials."""
+        candidates = contender.candidates
+        if not isinstance(candidates, Search) and len(candidates) == 1:
+            return candidates[0]
+        found = tuned(
+            setting,
+            candidates,
+            self.rounds,
+            self.seeds,
+            rungs=self.rungs,
+            budget=self.budget if _is_limited(candidates) else None,
+            keeping=self._kept(name),
+            watch=watch,
+        )
+        self.tuned[name] = found
+        return found.algorithm
+
+    def _kept(self, name: str) -> Keeping | None:
+        if self.keeping is None:
+            return None
+        folder = Path(self.keeping.folder) / name / TUNING
+        study = self.keeping.folder
+        return replace(self.keeping, folder=folder, resume=folder.exists(), study=study)
+
+
+def _is_limited(candidates: Search | Sequence[AbstractAlgorithm]) -> bool:
+    """Say whether a budget counts; lists are tried as they are given, however long."""
+    return isinstance(candidates, Search) and not candidates.is_list

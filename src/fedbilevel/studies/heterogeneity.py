@@ -1,6 +1,7 @@
 """Warns where clients differ too much for what an algorithm does."""
 
 import warnings
+from collections.abc import Sequence
 
 import jax
 
@@ -16,14 +17,16 @@ from fedbilevel.runtime import Job
 __all__ = ["is_soon_measured", "warn_where_clients_differ"]
 
 _TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
+_SHOWN = 8  # names of clients in a sentence
 _SOON = 10**8  # rows times parameters: some two hundred passes take seconds
 
 
-def warn_where_clients_differ(job: Job, name: str) -> None:
+def warn_where_clients_differ(job: Job, name: str, clients: Sequence[str] = ()) -> None:
     """Warn where averaging the clients' own inverse Hessians leads elsewhere.
 
-    `name` is what the algorithm is called where the warning is read. A lower level that
-    curves downwards near the start has no inverse to compare, and no warning.
+    `name` is what the algorithm is called where the warning is read, `clients` what the
+    clients are. A lower level that curves downwards near the start has no inverse to
+    compare, and no warning.
     """
     data = job.data
     # Every row is read many times: too slow where rows are left in a file.
@@ -43,13 +46,22 @@ def warn_where_clients_differ(job: Job, name: str) -> None:
         if entry.answers == shared and not entry.kind.inverts_locally
     ]
     warnings.warn(
-        f"{name} inverts each client's own Hessian, but these clients' data differ: "
-        f"near the start the averaged hypergradient is {bias:.0%} off the true one, so "
-        f"the limit will be off, too. Compare with one that has no such bias: "
+        f"{name} inverts each client's own Hessian, but the data of "
+        f"{_listed(clients)} differ: near the start the averaged hypergradient is "
+        f"{bias:.0%} off the true one, so the limit will be off, too. Compare with one "
+        f"that has no such bias: "
         f"{', '.join(unbiased)}.",
         HeterogeneityWarning,
         stacklevel=3,
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are beyond."""
+    if not names:
+        return "these clients"
+    shown, more = names[:_SHOWN], len(names) - _SHOWN
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def is_soon_measured(job: Job) -> bool:

@@ -177,7 +177,7 @@ def checked(
     )
     names = ("rho2", "rho1", "eta", "alpha", "beta")
     return ground, {
-        "algorithm": type(algorithm).__name__,
+        "algorithm": algorithm.title,
         "theorem": theorem,
         "letters": asdict(letters),
         "series": {"theta": constants.theta, "q": constants.q},

@@ -9,7 +9,7 @@ import jax.random as jr
 
 from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, steadied
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.problem import Data, Problem
@@ -94,6 +94,7 @@ def swept(
 
     The seconds of a result are its share of what all of them took.
     """
+    algorithms = [steadied(one) for one in algorithms]
     ledger = Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     runtime = SweepRuntime(job, algorithms=algorithms, seeds=seeds)

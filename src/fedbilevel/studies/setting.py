@@ -8,6 +8,7 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.problem import Data, Problem, split_start
 from fedbilevel.runtime import Checkpoints, Job, Sampling
+from fedbilevel.studies.validation import HELD_OUT
 
 __all__ = ["Keeping", "Setting"]
 
@@ -17,8 +18,9 @@ class Setting:
     """Everything of a run but its algorithm, its seed and its length.
 
     `start` is (x, y), `metrics(x, y)` adds columns, and `headline` names the column
-    that decides which of two runs is better: the one where it ends lower. Of models in
-    the start only the arrays are kept here; the problem knows the rest.
+    that decides which of two runs is better: the one where it ends lower. `tuned_by` is
+    what decides between trials when tuning. Of models in the start only the arrays are
+    kept here; the problem knows the rest.
     """
 
     problem: Problem
@@ -28,6 +30,7 @@ class Setting:
     headline: str = "upper_loss"
     sampling: Sampling = field(default_factory=Sampling)
     channel: Channel = PLAIN
+    tuned_by: str = HELD_OUT
 
     def __post_init__(self) -> None:
         problem, start = split_start(self.problem, self.start)
@@ -63,12 +66,14 @@ class Keeping:
     A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
     standing for never; one is always written in the end and on an interrupt. With
     `resume` a run that was interrupted in the folder goes on, given the same arguments.
+    `study` is the folder of the study that this is a part of, if it is one.
     """
 
     folder: Path | str
     resume: bool = False
     every_rounds: int | None = None
     every_seconds: float | None = 30.0
+    study: Path | str | None = None
 
     def __post_init__(self) -> None:
         _ = self.checkpoints  # which checks the numbers
@@ -82,4 +87,4 @@ class Keeping:
         """Return what the driver takes for one of several runs."""
         home = Path(self.folder)
         every = (self.every_rounds, self.every_seconds)
-        return Checkpoints(home / name, *every, part_of=home)
+        return Checkpoints(home / name, *every, part_of=Path(self.study or home))

@@ -159,7 +159,7 @@ def result_of(
     }
     return Result(
         task=task,
-        algorithm=type(algorithm).__name__,
+        algorithm=algorithm.title,
         config=to_plain(config),
         versions=versions(),
         columns={
@@ -171,6 +171,7 @@ def result_of(
         counts={**ledger.summary(job.key, rounds), **spent},
         seconds=outcome.seconds,
         ended=outcome.ended,
+        events=algorithm.events(outcome.state.server),
         levels=job.problem.whole(*jax.tree.map(jnp.asarray, (point.x, point.y))),
     )
 

@@ -1,123 +1,354 @@
-"""Tries algorithms that differ in numbers or counts, and takes the best.
+"""Tries algorithms by successive halving: all of them briefly, the best of them longer.
 
-Candidates that differ in numbers only are one compiled program, with all seeds.
+Trials that differ in numbers only are one compiled program, with all seeds. After a
+rung the best third goes on from where it is; what diverged never does. Trials are
+judged on rows that are neither theirs nor those for testing, see `validation`.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 
+from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError, NonFiniteError, unknown_name
 from fedbilevel.problem import Data, Problem
-from fedbilevel.result import Result
-from fedbilevel.runtime import Sampling, Stopping, Watch
+from fedbilevel.runtime import (
+    Checkpoints,
+    Job,
+    Ledger,
+    Sampling,
+    SweepRuntime,
+    Watch,
+    execute,
+)
+from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.driver import NEVER
-from fedbilevel.studies.seeds import swept
-from fedbilevel.studies.setting import Setting
+from fedbilevel.runtime.sweeping import SweepState, single_outcomes
+from fedbilevel.studies.searching import Point, Search
+from fedbilevel.studies.setting import Keeping, Setting
+from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
-__all__ = ["Trial", "Tuned", "tune", "tuned"]
+__all__ = ["Trial", "Tuned", "cost_of", "tune", "tuned", "tuning_seeds"]
+
+_KEPT = 3  # one of so many goes on
+_MOST_TRIALS = 81  # of a cheap method beside a dear one
+_OTHER_SEEDS = 2**16  # above those of results
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate, `algorithm`, and its mean headline over seeds, `value`.
+    """A candidate, `algorithm`, and its mean judgment over seeds, `value`.
 
-    It is infinite if a seed diverged.
+    That is after `rounds` rounds, the last that it made, and infinite if a seed
+    diverged. `point` is what the algorithm was made of, where there was a search.
     """
 
     algorithm: AbstractAlgorithm
     value: float
+    rounds: int = 0
+    point: Point = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best `algorithm`, and all `trials`, in their order."""
+    """The best `algorithm`, its `point`, and all `trials`, in their order.
+
+    They were judged by `judged_by`, from these `seeds`; `cost` is what all of them
+    took, in `unit`: the samples drawn, or exchanges where a sample is all rows.
+    """
 
     algorithm: AbstractAlgorithm
+    point: Point
     trials: list[Trial]
+    judged_by: str
+    seeds: tuple[int, ...]
+    cost: int
+    unit: str
+
+
+def tuning_seeds(seeds: Sequence[int], count: int) -> list[int]:
+    """Return seeds for tuning, none of which is one of a result's."""
+    return [_OTHER_SEEDS + max(seeds) + number for number in range(count)]
 
 
 def tune(
     problem: Problem,
     data: Data,
     start: tuple[Upper, Lower],
-    candidates: Sequence[AbstractAlgorithm],
+    candidates: Search | Sequence[AbstractAlgorithm],
     *,
     rounds: int,
     seeds: Sequence[int],
-    headline: str = "upper_loss",
+    headline: str = HELD_OUT,
+    rungs: int = 3,
+    budget: int | None = None,
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
     channel: Channel = PLAIN,
-    measure_every: int | None = None,
-    stopping: Stopping = NEVER,
+    keeping: Keeping | None = None,
     watch: Watch | None = None,
 ) -> Tuned:
-    """Run every candidate from all seeds; take the one whose mean headline ends lowest.
+    """Try candidates from all seeds; take the one whose mean headline ends lowest.
 
-    Measured is after the last round only, unless `measure_every` asks for more, as a
-    stopping rule does.
+    `candidates` are algorithms, or a `Search`. The best third of them runs three times
+    as long, and so on, in so many `rungs`; the last are `rounds` long. One rung runs
+    all of them to the end. With a `budget` a search has as many trials as together
+    draw so many samples, or take so many exchanges where a sample is all rows, at least
+    one.
+
+    A fifth of each client's upper rows is held out, and judges: `headline` is
+    "held_out_loss". It may also name one of the `metrics`, which are your own affair:
+    one on test rows makes the test worthless. With `keeping` an interrupted search,
+    called again with `resume`, goes on where it was.
     """
     drawn = sampling or Sampling()
-    setting = Setting(problem, data, start, metrics, headline, drawn, channel)
-    every = rounds if measure_every is None else measure_every
-    more = {"measure_every": every, "stopping": stopping, "watch": watch}
-    return tuned(setting, candidates, rounds, seeds, **more)
+    setting = Setting(
+        problem, data, start, metrics, "upper_loss", drawn, channel, headline
+    )
+    more = {"budget": budget, "keeping": keeping, "watch": watch}
+    return tuned(setting, candidates, rounds, seeds, rungs=rungs, **more)
 
 
 def tuned(
     setting: Setting,
-    candidates: Sequence[AbstractAlgorithm],
+    candidates: Search | Sequence[AbstractAlgorithm],
     rounds: int,
     seeds: Sequence[int],
-    **more: Any,
+    *,
+    rungs: int = 3,
+    budget: int | None = None,
+    keeping: Keeping | None = None,
+    watch: Watch | None = None,
 ) -> Tuned:
     """Tune in a setting."""
-    if not candidates or not seeds:
+    if not seeds or (not isinstance(candidates, Search) and not candidates):
         raise InvalidInputError("tuning needs at least one candidate and one seed.")
-    ends = np.full((len(candidates), len(seeds)), np.inf)
-    first_error: NonFiniteError | None = None
-    for group in _alike(candidates):
-        many = [candidates[i] for i in group for _ in seeds]
-        job = setting.job(many[0])
-        try:
-            several = [*seeds] * len(group)
-            found = swept(job, rounds, many, several, **{"config": {}, **more})
-        except NonFiniteError as error:  # of all runs
-            first_error = first_error or error
-            continue
-        values = [_end(one, setting.headline) for one in found]
-        ends[group] = np.reshape(values, (len(group), len(seeds)))
-    if not np.isfinite(ends).any() and first_error is not None:
-        raise first_error
-    means = ends.mean(axis=1)
-    trials = [Trial(*one) for one in zip(candidates, means.tolist(), strict=True)]
-    return Tuned(candidates[int(np.argmin(means))], trials)
+    if keeping is not None:
+        open_folder(Path(keeping.folder), keeping.resume)
+    lengths = _lengths(rounds, rungs)
+    halving = _Halving(setting, lengths, list(seeds), keeping, watch)
+    count = len(candidates) if not isinstance(candidates, Search) else candidates.count
+    if isinstance(candidates, Search) and budget is not None:
+        job = setting.job(candidates.first())
+        count = _affordable(job, lengths, len(seeds), budget)
+    trials = halving.first_rung(candidates, count)
+    for rung in range(1, len(lengths)):
+        finite = [one for one in trials if math.isfinite(one.value)]
+        longest = [one for one in finite if one.rung == rung - 1]
+        wanted = _counts(count, len(lengths))[rung]
+        going = sorted(longest, key=lambda one: one.value)[:wanted]
+        halving.go_on(sorted(going, key=lambda one: one.number), rung)
+    return halving.concluded(trials)
 
 
-def _end(found: Result | NonFiniteError, headline: str) -> float:
-    if isinstance(found, NonFiniteError):
-        return np.inf
-    if headline not in found.columns:
-        raise unknown_name("headline", headline, found.columns)
-    return float(found.columns[headline][-1])
+def cost_of(
+    setting: Setting,
+    algorithm: AbstractAlgorithm,
+    trials: int,
+    rounds: int,
+    seeds: int,
+    rungs: int = 3,
+) -> int:
+    """Return what so many trials of an algorithm cost together."""
+    lengths = _lengths(rounds, rungs)
+    return _together(_by_rung(setting.job(algorithm), lengths), trials, seeds)
 
 
-def _alike(candidates: Sequence[AbstractAlgorithm]) -> list[list[int]]:
-    """Group candidates that differ in numbers only."""
-    groups: list[tuple[Any, list[int]]] = []
-    for index, one in enumerate(candidates):
-        static = eqx.filter(one, eqx.is_array, inverse=True)
+def _lengths(rounds: int, rungs: int) -> list[int]:
+    """Return after how many rounds each rung ends."""
+    if rounds < 1 or rungs < 1:
+        raise InvalidInputError(
+            f"rounds={rounds}, rungs={rungs}: both must be at least 1."
+        )
+    ends = [rounds // _KEPT ** (rungs - 1 - rung) for rung in range(rungs)]
+    return sorted({max(end, 1) for end in ends})
+
+
+def _counts(trials: int, rungs: int) -> list[int]:
+    """Return how many trials each rung has."""
+    return [-(-trials // _KEPT**rung) for rung in range(rungs)]
+
+
+def _unit(batch: int | None) -> str:
+    """Return what costs are counted in."""
+    return "exchanges" if batch is None else "samples"
+
+
+def _by_rung(job: Job, lengths: Sequence[int]) -> np.ndarray:
+    """Return what a run costs in each rung."""
+    every = Ledger(job).cumulative(job.key, lengths[-1])[_unit(job.upper_batch)]
+    return np.diff([every[length - 1] for length in lengths], prepend=0)
+
+
+def _together(by_rung: np.ndarray, trials: int, seeds: int) -> int:
+    return seeds * int(np.dot(_counts(trials, len(by_rung)), by_rung))
+
+
+def _affordable(job: Job, lengths: Sequence[int], seeds: int, budget: int) -> int:
+    """Return how many trials cost no more than that, at least one."""
+    by_rung, count = _by_rung(job, lengths), 1
+    while count < _MOST_TRIALS and _together(by_rung, count + 1, seeds) <= budget:
+        count += 1
+    return count
+
+
+@dataclass
+class _Running:
+    """A trial as it stands: its state holds all seeds, after the rung `rung`."""
+
+    number: int
+    algorithm: AbstractAlgorithm
+    point: Point
+    value: float = math.inf
+    rung: int = 0
+    state: SweepState | None = None
+
+
+class _Halving:
+    """Runs the rungs of one search, each from where the last one ended."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        lengths: Sequence[int],
+        seeds: list[int],
+        keeping: Keeping | None,
+        watch: Watch | None,
+    ) -> None:
+        self.lengths, self.seeds, self.keeping = lengths, seeds, keeping
+        self.judged, self.judged_by = None, setting.tuned_by
+        if self.judged_by == HELD_OUT:
+            data, self.judged = held_out(setting.data)
+            # Other metrics may know test rows: they are not even computed.
+            setting = replace(setting, data=data, metrics=None)
+            self.judged_by = "upper_loss" if self.judged is None else HELD_OUT
+        self.setting, self.watch = setting, watch
+        self.cost, self.error = 0, None
+
+    def first_rung(
+        self, candidates: Search | Sequence[AbstractAlgorithm], count: int
+    ) -> list[_Running]:
+        """Run the first rung of all trials, in as many batches as the search asks."""
+        trials: list[_Running] = []
+        if not isinstance(candidates, Search):
+            trials = [_Running(n, one, {}) for n, one in enumerate(candidates)]
+            self.go_on(trials, 0)
+            return trials
+        for batch, size in enumerate(candidates.batches(count)):
+            told = [(one.point, one.value) for one in trials]
+            points = candidates.proposed(size, told)
+            fresh = [
+                _Running(len(trials) + n, candidates.make(**point), point)
+                for n, point in enumerate(points)
+            ]
+            self.go_on(fresh, 0, batch)
+            trials += fresh
+        return trials
+
+    def go_on(self, trials: Sequence[_Running], rung: int, batch: int = 0) -> None:
+        """Take trials through one more rung, and judge them."""
+        for group in _alike(trials):
+            place = f"rung-{rung}-batch-{batch}-trial-{group[0].number}"
+            try:
+                self._run(group, rung, place)
+            except NonFiniteError as error:  # of all runs
+                self.error = self.error or error
+                for one in group:
+                    one.value, one.rung = math.inf, rung
+
+    def _run(self, group: Sequence[_Running], rung: int, place: str) -> None:
+        many = [one.algorithm for one in group for _ in self.seeds]
+        job = self.setting.job(many[0])
+        self.cost += len(many) * int(_by_rung(job, self.lengths)[rung])
+        several = self.seeds * len(group)
+        runtime = SweepRuntime(job, algorithms=many, seeds=several)
+        length, every = self.lengths[rung], self.lengths[-1]
+        outcome = execute(
+            runtime,
+            length,
+            measure_every=every,
+            checkpoints=self._checkpoints(place),
+            watch=self.watch,
+            begin=self._where_they_are(group, rung),
+        )
+        found = single_outcomes(runtime, outcome, NEVER, length, every)
+        errors = [one for one in found if isinstance(one, NonFiniteError)]
+        self.error = self.error or next(iter(errors), None)
+        values = self._judgments(job, outcome.state, outcome.columns)
+        failed = np.asarray([isinstance(one, NonFiniteError) for one in found])
+        values = np.where(failed | ~np.isfinite(values), np.inf, values)
+        for turn, one in enumerate(group):
+            own = slice(turn * len(self.seeds), (turn + 1) * len(self.seeds))
+            one.value, one.rung = float(np.mean(values[own])), rung
+            one.state = jax.tree.map(lambda leaf, own=own: leaf[own], outcome.state)
+
+    def _where_they_are(self, group: Sequence[_Running], rung: int) -> Snapshot | None:
+        if rung == 0:
+            return None
+        states = [one.state for one in group]
+        state = jax.tree.map(lambda *leaves: np.concatenate(leaves), *states)
+        return Snapshot(state, {}, self.lengths[rung - 1], {})
+
+    def _checkpoints(self, place: str) -> Checkpoints | None:
+        return None if self.keeping is None else self.keeping.part(place)
+
+    def _judgments(
+        self, job: Job, state: SweepState, columns: dict[str, np.ndarray]
+    ) -> np.ndarray:
+        """Return what every run came to, by the rows held out or by a column."""
+        if self.judged is not None:
+            return held_out_losses(job, self.judged, state.state)
+        if self.judged_by not in columns:
+            raise unknown_name("headline", self.judged_by, columns)
+        return np.asarray(columns[self.judged_by][-1], float)
+
+    def concluded(self, trials: Sequence[_Running]) -> Tuned:
+        """Take the best of those that came farthest."""
+        finite = [one for one in trials if math.isfinite(one.value)]
+        if not finite:
+            if self.error is not None:
+                raise self.error
+            raise InvalidInputError(
+                f"all {len(trials)} trials diverged. Search smaller steps."
+            )
+        last = max(one.rung for one in finite)
+        best = min((one for one in finite if one.rung == last), key=_value)
+        return Tuned(
+            best.algorithm,
+            best.point,
+            [
+                Trial(one.algorithm, one.value, self.lengths[one.rung], one.point)
+                for one in trials
+            ],
+            self.judged_by,
+            tuple(self.seeds),
+            self.cost,
+            _unit(self.setting.sampling.batch),
+        )
+
+
+def _value(one: _Running) -> float:
+    return one.value
+
+
+def _alike(trials: Sequence[_Running]) -> list[list[_Running]]:
+    """Group trials whose algorithms differ in numbers only."""
+    groups: list[tuple[Any, list[_Running]]] = []
+    for one in trials:
+        static = eqx.filter(one.algorithm, eqx.is_array, inverse=True)
         for other, members in groups:
             if eqx.tree_equal(static, other):
-                members.append(index)
+                members.append(one)
                 break
         else:
-            groups.append((static, [index]))
+            groups.append((static, [one]))
     return [members for _, members in groups]

@@ -17,6 +17,7 @@ from fedbilevel.models import Predictor
 from fedbilevel.problem import ClientData, Problem
 
 __all__ = [
+    "MEASURED",
     "Listed",
     "Option",
     "Origin",
@@ -27,6 +28,8 @@ __all__ = [
     "read_options",
 ]
 
+# All steps, where a task leaves them to what a run measures.
+MEASURED = {"auto": "theta upper_step lower_step auxiliary_step"}
 _KINDS = (bool, int, float, str)  # of options
 _WORDS = {"true": True, "false": False}
 _TOLD = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -42,21 +45,27 @@ class Origin:
     """Where the rows of a task come from.
 
     `places` has for each client the numbers of its training rows, lines or rows as
-    `unit` says, in `file`. `summary` tells in plain data who holds what, and what was
-    encoded, filled and left out.
+    `unit` says, in `file`; `names` those of the same rows below `file`, where each is a
+    file of its own. `summary` tells in plain data who holds what, and what was encoded,
+    filled and left out.
     """
 
     file: str
     unit: str
     places: tuple[np.ndarray, ...]
     summary: Mapping[str, Any]
+    names: tuple[np.ndarray, ...] = ()
 
 
 class Listed(NamedTuple):
-    """A table to be kept with a result: the names of its columns, and its rows."""
+    """A table to be kept with a result: the names of its columns, and its rows.
+
+    `pictures` are images of the first rows, in bytes, where rows are such.
+    """
 
     header: tuple[str, ...]
     rows: list[tuple[Any, ...]]
+    pictures: np.ndarray | None = None
 
 
 class Option(NamedTuple):
@@ -72,9 +81,10 @@ class Task(eqx.Module):
     `problem` are the two losses, `data` the rows of all clients, `x` and `y` the start.
     `metrics`, a function of (x, y), returns named numbers and may hold arrays (test
     data, closed forms). `headline` names the one to watch. `recommended` are settings
-    for `fedbilevel run`: rounds, local_steps, batch, and the algorithm's options.
-    `shows_point` asks for x and y in reports, where they are small. `convex` is False
-    where the lower level is not convex in y, so that an inverse Hessian says little.
+    for `fedbilevel run`: rounds, local_steps, batch, and the algorithm's options, with
+    `auto` naming those steps that a run measures itself where it can. `shows_point`
+    asks for x and y in reports, where they are small. `convex` is False where the lower
+    level is not convex in y, so that an inverse Hessian says little.
     `algorithm` is the one to use when none is named. `calibration` has, for some
     algorithms, the letters from which plans are scaled, with the `clients` and
     `iterations` they were chosen for. `conclusion`, a function of (task, point), tells
@@ -86,7 +96,8 @@ class Task(eqx.Module):
     `origin` says where their rows are from. `listing`, a function of (task, point),
     makes of the same point as `conclusion`, tables to be kept with a result, by the
     names of their files. `predictor` makes a model of a finished run that predicts. A
-    lower headline is better.
+    lower headline is better. `tuned_by` names a metric that tuning may look at, one
+    that knows no test rows, such as a closed form; without one it holds rows out.
     """
 
     problem: Problem
@@ -116,6 +127,7 @@ class Task(eqx.Module):
         eqx.field(static=True, default=None)
     )
     predictor: Predictor | None = eqx.field(static=True, default=None)
+    tuned_by: str = eqx.field(static=True, default="")
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):

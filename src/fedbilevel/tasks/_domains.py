@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from fedbilevel import _tree, datasets
+from fedbilevel import _tree, datasets, models
 from fedbilevel._types import Key, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._adaptation import Loss
@@ -23,7 +23,7 @@ from fedbilevel.tasks._episodes import (
     sinusoids,
 )
 from fedbilevel.tasks._labeled import accuracy, cross_entropy, pixel_scaling
-from fedbilevel.tasks._networks import Hidden, Network, apply, build
+from fedbilevel.tasks._networks import Hidden, Network, apply, arrays_of, build
 
 __all__ = ["Domain", "characters_of", "waves"]
 
@@ -39,7 +39,7 @@ _TINY = 1e-6
 class Domain:
     """Tasks of clients, new tasks, and a network for them.
 
-    `measure(scores, targets)` names what is told of a set.
+    `measure(scores, targets)` names what is told of a set. `pixels` is for images.
     """
 
     own: Episodes
@@ -47,6 +47,7 @@ class Domain:
     network: Network
     loss: Loss
     measure: Callable[[Array, Array], dict[str, Scalar]]
+    pixels: models.Pixels | None = None
 
 
 class _Waves(Hidden):
@@ -57,6 +58,12 @@ class _Waves(Hidden):
             inputs = jnp.tanh(apply(layer, inputs))
         # Of length about 1 whatever the width, and so is the curvature for the head.
         return inputs * inputs.shape[-1] ** -0.5
+
+    def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
+        """Return the layers, and the scaling."""
+        every = [models.Dense(*arrays_of(layer)) for layer in self.layers]
+        pairs = [part for one in every for part in (one, models.Tanh())]
+        return (*pairs, models.Multiply(width**-0.5))
 
 
 def _network_for_waves(key: Key) -> Network:
@@ -101,6 +108,11 @@ class _OneLength(Hidden):
         features -= jnp.mean(features, axis=1, keepdims=True)
         square = jnp.sum(features**2, axis=1, keepdims=True)
         return features * jnp.sqrt(_SQUARED_LENGTH / (square + _TINY))
+
+    def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
+        """Return the layers, and what gives features one length."""
+        last = models.OneLength(_SQUARED_LENGTH, _TINY)
+        return (*self.layers.layers_of_model(width), last)
 
 
 def _rates(scores: Array, targets: Array) -> dict[str, Scalar]:
@@ -157,8 +169,10 @@ def characters_of(
         "convolutional", images.shape[1:], sizes.ways, 1, jr.key(instance), _CHANNELS
     )
     network = Network(_OneLength(network.hidden), network.head)
-    loss = Loss(pixel_scaling(images), cross_entropy, _softmax_regression)
-    return Domain(own, new, network, loss, _rates)
+    scaling = pixel_scaling(images)
+    pixels = models.Pixels(scaling.center, scaling.spread, images.shape[1:])
+    loss = Loss(scaling, cross_entropy, _softmax_regression)
+    return Domain(own, new, network, loss, _rates, pixels)
 
 
 def _small(dataset: datasets.Dataset) -> datasets.Dataset:

@@ -21,6 +21,7 @@ __all__ = [
     "Network",
     "NetworkScores",
     "apply",
+    "arrays_of",
     "build",
     "layers_of",
     "network_layers",
@@ -67,7 +68,7 @@ class NetworkScores:
 
 def layers_of(hidden: Hidden, head: eqx.nn.Linear) -> tuple[models.Layer, ...]:
     """Return hidden layers and a head as layers of a model."""
-    weight, bias = _arrays(head)
+    weight, bias = arrays_of(head)
     return (*hidden.layers_of_model(weight.shape[-1]), models.Dense(weight, bias))
 
 
@@ -77,7 +78,8 @@ def network_layers(x: Upper, y: Network) -> tuple[models.Layer, ...]:
     return layers_of(y.hidden, y.head)
 
 
-def _arrays(layer: eqx.nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+def arrays_of(layer: eqx.nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight and the bias of a layer, on the host."""
     weight = np.asarray(layer.weight)
     bias = np.zeros(weight.shape[:-1]) if layer.bias is None else layer.bias
     return weight, np.asarray(bias)
@@ -113,7 +115,7 @@ class Dense(Hidden):
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
         """Return the layer."""
         del width
-        return (models.Dense(*_arrays(self.layer), relu=True),)
+        return (models.Dense(*arrays_of(self.layer), relu=True),)
 
 
 class Convolutions(Hidden):
@@ -131,7 +133,7 @@ class Convolutions(Hidden):
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
         """Return the convolutions, and the scaling."""
-        every = [models.Convolution(*_arrays(layer)) for layer in self.layers]
+        every = [models.Convolution(*arrays_of(layer)) for layer in self.layers]
         return (*every, models.Multiply(width**-0.5))
 
 

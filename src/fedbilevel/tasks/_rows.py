@@ -59,7 +59,7 @@ class Pool:
     `total` is the number of rows of which a share is for training. `preparation` says
     how the features were scaled, where they are numbers in columns. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
-    of all rows.
+    of all rows. `pixels` says how bytes of images become numbers, where rows were such.
     """
 
     held: Dataset
@@ -70,19 +70,12 @@ class Pool:
     is_own: bool
     choices: TableChoices
     whole: Mapping[str, np.ndarray]
+    pixels: Pixels | None
 
     @property
     def classes(self) -> int:
         """The number of classes; 0 where numbers are predicted."""
         return len(self.held.classes)
-
-    @property
-    def pixels(self) -> Pixels | None:
-        """How bytes of images become numbers, where rows are such."""
-        held = self.held.features
-        if held.dtype != np.uint8:
-            return None
-        return Pixels(self.scaling.center, self.scaling.spread, held.shape[1:])
 
     def predictor(self, layers: Callable[[Any, Any], Any]) -> Predictor | None:
         """Return how a point makes a model, where it is known how rows are scaled."""
@@ -103,7 +96,7 @@ def load(
     scaling: Scaling | None = None,
     table: Mapping[str, str] | None = None,
     task: str = "",
-    transform: Callable[[Dataset], Dataset] | None = None,
+    transform: Callable[[Dataset], tuple[Dataset, Pixels | None]] | None = None,
 ) -> Pool:
     """Load a data set, in an order that `split` seeds, the first `rows` of it if any.
 
@@ -112,7 +105,8 @@ def load(
     features are centered and scaled by column over all rows. Images in a memory-mapped
     file stay there, but for the tested ones. `table` are the choices of columns. A
     `task` that is named can tell classes apart and nothing else. A `transform` makes
-    features that are used as they are. Where samples are marked for validation, and
+    features that are used as they are, and says of images how; of columns the set's new
+    preparation does. Where samples are marked for validation, and
     there is no test part, they are those that test, too.
     """
     choices = TableChoices(**(table or {}))
@@ -135,8 +129,11 @@ def load(
     whole = {name: values[order] for name, values in dataset.columns.items()}
     if transform is None:
         dataset, found, preparation = _scaled(dataset)
+        scaling = scaling or found
+        pixels = _pixels_of(dataset.features, scaling)
     else:
-        dataset, found, preparation = transform(dataset), Scaling(), None
+        (dataset, pixels), scaling = transform(dataset), Scaling()
+        preparation = dataset.preparation
     marks, tested = dataset.validation, 0
     if marks is not None:
         test = dataset.test or _take(dataset, order[marks[order]])
@@ -144,8 +141,14 @@ def load(
         tested = 0 if dataset.test else int(_TESTED * len(order))
         test = dataset.test or _take(dataset, order[:tested])
     held = replace(_take(dataset, order[tested:]), test=None)
-    scaling = scaling or found
-    return Pool(held, test, len(order), scaling, preparation, is_own, choices, whole)
+    about = (scaling, preparation, is_own, choices, whole, pixels)
+    return Pool(held, test, len(order), *about)
+
+
+def _pixels_of(features: np.ndarray, scaling: Scaling) -> Pixels | None:
+    if features.dtype != np.uint8:
+        return None
+    return Pixels(scaling.center, scaling.spread, features.shape[1:])
 
 
 def _check_label(dataset: Dataset, task: str) -> None:
@@ -179,6 +182,7 @@ def _take(dataset: Dataset, rows: np.ndarray) -> Dataset:
         columns=columns,
         places=None if dataset.places is None else dataset.places[rows],
         validation=None if dataset.validation is None else dataset.validation[rows],
+        files=None if dataset.files is None else dataset.files[rows],
     )
 
 
@@ -208,7 +212,8 @@ class Dealt:
     """Every client's rows for validation and for training, and where they are from.
 
     `places` are the numbers of the training rows in their file. `names` are those of
-    the clients, where a `column` says who they are.
+    the clients, where a `column` says who they are. `files` are the training rows'
+    own, where each is one.
     """
 
     pool: Pool
@@ -219,6 +224,7 @@ class Dealt:
     column: str
     train: float
     remarks: tuple[str, ...] = field(default=())
+    files: tuple[np.ndarray, ...] = ()
 
     @property
     def about(self) -> dict[str, Any]:
@@ -229,7 +235,11 @@ class Dealt:
             "preparation": self.pool.preparation,
             "names": self.names,
             "origin": Origin(
-                held.source or held.name, held.unit, tuple(self.places), self.summary
+                held.source or held.name,
+                held.unit,
+                tuple(self.places),
+                self.summary,
+                self.files,
             ),
         }
 
@@ -303,6 +313,7 @@ def deal(
         scheme.partition(":")[2] if names else "",
         train,
         tuple(remarks),
+        tuple(held.files[part] for part in lower) if held.files is not None else (),
     )
 
 

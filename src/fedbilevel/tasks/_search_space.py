@@ -13,8 +13,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fedbilevel._types import Key
+from fedbilevel.models import Dense
 
-__all__ = ["EDGES", "OPERATIONS", "Network", "mixed_scores", "single_scores"]
+__all__ = [
+    "EDGES",
+    "OPERATIONS",
+    "Network",
+    "mixed_layers",
+    "mixed_scores",
+    "single_scores",
+]
 
 OPERATIONS = ("convolution_3", "convolution_5", "average", "identity")
 EDGES = 2
@@ -40,6 +48,14 @@ class _Convolution(eqx.Module):
         places = _neighbors(images.shape[1], len(self.kernel))
         matrix = jnp.tensordot(jnp.asarray(places, images.dtype), self.kernel, 1)
         return jax.nn.relu(jnp.einsum("npc,pqcd->nqd", images, matrix) + self.bias)
+
+    def as_matrix(self, pixels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return weights and bias from all flat pixels to all, before the relu."""
+        kernel, bias = np.asarray(self.kernel), np.asarray(self.bias)
+        places = _neighbors(pixels, len(kernel)).astype(kernel.dtype)
+        matrix = np.tensordot(places, kernel, 1).transpose(1, 3, 0, 2)
+        rows = matrix.shape[0] * matrix.shape[1]
+        return matrix.reshape(rows, -1), np.tile(bias, matrix.shape[0])
 
 
 @cache
@@ -118,3 +134,31 @@ def single_scores(choice: tuple[str, ...], y: Network, images: Array) -> Array:
         return edge.apply(choice[place], hidden)
 
     return _scores(y, images, cross)
+
+
+def mixed_layers(x: Array, y: Network, pixels: int) -> tuple[Dense, ...]:
+    """Return the mixed network as layers of a model, for flat images of so many pixels.
+
+    What an edge is given is never negative, so that a relu leaves the average and the
+    identity as they are, and all operations are one layer.
+    """
+    first, bias = y.first.as_matrix(pixels)
+    layers = [Dense(first, bias, relu=True)]
+    width = len(bias)
+    near = _neighbors(_SIDE**2, 9).mean(axis=-1).T
+    blank = np.zeros(width, bias.dtype)
+    others = [
+        (np.kron(near, np.eye(_CHANNELS)).astype(bias.dtype), blank),
+        (np.eye(width, dtype=bias.dtype), blank),
+    ]
+    for logits, edge in zip(np.asarray(x), y.edges, strict=True):
+        share = np.exp(logits - logits.max())
+        share = (share / share.sum()).astype(bias.dtype)
+        learned = (edge.convolution_3, edge.convolution_5)
+        every = [*(one.as_matrix(_SIDE**2) for one in learned), *others]
+        weights, biases = zip(*every, strict=True)
+        layers.append(Dense(np.vstack(weights), np.hstack(biases), relu=True))
+        summed = np.kron(share[None], np.eye(width, dtype=bias.dtype))
+        layers.append(Dense(summed, blank))
+    last = Dense(np.asarray(y.last.weight), np.asarray(y.last.bias))
+    return (*layers, last)

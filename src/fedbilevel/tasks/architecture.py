@@ -10,12 +10,13 @@ relu(conv3), relu(conv5), the average of a 3x3 window, and the identity; DARTS h
 zero, too, and never chooses it. The lower level is not convex, so that no theorem
 holds, and the series for its inverse is best kept short.
 
-`retrained_accuracy` trains a network of one operation per edge from scratch.
+`retrained_accuracy` trains a network of one operation per edge from scratch. The model
+that a run leaves is the mixed network, whose accuracy is measured.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,8 +29,11 @@ from jaxtyping import Array, Float, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
-from fedbilevel.datasets import Dataset, shrink
+from fedbilevel.datasets import Dataset, Preparation, shrink
+from fedbilevel.datasets.images import coverage
+from fedbilevel.datasets.preparation import NumericColumn
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Task
 from fedbilevel.tasks._labeled import accuracy, cross_entropy
@@ -47,6 +51,7 @@ from fedbilevel.tasks._search_space import (
     EDGES,
     OPERATIONS,
     Network,
+    mixed_layers,
     mixed_scores,
     single_scores,
 )
@@ -170,12 +175,17 @@ def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _small_images(dataset: Dataset) -> Dataset:
-    """Make gray images of 8x8 pixels, of mean 0 and variance 1 over all of them."""
-    texts = dataset.notes.get("encoded")
+def _small_images(dataset: Dataset) -> tuple[Dataset, Pixels | None]:
+    """Make gray images of 8x8 pixels, of mean 0 and variance 1 over all of them.
+
+    Where columns are prepared the preparation says mean and variance of all together,
+    so that they are the same at all sites.
+    """
+    made = dataset.preparation
+    numbers = made is None or all(isinstance(c, NumericColumn) for c in made.columns)
     side = math.isqrt(math.prod(dataset.features.shape[1:2]))
     flat = dataset.features.ndim == 2
-    if texts or (flat and (side**2 != dataset.features.shape[1] or side < _SIDE)):
+    if not numbers or (flat and (side**2 != dataset.features.shape[1] or side < _SIDE)):
         raise InvalidInputError(
             f"{dataset.name}: rows of {dataset.features.shape[1]} columns are no "
             "images of 8x8 pixels or more, for which the task architecture builds a "
@@ -191,10 +201,56 @@ def _small_images(dataset: Dataset) -> Dataset:
         return image.reshape(len(image), -1)
 
     image, test = small(dataset.features), dataset.test
-    center, spread = image.mean(), image.std() or 1.0
+    center, spread = float(image.mean()), float(image.std()) or 1.0
+    if made is not None:
+        center, spread = _together(made)
     if test is not None:
         test = replace(test, features=(small(test.features) - center) / spread)
-    return replace(dataset, features=(image - center) / spread, test=test)
+    made, pixels = _scaling(dataset, center, spread)
+    scaled = (image - center) / spread
+    return replace(dataset, features=scaled, test=test, preparation=made), pixels
+
+
+def _scaling(
+    dataset: Dataset, center: float, spread: float
+) -> tuple[Preparation | None, Pixels | None]:
+    """Say of columns or of images of bytes that all were scaled alike."""
+    made, shape = dataset.preparation, dataset.features.shape[1:]
+    if made is not None:
+        alike = (replace(one, center=center, spread=spread) for one in made.columns)
+        return replace(made, columns=tuple(alike)), None
+    if len(shape) == 1:
+        every = np.full(shape, center), np.full(shape, spread)
+        return Preparation.of_arrays(*every, dataset.classes), None
+    if dataset.features.dtype == np.uint8:
+        return None, Pixels(center / 255, spread / 255, shape)
+    return None, None
+
+
+def _together(made: Preparation) -> tuple[float, float]:
+    """Return mean and deviation of the numbers in all columns together."""
+    pairs = [(c.center, c.spread) for c in made.columns if isinstance(c, NumericColumn)]
+    centers, spreads = np.asarray(pairs).T
+    center = centers.mean()
+    return float(center), float(np.sqrt((spreads**2 + (centers - center) ** 2).mean()))
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The mixed network as a model; images of a `shape` become small ones before."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, x: Array, y: Network) -> tuple[Layer, ...]:
+        layers = mixed_layers(x, y, _SIDE**2)
+        if math.prod(self.shape) == _SIDE**2:
+            return layers
+        side = math.isqrt(self.shape[0])
+        height, width, *channels = self.shape if len(self.shape) > 1 else (side, side)
+        means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
+        count = math.prod(channels)
+        means = np.repeat(means / count, count, axis=1).astype(layers[0].weight.dtype)
+        return Dense(means, np.zeros(_SIDE**2, means.dtype)), *layers
 
 
 def make(
@@ -228,6 +284,8 @@ def make(
         for part in (dealt.upper, dealt.lower)
     )
     test = jnp.asarray(pool.test.features, dtype=float), jnp.asarray(pool.test.label)
+    made, pixels = pool.preparation, pool.pixels
+    shape = pixels.shape if pixels else (len(made.feature_names) if made else 0,)
     return Task(
         PROBLEM,
         ClientData.from_clients(upper, lower),
@@ -239,5 +297,6 @@ def make(
         convex=False,
         conclusion=_conclude,
         concludes={"operations": "texts", "retrained_accuracy": "number"},
+        predictor=pool.predictor(_Layers(shape)),
         **dealt.about,
     )

@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float
 
 from fedbilevel import _tree
 from fedbilevel._types import Pair, Rows, Scalar
+from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled
@@ -81,6 +82,8 @@ _PENALTY = {"linear": 0.00001, "mlp": 0.0003}
 # Judges that err pull weights about: shorter steps, and a smoother y, average that out.
 _DISTRUSTING = {"upper_step": "10", "lower_step": "8"}
 _PENALTY_DISTRUSTING = 0.001
+# Of rows that are images the most suspicious ones are kept, each side so long at most.
+_MOST_PICTURES, _LARGEST_PICTURE = 24, 96
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
     """List the training rows, those with the smallest weights first.
 
     A row is told by its number in its file, its site, its weight and its label. Where
-    rows are counted, the first is 0; lines of text begin with 1.
+    rows are counted, the first is 0; lines of text begin with 1. An image has a file of
+    its own, where it was read from one; the first of the list are shown.
     """
     if task.origin is None:
         raise InvalidInputError("the task does not say where its rows are from.")
@@ -196,13 +200,38 @@ def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
     found = []
     for client, places in enumerate(task.origin.places):
         name = task.names[client] if task.names else f"client {client}"
+        files = task.origin.names[client] if task.origin.names else [""] * len(places)
         weight = np.asarray(weights[client], float)
         label = np.asarray(task.data.lower["label"][client])
-        for row, place in enumerate(places):
-            told = (float(weight[row]), task.classes[label[row]])
-            found.append((task.origin.file, int(place), name, *told))
-    found.sort(key=lambda row: (row[3], row[1], row[2]))
-    return Listed(("file", task.origin.unit, "site", "weight", "label"), found)
+        for row, (place, file) in enumerate(zip(places, files, strict=True)):
+            path = "/".join(filter(None, (task.origin.file.rstrip("/"), str(file))))
+            told = (
+                path,
+                int(place),
+                name,
+                float(weight[row]),
+                task.classes[label[row]],
+            )
+            found.append((told, (client, row)))
+    found.sort(key=lambda one: (one[0][3], one[0][1], one[0][2]))
+    header = ("file", task.origin.unit, "site", "weight", "label")
+    shown = _pictures(task, [where for _, where in found[:_MOST_PICTURES]])
+    return Listed(header, [told for told, _ in found], shown)
+
+
+def _pictures(task: Task, rows: list[tuple[int, int]]) -> np.ndarray | None:
+    """Return rows that are images, by client and number, in bytes and small."""
+    held = task.data.lower["features"]
+    channels = held.shape[4:]
+    if held.dtype != np.uint8 or held.ndim not in (4, 5) or channels not in ((), (3,)):
+        return None
+    images = np.stack([np.asarray(held[client, row]) for client, row in rows])
+    largest = max(images.shape[1:3])
+    if largest <= _LARGEST_PICTURE:
+        return images
+    # Both sides by the same share, and no side vanishes.
+    sides = [max(side * _LARGEST_PICTURE // largest, 1) for side in images.shape[1:3]]
+    return shrink(images, *sides)
 
 
 def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
@@ -279,7 +308,10 @@ def make(
     if kept == "clean":
         places = zip(dealt.places, lower, strict=True)
         sound = [place[~one["corrupted"]] for place, one in places]
-        dealt, lower = replace(dealt, places=sound), [_clean(one) for one in lower]
+        files = zip(dealt.files, lower, strict=False)  # only images have any
+        own = tuple(file[~one["corrupted"]] for file, one in files)
+        dealt = replace(dealt, places=sound, files=own)
+        lower = [_clean(one) for one in lower]
     held = ClientData.from_clients(dealt.upper, lower)
     right = trusted == "true" or (trusted == "auto" and not pool.is_own)
     recommended, usual = _usual(model, right)

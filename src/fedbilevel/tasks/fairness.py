@@ -32,7 +32,7 @@ from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED, Task
 from fedbilevel.tasks._rows import (
     Dealt,
     PartitionText,
@@ -50,7 +50,7 @@ _TEXTURE = 1  # a column of breast_cancer
 _PEOPLE = 250  # of each group, for every client
 _HELD = 0.2  # of each group for the test, and again for the panels
 _ANGLE = np.deg2rad(75)
-_RECOMMENDED = {
+_RECOMMENDED = MEASURED | {
     "rounds": "100",
     "local_steps": "10",
     "batch": "16",

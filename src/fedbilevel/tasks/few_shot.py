@@ -37,13 +37,14 @@ from jaxtyping import Array
 
 from fedbilevel._types import Lower, Pair, Rows, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
 from fedbilevel.tasks._base import Task
 from fedbilevel.tasks._domains import Domain, characters_of, waves
 from fedbilevel.tasks._episodes import Episodes, Sizes
 from fedbilevel.tasks._labeled import check_choice
-from fedbilevel.tasks._networks import Network
+from fedbilevel.tasks._networks import Network, layers_of
 
 __all__ = ["make"]
 
@@ -264,6 +265,24 @@ def make(
     return _task(domain, kind, metrics, usual)
 
 
+_TO_ADAPT = (
+    "a run of few-shot leaves what new tasks begin with, which predicts none of them "
+    "by itself. Adapt it to some labeled rows: {how}, in Python with "
+    "`Model.load(RUN)` or, elsewhere, with what `fedbilevel export` writes."
+)
+_HOW = {
+    "hidden": "fit a linear layer on `model.scores(model.features(rows))`",
+    "all": "continue to train its layers on them, by a few gradient steps",
+}
+
+
+def _layers(x: Any, y: Any) -> tuple[Layer, ...]:
+    """Return what tasks share as layers of a model: hidden ones, or all."""
+    if isinstance(x, Network):
+        return layers_of(x.hidden, x.head)
+    return x.layers_of_model(y.weight.shape[-1])
+
+
 def _task(
     domain: Domain,
     kind: AbstractKind,
@@ -276,6 +295,7 @@ def _task(
     )
     new = jax.eval_shape(metrics, x, y)
     measured = [name.replace(_NEW, _RANDOM) for name in sorted(new)]
+    advice = _TO_ADAPT.format(how=_HOW["all" if isinstance(x, Network) else "hidden"])
     return Task(
         Problem(kind.upper, kind.lower, private=Pair(False, True)),
         ClientData.from_clients(upper, lower),
@@ -287,6 +307,7 @@ def _task(
         conclusion=_with_random_features,
         concludes=dict.fromkeys(measured, "number"),
         algorithm=usual.algorithm,
+        predictor=Predictor(_layers, domain.pixels, advice),
     )
 
 

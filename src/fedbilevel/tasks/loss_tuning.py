@@ -30,7 +30,7 @@ from fedbilevel._types import Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED, Task
 from fedbilevel.tasks._labeled import (
     MNIST_SCALING,
     HeldOut,
@@ -96,7 +96,7 @@ _SETTINGS = {
     ),
 }
 _STEPS = {
-    "linear": {"upper_step": "1", "lower_step": "8", "theta": "0.5"},
+    "linear": MEASURED | {"upper_step": "1", "lower_step": "8", "theta": "0.5"},
     "mlp": {"upper_step": "0.1", "lower_step": "0.1", "theta": "0.02"},
 }
 

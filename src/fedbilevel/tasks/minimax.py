@@ -25,12 +25,12 @@ from jaxtyping import Array, Float
 from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED, Task
 
 __all__ = ["PROBLEM", "SaddlePoint", "make"]
 
 _SIZE, _PULL, _FAR = 10, 0.1, 10.0
-_RECOMMENDED = {
+_RECOMMENDED = MEASURED | {
     "rounds": "200",
     "local_steps": "10",
     "batch": "1",
@@ -127,6 +127,7 @@ def make(
         jnp.full(_SIZE, _FAR),
         SaddlePoint(*(jnp.asarray(value, dtype=float) for value in (A, b, _PULL))),
         headline="grad_norm_sq",
+        tuned_by="grad_norm_sq",
         recommended=_RECOMMENDED,
         shows_point=True,
     )

@@ -83,6 +83,7 @@ def make(
         jnp.zeros(dy),
         ClosedForm.of(data),
         headline="grad_norm_sq",
+        tuned_by="grad_norm_sq",
         recommended=_RECOMMENDED,
         shows_point=True,
         calibration=_CALIBRATION,

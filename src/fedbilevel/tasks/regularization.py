@@ -23,7 +23,7 @@ from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED, Task
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -45,7 +45,7 @@ from fedbilevel.tasks._rows import (
 __all__ = ["make", "strengths"]
 
 _LOWEST, _HIGHEST = -9.0, 0.0
-_RECOMMENDED = {
+_RECOMMENDED = MEASURED | {
     "rounds": "200",
     "local_steps": "10",
     "batch": "32",

@@ -25,7 +25,7 @@ from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED, Task
 from fedbilevel.tasks._labeled import (
     MNIST_SCALING,
     HeldOut,
@@ -96,7 +96,7 @@ def _steps(model: str, inputs: int, features: int) -> dict[str, str]:
     """Return steps for a network; the curvature grows with what a layer sums up."""
     if model == "convolutional":  # it divides by that itself
         return {"upper_step": "0.05", "lower_step": "2", "theta": "0.2"}
-    return {
+    return MEASURED | {
         "upper_step": f"{min(10 / inputs, 0.5):.2g}",  # or few inputs kill the units
         "lower_step": f"{10 / features:.2g}",
         "theta": f"{3 / features:.2g}",

@@ -57,6 +57,7 @@ def make(
         jnp.zeros(1),
         ClosedForm.of(data),
         headline="grad_norm_sq",
+        tuned_by="grad_norm_sq",
         recommended=_RECOMMENDED,
         shows_point=True,
     )

@@ -69,7 +69,7 @@ def settings_fingerprint(settings: Mapping[str, Any]) -> str:
 def algorithm_fingerprint(job: Job) -> str:
     """Return a digest of what decides a trajectory, except for rows and losses."""
     parts = (
-        type(job.algorithm).__name__,
+        job.algorithm.title,
         job.algorithm.parameters(),
         np.asarray(jr.key_data(job.key)).tolist(),
         spec_of((job.x, job.y)),

@@ -316,6 +316,11 @@ class Exchanges:
         known = {k: member.weight for k, member in self.roster.members.items()}
         return jnp.asarray([known.get(client, 0.0) for client in clients])
 
+    def share(self, clients: list[int]) -> Float[Array, ""]:
+        """Return the share that some clients have of the weight of all."""
+        every = jnp.asarray(self.roster.weights, float)
+        return jnp.sum(every[jnp.asarray(clients)]) / jnp.sum(every)
+
     def enough(self, answers: Answers, asked: list[int]) -> bool:
         """Say whether so many replies make one: by the terms, and by the reduction."""
         count = len(answers.taken)

@@ -227,7 +227,9 @@ class FederationRuntime:
         self, state: Federated, question: Question, answers: Answers
     ) -> Federated:
         """Take in the replies and record who took part."""
-        turn = replace(question.turn, present=question.present(answers.taken))
+        share = self.exchanges.share(list(answers.taken))
+        came = question.present(answers.taken)
+        turn = replace(question.turn, present=came, weight=share)
         before = jax.tree.map(jnp.asarray, state.server)
         server = question.link.absorb(before, answers.reply, turn)
         require_finite(server, question.header, "the model")

@@ -17,6 +17,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.report.page.figures import as_script, curves_of
 from fedbilevel.report.page.grid import Grid, escaped
 from fedbilevel.report.page.holdings import who_holds_what
+from fedbilevel.report.page.images import images_as_html
 from fedbilevel.report.page.pictures import Picture, pictures_of
 from fedbilevel.report.page.sections import (
     configuration,
@@ -192,7 +193,7 @@ def _folded(title: str, grids: Sequence[Grid]) -> str:
 
 
 def _picture(one: Picture) -> str:
-    told = f"<p>{escaped(one.text)}</p>"
+    told = f"<p>{escaped(one.text)}</p>" + images_as_html(one.images)
     if one.bars is None:
         return told + "".join(grid.as_html() for grid in one.grids)
     name = escaped(one.heading)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedbilevel.report.page.figures import bars
 from fedbilevel.report.page.grid import Grid
+from fedbilevel.report.page.images import Image
 from fedbilevel.report.page.words import amount
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
@@ -24,12 +25,13 @@ _PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
 
 @dataclass(frozen=True)
 class Picture:
-    """A part of a page: a heading, a sentence, tables, and bars for a browser."""
+    """A part of a page: a heading, a sentence, images, tables, and bars to draw."""
 
     heading: str
     text: str
     grids: Sequence[Grid] = ()
     bars: Mapping[str, Any] | None = None
+    images: Sequence[Image] = ()
 
 
 def pictures_of(saved: Saved, best: str) -> list[Picture]:
@@ -42,7 +44,7 @@ def pictures_of(saved: Saved, best: str) -> list[Picture]:
         _strengths(result, saved.features, whose),
         _operations(saved),
         *_accuracies(saved),
-        _suspicious(saved.suspicious),
+        _suspicious(saved),
     ]
     return [one for one in made if one is not None]
 
@@ -141,8 +143,9 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
+def _suspicious(saved: Saved) -> Picture | None:
     """Return the dirtiest and the cleanest rows, as `suspicious.csv` has them."""
+    rows = saved.suspicious
     if not rows:
         return None
     headings = tuple(short(name) for name in rows[0])
@@ -155,12 +158,24 @@ def _suspicious(rows: Sequence[Mapping[str, str]]) -> Picture | None:
     if len(rows) > _SHOWN_ROWS:
         clean = rows[max(_SHOWN_ROWS, len(rows) - _SHOWN_ROWS) :][::-1]
         grids.append(grid("Cleanest rows", clean))
+    shown = ""
+    if saved.pictures:
+        shown = f" Shown are the first {len(saved.pictures)}, each with its label."
     return Picture(
         "Dirtiest and cleanest rows",
         f"A small weight says that a row's label disagrees with the validation rows: "
-        f"look at these first. All {len(rows):,} are in suspicious.csv.",
+        f"look at these first. All {len(rows):,} are in suspicious.csv.{shown}",
         grids,
+        images=[Image(pixels, _told(row)) for row, pixels in saved.pictures],
     )
+
+
+def _told(row: Mapping[str, str]) -> str:
+    """Say which image this is: what it is labeled, where it is, and its weight."""
+    file, number = row.get("file", ""), row.get("row", "")
+    where = file.rpartition("/")[2] if "." in file else f"row {number}"
+    weight = _cell("weight", row["weight"])
+    return f"{short(row.get('label', ''))}? {short(where)}, weight {weight}"
 
 
 def _cell(name: str, text: str) -> str:

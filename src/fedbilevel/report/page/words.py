@@ -42,6 +42,7 @@ def summary(saved: Saved) -> list[str]:
 
 def _run(result: Result, headline: str) -> list[str]:
     told = [_what_ran(result)]
+    told += [f"Note: {event}." for event in result.events]
     if result.ended:
         told.append(f"It ended {result.ended}.")
     told.append(_went(result, headline))

@@ -1,0 +1,435 @@
+r"""Steps that follow the curvature, and a run that survives steps that are too long.
+
+A wrapper around any method. Its numbers may be relative ones (`fedbilevel.units`): the
+wrapper measures what they refer to, along the run, and hands the method plain numbers
+in every exchange. With `safeguard`, a run that explodes goes back and goes on by
+shorter steps. The method's listing knows nothing of both.
+
+What travels more than the method says, each way: L1 and the stride of x where they are
+followed, and how often steps were halved, down; (L_k / L)^4 once a round, and whether
+a reply was finite, up. One Hessian product more a round, ten before the first one.
+"""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Pair, Upper
+from fedbilevel.algorithms import _curvature
+from fedbilevel.algorithms._base import (
+    AbstractAlgorithm,
+    Gathered,
+    Phase,
+    Phases,
+    SeesTurn,
+    ServerTurn,
+    Turn,
+    every_phase,
+    with_turn,
+)
+from fedbilevel.algorithms._curvature import POWER, Way
+from fedbilevel.algorithms._optimizers import AbstractWrapper, mapped
+from fedbilevel.algorithms._safeguard import MOST, Guard
+from fedbilevel.hypergradient import AbstractHypergradient, Neumann
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import choice
+from fedbilevel.units import (
+    Measured,
+    OfCurvature,
+    OfDistance,
+    relative_kinds,
+    resolved,
+)
+
+__all__ = ["SteadySteps", "steadied"]
+
+_SHORTER = {"upper": 0.25, "lower": 0.5, "bound": 2.0}  # by one halving
+_MEASURED = 0.25  # the power of that for what follows the curvature
+
+
+class Steady(eqx.Module):
+    """The server's state, and what is measured and kept beside it."""
+
+    server: PyTree
+    curvature: Array | None
+    way: Way | None
+    guard: Guard | None
+
+
+class Sent(eqx.Module):
+    """A message, with the numbers that make plain steps of relative ones."""
+
+    message: PyTree
+    curvature: Array | None
+    stride: Array | None
+    halvings: Array | None
+
+
+class Told(eqx.Module):
+    """A reply, with (L_k / L)^4 and whether it had to be replaced."""
+
+    reply: PyTree
+    ratio: Array | None
+    troubled: Array | None
+
+
+class Held(eqx.Module):
+    """What a client keeps: the method's memory, v, its own L, and halvings it knows."""
+
+    memory: PyTree
+    vector: Pair | None
+    curvature: Array | None
+    halvings: Array | None
+
+
+def steadied(algorithm: AbstractAlgorithm, safeguard: bool = False) -> Any:
+    """Wrap a method that needs it: one with relative numbers, or to be guarded."""
+    if isinstance(algorithm, SteadySteps):
+        return algorithm
+    needed = safeguard or relative_kinds(algorithm)
+    return SteadySteps(algorithm, safeguard=safeguard) if needed else algorithm
+
+
+class SteadySteps(AbstractWrapper):
+    """A method with steps that follow the curvature, and a safeguard."""
+
+    safeguard: bool = choice("go back where a run explodes", default=True)
+
+    @property
+    def title(self) -> str:
+        """The method's own name."""
+        return self.algorithm.title
+
+    @property
+    def follows(self) -> bool:
+        """Say whether the curvature is measured."""
+        return OfCurvature in relative_kinds(self.algorithm)
+
+    @property
+    def paces(self) -> bool:
+        """Say whether the stride of x is measured."""
+        return OfDistance in relative_kinds(self.algorithm)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return those of the method, and whether it is guarded."""
+        return {**self.algorithm.parameters(), "safeguard": self.safeguard}
+
+    def init_server(self, x: Upper, y: Lower) -> Steady:
+        """Start the method, with nothing measured."""
+        server = self._plain().init_server(x, y)
+        way = Way.of(x) if self.paces else None
+        guard = Guard.of((server, way)) if self.safeguard else None
+        curvature = jnp.ones((), _kind(x)) if self.follows else None
+        return Steady(server, curvature, way, guard)
+
+    def init_client(self, x: Upper, y: Lower) -> Held:
+        """Start the method's memory, and the power iteration."""
+        vector = Pair(None, _curvature.first_vector(y)) if self.follows else None
+        return Held(
+            self._plain().init_client(x, y),
+            vector,
+            jnp.zeros((), _kind(x)) if self.follows else None,
+            jnp.zeros((), jnp.int32) if self.safeguard else None,
+        )
+
+    def setup(self) -> Phases:
+        """Return the first measurements, and the method's own setup."""
+        own = self._wrapped(self._plain().setup(), "setup", None)
+        measures = self.follows or self.paces
+        return ((self._first_measurement(),) if measures else ()) + own
+
+    def phases(self) -> Phases:
+        """Return the method's own, the last of them judged."""
+        phases = self._plain().phases()
+        return self._wrapped(phases, "phases", len(every_phase(phases)) - 1)
+
+    def point(self, server: Steady) -> Pair:
+        """Return the method's iterate."""
+        return self.algorithm.point(server.server)
+
+    def events(self, server: Steady) -> list[str]:
+        """Say what happened on the way."""
+        return [] if server.guard is None else server.guard.told()
+
+    # Plain numbers for relative ones ------------------------------------------------
+
+    def _plain(self, sent: Sent | None = None, own: Array | None = None) -> Any:
+        """Return the method with plain numbers; any, where only its shape counts.
+
+        A client's own series must converge on that client: theta of a hypergradient is
+        by its own curvature where that is larger.
+        """
+        one = jnp.ones(())
+        if sent is None:
+            return resolved(self.algorithm, Measured(one, one))
+        stride = one if sent.stride is None else sent.stride
+        common = one if sent.curvature is None else sent.curvature
+        measured = Measured(common, stride)
+        mine = measured if own is None else Measured(jnp.maximum(common, own), stride)
+
+        def is_rule(node: Any) -> bool:
+            return isinstance(node, AbstractHypergradient)
+
+        rules = jax.tree.map(
+            lambda node: resolved(node, mine) if is_rule(node) else node,
+            self.algorithm,
+            is_leaf=is_rule,
+        )
+        plain = resolved(rules, measured)
+        return _shortened(plain, self.algorithm, sent.halvings)
+
+    def _known(self, server: Steady, message: PyTree = None) -> Sent:
+        return Sent(
+            message,
+            server.curvature,
+            None if server.way is None else server.way.stride(),
+            None if server.guard is None else server.guard.halvings,
+        )
+
+    # Exchanges ----------------------------------------------------------------------
+
+    def _first_measurement(self) -> Phase:
+        """Return the exchange that measures L1, and the size of the first direction."""
+
+        def local(point: Pair, held: Held, oracle: Oracle, turn: Turn):
+            for_curvature, for_slope = turn.spare_keys(2)
+            v = _curvature.first_vector(point.y)
+            v, size = _curvature.at_start(oracle, point, v, for_curvature)
+            slope = None
+            if self.paces:
+                rule = Neumann(5, 0.5 / size)
+                bundle = rule.draw(oracle, for_slope)
+                slope = _tree.norm(rule(oracle, point.x, point.y, bundle))
+            if self.follows:
+                own: Any = held.curvature
+                own = size.astype(own.dtype)
+                held = replace(held, vector=Pair(None, v), curvature=own)
+            return held, (size**POWER, slope)
+
+        def up(server: Steady, mean: tuple[Array, Array | None]) -> Steady:
+            power, slope = mean
+            way = server.way
+            if way is not None and slope is not None:
+                way = way.began(slope)
+            curvature = server.curvature
+            if curvature is not None:
+                curvature = (power ** (1 / POWER)).astype(curvature.dtype)
+            return replace(server, curvature=curvature, way=way)
+
+        return Phase("curvature", lambda s: self.point(s), local, up)
+
+    def _wrapped(self, phases: Phases, stage: str, judged: int | None) -> Phases:
+        numbers = iter(range(len(every_phase(phases))))
+
+        def change(phase: Phase) -> Phase:
+            number = next(numbers)
+            return _Exchange(self, stage, number, number == judged).phase(phase)
+
+        return mapped(phases, change)
+
+
+class _Exchange(eqx.Module):
+    """One exchange of a method inside of the wrapper."""
+
+    whole: SteadySteps
+    stage: str = eqx.field(static=True)
+    number: int = eqx.field(static=True)
+    judges: bool = eqx.field(static=True)
+
+    def phase(self, like: Phase) -> Phase:
+        """Return the wrapped exchange."""
+        about = None if like.about is None else self.about
+        sees = isinstance(like.down, SeesTurn)
+        return replace(
+            like,
+            down=with_turn(self.down) if sees else self.down,
+            local=self.local,
+            up=with_turn(self.up),
+            about=about,
+            moves=False,
+        )
+
+    def _own(self, sent: Sent, own: Array | None = None) -> Phase:
+        plain = self.whole._plain(sent, own)
+        return every_phase(getattr(plain, self.stage)())[self.number]
+
+    @property
+    def _measures(self) -> bool:
+        return self.judges and self.whole.follows
+
+    def down(self, server: Steady, turn: ServerTurn | None = None) -> Sent:
+        """Say what the method says, and the numbers."""
+        known = self.whole._known(server)
+        say: Any = self._own(known).down
+        said = say(server.server) if turn is None else say.function(server.server, turn)
+        return replace(known, message=said)
+
+    def about(self, sent: Sent) -> Told:
+        """Return what is known of a reply: nothing changes, all is well."""
+        inner: Any = self._own(sent).about
+        still = jnp.zeros((), jnp.float32)
+        return self._told(inner(sent.message), self._same(sent), still)
+
+    @staticmethod
+    def _same(sent: Sent) -> Array:
+        """Return the (L_k / L)^4 of a client that curves as all do."""
+        like = sent.curvature
+        return jnp.ones(()) if like is None else jnp.ones_like(like)
+
+    def _told(self, reply: PyTree, ratio: Array, troubled: Array) -> Told:
+        return Told(
+            reply,
+            ratio if self._measures else None,
+            troubled if self.whole.safeguard else None,
+        )
+
+    def local(self, sent: Sent, held: Held, oracle: Oracle, turn: Turn):
+        """Do the method's work with plain numbers; measure, and replace what is bad."""
+        phase, ratio = self._own(sent, held.curvature), self._same(sent)
+        memory = self._memory(sent, held)
+        after, reply = phase.local(sent.message, memory, oracle, turn)
+        if self._measures:
+            held, ratio = self._measured(sent, held, oracle, turn)
+        troubled = jnp.zeros((), jnp.float32)
+        if self.whole.safeguard:
+            halvings: Any = sent.halvings
+            about = phase.about
+            known = _tree.zeros_like(reply) if about is None else about(sent.message)
+            # A run that is given up fails as any other.
+            fine = _tree.all_finite((reply, after)) | (halvings >= MOST)
+            reply = _tree.select(fine, reply, known)
+            after = _tree.select(fine, after, memory)
+            troubled = (~fine).astype(jnp.float32)
+            held = replace(held, halvings=halvings)
+        return replace(held, memory=after), self._told(reply, ratio, troubled)
+
+    def _memory(self, sent: Sent, held: Held) -> PyTree:
+        """Return the method's memory, a fresh one if the server went back."""
+        point: Any = _curvature.point_in(sent.message)
+        if sent.halvings is None or point is None:
+            return held.memory
+        fresh = self.whole._plain(sent).init_client(point.x, point.y)
+        return _tree.select(held.halvings == sent.halvings, held.memory, fresh)
+
+    def _measured(self, sent: Sent, held: Held, oracle: Oracle, turn: Turn):
+        """Return v and L_k after one product, and what is told of it."""
+        point, vector = _curvature.point_in(sent.message), held.vector
+        if point is None or vector is None or sent.curvature is None:
+            return held, self._same(sent)
+        key = jr.fold_in(jr.fold_in(turn.key, 2**32 - 3), turn.index)
+        v, size = _curvature.multiplied(oracle, point, vector.y, key)
+        own: Any = held.curvature
+        own = jnp.maximum(size, own + 0.1 * (size - own)).astype(own.dtype)
+        # What is not finite must not become the measure of all others.
+        sound = jnp.isfinite(size)
+        held = replace(
+            held,
+            vector=Pair(None, _tree.select(sound, v, vector.y)),
+            curvature=_tree.select(sound, own, held.curvature),
+        )
+        ratio = jnp.minimum((size / sent.curvature) ** POWER, 1e6)
+        return held, jnp.where(sound, ratio, 1).astype(sent.curvature.dtype)
+
+    def up(self, server: Steady, told: Any, turn: ServerTurn) -> Steady:
+        """Take the replies in as the method does; judge the round after its last."""
+        reply, ratio, troubled = _opened(told)
+        phase = self._own(self.whole._known(server))
+        state = replace(server, server=phase.taken_in(server.server, reply, turn))
+        if self._measures:
+            curvature: Any = server.curvature
+            state = replace(state, curvature=_curvature.followed(curvature, ratio))
+        if not self.judges:
+            return _noting(state, troubled)
+        return self._judged(_noting(state, troubled), turn)
+
+    def _judged(self, state: Steady, turn: ServerTurn) -> Steady:
+        way, guard, point = state.way, state.guard, self.whole.point(state)
+        if way is not None:
+            share = _largest_share(self.whole.algorithm)
+            unit = way.stride() * share.astype(way.squares.dtype)
+            if guard is not None:
+                unit = unit * _shorter("upper", guard.halvings, unit)
+            way = way.gone(point.x, unit)
+        if guard is None:
+            return replace(state, way=way)
+        before = self.whole.algorithm.point(guard.recent[0]).y
+        kept, guard = guard.judged((state.server, way), point.y, before, turn.index)
+        return replace(state, server=kept[0], way=kept[1], guard=guard)
+
+
+def _kind(x: Upper) -> Any:
+    """Return the type of the numbers that are measured."""
+    kind = jnp.asarray(jax.tree.leaves(x)[0]).dtype
+    return kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)
+
+
+def _noting(state: Steady, troubled: Array | None) -> Steady:
+    """Remember until the round is judged whether replies had to be replaced."""
+    if state.guard is None or troubled is None:
+        return state
+    trouble = state.guard.trouble + troubled.astype(state.guard.trouble.dtype)
+    return replace(state, guard=replace(state.guard, trouble=trouble))
+
+
+def _opened(told: Any) -> tuple[PyTree, Any, Any]:
+    """Return the reply, or all of them, and the means of the two numbers."""
+    if not isinstance(told, Gathered):
+        return told.reply, told.ratio, told.troubled
+    share = told.weights / jnp.sum(told.weights)
+
+    def mean(values: Array | None) -> Array | None:
+        if values is None:
+            return None
+        return jnp.sum(share.astype(values.dtype) * values)
+
+    inner = told.replies
+    replies = Gathered(inner.reply, told.weights)
+    return replies, mean(inner.ratio), mean(inner.troubled)
+
+
+def _largest_share(algorithm: AbstractAlgorithm) -> Array:
+    leaves = jax.tree.leaves(
+        algorithm, is_leaf=lambda node: isinstance(node, OfDistance)
+    )
+    shares = [leaf.share for leaf in leaves if isinstance(leaf, OfDistance)]
+    return jnp.max(jnp.stack(shares))
+
+
+def _shorter(step: str, halvings: Array, like: Array) -> Array:
+    """Return what a step is multiplied by after some halvings."""
+    return jnp.asarray(_SHORTER[step], like.dtype) ** halvings.astype(like.dtype)
+
+
+def _shortened(part: Any, given: Any, halvings: Array | None) -> Any:
+    """Return an algorithm, or a part of one, with its steps after some halvings.
+
+    `given` is the same with relative numbers.
+    """
+    if halvings is None or not (is_dataclass(part) and isinstance(part, eqx.Module)):
+        return part
+    changed = {}
+    for one in fields(part):
+        value = getattr(part, one.name)
+        step = one.metadata.get("step", "")
+        if step:
+            shorter = _shorter(step, halvings, value)
+            if isinstance(getattr(given, one.name), OfCurvature):
+                shorter = shorter**_MEASURED
+            changed[one.name] = value * shorter
+        elif isinstance(value, AbstractAlgorithm | AbstractHypergradient):
+            inner = getattr(given, one.name)
+            changed[one.name] = _shortened(value, inner, halvings)
+    if not changed:
+        return part
+    names = list(changed)
+    return eqx.tree_at(
+        lambda one: [getattr(one, name) for name in names],
+        part,
+        [changed[name] for name in names],
+    )

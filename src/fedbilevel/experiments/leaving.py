@@ -1,0 +1,130 @@
+"""The model that a run leaves behind: its task says how, its point has the numbers.
+
+Where rows stay at sites, the server has no task with rows to ask. It is told how their
+columns were prepared, and asks a task of made-up rows, which has layers of the same
+shapes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from fedbilevel import tasks
+from fedbilevel.datasets import Dataset, Preparation, TableChoices
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments.experiment import Experiment, model_of
+from fedbilevel.experiments.sites import meaning
+from fedbilevel.federation import settings_fingerprint
+from fedbilevel.models import Model
+from fedbilevel.result import Result, named_leaves, shaped
+from fedbilevel.runtime import Job
+from fedbilevel.tasks import Task
+from fedbilevel.tasks._base import option_defaults
+
+__all__ = ["blank_task", "check_prepared", "model_at", "model_of_trial", "takes_tables"]
+
+# Options that say which rows there are, and who has them: none changes a layer.
+_OF_ROWS = ("data", "partition", "rows", "split", "train")
+_OF_ROWS += tuple(one.name for one in fields(TableChoices))
+_FEWEST, _OF_EACH_CLASS = 64, 20  # made-up rows
+
+
+def takes_tables(experiment: Experiment) -> bool:
+    """Say whether a task has columns that may be prepared."""
+    return "preparation" in option_defaults(tasks.find(experiment.task))
+
+
+def blank_task(experiment: Experiment, preparation: Preparation) -> Task:
+    """Return the task of an experiment on made-up rows with the prepared columns."""
+    if not takes_tables(experiment):
+        raise _no_model(experiment)
+    held = {n: v for n, v in experiment.options.items() if n not in _OF_ROWS}
+    held |= {"group": "group"}  # for a task that compares groups of rows
+    alone = replace(experiment, clients=1, weights=(), options=held)
+    task, _, _ = alone.build_task(_made_up(preparation))
+    if task.predictor is None:
+        raise _no_model(experiment)
+    return task
+
+
+def _no_model(experiment: Experiment) -> InvalidInputError:
+    return InvalidInputError(
+        f"the task '{experiment.label}' makes no model of prepared columns. Leave "
+        "--preparation out: the folder of the server then holds the point alone."
+    )
+
+
+def _made_up(preparation: Preparation) -> Dataset:
+    """Return rows of zeros with all classes, half of them in a group of their own."""
+    classes = preparation.label.classes
+    count = max(_FEWEST, _OF_EACH_CLASS * len(classes))
+    label = np.zeros(count)
+    if classes:
+        label = np.arange(count, dtype=np.int32) % len(classes)
+    return Dataset(
+        "the preparation",
+        np.zeros((count, len(preparation.feature_names))),
+        label,
+        classes,
+        {"group": np.arange(count) // max(len(classes), 1) % 2},
+        preparation=preparation,
+    )
+
+
+def check_prepared(task: Task, facts: Mapping[str, Any], job: Job) -> None:
+    """Raise unless the sites have the columns and the layers of a blank task.
+
+    `facts` are what they told of theirs, and `job` is what the server made of it.
+    """
+    if facts["classes"] != settings_fingerprint(meaning(task, prepared=True)):
+        own = facts["classes"] == settings_fingerprint(meaning(task, prepared=False))
+        how = "each by its own rows" if own else "by another file, or for other classes"
+        raise InvalidInputError(
+            f"--preparation is not how the sites prepare their columns: they do it "
+            f"{how}. Give the same file to the server and, with --preparation, to "
+            "every node; or leave it out here, and no model is left."
+        )
+    if any(facts["private"][1]):
+        raise InvalidInputError(
+            "every site keeps a y of its own, so that no model is left which all "
+            "share. Leave --preparation out on the server."
+        )
+    theirs, ours = _shapes(job.x, job.y), _shapes(task.x, task.y)
+    flags = [flag for level in facts["private"] for flag in level]
+    private = {name for name, flag in zip(theirs, flags, strict=True) if flag}
+    for name in sorted({*theirs, *ours} - private):
+        if theirs.get(name) != ours.get(name):
+            raise InvalidInputError(
+                f"{name} has the shape {theirs.get(name)} at the sites, but "
+                f"{ours.get(name)} by the preparation. Leave it out on the server."
+            )
+
+
+def _shapes(x: Any, y: Any) -> dict[str, tuple[int, ...]]:
+    leaves = {**named_leaves("x", x), **named_leaves("y", y)}
+    return {name: leaf.shape for name, leaf in leaves.items()}
+
+
+def model_at(task: Task, result: Result, options: Mapping[str, Any]) -> Model | None:
+    """Return the model at the point of a result that knows the names of leaves only.
+
+    None where the task makes none, or where what it is made of stayed at the sites.
+    """
+    if task.predictor is None:
+        return None
+    needed = ("x", task.x) if task.predictor.advice else ("y", task.y)
+    if not named_leaves(*needed).keys() <= result.point.keys():
+        return None
+    levels = tuple(
+        shaped(level, tree, result.point, np.asarray)
+        for level, tree in (("x", task.x), ("y", task.y))
+    )
+    return model_of(task, replace(result, levels=levels), options)
+
+
+def model_of_trial(experiment: Experiment, result: Result) -> Model | None:
+    """Return the model of a federation whose rows are all on this machine."""
+    task, values, _ = replace(experiment, weights=()).build_task()
+    return model_at(task, result, values)

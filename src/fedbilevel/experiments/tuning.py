@@ -1,0 +1,155 @@
+"""Tunes a named experiment: its steps and weights, or the options that have ranges."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedbilevel import algorithms
+from fedbilevel._files import write_atomically
+from fedbilevel._folders import SEARCH, TUNED, check_place, require_new
+from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.experiments.command import run_command
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.searching import NamedSearch, Tuning
+from fedbilevel.result import to_plain
+from fedbilevel.runtime import Watch
+from fedbilevel.studies.setting import Keeping
+from fedbilevel.studies.tuning import Tuned, tuned, tuning_seeds
+from fedbilevel.tasks import Task
+
+__all__ = ["NamedTuned", "named_search", "trials_of", "tune"]
+
+
+@dataclass(frozen=True)
+class NamedTuned:
+    """What tuning found, by names: the `experiment` with the options it chose.
+
+    `trials` has the options of every trial, its mean judgment and its rounds.
+    """
+
+    found: Tuned
+    experiment: Experiment
+    options: dict[str, str]
+    trials: list[tuple[dict[str, str], float, int]]
+
+    @property
+    def command(self) -> str:
+        """What to type for a run with the chosen options."""
+        return run_command(asdict(self.experiment), "simulator")
+
+    def summary(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        found = self.found
+        tried = [
+            {"options": options, "value": value, "rounds": rounds}
+            for options, value, rounds in self.trials
+        ]
+        return {
+            "task": self.experiment.label,
+            "algorithm": self.experiment.algorithm,
+            "options": self.options,
+            "command": self.command,
+            "judged_by": found.judged_by,
+            "seeds": list(found.seeds),
+            "cost": found.cost,
+            "unit": found.unit,
+            "trials": tried,
+        }
+
+
+def tune(
+    experiment: Experiment,
+    tuning: Tuning | None = None,
+    *,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+) -> NamedTuned:
+    """Search options of an experiment's algorithm.
+
+    Those that are given stay, but for ranges, such as 0.01..1, and lists, such as
+    4,8,16, which are what is searched. Without any, steps and weights are. With a
+    folder the same call goes on there where an earlier one was interrupted.
+    """
+    asked = tuning or Tuning()
+    settings = {"experiment": asdict(experiment), "tuning": asdict(asked)}
+    if folder is not None:
+        _check_folder(folder, settings)
+    experiment.check()
+    task, values, chosen = experiment.build_task()
+    entry = algorithms.find(experiment.algorithm_for(task))
+    named = named_search(experiment, task, entry, chosen)
+    search = named.search(asked.trials, asked.sampler)
+    if search is None:
+        raise InvalidInputError(
+            f"there is nothing to tune: {entry.name} has no step or weight that was "
+            "left open. Give a range, such as --set KEY=0.01..1."
+        )
+    middle = named.options(search.proposed(1, ())[0])
+    for_task = {n: v for n, v in experiment.options.items() if n not in chosen}
+    made = replace(experiment, algorithm=experiment.algorithm or task.algorithm)
+    built = replace(made, options={**for_task, **middle}).bind(task, values)
+    built.job()  # which warns where the limit will be off
+    if folder is not None:
+        _write(folder / SEARCH, settings)
+    found = tuned(
+        built.setting,
+        search,
+        built.rounds,
+        tuning_seeds([experiment.seed], asked.seeds),
+        rungs=asked.rungs,
+        keeping=None if folder is None else Keeping(folder, resume=True),
+        watch=watch,
+    )
+    best = named.options(found.point)
+    made = replace(made, options={**for_task, **best})
+    result = NamedTuned(found, made, best, trials_of(named, found))
+    if folder is not None:
+        _write(folder / TUNED, result.summary())
+    return result
+
+
+def named_search(
+    experiment: Experiment, task: Task, entry: Entry, chosen: Mapping[str, str]
+) -> NamedSearch:
+    """Return what is searched of an algorithm, given the options chosen for it."""
+
+    def build(options: Mapping[str, str]) -> AbstractAlgorithm:
+        one = replace(experiment, algorithm=entry.name, options=options)
+        return one.algorithm_by(entry, task.recommended, task.data.clients)
+
+    usual = experiment.steps_of(task.recommended)
+    return NamedSearch(build, options_of(entry), usual, chosen)
+
+
+def trials_of(
+    named: NamedSearch, found: Tuned
+) -> list[tuple[dict[str, str], float, int]]:
+    """Return the options of every trial, what it came to, and its rounds."""
+    return [(named.options(t.point), t.value, t.rounds) for t in found.trials]
+
+
+def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise unless a folder is new, or holds this very search."""
+    path = folder / SEARCH
+    if not path.exists():
+        require_new(folder)
+        check_place(folder)
+        return
+    try:
+        held = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    if held != json.loads(json.dumps(settings)):
+        raise CheckpointError(
+            f"{folder} holds a search with other settings. Go on with those it was "
+            "begun with, or choose a new folder."
+        )
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(to_plain(content), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,194 @@
+"""Where tuning looks: ranges and values of numbers, and which points of them it tries.
+
+Points are spread evenly, the middle first. With Optuna, which is optional, later ones
+follow from what the earlier came to.
+"""
+
+import importlib.util
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.errors import InvalidInputError, unknown_name
+
+__all__ = ["Point", "Range", "Search", "Values"]
+
+Point: TypeAlias = dict[str, Any]
+SAMPLERS = ("even", "optuna")
+_MOST = 1000  # points; more were not meant
+_BATCHES = 3  # of points by Optuna, which learns from one to the next
+_DIGITS = 3  # of a number that is tried, so that it can be typed
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both above 0, tried evenly in their logarithm."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < math.inf:
+            raise InvalidInputError(
+                f"a range from {self.low:g} to {self.high:g}: tuned are numbers above "
+                "0, from a lower to a higher one."
+            )
+
+    def at(self, share: float) -> float:
+        """Return the number that is a share of the way from low to high."""
+        return _rounded(self.low * (self.high / self.low) ** share)
+
+
+@dataclass(frozen=True)
+class Values:
+    """A few values, all of which may be tried."""
+
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise InvalidInputError("values to try: there are none.")
+
+    def at(self, share: float) -> Any:
+        """Return one of them by its share of the way through the list."""
+        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Algorithms to try: `make(**point)` at points of a space.
+
+    `space` has a `Range` or `Values` for each name. `trials` points are tried, or all
+    there are where every name has values only. `sampler` is "even", or "optuna" for its
+    tree-structured Parzen estimator.
+    """
+
+    make: Callable[..., AbstractAlgorithm]
+    space: Mapping[str, Range | Values]
+    trials: int = 27
+    sampler: str = "even"
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise unknown_name("sampler", self.sampler, SAMPLERS)
+        if self.sampler == "optuna" and importlib.util.find_spec("optuna") is None:
+            raise InvalidInputError(
+                "sampler 'optuna' needs a package: pip install 'fedbilevel[tune]'."
+            )
+        if not 1 <= self.trials <= _MOST or self._combinations() > _MOST:
+            asked = max(self.trials, self._combinations())
+            raise InvalidInputError(
+                f"{asked} trials: ask for 1 to {_MOST}, by `trials` or by the numbers "
+                "of values."
+            )
+
+    def _combinations(self) -> int:
+        """Return the number of points there are; 0 where a range has too many."""
+        if len(self._lists()) < len(self.space):
+            return 0
+        return math.prod(len(one.values) for one in self._lists())
+
+    def _lists(self) -> list[Values]:
+        return [one for one in self.space.values() if isinstance(one, Values)]
+
+    @property
+    def is_list(self) -> bool:
+        """Say whether all there is to try are some combinations of values."""
+        return self._combinations() > 0
+
+    @property
+    def count(self) -> int:
+        """The number of trials."""
+        return self._combinations() or self.trials
+
+    def first(self) -> AbstractAlgorithm:
+        """Return the algorithm of the first trial."""
+        return self.make(**self.proposed(1, ())[0])
+
+    def batches(self, count: int) -> list[int]:
+        """Return how many points are proposed at once, one batch after the other."""
+        if self.sampler == "even" or self.is_list:
+            return [count]
+        parts = np.array_split(np.arange(count), min(_BATCHES, count))
+        return [len(part) for part in parts]
+
+    def proposed(self, count: int, told: Sequence[tuple[Point, float]]) -> list[Point]:
+        """Return the next points, given what the earlier ones came to."""
+        if self.is_list:
+            every = itertools.product(*(one.values for one in self._lists()))
+            return [dict(zip(self.space, one, strict=True)) for one in every][:count]
+        if self.sampler == "optuna" and told:
+            return _by_optuna(self.space, count, told)
+        points = []
+        for row in _spread(len(self.space), count).tolist():
+            pairs = zip(self.space.items(), row, strict=True)
+            points.append({name: one.at(share) for (name, one), share in pairs})
+        return points
+
+
+def _spread(size: int, count: int) -> Float[np.ndarray, "points size"]:
+    """Return points of the unit cube, the middle first, far from each other.
+
+    They are multiples of powers of the root of z^(size+1) = z + 1, modulo 1, the
+    generalization of the golden ratio by M. Roberts: any number of first ones is even.
+    """
+    root = 2.0
+    for _ in range(64):
+        root = (1 + root) ** (1 / (size + 1))
+    powers = root ** -np.arange(1.0, size + 1)
+    return (0.5 + np.arange(count)[:, None] * powers) % 1
+
+
+def _by_optuna(
+    space: Mapping[str, Range | Values],
+    count: int,
+    told: Sequence[tuple[Point, float]],
+) -> list[Point]:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds = optuna.distributions
+    within: dict[str, Any] = {
+        name: kinds.FloatDistribution(one.low, one.high, log=True)
+        if isinstance(one, Range)
+        else kinds.CategoricalDistribution(range(len(one.values)))
+        for name, one in space.items()
+    }
+    # Seeded by how much is known, so that an interrupted search asks the same again.
+    sampler = optuna.samplers.TPESampler(seed=len(told), n_startup_trials=1)
+    study = optuna.create_study(sampler=sampler)
+    for point, value in told:
+        params = {name: _counted(one, point[name]) for name, one in space.items()}
+        known = min(value, float(np.finfo(np.float32).max))  # what diverged is worst
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=within, value=known)
+        )
+    asked = [study.ask(within).params for _ in range(count)]
+    return [
+        {name: _named(one, params[name]) for name, one in space.items()}
+        for params in asked
+    ]
+
+
+def _counted(one: Range | Values, value: Any) -> Any:
+    """Return a value as Optuna is told of it."""
+    if isinstance(one, Values):
+        return one.values.index(value)
+    return min(max(value, one.low), one.high)  # rounded, it may be outside
+
+
+def _named(one: Range | Values, value: Any) -> Any:
+    """Return the value that Optuna asks for."""
+    if isinstance(one, Values):
+        return one.values[value]
+    return _rounded(value)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,145 @@
+r"""Steps in units that a run measures: shares of 1/L1, and of the way already gone.
+
+    0.5/L     half of what the curvature of the lower level allows, L1 being followed
+              along the run; for theta, and for the steps of y and z
+    auto      for a step of x: the distance from the start over the root of the summed
+              squares of the directions (DoG, Ivgi, Hinder, Carmon, arXiv 2302.12022)
+
+Such a number stands in a field like any other. `resolved` turns all of them into plain
+numbers once something is measured; the listing of a method never sees one.
+"""
+
+import abc
+import math
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+__all__ = [
+    "AbstractRelative",
+    "Measured",
+    "OfCurvature",
+    "OfDistance",
+    "is_relative",
+    "read_relative",
+    "relative_kinds",
+    "resolved",
+]
+
+
+class Measured(eqx.Module):
+    """What a run has measured: the curvature L1, and a step of x, the stride."""
+
+    curvature: Float[Array, "..."]
+    stride: Float[Array, "..."]
+
+
+def _as_share(value: Any) -> Float[Array, "..."]:
+    return jnp.asarray(value, dtype=float)
+
+
+class AbstractRelative(eqx.Module):
+    """A number that a run fixes: `share` times, or divided by, what it measures."""
+
+    share: Float[Array, "..."] = eqx.field(converter=_as_share)
+
+    @abc.abstractmethod
+    def value(self, measured: Measured) -> Float[Array, "..."]:
+        """Return the number."""
+
+    @abc.abstractmethod
+    def __str__(self) -> str:
+        """Write the number as options do."""
+
+    def __mul__(self, factor: Any) -> "AbstractRelative":
+        """Return the number times a plain one."""
+        return replace(self, share=self.share * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> "AbstractRelative":
+        """Return the number over a plain one."""
+        return replace(self, share=self.share / divisor)
+
+
+class OfCurvature(AbstractRelative):
+    """A step as a share of 1/L1, or, `times`, a bound of L1 as a multiple of it."""
+
+    times: bool = eqx.field(static=True, default=False)
+
+    def value(self, measured: Measured) -> Float[Array, "..."]:
+        """Return share / L1, or share * L1."""
+        curvature = measured.curvature
+        return self.share * curvature if self.times else self.share / curvature
+
+    def __rtruediv__(self, number: Any) -> "OfCurvature":
+        """Return a plain number over this one."""
+        return OfCurvature(number / self.share, times=not self.times)
+
+    def __str__(self) -> str:
+        """Write `0.5/L` or `2*L`."""
+        return f"{float(self.share)!r}{'*' if self.times else '/'}L"
+
+
+class OfDistance(AbstractRelative):
+    """A step of x as a multiple of the stride."""
+
+    def value(self, measured: Measured) -> Float[Array, "..."]:
+        """Return share * stride."""
+        return self.share * measured.stride
+
+    def __str__(self) -> str:
+        """Write `auto` or `0.5*auto`."""
+        share = float(self.share)
+        return "auto" if share == 1 else f"{share!r}*auto"
+
+
+def read_relative(text: str, auto: AbstractRelative | None) -> AbstractRelative | None:
+    """Read `0.5/L`, `2*L`, `auto` or `0.5*auto`; None if it is none of them.
+
+    `auto` is what that word stands for, None where it stands for nothing.
+    """
+    if text == "auto":
+        return auto
+    endings: dict[str, Any] = {
+        "/L": OfCurvature,
+        "*L": lambda share: OfCurvature(share, times=True),
+    }
+    if auto is not None:
+        endings["*auto"] = lambda share: share * auto
+    for ending, made in endings.items():
+        try:
+            share = float(text.removesuffix(ending))
+        except ValueError:
+            continue
+        if text.endswith(ending) and math.isfinite(share) and share > 0:
+            return made(share)
+    return None
+
+
+def _is_leaf(node: Any) -> bool:
+    return isinstance(node, AbstractRelative)
+
+
+def relative_kinds(tree: PyTree) -> set[type]:
+    """Return the kinds of relative numbers in a tree."""
+    leaves = jax.tree.leaves(tree, is_leaf=_is_leaf)
+    return {type(leaf) for leaf in leaves if _is_leaf(leaf)}
+
+
+def is_relative(tree: PyTree) -> bool:
+    """Say whether a tree has a number that a run must fix."""
+    return bool(relative_kinds(tree))
+
+
+def resolved(tree: PyTree, measured: Measured) -> PyTree:
+    """Return the tree with plain numbers in the place of relative ones."""
+
+    def plain(leaf: Any) -> Any:
+        return leaf.value(measured) if _is_leaf(leaf) else leaf
+
+    return jax.tree.map(plain, tree, is_leaf=_is_leaf)

@@ -1,0 +1,271 @@
+"""Steps in units that a run measures, and a run that survives steps too long."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbilevel.algorithms import AbstractAlgorithm, SteadySteps, steadied
+from fedbilevel.algorithms._curvature import first_vector
+from fedbilevel.algorithms._safeguard import MOST
+from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.experiments import Experiment
+from fedbilevel.hypergradient import Neumann
+from fedbilevel.runtime import (
+    Checkpoints,
+    ReferenceRuntime,
+    SimulatorRuntime,
+    execute,
+)
+from fedbilevel.units import OfCurvature, OfDistance, read_relative
+from tests.cases import (
+    STRUCTURES,
+    cohort_of,
+    data_for,
+    quadratic_data,
+    quadratic_job,
+)
+from tests.reference.bent_job import X0, Y0, bent_job, only_rows
+from tests.reference.bent_oracles import (
+    cross_product,
+    hessian_product,
+    lower_gradient,
+    upper_gradients,
+)
+
+P = 2
+SHARES = st.floats(1e-6, 1e6)
+
+
+@given(SHARES, st.sampled_from(["/L", "*L", "*auto"]))
+def test_what_is_written_is_read_back(share, ending):
+    auto = OfDistance(1.0)
+    made = read_relative(f"{share!r}{ending}", auto)
+    assert made is not None
+    again = read_relative(str(made), auto)
+    assert str(again) == str(made)
+    np.testing.assert_allclose(float(made.share), share, rtol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["", "L", "0.5", "-1/L", "nan/L", "inf/L", "0/L"])
+def test_what_is_no_share_is_not_read(text):
+    assert read_relative(text, OfDistance(1.0)) is None
+
+
+def fedbio_directions(w, xi, zeta):
+    """Return nu, omega and q on one client's only rows."""
+    x, y, z = w
+    fx, fy = upper_gradients(x, y, xi)
+    omega = lower_gradient(x, y, zeta)
+    q = hessian_product(x, y, z, zeta) - fy
+    return fx - cross_product(x, y, z, zeta), omega, q
+
+
+def multiplied(v, x, y, zeta):
+    product = hessian_product(x, y, v, zeta)
+    size = np.linalg.norm(product)
+    return product / size, size
+
+
+def first_slope(x, y, xi, zeta, theta):
+    """Return the norm of a hypergradient with five factors."""
+    fx, r = upper_gradients(x, y, xi)
+    s = r
+    for _ in range(5):
+        r = r - theta * hessian_product(x, y, r, zeta)
+        s = s + r
+    return np.linalg.norm(fx - theta * cross_product(x, y, s, zeta))
+
+
+def followed_fedbio(rows, rounds, shares, p):
+    """FedBiO by its listing, with y and z by 1/L and x by DoG's stride."""
+    x, y, z = X0, Y0, np.zeros_like(Y0)
+    vectors, sizes, slopes = [], [], []
+    for xi, zeta in rows:
+        v = np.asarray(first_vector(jnp.asarray(Y0)))
+        size = 0.0
+        for _ in range(10):
+            v, size = multiplied(v, x, y, zeta)
+        vectors.append(v)
+        sizes.append(size)
+        slopes.append(first_slope(x, y, xi, zeta, 0.5 / size))
+    L = np.mean(np.power(sizes, 4)) ** 0.25
+    farthest, squares = 1e-3 * np.linalg.norm(X0), np.mean(slopes) ** 2
+    for _ in range(rounds):
+        stride = farthest / np.sqrt(squares)
+        steps = (shares[0] * stride, shares[1] / L, shares[2] / L)
+        ends, ratios = [], []
+        for k, (xi, zeta) in enumerate(rows):
+            w = (x, y, z)
+            for _ in range(p):
+                d = fedbio_directions(w, xi, zeta)
+                w = tuple(a - s * b for a, s, b in zip(w, steps, d, strict=True))
+            ends.append(w)
+            vectors[k], size = multiplied(vectors[k], x, y, zeta)
+            ratios.append((size / L) ** 4)
+        before = x
+        x, y, z = (np.mean(block, axis=0) for block in zip(*ends, strict=True))
+        factor = np.clip(np.mean(ratios), 0, 16) ** 0.25
+        L *= factor if factor > 1 else 1 + 0.1 * (factor - 1)
+        squares += (np.linalg.norm(x - before) / (stride * shares[0])) ** 2
+        farthest = max(farthest, np.linalg.norm(x - X0))
+    return x, y, L
+
+
+@pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
+def test_steps_follow_the_curvature_and_the_way_as_written(runtime):
+    data, rounds = quadratic_data(3, noise=0.0), 3
+    shares = (0.7, 0.4, 0.3)
+    algorithm = FedBiO(
+        OfDistance(0.7), OfCurvature(0.4), OfCurvature(0.3), local_steps=P
+    )
+    job = bent_job(algorithm, data)
+    state = execute(runtime(job), rounds, measure_every=rounds).state.server
+    x, y, L = followed_fedbio(only_rows(data), rounds, shares, P)
+    np.testing.assert_allclose(state.server.point.x, x, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(state.server.point.y, y, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(state.curvature, L, rtol=1e-10)
+
+
+def test_a_bound_of_the_curvature_is_its_multiple():
+    nest = FedNest(
+        alpha=0.1,
+        beta=OfCurvature(0.3),
+        local_steps=2,
+        ell=1 / OfCurvature(0.5),
+        terms=2,
+    )
+    assert str(nest.ell) == "2.0*L"
+    job = quadratic_job(nest, quadratic_data(3))
+    state = execute(SimulatorRuntime(job), 3, measure_every=3).state.server
+    assert np.isfinite(np.asarray(state.server.point.y)).all()
+    # Rows scatter around curvatures of 0.5 to 2.
+    assert 1.5 < float(state.curvature) < 3
+
+
+def test_a_series_is_short_enough_for_its_own_client():
+    """One client curves a hundred times as much as the other 19 together."""
+    flat = quadratic_data(20, noise=0.0)
+    A = np.array(flat.lower["A"])
+    A[7] *= 300.0
+    curved = replace(flat, lower={**flat.lower, "A": jnp.asarray(A)})
+    algorithm = LocalBSGVRM.effective(
+        Neumann(30, OfCurvature(0.5)),
+        upper_step=1e-3,
+        lower_step=OfCurvature(0.25),
+        upper_weight=0.5,
+        lower_weight=0.5,
+        local_steps=3,
+    )
+    state = execute(SimulatorRuntime(quadratic_job(algorithm, curved)), 30).state
+    assert np.isfinite(np.asarray(state.server.server.point.x)).all()
+    largest = float(np.linalg.norm(A[7, 0], 2))
+    np.testing.assert_allclose(state.clients.memory.curvature[7], largest, rtol=1e-6)
+
+
+@pytest.mark.slow
+@STRUCTURES
+def test_with_plain_numbers_a_safeguard_changes_nothing(case):
+    data = data_for(case, 3)
+
+    def end(algorithm: AbstractAlgorithm):
+        job = quadratic_job(algorithm, data, participants=cohort_of(case, 2))
+        state = execute(SimulatorRuntime(job), 5, measure_every=5).state
+        return algorithm.point(state.joined())
+
+    guarded, bare = end(steadied(case.algorithm, True)), end(case.algorithm)
+    for left, right in zip(
+        jax.tree.leaves(guarded), jax.tree.leaves(bare), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+STEPS = (0.1, 0.2, 0.2)
+TOO_LONG = FedBiO(0.1, 2.5, 0.2, local_steps=2)
+
+
+def guarded_end(runtime: Any = SimulatorRuntime, rounds=7, **more):
+    job = quadratic_job(SteadySteps(TOO_LONG), quadratic_data(3, noise=0.0))
+    return job, execute(runtime(job), rounds, **more)
+
+
+def test_a_run_that_explodes_goes_back_and_converges():
+    data = quadratic_data(3, noise=0.0)
+    with pytest.raises(NonFiniteError):
+        execute(SimulatorRuntime(quadratic_job(TOO_LONG, data)), 1000)
+    job, outcome = guarded_end(rounds=6000, measure_every=6000)
+    told = job.algorithm.events(outcome.state.server)
+    assert len(told) == 2 and all("exploded" in event for event in told)
+    # Where the steps that it ended with lead to from the start.
+    short = FedBiO(0.1 / 16, 2.5 / 4, 0.2 / 4, local_steps=2)
+    plain = execute(SimulatorRuntime(quadratic_job(short, data)), 6000).state.server
+    ends = (outcome.state.server.server.point, plain.point)
+    np.testing.assert_allclose(ends[0].x, ends[1].x, atol=1e-6)
+    np.testing.assert_allclose(ends[0].y, ends[1].y, atol=1e-6)
+
+
+def test_both_runtimes_go_back_alike_and_a_stop_changes_nothing(tmp_path):
+    _, whole = guarded_end()
+    assert int(whole.state.server.guard.halvings) > 0
+    _, slow = guarded_end(ReferenceRuntime)
+    kept = Checkpoints(tmp_path / "run", every_rounds=2)
+    guarded_end(rounds=5, checkpoints=kept)
+    _, resumed = guarded_end(checkpoints=kept)
+    for left, right, again in zip(
+        *(jax.tree.leaves(one.state.server) for one in (whole, slow, resumed)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(left, again)
+
+
+def test_less_than_half_of_the_clients_cannot_turn_a_run_back():
+    """One client of five has a Hessian that makes its own steps explode."""
+    calm = quadratic_data(5, noise=0.0)
+    A = np.array(calm.lower["A"])
+    A[2] *= 1e200
+    data = replace(calm, lower={**calm.lower, "A": jnp.asarray(A)})
+    job = bent_job(SteadySteps(FedBiO(*STEPS, local_steps=2)), data)
+    outcome = execute(SimulatorRuntime(job), 12, measure_every=12)
+    guard = outcome.state.server.guard
+    assert (int(guard.halvings), int(guard.replaced)) == (0, 12)
+    (told,) = job.algorithm.events(outcome.state.server)
+    assert told == "in 12 rounds replies that were not finite were left out"
+    # The others go on; what it would have sent counts as no change.
+    rows = [pair for k, pair in enumerate(only_rows(calm)) if k != 2]
+    x, y, z = X0, Y0, np.zeros_like(Y0)
+    for _ in range(12):
+        ends = [(x, y, z)]
+        for xi, zeta in rows:
+            w = (x, y, z)
+            for _ in range(2):
+                d = fedbio_directions(w, xi, zeta)
+                w = tuple(a - s * b for a, s, b in zip(w, STEPS, d, strict=True))
+            ends.append(w)
+        x, y, z = (np.mean(block, axis=0) for block in zip(*ends, strict=True))
+    np.testing.assert_allclose(outcome.state.server.server.point.x, x, atol=1e-10)
+
+
+def test_a_run_that_cannot_be_saved_fails_in_the_end():
+    calm = quadratic_data(2, noise=0.0)
+    A = np.asarray(calm.lower["A"]) * 1e200
+    data = replace(calm, lower={**calm.lower, "A": jnp.asarray(A)})
+    job = bent_job(SteadySteps(FedBiO(*STEPS, local_steps=2)), data)
+    with pytest.raises(NonFiniteError):
+        execute(SimulatorRuntime(job), MOST + 30)
+
+
+def test_noise_and_a_safeguard_exclude_each_other():
+    noisy = Experiment(
+        "quadratic", clip=1.0, noise=1.0, options={"lower_step": "0.1/L"}
+    )
+    with pytest.raises(InvalidInputError, match="hide what a safeguard"):
+        noisy.build().job()

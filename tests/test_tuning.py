@@ -1,0 +1,419 @@
+"""Tuning: what it looks at, what it spends, what it keeps, and what it finds."""
+
+import json
+import math
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel import algorithms, tasks
+from fedbilevel.cli.app import app
+from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.searching import NamedSearch, Tuning
+from fedbilevel.experiments.tuning import named_search, tune
+from fedbilevel.studies.searching import Range, Search, Values
+from fedbilevel.studies.tuning import tuned, tuning_seeds
+from fedbilevel.studies.validation import HELD_OUT, held_out
+
+SIZES = (11, 4, 6)  # upper rows of the clients
+START = (jnp.zeros(2), jnp.zeros(2))
+
+
+def upper(x, y, rows):
+    return jnp.mean(jnp.sum((y - rows["aim"]) ** 2, axis=1)) + 0.1 * jnp.sum(x**2)
+
+
+def lower(x, y, rows):
+    return 0.5 * jnp.mean(jnp.sum((y - x - rows["at"]) ** 2, axis=1))
+
+
+def clients(seed=0):
+    draw = np.random.default_rng(seed)
+    uppers = [{"aim": 2 + draw.standard_normal((size, 2))} for size in SIZES]
+    lowers = [{"at": draw.standard_normal((5, 2))} for _ in SIZES]
+    return uppers, lowers
+
+
+PROBLEM, DATA = fb.Problem(upper, lower), fb.ClientData.from_clients(*clients())
+ALL_ROWS = fb.Sampling(batch=None)
+MAKE = partial(fb.FedBiO, lr_z=0.5, local_steps=1)
+SPACE = {"lr_x": Range(0.01, 1), "lr_y": Range(0.05, 0.8)}
+
+
+def rows_of(data, client):
+    size = int(data.upper_sizes[client])
+    return np.asarray(data.upper["aim"][client, :size])
+
+
+def test_a_fifth_of_the_upper_rows_is_held_out_and_every_row_is_somewhere():
+    kept, judged = held_out(DATA)
+    assert judged is not None
+    assert judged.upper_sizes.tolist() == [2, 0, 1]
+    assert kept.upper_sizes.tolist() == [9, 4, 5]
+    assert judged.weights.tolist() == [1, 0, 1] and kept.weights.tolist() == [1] * 3
+    for client, size in enumerate(SIZES):
+        parts = [rows_of(kept, client), rows_of(judged, client)]
+        both = np.concatenate(parts)
+        assert len(np.unique(both[:, 0])) == size
+        given = rows_of(DATA, client)
+        assert sorted(both[:, 0]) == sorted(given[:, 0])
+        assert not np.array_equal(parts[0], given[: len(parts[0])]) or size < 5
+
+
+def test_without_five_upper_rows_nothing_is_held_out():
+    few = [{"aim": np.ones((4, 2))}] * 3
+    data = fb.ClientData.from_clients(few, clients()[1])
+    assert held_out(data) == (data, None)
+    pooled, judged = held_out(DATA.pooled())
+    assert isinstance(pooled, fb.PooledData) and isinstance(judged, fb.PooledData)
+
+
+def test_a_trial_is_a_run_on_the_other_rows_judged_on_those_held_out():
+    """Also of the one that came to the end in two rungs, from where it was."""
+    search = Search(MAKE, SPACE, trials=4)
+    shared = {"rounds": 6, "sampling": ALL_ROWS}
+    found = fb.tune(PROBLEM, DATA, START, search, seeds=[7, 8], rungs=2, **shared)
+    assert found.judged_by == HELD_OUT and found.seeds == (7, 8)
+    kept, judged = held_out(DATA)
+    judging = [rows_of(judged, client) for client in (0, 2)]
+    assert Counter(trial.rounds for trial in found.trials) == {2: 2, 6: 2}
+    for trial in found.trials:
+        shared["rounds"] = trial.rounds
+        alone = fb.run(PROBLEM, kept, START, trial.algorithm, **shared)
+        x, y = np.asarray(alone.x), np.asarray(alone.y)
+        losses = [np.mean(np.sum((y - rows) ** 2, axis=1)) for rows in judging]
+        expected = np.mean(losses) + 0.1 * np.sum(x**2)
+        assert trial.value == pytest.approx(expected, rel=1e-9)
+    last = [trial for trial in found.trials if trial.rounds == 6]
+    assert found.algorithm is min(last, key=lambda trial: trial.value).algorithm
+    assert found.point == {
+        "lr_x": pytest.approx(float(found.algorithm.lr_x)),  # type: ignore[attr-defined]
+        "lr_y": pytest.approx(float(found.algorithm.lr_y)),  # type: ignore[attr-defined]
+    }
+
+
+def test_metrics_which_may_know_test_rows_are_not_computed():
+    def tested(x, y):
+        raise AssertionError("tuning looks at test rows")
+
+    candidates = [MAKE(lr_x=0.1, lr_y=step) for step in (0.1, 0.5)]
+    more = {"rounds": 2, "seeds": [0], "rungs": 1, "sampling": ALL_ROWS}
+    fb.tune(PROBLEM, DATA, START, candidates, metrics=tested, **more)
+    with pytest.raises(AssertionError, match="looks at test rows"):
+        fb.tune(
+            PROBLEM, DATA, START, candidates, metrics=tested, headline="far", **more
+        )
+
+
+def write_table(path, flipped):
+    """Write rows of which the first fifth in the task's order, which tests, differs."""
+    draw = np.random.default_rng(1)
+    features = draw.standard_normal((60, 3))
+    label = (features[:, 0] > 0).astype(int)
+    tested = np.random.default_rng(0).permutation(60)[:12]
+    if flipped:
+        label[tested] = 1 - label[tested]
+    told = np.where(label == 1, "yes", "no")
+    pairs = zip(features.tolist(), told, strict=True)
+    rows = [f"{a},{b},{c},{ill}" for (a, b, c), ill in pairs]
+    path.write_text("\n".join(["a,b,c,ill", *rows]) + "\n")
+
+
+def test_other_test_rows_change_nothing_of_what_is_chosen(tmp_path):
+    found = {}
+    for flipped in (False, True):
+        path = tmp_path / f"{flipped}.csv"
+        write_table(path, flipped)
+        options = {"data": str(path), "label": "ill"}
+        plan = Experiment(
+            "regularization", "fedavg", 2, rounds=4, local_steps=2, options=options
+        )
+        built = plan.build()
+        entry = algorithms.find("fedavg")
+        named = named_search(plan, built.task, entry, {"lower_step": "0.01,0.3,2"})
+        search = named.search(27, "even")
+        assert search is not None
+        for by in (built.setting.tuned_by, "test_loss"):
+            setting = replace(built.setting, tuned_by=by)
+            trials = tuned(setting, search, 4, [3], rungs=1).trials
+            found[by, flipped] = [trial.value for trial in trials]
+    assert found[HELD_OUT, False] == found[HELD_OUT, True]
+    # The mistake that this is for: test rows as what tuning looks at.
+    assert found["test_loss", False] != found["test_loss", True]
+    orders = [np.argmin(found["test_loss", flipped]) for flipped in (False, True)]
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.slow
+def test_no_task_is_tuned_by_its_test_rows():
+    """Of a closed form there are no rows that could be learned by heart."""
+    by = {}
+    for name in tasks.names():
+        source = tasks.find(name)
+        small = {"clients": 2} if name != "architecture" else {}
+        by[name] = source(**small).tuned_by
+    exact = {name for name, told in by.items() if told}
+    assert exact == {"quadratic", "minimax", "two-client"}
+
+
+@pytest.mark.slow
+def test_a_third_goes_on_and_all_of_it_is_seven_runs():
+    search = Search(MAKE, SPACE, trials=27)
+    shared = {"sampling": fb.Sampling(batch=2), "rounds": 9}
+    found = fb.tune(PROBLEM, DATA, START, search, seeds=[0], **shared)
+    assert Counter(trial.rounds for trial in found.trials) == {1: 18, 3: 6, 9: 3}
+    alone = fb.run(PROBLEM, held_out(DATA)[0], START, found.algorithm, **shared)
+    drawn = int(alone.columns["samples"][-1])
+    assert drawn > 0 and (found.cost, found.unit) == (7 * drawn, "samples")
+
+
+@pytest.mark.parametrize("batch", [pytest.param(2, marks=pytest.mark.slow), None])
+def test_a_budget_pays_for_so_many_trials(batch):
+    """Of samples, or of exchanges where each sample is all rows: one a round."""
+    search = Search(MAKE, SPACE, trials=27)
+    shared = {"sampling": fb.Sampling(batch), "rounds": 4, "seeds": [0], "rungs": 1}
+    (one,) = fb.tune(PROBLEM, DATA, START, search, budget=1, **shared).trials
+    # FedBiO draws five samples in a step, in each of three clients.
+    each = 4 if batch is None else 4 * 3 * 5 * batch
+    paid = fb.tune(PROBLEM, DATA, START, search, budget=3 * each - 1, **shared)
+    assert len(paid.trials) == 2 and paid.cost == 2 * each
+    assert paid.trials[0].point == one.point
+
+
+def test_what_diverges_ends_in_its_rung_and_counts_as_the_worst():
+    candidates = [MAKE(lr_x=0.1, lr_y=step) for step in (1e300, 0.1, 0.2, 0.3)]
+    shared = {"rounds": 6, "seeds": [0, 1], "rungs": 2, "sampling": ALL_ROWS}
+    found = fb.tune(PROBLEM, DATA, START, candidates, **shared)
+    assert found.trials[0].value == math.inf and found.trials[0].rounds == 2
+    assert found.algorithm in candidates[1:]
+    with pytest.raises(NonFiniteError):
+        fb.tune(PROBLEM, DATA, START, candidates[:1], **shared)
+    with pytest.raises(InvalidInputError, match="at least one candidate"):
+        fb.tune(PROBLEM, DATA, START, [], **shared)
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
+    search = Search(MAKE, SPACE, trials=4)
+    seen = []
+
+    def tuning(folder=None, resume=False, seeds=(7, 8), stop=False):
+        def watch(done, total, newest):
+            seen.append(done)
+            if stop and done > 2:
+                raise KeyboardInterrupt
+
+        kept = None if folder is None else fb.Keeping(folder, resume, every_rounds=1)
+        more = {"rungs": 2, "sampling": ALL_ROWS, "keeping": kept, "watch": watch}
+        return fb.tune(PROBLEM, DATA, START, search, rounds=6, seeds=seeds, **more)
+
+    folder = tmp_path / "search"
+    with pytest.raises(KeyboardInterrupt, match="Kept in .*resume=True"):
+        tuning(folder, stop=True)
+    with pytest.raises(CheckpointError, match="not empty"):
+        tuning(folder)
+    seen.clear()
+    resumed = tuning(folder, resume=True)
+    assert min(seen) > 2  # nothing of the first rung was run again
+    seen.clear()
+    straight = tuning()
+    assert seen == sorted(seen)  # the second rung goes on where the first ended
+    assert [t.value for t in resumed.trials] == [t.value for t in straight.trials]
+    assert resumed.point == straight.point
+    with pytest.raises(CheckpointError, match="another configuration"):
+        tuning(folder, resume=True, seeds=(7, 9))
+
+
+def test_seeds_of_tuning_are_others():
+    assert not set(tuning_seeds([0, 1, 2], 2)) & {0, 1, 2}
+    assert len(set(tuning_seeds([5], 3))) == 3
+
+
+def test_points_are_spread_evenly_the_middle_first():
+    space = {"a": Range(0.1, 10), "b": Range(0.25, 4), "c": Range(0.1, 10)}
+    points = Search(MAKE, space).proposed(27, ())
+    assert points[0] == {"a": 1, "b": 1, "c": 1}
+    for name, one in space.items():
+        values = np.asarray([point[name] for point in points])
+        assert ((one.low <= values) & (values <= one.high)).all()
+        share = np.log(values / one.low) / np.log(one.high / one.low)
+        counts = np.histogram(share, bins=3, range=(0, 1))[0]
+        assert (counts >= 7).all()
+        assert all(float(f"{value:.3g}") == value for value in values)
+    lists = Search(MAKE, {"a": Values((1, 2)), "b": Values(("x", "y"))}, trials=1)
+    assert lists.count == 4
+    pairs = [tuple(point.values()) for point in lists.proposed(4, ())]
+    assert pairs == [(1, "x"), (1, "y"), (2, "x"), (2, "y")]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Range(1, 0.5), "from 1 to 0.5"),
+        (lambda: Range(0, 1), "numbers above 0"),
+        (lambda: Range(1, math.nan), "from 1 to nan"),
+        (lambda: Values(()), "there are none"),
+        (lambda: Search(MAKE, SPACE, trials=0), "0 trials"),
+        (lambda: Search(MAKE, SPACE, sampler="best"), "unknown sampler 'best'"),
+        (lambda: Search(MAKE, dict.fromkeys("abc", Values((1,) * 11))), "1331 trials"),
+        (lambda: Tuning(rungs=0), "rungs=0"),
+    ],
+)
+def test_searches_that_cannot_be(make, told):
+    with pytest.raises(InvalidInputError, match=told):
+        make()
+
+
+def test_optuna_looks_where_earlier_points_were_good():
+    pytest.importorskip("optuna")
+    space = {"a": Range(0.1, 10), "b": Values(("x", "y"))}
+    search = Search(MAKE, space, trials=27, sampler="optuna")
+    assert search.batches(27) == [9, 9, 9]
+    first = search.proposed(9, ())
+
+    def proposed(best):
+        told = [(point, abs(math.log(point["a"] / best))) for point in first]
+        told.append(({"a": 1.0, "b": "x"}, math.inf))
+        later = search.proposed(20, told)
+        assert later == search.proposed(20, told)  # so that a search can be resumed
+        return np.mean([math.log(point["a"]) for point in later])
+
+    # The same points, told to be good at either end: it goes where they are.
+    assert proposed(0.1) < 0 < proposed(10)
+
+
+def named(name, given):
+    plan = Experiment("quadratic", name, 2)
+    entry = algorithms.find(name)
+    return named_search(plan, plan.build_task()[0], entry, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "searched"),
+    [
+        ("local-bsgvrm", {}, ["upper_step", "lower_step", "weight"]),
+        ("fedbioacc", {}, ["upper_step", "lower_step", "weight"]),
+        ("fedbio", {}, ["upper_step", "lower_step"]),
+        ("fedavg", {}, ["lower_step"]),
+        ("momentum-local-sgd", {}, ["lower_step", "weight"]),
+        ("fedbio", {"upper_step": "0.1"}, ["lower_step"]),
+        ("fedbio", {"lr_x": "0.1"}, ["lower_step"]),
+        ("fedbio", {"lr_x": "0.1..1"}, ["lr_x"]),
+        ("fedavg", {"lower_step": "0.1"}, []),
+    ],
+)
+def test_what_is_searched_is_what_a_method_has_and_nobody_has_chosen(
+    name, given, searched
+):
+    search = named(name, given).search(27, "even")
+    assert list(search.space if search else {}) == searched
+
+
+def test_points_become_options_in_the_units_of_the_task():
+    recommended = {"upper_step": "0.2", "lower_step": "0.5/L", "upper_weight": "0.5"}
+    made = NamedSearch(str, recommended, recommended, {})  # type: ignore[arg-type]
+    point = {"upper_step": 0.1, "lower_step": 3.0, "weight": 10.0}
+    assert made.options(point) == {
+        "upper_step": "0.02",
+        "lower_step": "1.5/L",
+        "upper_weight": "1",  # of which more makes no sense
+    }
+    own = {"lower_step": "0.1/L..0.9/L", "theta": "2"}
+    asked = replace(made, given=own)
+    assert asked.options({"lower_step": 0.3}) == {"theta": "2", "lower_step": "0.3/L"}
+    for wrong in ("0.1..0.9/L", "a..1", "1.."):
+        with pytest.raises(InvalidInputError, match="write a range as"):
+            replace(made, given={"lower_step": wrong}).search(9, "even")
+
+
+def test_nothing_to_tune_is_told():
+    plan = Experiment("quadratic", "fedavg", 2, options={"lower_step": "0.1"})
+    with pytest.raises(InvalidInputError, match="nothing to tune: fedavg"):
+        tune(plan)
+    plan = Experiment("quadratic", "fedavg", 2, options={"lower_steps": "1..2"})
+    with pytest.raises(InvalidInputError, match="unknown option 'lower_steps'"):
+        tune(plan)
+
+
+def typed(*words):
+    from typer.testing import CliRunner
+
+    done = CliRunner().invoke(app, [*words], catch_exceptions=False)
+    return done.exit_code, done.stdout
+
+
+SMALL = "two-client --algorithm fedbio --local-steps 1 --rounds 3 --tuning-seeds 1"
+SMALL += " --set lower_step=0.01,0.2 --rungs 1 --precision float64 --json"
+
+
+def test_the_command_prints_what_to_type_and_goes_on_where_it_was(tmp_path):
+    folder = tmp_path / "tuned"
+    code, printed = typed("tune", *SMALL.split(), "--out", str(folder))
+    told = json.loads(printed)
+    assert code == 0 and told == json.loads((folder / "tuned.json").read_text())
+    assert told["judged_by"] == "grad_norm_sq" and len(told["trials"]) == 2
+    best = min(told["trials"], key=lambda trial: trial["value"])
+    assert told["options"] == best["options"]
+    assert f"--set lower_step={best['options']['lower_step']}" in told["command"]
+    assert 0 not in told["seeds"]
+    # The same command finds it all done, another one is refused.
+    assert typed("tune", *SMALL.split(), "--out", str(folder)) == (0, printed)
+    more = SMALL.replace("--rounds 3", "--rounds 4").split()
+    assert typed("tune", *more, "--out", str(folder))[0] == 2
+
+
+@pytest.mark.slow
+def test_a_run_takes_what_tuning_found(tmp_path):
+    place = tmp_path / "run"
+    code, printed = typed("run", *SMALL.split(), "--tune", "--out", str(place))
+    assert code == 0
+    told = json.loads((place / "tuning" / "tuned.json").read_text())
+    assert Experiment.load(place).options == told["options"]
+    taken = json.loads(printed)["config"]["parameters"]["lr_y"]
+    assert taken == float(told["options"]["lower_step"])
+    assert typed("run", *SMALL.split(), "--tune", "--out", str(place))[0] == 2
+
+
+def test_the_search_of_the_guide_can_be_made():
+    guide = Path(__file__).parent.parent / "docs" / "tuning.md"
+    (code,) = re.findall(r"```python\n(.*?)```", guide.read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    made = names["search"].first()
+    assert (float(made.lr_x), float(made.lr_y)) == pytest.approx((0.1, 0.158))
+
+
+@pytest.mark.slow
+def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
+    """The second takes twice as many steps a round, so it has fewer trials."""
+    long = partial(fb.FedBiO, lr_z=0.5, local_steps=2)
+    searches = {
+        "short": Search(MAKE, SPACE, trials=9),
+        "long": Search(long, SPACE, trials=9),
+    }
+
+    def compared(resume=False):
+        more = {"sampling": fb.Sampling(batch=1), "rounds": 9, "seeds": [0]}
+        kept = fb.Keeping(tmp_path / "kept", resume)
+        return fb.compare(PROBLEM, DATA, START, searches, keeping=kept, **more).tuned
+
+    first = compared()
+    short, long_one = first["short"], first["long"]
+    assert len(short.trials) == 9 and long_one.cost <= short.cost
+    # In ninths of a run nine trials, then three, then one, are 9 + 3 * 2 + 1 * 6 = 21;
+    # three are 3 + 2 + 6 = 11, twice which is too much, and two are 10.
+    assert len(long_one.trials) == 2
+    assert long_one.cost / short.cost == pytest.approx(20 / 21)
+    shutil.rmtree(tmp_path / "kept" / "long")
+    again = compared(resume=True)
+    for name, one in first.items():
+        assert [t.value for t in again[name].trials] == [t.value for t in one.trials]

@@ -48,7 +48,9 @@ def moves(case) -> bool:
 
 def moves_alone(case) -> bool:
     server = case.algorithm.init_server(jnp.zeros(1), jnp.zeros(1))
-    return moves(case) and isinstance(server, Iterate)
+    # Corrected steps need what an exchange brings, so that none can stand alone.
+    corrected = getattr(case.algorithm, "drift", None) is not None
+    return moves(case) and isinstance(server, Iterate) and not corrected
 
 
 def end_point(case, algorithm, rounds=2):

@@ -234,33 +234,6 @@ CASES = [
         choices={"drift": "anchor"},
     ),
     Case(
-        "simfbo, controls",
-        SimFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, local_steps=2, drift="controls"),
-        floats=lambda dx, dy: dx + 2 * dy,
-        floats_down=lambda dx, dy: 2 * (dx + 2 * dy),
-        two_client=SHARED,
-        slopes=("local",),
-        of="simfbo",
-        choices={"drift": "controls"},
-    ),
-    Case(
-        "local-bsgm, controls",
-        LocalBSGM(
-            Neumann(1, THETA),
-            0.1,
-            3.0,
-            4.0,
-            0.5,
-            0.8,
-            local_steps=2,
-            drift="controls",
-        ),
-        floats=lambda dx, dy: 3 * (dx + dy),
-        two_client=BIASED,
-        of="local-bsgm",
-        choices={"drift": "controls"},
-    ),
-    Case(
         "fedbio-controls",
         FedBiOControls(0.1, 0.2, 0.15, local_steps=2, radius=1.5),
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
@@ -273,14 +246,6 @@ CASES = [
         ),
         floats=lambda dx, dy: 3 * (dx + 2 * dy),
         two_client=SHARED,
-    ),
-    Case(
-        "fedbioacc-local, controls",
-        FedBiOAccLocal(Neumann(1, THETA), **STORM, drift="controls", absent="forget"),
-        floats=lambda dx, dy: 3 * dx,
-        two_client=OWN,
-        of="fedbioacc-local",
-        choices={"drift": "controls", "absent": "forget"},
     ),
 ]
 NAMES = [case.name for case in CASES if case.of is None]

@@ -24,7 +24,6 @@ __all__ = [
     "Measured",
     "OfCurvature",
     "OfDistance",
-    "is_relative",
     "read_relative",
     "relative_kinds",
     "resolved",
@@ -129,11 +128,6 @@ def relative_kinds(tree: PyTree) -> set[type]:
     """Return the kinds of relative numbers in a tree."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_leaf)
     return {type(leaf) for leaf in leaves if _is_leaf(leaf)}
-
-
-def is_relative(tree: PyTree) -> bool:
-    """Say whether a tree has a number that a run must fix."""
-    return bool(relative_kinds(tree))
 
 
 def resolved(tree: PyTree, measured: Measured) -> PyTree:

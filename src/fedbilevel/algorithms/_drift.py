@@ -50,6 +50,7 @@ __all__ = [
     "anchor",
     "corrected_rounds",
     "first_control",
+    "forgotten",
     "own_control",
     "renewed_mean",
 ]
@@ -67,6 +68,16 @@ def first_control(drift: str | None, point: PyTree) -> Any:
 def own_control(drift: str | None, point: PyTree) -> Any:
     """Return c_k at the start: zeros, None where clients keep no controls."""
     return _tree.zeros_like(point) if drift == CONTROLS else None
+
+
+def forgotten(server: Any) -> Any:
+    """Return a server's state for clients that lose what they kept: c is 0 again."""
+    control = getattr(server, "control", None)
+    return (
+        server
+        if control is None
+        else replace(server, control=_tree.zeros_like(control))
+    )
 
 
 class Correction(eqx.Module):

@@ -7,13 +7,17 @@ again, halves the steps of the lower level and quarters those of x: an x too fas
 and z is the other reason why runs explode, and halving all steps alike would not cure
 that. Steps in units of the curvature are seldom the reason; they are shortened less.
 
+Where the stride of x is measured and x turns round (`_way.py`), that stride is limited;
+if x had got to where all is much steeper than at its start, the run begins anew.
+
 Clients send one number, whether their reply was finite, and what was known of a reply
 in its place where it was not: such a client is left out of the round. Less than half of
 them cannot turn a run back, so that no single one can hold it up. All of it is a part
 of the server's state, so that a run can be resumed, replayed and deployed as any other.
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -24,23 +28,42 @@ from fedbilevel._types import Lower
 
 __all__ = ["MOST", "Guard"]
 
-MOST = 30  # times that steps are halved before a run is given up
+MOST = 30  # times that a run goes back before it is given up
 _EVERY = 10  # rounds between two kept states
 _MANY = 0.5  # of the replies of a round
 _FAR, _CALM = 100.0, 10.0  # times as far as in the first rounds
 _GROWTH = 2.0  # by which the usual may grow in one of the first rounds
+EXPLODED, TURNED, ANEW = range(3)
+_TOLD = {
+    EXPLODED: "the run exploded in round {now}: it went back to where it was after "
+    "round {back}, and on with half the steps, and a quarter of that of x",
+    TURNED: "x turned round in round {now}, too fast for y: its step became a quarter "
+    "of what it was",
+    ANEW: "x turned round in round {now}, too fast for y: the run began anew, with a "
+    "quarter of the step that x had",
+}
+
+
+class Turned(NamedTuple):
+    """Whether x turned round, whether it was lost then, and a state to begin anew."""
+
+    turned: Bool[Array, ""]
+    lost: Bool[Array, ""]
+    start: PyTree
 
 
 class Guard(eqx.Module):
     """What to go back to, what is usual, and what has happened.
 
+    `first` is what the server carried at the start, where a run may begin anew.
     `older` and `recent` are kept states, `kept` the rounds after which they stood,
     `usual` how far y went from the recent one in the first rounds, `trouble` the share
     of replies of this round that were not finite. `replaced` counts the rounds that
-    left a reply out, `halvings` how often steps were halved; `rounds` has when that
-    was, and where the run went back to.
+    left a reply out, `halvings` how often steps were halved, `returns` how often the
+    run went back; of all that `happened`, `rounds` has what, when, and back to where.
     """
 
+    first: PyTree
     older: PyTree
     recent: PyTree
     kept: Int[Array, " 2"]
@@ -48,17 +71,20 @@ class Guard(eqx.Module):
     trouble: Float[Array, ""]
     replaced: Int[Array, ""]
     halvings: Int[Array, ""]
-    rounds: Int[Array, "most 2"]
+    returns: Int[Array, ""]
+    happened: Int[Array, ""]
+    rounds: Int[Array, "places 3"]
 
     @staticmethod
-    def of(state: PyTree) -> "Guard":
+    def of(state: PyTree, first: PyTree) -> "Guard":
         """Begin with nothing usual."""
         none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-        kept, rounds = jnp.zeros(2, jnp.int32), jnp.zeros((MOST, 2), jnp.int32)
-        return Guard(state, state, kept, zero, zero, none, none, rounds)
+        kept, rounds = jnp.zeros(2, jnp.int32), jnp.zeros((2 * MOST, 3), jnp.int32)
+        counts = (none, none, none, none)
+        return Guard(first, state, state, kept, zero, zero, *counts, rounds)
 
     def judged(
-        self, state: PyTree, y: Lower, before: Lower, index: Any
+        self, state: PyTree, y: Lower, before: Lower, turn: Turned, index: Any
     ) -> tuple[PyTree, "Guard"]:
         """Return the state to go on from after a round, and what to remember.
 
@@ -69,44 +95,57 @@ class Guard(eqx.Module):
         most = jnp.maximum(_FAR * self.usual, _size(before))
         exploded = (self.usual > 0) & (far > most)
         bad = exploded | (self.trouble >= _MANY) | ~_tree.all_finite(state)
-        bad &= self.halvings < MOST
-        state = _tree.select(bad, self.older, state)
-        return state, self._after(state, far, bad, index)
+        bad &= self.returns < MOST
+        turned = turn.turned & ~bad & (self.happened - self.returns < MOST)
+        anew = turned & turn.lost & (self.returns < MOST)
+        state = _tree.select(anew, turn.start, _tree.select(bad, self.older, state))
+        after = self._kept(state, far, bad, anew, index)
+        what = jnp.where(bad, EXPLODED, jnp.where(anew, ANEW, TURNED))
+        return state, after._noted(bad | turned, what, index + 1, self.kept[0])
 
-    def _after(
-        self, state: PyTree, far: Array, bad: Bool[Array, ""], index: Array
+    def _kept(
+        self, state: PyTree, far: Array, bad: Array, anew: Array, index: Array
     ) -> "Guard":
+        """Return what to remember of a round: the state in a calm one, what is usual.
+
+        After a return that is where the run returned to.
+        """
         early = index < _EVERY
         grown = jnp.where(early, _GROWTH * self.usual, self.usual)
         usual = jnp.where(self.usual > 0, jnp.minimum(far, grown), far)
         calm = early | (far <= _CALM * self.usual)
-        due = (index % _EVERY == _EVERY - 1) & calm & ~bad
-        now, (older, recent) = index + 1, self.kept
-        place = jnp.minimum(self.halvings, MOST - 1)
-        happened = self.rounds.at[place].set(jnp.stack([now, older]))
-        return Guard(
-            _tree.select(due, self.recent, self.older),
-            _tree.select(due | bad, state, self.recent),
-            jnp.stack(
-                [
-                    jnp.where(due, recent, older),
-                    jnp.where(due, now, jnp.where(bad, older, recent)),
-                ]
-            ),
-            jnp.where(bad, self.usual, jnp.maximum(self.usual, usual)),
-            jnp.zeros_like(self.trouble),
-            self.replaced + (self.trouble > 0).astype(jnp.int32),
-            self.halvings + bad.astype(jnp.int32),
-            jnp.where(bad, happened, self.rounds),
+        returned = bad | anew
+        due = (index % _EVERY == _EVERY - 1) & calm & ~returned
+        older, recent = self.kept
+        kept = [jnp.where(due, recent, older), jnp.where(due, index + 1, recent)]
+        kept = jnp.where(bad, older, jnp.where(anew, 0, jnp.stack(kept)))
+        to_older = _tree.select(due, self.recent, self.older)
+        return replace(
+            self,
+            older=_tree.select(anew, state, to_older),
+            recent=_tree.select(due | returned, state, self.recent),
+            kept=kept,
+            usual=jnp.where(returned, self.usual, jnp.maximum(self.usual, usual)),
+            trouble=jnp.zeros_like(self.trouble),
+            replaced=self.replaced + (self.trouble > 0).astype(jnp.int32),
+            halvings=self.halvings + bad.astype(jnp.int32),
+            returns=self.returns + returned.astype(jnp.int32),
         )
+
+    def _noted(
+        self, happened: Bool[Array, ""], what: Array, now: Array, back: Array
+    ) -> "Guard":
+        entry = jnp.stack([what.astype(jnp.int32), now, back])
+        rounds = jnp.where(
+            happened, self.rounds.at[self.happened].set(entry), self.rounds
+        )
+        count = self.happened + happened.astype(jnp.int32)
+        return replace(self, happened=count, rounds=rounds)
 
     def told(self) -> list[str]:
         """Say in words what happened."""
-        told = [
-            f"the run exploded in round {when}: it went back to where it was after "
-            f"round {back}, and on with half the steps, and a quarter of that of x"
-            for when, back in self.rounds[: int(self.halvings)].tolist()
-        ]
+        listed = self.rounds[: int(self.happened)].tolist()
+        told = [_TOLD[what].format(now=now, back=back) for what, now, back in listed]
         if int(self.replaced):
             told.append(
                 f"in {int(self.replaced)} rounds replies that were not finite were "

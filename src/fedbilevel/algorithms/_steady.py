@@ -10,7 +10,7 @@ followed, and how often steps were halved, down; (L_k / L)^4 once a round, and w
 a reply was finite, up. One Hessian product more a round, ten before the first one.
 """
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -33,24 +33,18 @@ from fedbilevel.algorithms._base import (
     every_phase,
     with_turn,
 )
-from fedbilevel.algorithms._curvature import POWER, Way
+from fedbilevel.algorithms._curvature import POWER, START
+from fedbilevel.algorithms._drift import forgotten
 from fedbilevel.algorithms._optimizers import AbstractWrapper, mapped
-from fedbilevel.algorithms._safeguard import MOST, Guard
-from fedbilevel.hypergradient import AbstractHypergradient, Neumann
+from fedbilevel.algorithms._plain_steps import largest_share, plain, shorter
+from fedbilevel.algorithms._safeguard import MOST, Guard, Turned
+from fedbilevel.algorithms._way import Way
+from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice
-from fedbilevel.units import (
-    Measured,
-    OfCurvature,
-    OfDistance,
-    relative_kinds,
-    resolved,
-)
+from fedbilevel.units import OfCurvature, OfDistance, relative_kinds
 
 __all__ = ["SteadySteps", "steadied"]
-
-_SHORTER = {"upper": 0.25, "lower": 0.5, "bound": 2.0}  # by one halving
-_MEASURED = 0.25  # the power of that for what follows the curvature
 
 
 class Steady(eqx.Module):
@@ -69,6 +63,7 @@ class Sent(eqx.Module):
     curvature: Array | None
     stride: Array | None
     halvings: Array | None
+    returns: Array | None
 
 
 class Told(eqx.Module):
@@ -80,12 +75,12 @@ class Told(eqx.Module):
 
 
 class Held(eqx.Module):
-    """What a client keeps: the method's memory, v, its own L, and halvings it knows."""
+    """What a client keeps: the method's memory, v, its own L, and returns it knows."""
 
     memory: PyTree
     vector: Pair | None
     curvature: Array | None
-    halvings: Array | None
+    returns: Array | None
 
 
 def steadied(algorithm: AbstractAlgorithm, safeguard: bool = False) -> Any:
@@ -122,9 +117,11 @@ class SteadySteps(AbstractWrapper):
 
     def init_server(self, x: Upper, y: Lower) -> Steady:
         """Start the method, with nothing measured."""
-        server = self._plain().init_server(x, y)
+        server = self.plain().init_server(x, y)
         way = Way.of(x) if self.paces else None
-        guard = Guard.of((server, way)) if self.safeguard else None
+        guard = None
+        if self.safeguard:
+            guard = Guard.of((server, way), server if self.paces else None)
         curvature = jnp.ones((), _kind(x)) if self.follows else None
         return Steady(server, curvature, way, guard)
 
@@ -132,7 +129,7 @@ class SteadySteps(AbstractWrapper):
         """Start the method's memory, and the power iteration."""
         vector = Pair(None, _curvature.first_vector(y)) if self.follows else None
         return Held(
-            self._plain().init_client(x, y),
+            self.plain().init_client(x, y),
             vector,
             jnp.zeros((), _kind(x)) if self.follows else None,
             jnp.zeros((), jnp.int32) if self.safeguard else None,
@@ -140,13 +137,13 @@ class SteadySteps(AbstractWrapper):
 
     def setup(self) -> Phases:
         """Return the first measurements, and the method's own setup."""
-        own = self._wrapped(self._plain().setup(), "setup", None)
+        own = self._wrapped(self.plain().setup(), "setup", None)
         measures = self.follows or self.paces
         return ((self._first_measurement(),) if measures else ()) + own
 
     def phases(self) -> Phases:
         """Return the method's own, the last of them judged."""
-        phases = self._plain().phases()
+        phases = self.plain().phases()
         return self._wrapped(phases, "phases", len(every_phase(phases)) - 1)
 
     def point(self, server: Steady) -> Pair:
@@ -157,39 +154,22 @@ class SteadySteps(AbstractWrapper):
         """Say what happened on the way."""
         return [] if server.guard is None else server.guard.told()
 
-    # Plain numbers for relative ones ------------------------------------------------
-
-    def _plain(self, sent: Sent | None = None, own: Array | None = None) -> Any:
-        """Return the method with plain numbers; any, where only its shape counts.
-
-        A client's own series must converge on that client: theta of a hypergradient is
-        by its own curvature where that is larger.
-        """
-        one = jnp.ones(())
+    def plain(self, sent: "Sent | None" = None, own: Array | None = None) -> Any:
+        """Return the method with plain numbers; any, where only its shape counts."""
         if sent is None:
-            return resolved(self.algorithm, Measured(one, one))
-        stride = one if sent.stride is None else sent.stride
-        common = one if sent.curvature is None else sent.curvature
-        measured = Measured(common, stride)
-        mine = measured if own is None else Measured(jnp.maximum(common, own), stride)
+            return plain(self.algorithm)
+        known = (sent.curvature, sent.stride, sent.halvings)
+        return plain(self.algorithm, *known, own)
 
-        def is_rule(node: Any) -> bool:
-            return isinstance(node, AbstractHypergradient)
-
-        rules = jax.tree.map(
-            lambda node: resolved(node, mine) if is_rule(node) else node,
-            self.algorithm,
-            is_leaf=is_rule,
-        )
-        plain = resolved(rules, measured)
-        return _shortened(plain, self.algorithm, sent.halvings)
-
-    def _known(self, server: Steady, message: PyTree = None) -> Sent:
+    def known(self, server: Steady) -> Sent:
+        """Return the numbers that travel with a message, without one."""
+        guard, way = server.guard, server.way
         return Sent(
-            message,
+            None,
             server.curvature,
-            None if server.way is None else server.way.stride(),
-            None if server.guard is None else server.guard.halvings,
+            None if way is None else way.stride(),
+            None if guard is None else guard.halvings,
+            None if guard is None else guard.returns,
         )
 
     # Exchanges ----------------------------------------------------------------------
@@ -200,7 +180,7 @@ class SteadySteps(AbstractWrapper):
         def local(point: Pair, held: Held, oracle: Oracle, turn: Turn):
             for_curvature, for_slope = turn.spare_keys(2)
             v = _curvature.first_vector(point.y)
-            v, size = _curvature.at_start(oracle, point, v, for_curvature)
+            v, size = _curvature.multiplied(oracle, point, v, for_curvature, START)
             slope = None
             if self.paces:
                 rule = Neumann(5, 0.5 / size)
@@ -256,18 +236,17 @@ class _Exchange(eqx.Module):
         )
 
     def _own(self, sent: Sent, own: Array | None = None) -> Phase:
-        plain = self.whole._plain(sent, own)
+        plain = self.whole.plain(sent, own)
         return every_phase(getattr(plain, self.stage)())[self.number]
 
     @property
     def _measures(self) -> bool:
         return self.judges and self.whole.follows
 
-    def down(self, server: Steady, turn: ServerTurn | None = None) -> Sent:
+    def down(self, server: Steady, turn: Any = None) -> Sent:
         """Say what the method says, and the numbers."""
-        known = self.whole._known(server)
-        say: Any = self._own(known).down
-        said = say(server.server) if turn is None else say.function(server.server, turn)
+        known = self.whole.known(server)
+        said = self._own(known).message(server.server, turn)
         return replace(known, message=said)
 
     def about(self, sent: Sent) -> Told:
@@ -298,24 +277,24 @@ class _Exchange(eqx.Module):
             held, ratio = self._measured(sent, held, oracle, turn)
         troubled = jnp.zeros((), jnp.float32)
         if self.whole.safeguard:
-            halvings: Any = sent.halvings
+            returns: Any = sent.returns
             about = phase.about
             known = _tree.zeros_like(reply) if about is None else about(sent.message)
             # A run that is given up fails as any other.
-            fine = _tree.all_finite((reply, after)) | (halvings >= MOST)
+            fine = _tree.all_finite((reply, after)) | (returns >= MOST)
             reply = _tree.select(fine, reply, known)
             after = _tree.select(fine, after, memory)
             troubled = (~fine).astype(jnp.float32)
-            held = replace(held, halvings=halvings)
+            held = replace(held, returns=returns)
         return replace(held, memory=after), self._told(reply, ratio, troubled)
 
     def _memory(self, sent: Sent, held: Held) -> PyTree:
         """Return the method's memory, a fresh one if the server went back."""
         point: Any = _curvature.point_in(sent.message)
-        if sent.halvings is None or point is None:
+        if sent.returns is None or point is None:
             return held.memory
-        fresh = self.whole._plain(sent).init_client(point.x, point.y)
-        return _tree.select(held.halvings == sent.halvings, held.memory, fresh)
+        fresh = self.whole.plain(sent).init_client(point.x, point.y)
+        return _tree.select(held.returns == sent.returns, held.memory, fresh)
 
     def _measured(self, sent: Sent, held: Held, oracle: Oracle, turn: Turn):
         """Return v and L_k after one product, and what is told of it."""
@@ -339,7 +318,7 @@ class _Exchange(eqx.Module):
     def up(self, server: Steady, told: Any, turn: ServerTurn) -> Steady:
         """Take the replies in as the method does; judge the round after its last."""
         reply, ratio, troubled = _opened(told)
-        phase = self._own(self.whole._known(server))
+        phase = self._own(self.whole.known(server))
         state = replace(server, server=phase.taken_in(server.server, reply, turn))
         if self._measures:
             curvature: Any = server.curvature
@@ -349,18 +328,34 @@ class _Exchange(eqx.Module):
         return self._judged(_noting(state, troubled), turn)
 
     def _judged(self, state: Steady, turn: ServerTurn) -> Steady:
-        way, guard, point = state.way, state.guard, self.whole.point(state)
-        if way is not None:
-            share = _largest_share(self.whole.algorithm)
-            unit = way.stride() * share.astype(way.squares.dtype)
+        """Return the state to go on from, once the way of x is known."""
+        before, guard, point = state.way, state.guard, self.whole.point(state)
+        way = before
+        if before is not None:
+            share = largest_share(self.whole.algorithm)
+            unit = before.stride() * share.astype(before.squares.dtype)
             if guard is not None:
-                unit = unit * _shorter("upper", guard.halvings, unit)
-            way = way.gone(point.x, unit)
+                unit = unit * shorter("upper", guard.halvings, unit)
+            way = before.gone(point.x, unit)
         if guard is None:
             return replace(state, way=way)
-        before = self.whole.algorithm.point(guard.recent[0]).y
-        kept, guard = guard.judged((state.server, way), point.y, before, turn.index)
-        return replace(state, server=kept[0], way=kept[1], guard=guard)
+        carried, turned = (state.server, way), _turned(guard, before, way, state.server)
+        recent = self.whole.algorithm.point(guard.recent[0]).y
+        kept, after = guard.judged(carried, point.y, recent, turned, turn.index)
+        # Clients forget what they kept of the time that did not count.
+        returned = after.returns > guard.returns
+        server = _tree.select(returned, forgotten(kept[0]), kept[0])
+        return replace(state, server=server, way=kept[1], guard=after)
+
+
+def _turned(
+    guard: Guard, before: Way | None, way: Way | None, server: PyTree
+) -> Turned:
+    """Say whether x turned round; where its way is not followed, it never does."""
+    if before is None or way is None:
+        never = jnp.zeros((), bool)
+        return Turned(never, never, (server, way))
+    return Turned(way.turns > before.turns, way.is_lost(), (guard.first, way.anew()))
 
 
 def _kind(x: Upper) -> Any:
@@ -391,45 +386,3 @@ def _opened(told: Any) -> tuple[PyTree, Any, Any]:
     inner = told.replies
     replies = Gathered(inner.reply, told.weights)
     return replies, mean(inner.ratio), mean(inner.troubled)
-
-
-def _largest_share(algorithm: AbstractAlgorithm) -> Array:
-    leaves = jax.tree.leaves(
-        algorithm, is_leaf=lambda node: isinstance(node, OfDistance)
-    )
-    shares = [leaf.share for leaf in leaves if isinstance(leaf, OfDistance)]
-    return jnp.max(jnp.stack(shares))
-
-
-def _shorter(step: str, halvings: Array, like: Array) -> Array:
-    """Return what a step is multiplied by after some halvings."""
-    return jnp.asarray(_SHORTER[step], like.dtype) ** halvings.astype(like.dtype)
-
-
-def _shortened(part: Any, given: Any, halvings: Array | None) -> Any:
-    """Return an algorithm, or a part of one, with its steps after some halvings.
-
-    `given` is the same with relative numbers.
-    """
-    if halvings is None or not (is_dataclass(part) and isinstance(part, eqx.Module)):
-        return part
-    changed = {}
-    for one in fields(part):
-        value = getattr(part, one.name)
-        step = one.metadata.get("step", "")
-        if step:
-            shorter = _shorter(step, halvings, value)
-            if isinstance(getattr(given, one.name), OfCurvature):
-                shorter = shorter**_MEASURED
-            changed[one.name] = value * shorter
-        elif isinstance(value, AbstractAlgorithm | AbstractHypergradient):
-            inner = getattr(given, one.name)
-            changed[one.name] = _shortened(value, inner, halvings)
-    if not changed:
-        return part
-    names = list(changed)
-    return eqx.tree_at(
-        lambda one: [getattr(one, name) for name in names],
-        part,
-        [changed[name] for name in names],
-    )

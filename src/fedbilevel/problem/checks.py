@@ -7,19 +7,17 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
-from fedbilevel import _tree
-from fedbilevel._types import Key, Loss, Lower, Rows, Upper
+from fedbilevel._types import Loss, Lower, Rows, Upper
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.stored_rows import fetched
 
-__all__ = ["check_problem", "largest_curvature"]
+__all__ = ["check_problem"]
 
 
 def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
@@ -84,39 +82,6 @@ def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe
         "upper": of_level(problem.upper, data.upper, data.upper_sizes, upper),
         "lower": of_level(problem.lower, data.lower, data.lower_sizes, lower),
     }
-
-
-@eqx.filter_jit
-def largest_curvature(
-    oracle: Oracle, clients: int, x: Upper, y: Lower, key: Key, iterations: int = 20
-) -> Float[Array, " clients"]:
-    """Estimate each client's largest lower curvature on one drawn batch.
-
-    Power iteration on Hessian products, so an estimate from below.
-    """
-
-    def of_client(client: Array) -> Array:
-        own = eqx.tree_at(lambda one: one.client, oracle, client)
-        draw, begin = jr.split(jr.fold_in(key, client))
-        batch = own.draw_lower(draw)
-        leaves, structure = jax.tree.flatten(y)
-        keys = jr.split(begin, len(leaves))
-        normal = [
-            jr.normal(k, leaf.shape, leaf.dtype)
-            for k, leaf in zip(keys, leaves, strict=True)
-        ]
-
-        def multiply(v: Lower, _: None) -> tuple[Lower, Array]:
-            size = _tree.norm(v)
-            # The zero vector, from a Hessian of zeros, must not become NaN.
-            unit = _tree.scale(1 / jnp.where(size > 0, size, 1), v)
-            product = own.hessian_product(x, y, unit, batch)
-            return product, _tree.norm(product)
-
-        start = jax.tree.unflatten(structure, normal)
-        return jax.lax.scan(multiply, start, None, length=iterations)[1][-1]
-
-    return jax.lax.map(of_client, jnp.arange(clients))
 
 
 def _check_start(start: PyTree, name: str) -> None:

@@ -69,9 +69,10 @@ def ignore(*_) -> None:
 
 
 @pytest.mark.slow
-def test_sites_whose_replies_are_masked_are_taken_and_replayed(tmp_path):
+@pytest.mark.parametrize("safeguard", [False, True])
+def test_sites_whose_replies_are_masked_are_taken_and_replayed(tmp_path, safeguard):
     """They tell keys of their own, in which they may differ."""
-    experiment = replace(settings("quadratic"), aggregate="secure")
+    experiment = replace(settings("quadratic"), aggregate="secure", safeguard=safeguard)
     experiment.save(tmp_path)
     net = trial_sites(experiment)
     result = serve(net, experiment, tmp_path, TERMS, report=ignore)

@@ -226,7 +226,7 @@ EXPERIMENT = Group(
                     "it explodes, go back and on by shorter ones",
                 ),
             ],
-            False,
+            True,
         ),
         "target": option(
             float | None,

@@ -155,7 +155,7 @@ class Experiment:
     delta: float = 1e-5
     compress: str | None = None
     aggregate: str = "mean"
-    safeguard: bool = False
+    safeguard: bool = True
     weights: tuple[float, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -361,7 +361,7 @@ class Experiment:
                 raise unknown_name("option", option, [*known, *options_of(entry)])
         steps = self.sizes(recommended)["local_steps"]
         cohort = str(self.participants or clients)
-        usual = self.steps_of(recommended)
+        usual = self.steps_of(recommended, entry.name)
         settings = {"participants": cohort, **usual, **options}
         for size in _SIZES:
             settings.pop(size, None)
@@ -373,11 +373,19 @@ class Experiment:
         """Say whether a run is guarded; clip and noise hide what it would look at."""
         return self.safeguard and self.clip is None and not self.noise
 
-    def steps_of(self, recommended: Mapping[str, str]) -> dict[str, str]:
+    def steps_of(self, recommended: Mapping[str, str], name: str) -> dict[str, str]:
         """Return what a task recommends: numbers, where a run measures nothing."""
-        measured = recommended.get("auto", "").split() if self._measures else []
-        usual = {name: value for name, value in recommended.items() if name != "auto"}
-        return usual | dict.fromkeys(measured, "auto")
+        usual = {
+            option: value
+            for option, value in recommended.items()
+            if option.partition(":")[0] != "auto"
+        }
+        if not self._measures:
+            return usual
+        measured = recommended.get("auto", "").split()
+        own = recommended.get(f"auto:{name}", "").split()
+        shares = dict(pair.split("=", 1) for pair in own)
+        return usual | dict.fromkeys(measured, "auto") | shares
 
     @staticmethod
     def load(folder: Path) -> "Experiment":

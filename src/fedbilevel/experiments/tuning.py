@@ -121,7 +121,7 @@ def named_search(
         one = replace(experiment, algorithm=entry.name, options=options)
         return one.algorithm_by(entry, task.recommended, task.data.clients)
 
-    usual = experiment.steps_of(task.recommended)
+    usual = experiment.steps_of(task.recommended, entry.name)
     return NamedSearch(build, options_of(entry), usual, chosen)
 
 

@@ -18,6 +18,7 @@ from fedbilevel.problem import ClientData, Problem
 
 __all__ = [
     "MEASURED",
+    "MEASURED_BELOW",
     "Listed",
     "Option",
     "Origin",
@@ -30,6 +31,8 @@ __all__ = [
 
 # All steps, where a task leaves them to what a run measures.
 MEASURED = {"auto": "theta upper_step lower_step auxiliary_step"}
+# The same but that of x, where its slopes say little of how far it must go.
+MEASURED_BELOW = {"auto": "theta lower_step auxiliary_step"}
 _KINDS = (bool, int, float, str)  # of options
 _WORDS = {"true": True, "false": False}
 _TOLD = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -82,7 +85,8 @@ class Task(eqx.Module):
     `metrics`, a function of (x, y), returns named numbers and may hold arrays (test
     data, closed forms). `headline` names the one to watch. `recommended` are settings
     for `fedbilevel run`: rounds, local_steps, batch, and the algorithm's options, with
-    `auto` naming those steps that a run measures itself where it can. `shows_point`
+    `auto` naming those steps that a run measures itself where it can, `auto:NAME` with
+    what they are for one algorithm, such as `lower_step=1/L`. `shows_point`
     asks for x and y in reports, where they are small. `convex` is False where the lower
     level is not convex in y, so that an inverse Hessian says little.
     `algorithm` is the one to use when none is named. `calibration` has, for some
@@ -118,7 +122,7 @@ class Task(eqx.Module):
     )
     concludes: Mapping[str, str] = eqx.field(static=True, default_factory=dict)
     convex: bool = eqx.field(static=True, default=True)
-    algorithm: str = eqx.field(static=True, default="local-bsgvrm")
+    algorithm: str = eqx.field(static=True, default="fedbio-controls")
     classes: tuple[str, ...] = eqx.field(static=True, default=())
     preparation: Preparation | None = eqx.field(static=True, default=None)
     names: tuple[str, ...] = eqx.field(static=True, default=())

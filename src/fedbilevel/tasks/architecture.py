@@ -35,7 +35,7 @@ from fedbilevel.datasets.preparation import NumericColumn
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED_BELOW, Task
 from fedbilevel.tasks._labeled import accuracy, cross_entropy
 from fedbilevel.tasks._rows import (
     PartitionText,
@@ -61,7 +61,8 @@ __all__ = ["OPERATIONS", "PROBLEM", "make", "operation_names", "retrained_accura
 _PENALTY = 0.001
 _SIDE = 8  # of the images that the network takes
 _RETRAINING_STEP, _RETRAINING_MEMORY, _RETRAINING_BATCH = 0.02, 0.9, 32
-_RECOMMENDED = {
+_RECOMMENDED = MEASURED_BELOW | {
+    "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
     "rounds": "100",
     "local_steps": "5",
     "batch": "16",

@@ -32,7 +32,7 @@ from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import Listed, Task
+from fedbilevel.tasks._base import MEASURED_BELOW, Listed, Task
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -68,9 +68,13 @@ _SIZES = {
     "lower_weight": "0.1",
 }
 _RECOMMENDED = {
-    "linear": {"upper_step": "100", "lower_step": "16", "theta": "0.5"},
+    "linear": MEASURED_BELOW
+    | {"auto:fedbio": "lower_step=1/L auxiliary_step=1/L"}
+    | {"upper_step": "100", "lower_step": "16", "theta": "0.5"},
     # z must move slower than y: the Hessian of a network has negative directions.
     "mlp": {
+        "auto": "theta lower_step",
+        "auto:fedbio": "lower_step=1/L",
         "upper_step": "30",
         "lower_step": "0.2",
         "theta": "0.02",
@@ -80,7 +84,11 @@ _RECOMMENDED = {
 # With less, z of a network grows along the directions in which its loss is flat.
 _PENALTY = {"linear": 0.00001, "mlp": 0.0003}
 # Judges that err pull weights about: shorter steps, and a smoother y, average that out.
-_DISTRUSTING = {"upper_step": "10", "lower_step": "8"}
+_DISTRUSTING = {
+    "auto:fedbio": "lower_step=0.5/L auxiliary_step=0.5/L",
+    "upper_step": "10",
+    "lower_step": "8",
+}
 _PENALTY_DISTRUSTING = 0.001
 # Of rows that are images the most suspicious ones are kept, each side so long at most.
 _MOST_PICTURES, _LARGEST_PICTURE = 24, 96

@@ -51,6 +51,7 @@ _PEOPLE = 250  # of each group, for every client
 _HELD = 0.2  # of each group for the test, and again for the panels
 _ANGLE = np.deg2rad(75)
 _RECOMMENDED = MEASURED | {
+    "auto:fedbio-controls": "upper_step=0.5*auto",
     "rounds": "100",
     "local_steps": "10",
     "batch": "16",

@@ -40,7 +40,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED_BELOW, Task
 from fedbilevel.tasks._domains import Domain, characters_of, waves
 from fedbilevel.tasks._episodes import Episodes, Sizes
 from fedbilevel.tasks._labeled import check_choice
@@ -52,8 +52,8 @@ _WAVES = "sinusoid"
 _NEW_TASKS = 50
 _KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}
 _PLAIN = {"batch": "1", "upper_weight": "1", "lower_weight": "1"}
-_FOR_WAVES = {**_PLAIN, "local_steps": "5"}
-_FOR_IMAGES = {**_PLAIN, "local_steps": "3", "rounds": "40"}
+_FOR_WAVES = MEASURED_BELOW | {**_PLAIN, "local_steps": "5"}
+_FOR_IMAGES = MEASURED_BELOW | {**_PLAIN, "local_steps": "3", "rounds": "40"}
 
 
 @dataclass(frozen=True)

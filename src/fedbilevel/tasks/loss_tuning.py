@@ -78,7 +78,7 @@ _SETTINGS = {
         train=0.4,
         train_apart=0.4,
         scaling=None,
-        algorithm="local-bsgvrm",
+        algorithm="fedbio-controls",
         recommended=_WEIGHTS
         | {"rounds": "200", "local_steps": "10", "batch": "32", "q": "10"},
     ),
@@ -96,8 +96,12 @@ _SETTINGS = {
     ),
 }
 _STEPS = {
-    "linear": MEASURED | {"upper_step": "1", "lower_step": "8", "theta": "0.5"},
-    "mlp": {"upper_step": "0.1", "lower_step": "0.1", "theta": "0.02"},
+    "linear": MEASURED
+    | {"auto:fedbio-controls": "upper_step=0.5*auto lower_step=1.5/L"}
+    | {"upper_step": "1", "lower_step": "8", "theta": "0.5"},
+    "mlp": MEASURED
+    | {"auto:fedbio-controls": "lower_step=0.5/L auxiliary_step=0.5/L"}
+    | {"upper_step": "0.1", "lower_step": "0.1", "theta": "0.02"},
 }
 
 

@@ -31,6 +31,7 @@ __all__ = ["PROBLEM", "SaddlePoint", "make"]
 
 _SIZE, _PULL, _FAR = 10, 0.1, 10.0
 _RECOMMENDED = MEASURED | {
+    "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
     "rounds": "200",
     "local_steps": "10",
     "batch": "1",

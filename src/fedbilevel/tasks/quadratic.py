@@ -15,12 +15,13 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import MEASURED, Task
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 
 __all__ = ["make"]
 
-_RECOMMENDED = {
+_RECOMMENDED = MEASURED | {
+    "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
     "rounds": "200",
     "local_steps": "10",
     "batch": "1",

@@ -46,6 +46,7 @@ __all__ = ["make", "strengths"]
 
 _LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = MEASURED | {
+    "auto:fedbio-controls": "lower_step=1/L auxiliary_step=0.5/L",
     "rounds": "200",
     "local_steps": "10",
     "batch": "32",

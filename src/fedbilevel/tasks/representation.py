@@ -73,7 +73,7 @@ _SETTINGS = {
         train_apart=0.4,
         scaling=None,
         # One Hessian product a step, not q: with convolutions they are what it costs.
-        algorithm={"mlp": "local-bsgvrm", "convolutional": "fedbio"},
+        algorithm={"mlp": "fedbio-controls", "convolutional": "fedbio"},
         recommended=_WEIGHTS
         | {"rounds": "200", "local_steps": "5", "batch": "32", "q": "5"},
     ),

@@ -25,6 +25,7 @@ _RECOMMENDED = {
     "batch": "1",
     "q": "60",
     "theta": "0.3",
+    "length": "full",  # one random term of a series would need much shorter steps
     # Steps this long reach 1e-6 in float32 too: shorter ones stall on rounding first.
     "upper_step": "0.5",
     "lower_step": "0.3",

@@ -7,10 +7,11 @@ from pathlib import Path
 # Compiling is most of what these tests cost. Without LLVM's optimizations it is a fifth
 # less, and with the older code generator for fusions half of the rest (LocalBSGVRM on
 # three clients: 5.2 s against 2.5). XLA's own passes, which decide what is computed,
-# stay.
+# stay; that which orders operations for many cores takes 7 % of the time.
 os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
+    "--xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 )
 
 import equinox as eqx  # noqa: E402
@@ -34,6 +35,8 @@ if os.environ.get("FEDBILEVEL_CHECK_SHAPES"):
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Lines of Python in compiled programs take a seventh of the time to compile them.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 # Both test processes, and the next run, share what one of them compiled.
 cache = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
 jax.config.update("jax_compilation_cache_dir", str(cache))

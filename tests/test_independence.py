@@ -39,6 +39,8 @@ from tests.cases import (
 from tests.reference.bent_job import bent_job
 from tests.watching import Watched, cohort_job, watching
 
+pytestmark = pytest.mark.two_devices
+
 
 def keys_of(run) -> Counter:
     """Return how often each key was drawn with while `run()` was computed."""

@@ -33,6 +33,8 @@ from fedbilevel.runtime.exchange import Link, server_turn
 from fedbilevel.tasks._quadratics import ClosedForm
 from tests.cases import data_for, quadratic_data, quadratic_job, structures_first
 
+pytestmark = pytest.mark.two_devices
+
 STORM: dict[str, Any] = {"eta": 0.3, "gamma": 0.4, "c_nu": 0.5, "c_omega": 0.5}
 
 

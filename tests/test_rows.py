@@ -26,6 +26,8 @@ from tests.cases import (
 )
 from tests.watching import ROUNDS, cohort_job, observed, simulated
 
+pytestmark = pytest.mark.two_devices
+
 NOTHING_NEW = optax.sgd(1.0)
 
 

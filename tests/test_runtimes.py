@@ -43,6 +43,8 @@ from tests.cases import (
     quadratic_job,
 )
 
+pytestmark = pytest.mark.two_devices
+
 BSGM, BSGVRM = (case_of(name).algorithm for name in ("local-bsgm", "local-bsgvrm"))
 
 

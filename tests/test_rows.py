@@ -16,7 +16,7 @@ import pytest
 
 from fedbilevel.algorithms import AbstractAlgorithm, Iterate, every_phase
 from fedbilevel.algorithms._optimizers import LocalOptimizer, ServerOptimizer
-from fedbilevel.runtime import Checkpoints, SimulatorRuntime, count, execute, keys
+from fedbilevel.runtime import Checkpoints, SimulatorRuntime, execute, keys
 from tests.cases import (
     DEMANDING,
     Case,
@@ -61,7 +61,7 @@ def test_simulator_is_reference_for_cohorts(case):
 def test_counts_are_the_calls_of_a_real_run(case):
     one = observed(case.name)
     for done, calls in enumerate(one.calls, 1):
-        found = count(one.job, done)
+        found = one.counted(done)
         assert Counter({**found["calls"], **found["samples"]}) == calls
     assert len(one.calls) == ROUNDS
 
@@ -72,7 +72,7 @@ def test_every_exchange_draws_a_cohort_of_its_own(case):
     assert len(set(one.cohorts)) == len(one.cohorts)
     # Where everybody takes part there is nobody to draw.
     drawn = one.job.participants < one.job.clients
-    exchanges = count(one.job, ROUNDS)["exchanges"]
+    exchanges = one.counted(ROUNDS)["exchanges"]
     assert len(one.cohorts) == (exchanges if drawn else 0)
 
 
@@ -82,7 +82,7 @@ def test_no_two_draws_of_a_run_share_a_key(case):
     one = observed(case.name)
     assert set(one.keys.values()) == {1}
     # A sample is one row here.
-    assert len(one.keys) == sum(count(one.job, ROUNDS)["samples"].values())
+    assert len(one.keys) == sum(one.counted(ROUNDS)["samples"].values())
 
 
 @structures_first()

@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import jax
 import jax.random as jr
@@ -13,6 +14,7 @@ import pytest
 from fedbilevel.problem import Oracle
 from fedbilevel.runtime import (
     Job,
+    Ledger,
     Outcome,
     ReferenceRuntime,
     SimulatorRuntime,
@@ -114,7 +116,8 @@ class Observed:
 
     `calls` has what was called up to the end of each round, `keys` how often each key
     was drawn with, and `cohorts` the stage, phase and turn of each cohort drawn. It is
-    measured at its end alone, as measuring calls oracles, too.
+    measured at its end alone, as measuring calls oracles, too. `ledger` is what the
+    package counts without running anything.
     """
 
     job: Job
@@ -122,6 +125,11 @@ class Observed:
     calls: list[Counter[str]]
     keys: Counter[tuple[int, ...]]
     cohorts: list[tuple[int, int, int]]
+    ledger: Ledger
+
+    def counted(self, rounds: int) -> dict[str, Any]:
+        """Return the package's count of so many rounds."""
+        return self.ledger.summary(self.job.key, rounds)
 
 
 def cohort_job(case: Case) -> Job:
@@ -143,7 +151,7 @@ def observed(name: str) -> Observed:
         patch.setattr(keys, "draw_cohort", recorded)
         runtime = _Noting(job)
         outcome = execute(runtime, ROUNDS, measure_every=ROUNDS)
-    return Observed(job, outcome, runtime.calls[1:], runtime.keys, asked)
+    return Observed(job, outcome, runtime.calls[1:], runtime.keys, asked, Ledger(job))
 
 
 @cache

@@ -26,7 +26,7 @@ from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, Stopping, keys
-from fedbilevel.runtime.driver import Span
+from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.exchange import Link, server_turn, start_kept
 from fedbilevel.runtime.job import start_server
 from fedbilevel.runtime.stopping import Rule, Track

@@ -15,7 +15,8 @@ import pytest
 
 from fedbilevel._blocks import is_any
 from fedbilevel._types import AbstractBlocks
-from fedbilevel.algorithms import AbstractAlgorithm, every_phase
+from fedbilevel.algorithms import AbstractAlgorithm, Repeat, every_phase
+from fedbilevel.algorithms._local import Memory
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
@@ -276,16 +277,21 @@ def structures_first(chosen: Callable[[Case], bool] = lambda _: True):
 
 
 def _structure(case: Case) -> tuple:
-    """Return what a runtime sees of an algorithm: the shapes of its states."""
+    """Return what a runtime sees of an algorithm: what is kept where, and its phases.
+
+    The classes of states are no part of it, or every method would have its own.
+    """
     algorithm, (x, y) = case.algorithm, (jnp.zeros(1), jnp.zeros(1))
-    kinds = (algorithm.init_server(x, y), algorithm.init_client(x, y))
+    kept, phases = algorithm.init_client(x, y), algorithm.phases()
+    kind = next((kind for kind in _KEPT if isinstance(kept, kind)), object)
     private = tuple(jax.tree.leaves(algorithm.private_blocks()))
-    types = (AbstractBlocks if _is_blocks(kind) else type(kind) for kind in kinds)
-    return (*types, private, case.pools, has_several_phases(case))
+    repeats = any(isinstance(entry, Repeat) for entry in phases)
+    several = has_several_phases(case)
+    return kind, private, case.pools, several, repeats, case.chains is not None
 
 
-def _is_blocks(kind: Any) -> bool:
-    return isinstance(kind, AbstractBlocks)
+# Nothing, what tells who was away, blocks that may be private, or whatever else.
+_KEPT = (type(None), Memory, AbstractBlocks)
 
 
 def keeps_something(case: Case) -> bool:

@@ -7,11 +7,14 @@ from pathlib import Path
 # Compiling is most of what these tests cost. Without LLVM's optimizations it is a fifth
 # less, and with the older code generator for fusions half of the rest (LocalBSGVRM on
 # three clients: 5.2 s against 2.5). XLA's own passes, which decide what is computed,
-# stay.
+# stay; that which orders operations for many cores takes 7 % of the time.
 os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
+    "--xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 )
+# Lines of Python in compiled programs take a seventh of the time to compile them.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
@@ -34,10 +37,24 @@ if os.environ.get("FEDBILEVEL_CHECK_SHAPES"):
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-# Both test processes, and the next run, share what one of them compiled.
-cache = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
-jax.config.update("jax_compilation_cache_dir", str(cache))
+# Both test processes, the commands that they start, and the next run share what one of
+# them compiled.
+caches = Path(__file__).parent.parent / ".pytest_cache"
+os.environ["XDG_CACHE_HOME"] = str(caches)
+compiled = caches / "fedbilevel" / "compiled"  # where commands keep their programs, too
+jax.config.update("jax_compilation_cache_dir", str(compiled))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+_device_count = jax.device_count
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let simulations use both devices only where a module is about that.
+
+    To spread a program over two takes a fourth of the time to compile it.
+    """
+    spread = item.get_closest_marker("two_devices") is not None
+    jax.device_count = _device_count if spread else lambda: 1
 
 
 @pytest.hookimpl(trylast=True)

@@ -72,6 +72,8 @@ from tests.cases import (
     quadratic_job,
 )
 
+pytestmark = pytest.mark.two_devices
+
 BSGVRM = case_of("local-bsgvrm").algorithm
 MOMENTUM = case_of("momentum-local-sgd").algorithm  # the cheapest: y, its direction
 DELTA = 1e-6  # other than the default

@@ -43,13 +43,9 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    # Under xdist the parent folder is the one that all test processes share.
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+def environment():
     return {
         **{k: v for k, v in os.environ.items() if k != "FEDBILEVEL_TRACEBACK"},
-        "XDG_CACHE_HOME": str(shared / "cli-cache"),
         "COLUMNS": "120",  # wide enough that no table breaks a word
     }
 

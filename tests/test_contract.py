@@ -39,6 +39,8 @@ from fedbilevel.runtime.job import ABSENT, PRESENT
 from fedbilevel.runtime.privacy import privacy_spent
 from tests.cases import ROWWISE, quadratic_data, quadratic_job
 
+pytestmark = pytest.mark.two_devices
+
 BOTH = pytest.mark.parametrize(
     "runtime",
     [SimulatorRuntime, pytest.param(ReferenceRuntime, marks=pytest.mark.slow)],

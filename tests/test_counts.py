@@ -19,27 +19,26 @@ from fedbilevel.hypergradient import (
     Neumann,
     RandomNeumann,
 )
-from fedbilevel.problem import Oracle, Problem
+from fedbilevel.problem import Problem
 from fedbilevel.runtime import Job, Ledger, ReferenceRuntime, Sampling, count, keys
-from fedbilevel.runtime.driver import NEVER, Span
+from fedbilevel.runtime.contract import Span
+from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.stopping import Rule, Track
 from fedbilevel.tasks import find
 from tests.cases import DX as QX
 from tests.cases import DY as QY
 from tests.cases import (
     EVERY,
-    cohort_of,
     data_for,
     quadratic_data,
     quadratic_job,
-    structures_first,
 )
+from tests.watching import watching
 
 CLIENTS, DX, DY, Q, P = 3, 5, 6, 4, 2
 TASK = find("quadratic")(CLIENTS)
 # Counts do not depend on the noise, but uncompiled random numbers take most of a run.
 QUIET = Problem(TASK.problem.upper, TASK.problem.lower)
-GRADIENTS = ("upper_gradients", "lower_gradient", "hessian_product", "cross_product")
 
 
 def make_job(
@@ -136,34 +135,10 @@ def test_warm_start_is_one_exchange_more(algorithm):
 
 
 @pytest.fixture
-def tally(monkeypatch):
-    """Count the oracle's real calls.
-
-    The reference runtime compiles nothing, so that every call comes through here. A
-    callback counts once per element where calls are mapped (the draws of a bundle).
-    """
-    seen: Counter[str] = Counter()
-
-    def watch(method, name, amount):
-        def counted(self, *arguments):
-            result = method(self, *arguments)
-            number, leaf = amount(result), jax.tree.leaves(result)[0]
-            jax.debug.callback(lambda _: seen.update({name: number}), leaf)
-            return result
-
-        return counted
-
-    def rows(batch):
-        return jax.tree.leaves(batch.rows)[0].shape[0]
-
-    for method in GRADIENTS:
-        watched = watch(getattr(Oracle, method), method, lambda _: 1)
-        monkeypatch.setattr(Oracle, method, watched)
-    for level in ("upper", "lower"):
-        method = f"draw_{level}"
-        watched = watch(getattr(Oracle, method), f"{level}_samples", rows)
-        monkeypatch.setattr(Oracle, method, watched)
-    return seen
+def tally():
+    """Count the oracle's real calls: the reference runtime makes every one."""
+    with watching() as seen:
+        yield seen.calls
 
 
 def unmeasured(index: int) -> Span:
@@ -249,13 +224,6 @@ def test_traffic_is_the_formula_of_the_literature(case):
         assert found["per_client_and_round"][f"floats_{way}"] == floats
         assert found["per_client_and_round"][f"bytes_{way}"] == 8 * floats
     assert found["exchanges"] == 5 * case.exchanges + len(case.algorithm.setup())
-
-
-@structures_first()
-def test_counts_of_every_algorithm_are_the_calls_of_a_real_run(tally, case):
-    data, cohort = data_for(case, 3), cohort_of(case, 2)
-    job = quadratic_job(case.algorithm, data, participants=cohort)
-    assert_counts_are_real(job, tally)
 
 
 NEST: dict[str, Any] = {"alpha": 0.1, "beta": 0.1, "inner_rounds": 2, "local_steps": 2}

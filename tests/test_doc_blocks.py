@@ -170,7 +170,6 @@ def home(tmp_path_factory) -> Path:
 
 def typed_here(words: str, folder: Path, monkeypatch) -> tuple[int, str]:
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     done = CliRunner().invoke(app, shlex.split(words))
     return done.exit_code, " ".join(re.sub("[│╭╮╰╯─]", " ", done.output).split())
 

@@ -1,7 +1,6 @@
 """What the README shows works as it stands, and the demo keeps its promise."""
 
 import importlib.util
-import os
 import re
 import shlex
 import subprocess
@@ -32,7 +31,6 @@ def run_python(*arguments: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "XDG_CACHE_HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -27,6 +27,7 @@ from fedbilevel.experiments.facts import check_facts
 from fedbilevel.experiments.federated import _agreed
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Identity, Roster, SiteLimits, Terms
+from fedbilevel.federation.server.measuring import conclude, measure
 from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import execute, keys
 from tests.cases import case_of, quadratic_data, quadratic_job
@@ -264,10 +265,10 @@ def server_target(job) -> Target:
     question = exchanges.question(head, start, (keys.ROUNDS, 0), 0, [0, 1, 2])
     questions["exchange"] = lambda: exchanges.exchange(question, stand)
     head = exchanges.header("measure", 1, 0)
-    questions["measure"] = lambda head=head: exchanges.measure(head, start, stand)
+    questions["measure"] = lambda head=head: measure(exchanges, head, start, stand)
     head = exchanges.header("conclude", 1, 0)
-    questions["conclude"] = lambda head=head: exchanges.conclude(
-        head, start, stand, CONCLUDES
+    questions["conclude"] = lambda head=head: conclude(
+        exchanges, head, start, stand, CONCLUDES
     )
 
     def honest(node, packet, one):

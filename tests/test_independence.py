@@ -29,46 +29,25 @@ from fedbilevel.hypergradient import (
     Unrolled,
 )
 from fedbilevel.problem import ClientData, Oracle, Problem
-from fedbilevel.runtime import SimulatorRuntime, checkpoint, execute, job, keys
+from fedbilevel.runtime import SimulatorRuntime, checkpoint, execute, keys
 from fedbilevel.runtime.counts import count
 from tests.cases import (
-    CASES,
-    Case,
-    cohort_of,
-    data_for,
+    for_cases,
     quadratic_data,
     quadratic_job,
 )
 from tests.reference.bent_job import bent_job
+from tests.watching import Watched, cohort_job, watching
 
-
-class Watched(Oracle):
-    """An oracle that tells the key of every draw, from inside compiled programs too."""
-
-    def draw_upper(self, key):
-        _note(key)
-        return super().draw_upper(key)
-
-    def draw_lower(self, key):
-        _note(key)
-        return super().draw_lower(key)
-
-
-SEEN: list[tuple[int, ...]] = []
-
-
-def _note(key) -> None:
-    jax.debug.callback(
-        lambda words: SEEN.append(tuple(np.ravel(words).tolist())), jr.key_data(key)
-    )
+pytestmark = pytest.mark.two_devices
 
 
 def keys_of(run) -> Counter:
     """Return how often each key was drawn with while `run()` was computed."""
-    SEEN.clear()
-    run()
-    jax.effects_barrier()
-    return Counter(SEEN)
+    with watching() as seen:
+        run()
+        jax.effects_barrier()
+        return Counter(seen.keys)
 
 
 def watched(data: Any, problem: Any) -> Watched:
@@ -105,26 +84,10 @@ def test_three_directions_have_five_samples():
     assert len(found) == 5 and set(found.values()) == {1}
 
 
-def _with_setup_first() -> list:
-    """Return all cases; those without a setup, which has one place more, are slow."""
-    return [
-        pytest.param(
-            case,
-            id=case.name,
-            marks=() if case.algorithm.setup() else pytest.mark.slow,
-        )
-        for case in CASES
-        if not case.pools
-    ]
-
-
-@pytest.mark.parametrize("case", _with_setup_first())
-def test_no_two_draws_of_a_run_share_a_key(case: Case, monkeypatch):
-    """Over setup, rounds, phases, clients, local iterations and the first batch."""
-    monkeypatch.setattr(job, "Oracle", Watched)
-    made = quadratic_job(
-        case.algorithm, data_for(case, 3), participants=cohort_of(case, 2)
-    )
+@for_cases(lambda case: case.name == "local-bsgvrm")
+def test_no_two_draws_of_a_simulation_share_a_key(case):
+    """In a compiled program, too; of every row test_rows.py asks it."""
+    made = cohort_job(case)
     rounds, simulator = 2, SimulatorRuntime(made)
     found = keys_of(lambda: execute(simulator, rounds))
     assert max(found.values()) == 1

@@ -28,7 +28,7 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.rendezvous import meet
 from tests.mesh_worker import ROUNDS, jobs, leaves_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.two_devices]
 ROOT = Path(__file__).parent.parent
 PATIENCE = 300  # seconds after which a process counts as hanging
 SHORT = 0.5  # seconds to wait for what does not come

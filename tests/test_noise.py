@@ -26,6 +26,8 @@ from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
 from tests.tampering import renewed
 
+pytestmark = pytest.mark.two_devices
+
 CHEAPEST = case_of("momentum-local-sgd").algorithm  # a message of two blocks a round
 
 

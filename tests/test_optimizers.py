@@ -1,6 +1,5 @@
 """Optax transformations as steps of the server and of clients."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +9,6 @@ import optax
 import pytest
 
 from fedbilevel._types import Pair, Triple
-from fedbilevel.algorithms import Iterate, every_phase
 from fedbilevel.algorithms._optimizers import LocalOptimizer, ServerOptimizer
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
@@ -30,11 +28,8 @@ from tests.cases import (
     DX,
     DY,
     case_of,
-    cohort_of,
-    data_for,
     quadratic_data,
     quadratic_job,
-    structures_first,
 )
 from tests.reference.bent_job import X0, Y0, bent_job, only_rows
 from tests.reference.bent_oracles import lower_gradient
@@ -42,42 +37,9 @@ from tests.reference.bent_oracles import lower_gradient
 NOTHING_NEW = optax.sgd(1.0)
 
 
-def moves(case) -> bool:
-    return any(phase.moves for phase in every_phase(case.algorithm.phases()))
-
-
-def moves_alone(case) -> bool:
-    server = case.algorithm.init_server(jnp.zeros(1), jnp.zeros(1))
-    # Corrected steps need what an exchange brings, so that none can stand alone.
-    corrected = getattr(case.algorithm, "drift", None) is not None
-    return moves(case) and isinstance(server, Iterate) and not corrected
-
-
-def end_point(case, algorithm, rounds=2):
-    job = quadratic_job(algorithm, data_for(case, 3), participants=cohort_of(case, 2))
-    state = execute(SimulatorRuntime(job), rounds, measure_every=rounds).state
-    return algorithm.point(state.joined())
-
-
 def assert_close(a, b, tolerance=1e-13):
     for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=tolerance)
-
-
-@pytest.mark.slow
-@structures_first(moves)
-def test_a_step_of_length_one_is_the_method_itself(case):
-    wrapped = ServerOptimizer(case.algorithm, NOTHING_NEW)
-    assert_close(end_point(case, wrapped), end_point(case, case.algorithm))
-
-
-@pytest.mark.slow
-@structures_first(moves_alone)
-def test_local_steps_of_length_one_are_the_method_itself(case):
-    one: Any = replace(case.algorithm, local_steps=1)
-    steps = case.algorithm.local_steps
-    wrapped = LocalOptimizer(one, NOTHING_NEW, local_steps=steps)
-    assert_close(end_point(case, wrapped), end_point(case, case.algorithm))
 
 
 def local_ends(y, rows, lr, p):

@@ -31,7 +31,9 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.runtime.exchange import Link, server_turn
 from fedbilevel.tasks._quadratics import ClosedForm
-from tests.cases import data_for, for_cases, quadratic_data, quadratic_job
+from tests.cases import data_for, quadratic_data, quadratic_job, structures_first
+
+pytestmark = pytest.mark.two_devices
 
 STORM: dict[str, Any] = {"eta": 0.3, "gamma": 0.4, "c_nu": 0.5, "c_omega": 0.5}
 
@@ -94,7 +96,7 @@ def test_a_shared_lower_level_has_another_optimum(algorithm):
     assert np.abs(own_solution(data) - shared).max() > 0.1
 
 
-@for_cases(lambda case: is_any(case.algorithm.private_blocks()))
+@structures_first(lambda case: is_any(case.algorithm.private_blocks()))
 def test_what_is_private_is_in_no_message(case):
     job = quadratic_job(case.algorithm, data_for(case, 3))
     state = execute(SimulatorRuntime(job), 1).state

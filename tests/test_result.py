@@ -27,6 +27,8 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.studies.single import versions
 
+pytestmark = pytest.mark.two_devices
+
 METHODS = pytest.mark.parametrize("method", [LocalBSGM, LocalBSGVRM])
 # Three clients on the two devices of the tests need padding, which is never kept. The
 # reference runtime has no devices, and takes a second for a few steps.

@@ -16,13 +16,11 @@ from fedbilevel.algorithms import Gathered
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Problem
 from fedbilevel.runtime import (
-    Checkpoints,
     Outcome,
     ReferenceRuntime,
     SimulatorRuntime,
     SweepRuntime,
     compilation,
-    count,
     execute,
     keys,
     program,
@@ -35,18 +33,17 @@ from tests.cases import (
     DEMANDING,
     DX,
     DY,
-    EVERY,
     ROWWISE,
     STRUCTURES,
     case_of,
     cohort_of,
     data_for,
     for_cases,
-    keeps_something,
     quadratic_data,
     quadratic_job,
-    structures_first,
 )
+
+pytestmark = pytest.mark.two_devices
 
 BSGM, BSGVRM = (case_of(name).algorithm for name in ("local-bsgm", "local-bsgvrm"))
 
@@ -59,12 +56,6 @@ def assert_close(a, b, tolerance):
 def shorter(algorithm):
     """Return the algorithm with all its numbers a little smaller."""
     return jax.tree.map(lambda leaf: 0.9 * leaf, algorithm)
-
-
-@pytest.mark.slow
-@structures_first()
-def test_simulator_is_reference_for_cohorts(case):
-    assert_simulator_is_reference(case, 2, "float64", 1e-12)
 
 
 @pytest.mark.slow
@@ -120,17 +111,6 @@ def assert_devices_do_not_matter(job, monkeypatch):
     assert_close(here.columns, there.columns, 1e-12)
 
 
-@DEMANDING
-def test_resumed_is_the_run_never_stopped(case, tmp_path):
-    data, cohort = data_for(case, 3), cohort_of(case, 2)
-    job = quadratic_job(case.algorithm, data, participants=cohort)
-    whole = execute(SimulatorRuntime(job), 4)
-    keep = Checkpoints(tmp_path, every_rounds=1)
-    execute(SimulatorRuntime(job), 2, checkpoints=keep)
-    resumed = execute(SimulatorRuntime(job), 4, checkpoints=keep)
-    assert_close((whole.state, whole.columns), (resumed.state, resumed.columns), 0)
-
-
 @pytest.mark.slow
 @DEMANDING
 def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
@@ -178,59 +158,6 @@ def test_a_sweep_is_one_compilation_and_equals_single_runs(case):
         assert_close(alone.columns, outcome.columns, 1e-12)
 
 
-@DEMANDING
-def test_another_step_size_does_not_compile_again(case):
-    job = quadratic_job(case.algorithm, data_for(case, 3))
-    first = SimulatorRuntime(job)
-    execute(first, 2)
-    other = dataclasses.replace(job, algorithm=shorter(case.algorithm))
-    second = SimulatorRuntime(other)
-    execute(second, 5)
-    assert second.compile_seconds == 0
-
-
-@EVERY
-def test_states_keep_their_shapes_and_types(case):
-    job = quadratic_job(case.algorithm, data_for(case, 3))
-    runtime = SimulatorRuntime(job)
-    before = runtime.fetch(runtime.start()[0])
-    after = execute(runtime, 2).state
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    for left, right in zip(
-        jax.tree.leaves(before), jax.tree.leaves(after), strict=True
-    ):
-        assert (left.shape, left.dtype) == (right.shape, right.dtype)
-
-
-@DEMANDING
-def test_measuring_less_often_measures_the_same(case):
-    job = quadratic_job(case.algorithm, data_for(case, 3))
-    every = execute(SimulatorRuntime(job), 7)
-    third = execute(SimulatorRuntime(job), 7, measure_every=3)
-    assert third.columns["round"].tolist() == [3, 6, 7]
-    for name, column in third.columns.items():
-        np.testing.assert_array_equal(column, every.columns[name][[2, 5, 6]])
-
-
-@for_cases(lambda case: keeps_something(case) and cohort_of(case, 2) is not None)
-def test_absent_clients_keep_their_state(case):
-    job = quadratic_job(case.algorithm, quadratic_data(4), participants=2)
-    runtime = SimulatorRuntime(job)
-    before = runtime.fetch(runtime.start()[0])
-    after = execute(runtime, 1).state
-    present = set(np.asarray(keys.draw_cohort(job.key, keys.ROUNDS, 0, 0, 4, 2)))
-    for client in range(4):
-        changed = any(
-            not np.array_equal(left[client], right[client])
-            for left, right in zip(
-                jax.tree.leaves(before.clients),
-                jax.tree.leaves(after.clients),
-                strict=True,
-            )
-        )
-        assert changed == (client in present)
-
-
 def test_cohorts_are_uniform_without_replacement():
     root, rounds, clients, count = jr.key(3), 4000, 6, 2
 
@@ -244,25 +171,6 @@ def test_cohorts_are_uniform_without_replacement():
     seen = pairs[np.triu_indices(clients, 1)]
     # 15 pairs, each binomial with mean 266.7: five standard deviations are 79.
     assert np.abs(seen - rounds / 15).max() < 79
-
-
-@pytest.mark.slow
-@STRUCTURES
-def test_every_exchange_draws_a_cohort_of_its_own(case, monkeypatch):
-    data, cohort = data_for(case, 3), cohort_of(case, 2)
-    job = quadratic_job(case.algorithm, data, participants=cohort)
-    asked, original = [], keys.draw_cohort
-
-    def recorded(root, stage, phase, turn, clients, participants):
-        asked.append((stage, phase, turn))
-        return original(root, stage, phase, turn, clients, participants)
-
-    monkeypatch.setattr(keys, "draw_cohort", recorded)
-    execute(ReferenceRuntime(job), 2, measure_every=2)
-    assert len(set(asked)) == len(asked)
-    # Where everybody takes part there is nobody to draw.
-    drawn = job.participants < job.clients
-    assert len(asked) == (count(job, 2)["exchanges"] if drawn else 0)
 
 
 @pytest.mark.slow

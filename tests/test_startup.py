@@ -139,7 +139,7 @@ def test_what_is_checked_early_is_what_there_is():
     with pytest.raises(InvalidInputError) as told:
         configure("float16")
     assert all(name in str(told.value) for name in checks.PRECISIONS)
-    from fedbilevel.cli.federation import KINDS
+    from fedbilevel.cli.trial import KINDS
 
     assert KINDS == trial.KINDS
 

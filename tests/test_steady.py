@@ -120,7 +120,10 @@ def followed_fedbio(rows, rounds, shares, p):
     return x, y, L
 
 
-@pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
+@pytest.mark.parametrize(
+    "runtime",
+    [SimulatorRuntime, pytest.param(ReferenceRuntime, marks=pytest.mark.slow)],
+)
 def test_steps_follow_the_curvature_and_the_way_as_written(runtime):
     data, rounds = quadratic_data(3, noise=0.0), 3
     shares = (0.7, 0.4, 0.3)
@@ -212,19 +215,26 @@ def test_a_run_that_explodes_goes_back_and_converges():
     np.testing.assert_allclose(ends[0].y, ends[1].y, atol=1e-6)
 
 
-def test_both_runtimes_go_back_alike_and_a_stop_changes_nothing(tmp_path):
+def guarded_ends(**more):
+    """Return the leaves of a run that goes back, each with that of another end."""
     _, whole = guarded_end()
     assert int(whole.state.server.guard.halvings) > 0
-    _, slow = guarded_end(ReferenceRuntime)
+    _, other = guarded_end(**more)
+    both = (jax.tree.leaves(one.state.server) for one in (whole, other))
+    return zip(*both, strict=True)
+
+
+def test_a_stop_changes_nothing_of_a_run_that_goes_back(tmp_path):
     kept = Checkpoints(tmp_path / "run", every_rounds=2)
     guarded_end(rounds=5, checkpoints=kept)
-    _, resumed = guarded_end(checkpoints=kept)
-    for left, right, again in zip(
-        *(jax.tree.leaves(one.state.server) for one in (whole, slow, resumed)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
+    for left, again in guarded_ends(checkpoints=kept):
         np.testing.assert_array_equal(left, again)
+
+
+@pytest.mark.slow
+def test_both_runtimes_go_back_alike():
+    for left, right in guarded_ends(runtime=ReferenceRuntime):
+        np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
 
 
 def test_less_than_half_of_the_clients_cannot_turn_a_run_back():

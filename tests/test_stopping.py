@@ -32,6 +32,8 @@ from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.schedules import as_number
 from tests.cases import quadratic_data, quadratic_job
 
+pytestmark = pytest.mark.two_devices
+
 ROUNDS, SEEDS = 12, (0, 1, 2, 3)
 METRIC = "lower_error"
 

@@ -12,6 +12,8 @@ from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem.stored_rows import Source, stored
 from fedbilevel.runtime import Job, count
 
+pytestmark = pytest.mark.two_devices
+
 PARTS = [np.arange(0, 30), np.arange(30, 75), np.arange(75, 80)]
 
 

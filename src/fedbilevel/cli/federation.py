@@ -1,10 +1,7 @@
-"""Commands for federations of real processes: `federate`, `serve`, `node`, `replay`."""
+"""Commands for federations of real sites: `serve`, `node`, `replay`."""
 
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,25 +15,21 @@ from fedbilevel.cli.arguments import (
     TABLE,
     AsJson,
     Group,
-    NewFolder,
-    PlanFile,
     Track,
     option,
     takes,
 )
 from fedbilevel.cli.output import print_json, show_result
 from fedbilevel.cli.progress import watched
-from fedbilevel.cli.theory import follow_file
-from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-__all__ = ["federate", "node", "replay", "serve"]
+__all__ = ["TERMS", "WAITING", "check_track", "node", "replay", "serve"]
 
-KINDS = ("persistent", "stock")
 _PANEL = "Waiting for nodes"
-_WAITING = "waiting for nodes"
+WAITING = "waiting for nodes"
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),
@@ -104,7 +97,6 @@ LIMITS = Group(
     },
     read_limits,
 )
-_TRIED = FEDERATED.having(clients=option(int, 4, "number of nodes, K"))
 _SERVED = FEDERATED.without("data", *TABLE)
 # A node is told when to end, and by whom it is measured.
 _NODE = FEDERATED.without(
@@ -113,95 +105,12 @@ _NODE = FEDERATED.without(
 ).having(data=option(str | None, None, "file or folder of this site's own rows"))
 
 
-def _kind_of_nodes(given: checks.Given) -> None:
-    if given["nodes"] not in KINDS:
-        raise unknown_name("kind of nodes", given["nodes"], KINDS)
-
-
-@takes(_kind_of_nodes, checks.folder_to_make, experiment=_TRIED, terms=TERMS)
-def federate(
-    experiment: "Experiment",
-    terms: Any,
-    plan: PlanFile = None,
-    nodes: Annotated[str, typer.Option(help=" or ".join(KINDS))] = KINDS[0],
-    out: NewFolder = None,
-    track: Track = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a whole federation on this machine, with real processes, to try it out."""
-    if plan is not None:
-        experiment = follow_file(plan, experiment)
-    from fedbilevel._files import private_files
-
-    _check_track(track, begun=False)
-    own = {"nodes": nodes, "track": track, "as_json": as_json}
-    if out is not None:
-        with private_files(), _no_folder_in_the_way(out):
-            _federate(experiment, out, terms, **own, kept=True)
-        return
-    with private_files(), tempfile.TemporaryDirectory() as folder:
-        _federate(experiment, Path(folder), terms, **own, kept=False)
-
-
-def _check_track(track: str | None, *, begun: bool) -> None:
+def check_track(track: str | None, *, begun: bool) -> None:
     """Raise unless rounds can be written there; of a run that was begun some are."""
     if track is not None:
         from fedbilevel.tracking import check_tracking
 
         check_tracking(track, resume=begun)
-
-
-@contextmanager
-def _no_folder_in_the_way(folder: Path) -> Iterator[None]:
-    """Remove a folder of ours if the trial could not begin by a mistake of its user.
-
-    Corrected, the same command must not be told that its folder is in use.
-    """
-    try:
-        yield
-    except InvalidInputError:
-        if not (folder / _folders.CHECKPOINT).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _federate(
-    experiment: "Experiment",
-    folder: Path,
-    terms: Any,
-    *,
-    nodes: str,
-    track: str | None,
-    as_json: bool,
-    kept: bool,
-) -> None:
-    from fedbilevel._files import make_private_folder
-    from fedbilevel.deployment import trial
-
-    make_private_folder(folder)
-    experiment.save(folder)
-    if not as_json:
-        lines = trial.deployment_of(experiment)
-        text = (
-            "In a real deployment, on the server, behind the proxy of "
-            "docs/deployment.md, and at every site:\n  "
-        )
-        Console(stderr=True).print(
-            text + "\n  ".join(lines), markup=False, soft_wrap=True
-        )
-    with watched(experiment.label, quiet=as_json) as watch:
-        watch.stage(_WAITING)
-        result = trial.federate(
-            experiment,
-            folder,
-            terms,
-            nodes=nodes,
-            watch=watch,
-            say=watch.say,
-            about=watch.stage,
-            track=track,
-        )
-    show_result(result, folder if kept else None, as_json)
 
 
 def _folder_to_serve(given: checks.Given) -> None:
@@ -255,7 +164,7 @@ def serve(
     from fedbilevel.federation.sealing import KeyFiles
 
     require_served_again(experiment, out)
-    _check_track(track, begun=(out / _folders.FEDERATION).exists())
+    check_track(track, begun=(out / _folders.FEDERATION).exists())
     if preparation is None and not as_json:
         _say_what_is_left(experiment)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
@@ -264,7 +173,7 @@ def serve(
     with private_files(), watched(experiment.label, quiet=as_json) as watch:
         make_private_folder(out)
         experiment.save(out)
-        watch.stage(_WAITING)
+        watch.stage(WAITING)
         result = serve_over_flower(
             experiment,
             out,

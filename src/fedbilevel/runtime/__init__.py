@@ -3,12 +3,12 @@
 from fedbilevel.runtime.configuration import configure as configure
 from fedbilevel.runtime.counts import Ledger as Ledger
 from fedbilevel.runtime.counts import count as count
-from fedbilevel.runtime.driver import Checkpoints as Checkpoints
 from fedbilevel.runtime.driver import Outcome as Outcome
 from fedbilevel.runtime.driver import execute as execute
 from fedbilevel.runtime.job import Job as Job
 from fedbilevel.runtime.job import Sampling as Sampling
 from fedbilevel.runtime.job import State as State
+from fedbilevel.runtime.keeping import Checkpoints as Checkpoints
 from fedbilevel.runtime.listening import Event as Event
 from fedbilevel.runtime.listening import OnRound as OnRound
 from fedbilevel.runtime.listening import Watch as Watch

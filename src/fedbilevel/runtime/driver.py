@@ -4,23 +4,18 @@ One driver serves a run, a sweep and a federation.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import numpy as np
 
-from fedbilevel._folders import how_to_continue
-from fedbilevel._types import Key
-from fedbilevel.algorithms import AbstractAlgorithm, every_phase
-from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
-from fedbilevel.runtime import checkpoint, mesh
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.runtime import mesh
 from fedbilevel.runtime.checkpoint import Snapshot
+from fedbilevel.runtime.contract import Advance, Runtime, Span, failure
 from fedbilevel.runtime.counts import Ledger
-from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.keeping import Checkpoints, Keeper
 from fedbilevel.runtime.listening import (
     Listeners,
     OnRound,
@@ -38,138 +33,11 @@ from fedbilevel.runtime.stopping import (
     affordable_rounds,
     tracked,
 )
-from fedbilevel.schedules import is_known
 
-__all__ = [
-    "Advance",
-    "Checkpoints",
-    "Found",
-    "Outcome",
-    "Runtime",
-    "Span",
-    "execute",
-    "failure",
-    "rounds_in_python",
-]
+__all__ = ["Outcome", "execute", "rounds_in_python"]
 
 _GLANCE = 0.5  # seconds between two looks of the host at the run
 NEVER = Stopping()
-Found = tuple[int, int, int]  # round, phase and client of a reply that is not finite
-
-
-@dataclass(frozen=True)
-class Span:
-    """Rounds `start` to `stop` of `total`, measured every `every` rounds.
-
-    `limits` are the rounds after which single runs of a sweep must end. With `ends` the
-    rule may end a run before; `track` is how it stands.
-    """
-
-    start: int
-    stop: int
-    total: int
-    every: int
-    limits: np.ndarray
-    rule: Rule
-    track: Track
-    ends: bool
-
-    def is_due(self, done: int) -> bool:
-        """Say whether there is a measurement after so many rounds."""
-        last = done == self.total or bool((self.limits == done).any())
-        return done % self.every == 0 or last
-
-    def measured(self, done: int) -> np.ndarray:
-        """Return the rounds up to `done` after which there is a measurement."""
-        rounds = range(self.start + 1, done + 1)
-        return np.asarray([r for r in rounds if self.is_due(r)], np.int64)
-
-
-class Advance(NamedTuple):
-    """What some rounds brought.
-
-    `rows` have a row for every measurement; `done` counts the rounds that are over;
-    `place` is where a reply was not finite, so that the run cannot go on.
-    """
-
-    state: Any
-    rows: dict[str, np.ndarray]
-    done: int
-    track: Track
-    place: Found | None = None
-
-
-@runtime_checkable
-class Runtime(Protocol):
-    """What the driver asks of a runtime.
-
-    `runs` is the shape of what a sweep carries, () for a single run; `roots` are the
-    keys of the runs.
-    """
-
-    job: Job
-    compile_seconds: float
-
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """The number of runs of a sweep, as a shape."""
-        ...
-
-    @property
-    def roots(self) -> Sequence[Key]:
-        """The keys of all runs."""
-        ...
-
-    def fingerprint(self, every: int) -> str:
-        """Return what tells a run from all others, measured every so many rounds."""
-        ...
-
-    def blank(self) -> Any:
-        """Return a state like those of a run."""
-        ...
-
-    def start(self) -> tuple[Any, Found | None]:
-        """Return the state before the first round, and what failed on the way."""
-        ...
-
-    def advance(self, state: Any, span: Span) -> Advance:
-        """Run some rounds."""
-        ...
-
-    def fetch(self, state: Any) -> Any:
-        """Return a state on the host."""
-        ...
-
-    def load(self, state: Any) -> Any:
-        """Take a fetched state."""
-        ...
-
-
-class Checkpoints(eqx.Module):
-    """Where to keep checkpoints, and how often: by rounds, by seconds, or both.
-
-    `part_of` is the folder of the study that the run is a part of.
-    """
-
-    folder: Path
-    every_rounds: int | None = None
-    every_seconds: float | None = None
-    part_of: Path | None = None
-
-    def __check_init__(self) -> None:
-        for name in ("every_rounds", "every_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                option = name.replace("every", "checkpoint")
-                raise InvalidInputError(
-                    f"{option}={value} must be above 0, or None for never."
-                )
-
-    def due(self, rounds: int, seconds: float) -> bool:
-        """Say whether one is due, given what passed since the last."""
-        by_rounds = self.every_rounds is not None and rounds >= self.every_rounds
-        by_time = self.every_seconds is not None and seconds >= self.every_seconds
-        return by_rounds or by_time
 
 
 class Outcome(eqx.Module):
@@ -209,7 +77,7 @@ def execute(
     with noting_interrupts() as pressed:
         listeners = Listeners(watch, on_round, pressed)
         every = measure_every
-        keeper = _Keeper(runtime, checkpoints, every, begin)
+        keeper = Keeper(runtime, checkpoints, every, begin)
         return _driven(runtime, rounds, every, stopping, keeper, listeners)
 
 
@@ -218,7 +86,7 @@ def _driven(
     rounds: int,
     measure_every: int,
     stopping: Stopping,
-    keeper: "_Keeper",
+    keeper: Keeper,
     listeners: Listeners,
 ) -> Outcome:
     """Go through the rounds, chunk by chunk."""
@@ -340,123 +208,6 @@ def _require_same_run(
         return f"{runtime.fingerprint(every)} {ends} {kept} {not checkpoints}"
 
     mesh.require_same(describe, "run")
-
-
-def failure(
-    job: Job, found: Found, last_good: str | None = None, *, due: bool = False
-) -> NonFiniteError:
-    """Name the place of a reply that was not finite; round -1 is the setup."""
-    index, number, client = found
-    phases = job.algorithm.setup() if index < 0 else job.algorithm.phases()
-    name = every_phase(phases)[number].name
-    theta = _theta(job.algorithm)
-    return NonFiniteError(index + 1, name, client, last_good, due=due, theta=theta)
-
-
-def _theta(algorithm: AbstractAlgorithm) -> float | None:
-    """Return the step of a method's Neumann series, if it has one."""
-    for part in (algorithm, *vars(algorithm).values()):
-        theta = getattr(part, "theta", None)
-        if theta is not None and is_known(theta) and np.ndim(theta) == 0:
-            return float(theta)
-    return None
-
-
-class _Keeper:
-    """Keeps checkpoints and the time, for one call of `execute`."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        checkpoints: Checkpoints | None,
-        every: int,
-        first: Snapshot | None = None,
-    ) -> None:
-        self.runtime, self.checkpoints, self.first = runtime, checkpoints, first
-        self.fingerprint = runtime.fingerprint(every) if checkpoints else ""
-        self.began = self.kept_at = time.perf_counter()
-        self.kept_round, self.last_good = -1, None
-        self.earlier: dict[str, float] = {}
-
-    def begin(self, rounds: int) -> tuple[Any, dict[str, np.ndarray], int]:
-        """Return the last checkpoint, what was handed over, or the start."""
-        held = mesh.on_all(self._last)
-        where = self.checkpoints and self.checkpoints.folder
-        mesh.require_same(lambda: str(held and held.round), f"checkpoint in {where}")
-        if held is None and self.first is not None:
-            one = self.first
-            return self.runtime.load(one.state), one.columns, one.round
-        if held is None:
-            state, found = self.runtime.start()
-            if found is not None:
-                raise failure(self.runtime.job, found)
-            return state, {}, 0
-        if held.round > rounds:
-            raise CheckpointError(
-                f"the checkpoint is already after round {held.round}, beyond the "
-                f"{rounds} asked for. Ask for at least as many."
-            )
-        self.kept_round, self.earlier = held.round, held.seconds
-        self.last_good = f"{self.checkpoints.folder}, after round {held.round}"  # pyright: ignore[reportOptionalMemberAccess]
-        return self.runtime.load(held.state), held.columns, held.round
-
-    def _last(self) -> Snapshot | None:
-        if self.checkpoints is None:
-            return None
-        folder = self.checkpoints.folder
-        return checkpoint.load(folder, self.runtime.blank(), self.fingerprint)
-
-    def latest_stop(self) -> float:
-        """Return the round at which the next checkpoint by rounds is due."""
-        every = self.checkpoints.every_rounds if self.checkpoints else None
-        return max(self.kept_round, 0) + every if every else float("inf")
-
-    def due(self, done: int) -> bool:
-        """Say whether a checkpoint is due."""
-        seconds = time.perf_counter() - self.kept_at
-        held = self.checkpoints
-        return held is not None and held.due(done - max(self.kept_round, 0), seconds)
-
-    def keep(self, state: Any, columns: dict[str, np.ndarray], done: int) -> None:
-        """Write a checkpoint, if they are kept at all."""
-        if self.checkpoints is None or done == self.kept_round:
-            return
-        folder = self.checkpoints.folder
-        snapshot = Snapshot(self.runtime.fetch(state), columns, done, self.seconds())
-        mesh.on_first(lambda: checkpoint.save(folder, snapshot, self.fingerprint))
-        self.last_good = f"{folder}, after round {done}"
-        self.kept_at, self.kept_round = time.perf_counter(), done
-
-    @contextmanager
-    def keeping_on_failure(
-        self, state: Any, columns: dict[str, np.ndarray], done: int
-    ) -> Iterator[None]:
-        """Write a checkpoint before an error of somebody else goes on."""
-        try:
-            yield
-        except Exception:
-            self.keep(state, columns, done)
-            raise
-
-    def running(self) -> float:
-        """Return the seconds of running so far, those before a resume included."""
-        return self.seconds()["run"]
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds spent so far, those before a resume included."""
-        compiling = self.runtime.compile_seconds
-        running = max(time.perf_counter() - self.began - compiling, 0.0)
-        now = {"compile": compiling, "run": running}
-        return {name: now[name] + self.earlier.get(name, 0.0) for name in now}
-
-    def where_it_stands(self, done: int, rounds: int) -> str:
-        """Say how far the run came when it was asked to stop."""
-        if self.checkpoints is None:
-            kept = "Nothing was kept, as no folder was given."
-        else:
-            home = self.checkpoints.part_of or self.checkpoints.folder
-            kept = f"Kept in {self.last_good}. {how_to_continue(home)}".rstrip()
-        return f"After round {done} of {rounds}. {kept}"
 
 
 def _next_chunk(rounds: int, spent: float, every: int) -> int:

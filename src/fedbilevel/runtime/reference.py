@@ -16,7 +16,8 @@ from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import ClientStageError, StageError
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.driver import Advance, Found, Span, rounds_in_python
+from fedbilevel.runtime.contract import Advance, Found, Span
+from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import (
     Link,
     client_measurement,

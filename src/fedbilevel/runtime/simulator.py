@@ -14,7 +14,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import program
 from fedbilevel.runtime.checkpoint import fingerprint
 from fedbilevel.runtime.compilation import compiled
-from fedbilevel.runtime.driver import Advance, Found, Span
+from fedbilevel.runtime.contract import Advance, Found, Span
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.layout import Layout, devices_for

@@ -17,7 +17,8 @@ from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.runtime import program
 from fedbilevel.runtime.checkpoint import fingerprint
 from fedbilevel.runtime.compilation import compiled
-from fedbilevel.runtime.driver import Advance, Found, Outcome, Span, failure
+from fedbilevel.runtime.contract import Advance, Found, Span, failure
+from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.simulator import evaluation, layout_for, placed_span

@@ -15,10 +15,8 @@ from fedbilevel.algorithms import Each, ServerTurn
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
-from fedbilevel.federation.server.conclusions import read_conclusion
 from fedbilevel.federation.server.guard import (
     implausible,
-    not_finite,
     require_finite,
     require_weight,
     why_unusable,
@@ -183,7 +181,7 @@ class Exchanges:
         answers = self._replies(question, question.asked, stand, coded)
         self._reduce(answers, question)
         require_finite(answers.reply, question.header, "the mean of the replies")
-        self._name(question.header, answers)
+        self.name_refused(question.header, answers)
         return answers
 
     def _masked_exchange(
@@ -207,7 +205,7 @@ class Exchanges:
         if answers.taken:
             answers.reply = link.received(question.sent, answers.reply, question.turn)
             require_finite(answers.reply, question.header, "the mean of the replies")
-        self._name(question.header, answers)
+        self.name_refused(question.header, answers)
         self._masked.check_progress()
         return answers
 
@@ -333,76 +331,6 @@ class Exchanges:
             return False
         return True
 
-    def measure(self, header: Header, server: PyTree, stand: Stand) -> Answers:
-        """Return the numbers that clients measured, of those that do."""
-
-        def read(reply: Header, listed: list, body: bytes) -> dict[str, np.ndarray]:
-            return unpack_tree(listed, body, self.measurement, finite=False)
-
-        clients, like = self.measuring(), self.measurement
-        answers = self._at_point(header, server, stand, clients, read, like)
-        odd = not_finite(answers.taken)
-        answers.taken = {k: one for k, one in answers.taken.items() if k not in odd}
-        self._name(header, Answers(refused=odd))
-        return answers
-
-    def measuring(self) -> list[int]:
-        """Return the clients that measure for the server."""
-        members = self.roster.members.items()
-        return sorted(k for k, member in members if member.info.get("measures"))
-
-    def conclude(
-        self,
-        header: Header,
-        server: PyTree,
-        stand: Stand,
-        expected: Mapping[str, str],
-    ) -> Answers:
-        """Return what clients that have more to say of a finished run tell of it."""
-
-        def read(reply: Header, listed: list, body: bytes) -> dict[str, Any]:
-            if listed or body:
-                raise RefusedError("oversized", "a conclusion carries no leaves")
-            return read_conclusion(reply.info or {}, expected)
-
-        return self._at_point(header, server, stand, self.concluding(), read, ())
-
-    def concluding(self) -> list[int]:
-        """Return the clients that have more to say of a finished run."""
-        members = self.roster.members.items()
-        return sorted(k for k, member in members if member.info.get("concludes"))
-
-    def _at_point(
-        self,
-        header: Header,
-        server: PyTree,
-        stand: Stand,
-        clients: list[int],
-        read_values: Callable[[Header, list, bytes], Any],
-        like: PyTree,
-    ) -> Answers:
-        """Let clients look at the server's point, and return what they tell."""
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
-
-        @functools.cache
-        def request(accepted: int, kept: int) -> Request:
-            return Request(replace(header, accepted=accepted, kept=kept), leaves)
-
-        def request_for(client: int, member: Member) -> Request:
-            return request(*stand(client))
-
-        def read(client: int, reply: Header, listed: list, body: bytes) -> Any:
-            same = ("kind", "federation", "attempt", "round", "exchange")
-            if any(getattr(reply, name) != getattr(header, name) for name in same):
-                raise RefusedError(
-                    "replayed", "answers another packet than the one sent"
-                )
-            return read_values(reply, listed, body)
-
-        answers = self.ask(clients, request_for, read, like)
-        self._name(header, answers)
-        return answers
-
     def ask(
         self, clients: list[int], request_for: RequestFor, read: Read, like: PyTree
     ) -> Answers:
@@ -412,7 +340,8 @@ class Exchanges:
         self._futile = 0 if answers.taken else self._futile
         return answers
 
-    def _name(self, header: Header, answers: Answers) -> None:
+    def name_refused(self, header: Header, answers: Answers) -> None:
+        """Say who was left out, and why."""
         for client, refusal in sorted(answers.refused.items()):
             entry = {
                 "round": header.round,

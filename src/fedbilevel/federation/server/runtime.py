@@ -22,11 +22,18 @@ from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.server.exchanges import Exchanges, Question, Stand
 from fedbilevel.federation.server.guard import require_finite
+from fedbilevel.federation.server.measuring import (
+    conclude,
+    concluding,
+    measure,
+    measuring,
+)
 from fedbilevel.federation.server.releases import ServerReleases
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.driver import Advance, Found, Span, rounds_in_python
+from fedbilevel.runtime.contract import Advance, Found, Span
+from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, Job, start_server
 from fedbilevel.runtime.privacy import blocks_of, is_noisy, privacy_of_releases
 from fedbilevel.runtime.stopping import Stopping
@@ -90,7 +97,7 @@ class FederationRuntime:
 
     def check(self, stopping: Stopping) -> None:
         """Raise where measurements are to end a run that nobody measures."""
-        if stopping.looks and not self.exchanges.measuring():
+        if stopping.looks and not measuring(self.exchanges):
             raise InvalidInputError(
                 f"{stopping.metric} is to end the run, but no site measures: with "
                 "noise none may, and with masks its operator must allow it (`node "
@@ -150,12 +157,12 @@ class FederationRuntime:
 
         Asked once, when it is known that the run goes on no further.
         """
-        if not self.exchanges.concluding():
+        if not concluding(self.exchanges):
             return []
         exchanges, stand = self.exchanges, self._stand(state)
         header = exchanges.header("conclude", rounds, len(state.attendance))
         while True:
-            answers = exchanges.conclude(header, state.server, stand, self._concludes)
+            answers = conclude(exchanges, header, state.server, stand, self._concludes)
             if answers.taken or answers.refused:
                 # The run is over, whatever was wrong with what they tell of it.
                 return [answers.taken[client] for client in sorted(answers.taken)]
@@ -269,13 +276,13 @@ class FederationRuntime:
     def _measure(self, state: Federated, index: int) -> dict[str, np.ndarray]:
         """Let the sites measure, and average what they found."""
         exchanges = self.exchanges
-        names, measuring = sorted(exchanges.measurement), exchanges.measuring()
-        self._tell_columns(names, len(measuring))
+        names, told_by = sorted(exchanges.measurement), measuring(exchanges)
+        self._tell_columns(names, len(told_by))
         header = exchanges.header("measure", index + 1, len(state.attendance))
         answers = Answers()
-        if measuring:
+        if told_by:
             answers = self._answered(
-                lambda: exchanges.measure(header, state.server, self._stand(state))
+                lambda: measure(exchanges, header, state.server, self._stand(state))
             )
         if not answers.taken:
             return {name: np.asarray(np.nan) for name in names}

@@ -1,0 +1,126 @@
+"""What a runtime is to its driver: rounds that are asked for, and what they bring."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedbilevel._types import Key
+from fedbilevel.algorithms import AbstractAlgorithm, every_phase
+from fedbilevel.errors import NonFiniteError
+from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.stopping import Rule, Track
+from fedbilevel.schedules import is_known
+
+__all__ = ["Advance", "Found", "Runtime", "Span", "failure"]
+
+Found = tuple[int, int, int]  # round, phase and client of a reply that is not finite
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rounds `start` to `stop` of `total`, measured every `every` rounds.
+
+    `limits` are the rounds after which single runs of a sweep must end. With `ends` the
+    rule may end a run before; `track` is how it stands.
+    """
+
+    start: int
+    stop: int
+    total: int
+    every: int
+    limits: np.ndarray
+    rule: Rule
+    track: Track
+    ends: bool
+
+    def is_due(self, done: int) -> bool:
+        """Say whether there is a measurement after so many rounds."""
+        last = done == self.total or bool((self.limits == done).any())
+        return done % self.every == 0 or last
+
+    def measured(self, done: int) -> np.ndarray:
+        """Return the rounds up to `done` after which there is a measurement."""
+        rounds = range(self.start + 1, done + 1)
+        return np.asarray([r for r in rounds if self.is_due(r)], np.int64)
+
+
+class Advance(NamedTuple):
+    """What some rounds brought.
+
+    `rows` have a row for every measurement; `done` counts the rounds that are over;
+    `place` is where a reply was not finite, so that the run cannot go on.
+    """
+
+    state: Any
+    rows: dict[str, np.ndarray]
+    done: int
+    track: Track
+    place: Found | None = None
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """What the driver asks of a runtime.
+
+    `runs` is the shape of what a sweep carries, () for a single run; `roots` are the
+    keys of the runs.
+    """
+
+    job: Job
+    compile_seconds: float
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The number of runs of a sweep, as a shape."""
+        ...
+
+    @property
+    def roots(self) -> Sequence[Key]:
+        """The keys of all runs."""
+        ...
+
+    def fingerprint(self, every: int) -> str:
+        """Return what tells a run from all others, measured every so many rounds."""
+        ...
+
+    def blank(self) -> Any:
+        """Return a state like those of a run."""
+        ...
+
+    def start(self) -> tuple[Any, Found | None]:
+        """Return the state before the first round, and what failed on the way."""
+        ...
+
+    def advance(self, state: Any, span: Span) -> Advance:
+        """Run some rounds."""
+        ...
+
+    def fetch(self, state: Any) -> Any:
+        """Return a state on the host."""
+        ...
+
+    def load(self, state: Any) -> Any:
+        """Take a fetched state."""
+        ...
+
+
+def failure(
+    job: Job, found: Found, last_good: str | None = None, *, due: bool = False
+) -> NonFiniteError:
+    """Name the place of a reply that was not finite; round -1 is the setup."""
+    index, number, client = found
+    phases = job.algorithm.setup() if index < 0 else job.algorithm.phases()
+    name = every_phase(phases)[number].name
+    theta = _theta(job.algorithm)
+    return NonFiniteError(index + 1, name, client, last_good, due=due, theta=theta)
+
+
+def _theta(algorithm: AbstractAlgorithm) -> float | None:
+    """Return the step of a method's Neumann series, if it has one."""
+    for part in (algorithm, *vars(algorithm).values()):
+        theta = getattr(part, "theta", None)
+        if theta is not None and is_known(theta) and np.ndim(theta) == 0:
+            return float(theta)
+    return None

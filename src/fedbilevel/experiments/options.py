@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from fedbilevel.algorithms import AbstractAlgorithm, Entry, SteadySteps
+from fedbilevel.algorithms import (
+    AbstractAlgorithm,
+    Entry,
+    QuantileClip,
+    SteadySteps,
+)
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -349,7 +354,7 @@ class _Reader:
 def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
     """Write the parameters of an algorithm as options that build it again."""
     written: dict[str, str] = {}
-    if isinstance(algorithm, SteadySteps):
+    while isinstance(algorithm, SteadySteps | QuantileClip):
         algorithm = algorithm.algorithm
     for letter, one in _fields(entry).items():
         value = getattr(algorithm, one.name)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel._types import Pair
-from fedbilevel.algorithms import SteadySteps, quantile_clipped
+from fedbilevel.algorithms import Phase, SteadySteps, quantile_clipped
 from fedbilevel.algorithms._clipping import RATE, _cut, _followed
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.simfbo import SimFBO
@@ -28,12 +28,12 @@ from fedbilevel.runtime import (
 from tests.cases import (
     DX,
     DY,
-    STRUCTURES,
     case_of,
     cohort_of,
     data_for,
     quadratic_data,
     quadratic_job,
+    structures_first,
 )
 from tests.federation import Loopback, server_of, site_of
 from tests.reference.bent_job import X0, Y0, bent_job, only_rows
@@ -114,8 +114,12 @@ def test_bounds_follow_their_recursion(runtime, rounds):
     np.testing.assert_allclose(state.bounds["local"].reply, of_replies, rtol=1e-10)
 
 
+def runs_each_phase_once(case) -> bool:
+    return all(isinstance(one, Phase) for one in case.algorithm.phases())
+
+
 @pytest.mark.slow
-@STRUCTURES
+@structures_first(runs_each_phase_once)
 def test_a_first_round_only_measures(case):
     """There it is the method itself, of any structure; bounds are known after it."""
     algorithm, data = quantile_clipped(case.algorithm, 0.5), data_for(case, 3)
@@ -133,8 +137,28 @@ def test_a_first_round_only_measures(case):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-13)
     known = [float(jnp.max(one.reply)) for one in clipped.server.bounds.values()]
     assert min(known) > 0
-    later = algorithm.point(end(algorithm, 3).joined())
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(later))
+
+
+def test_terms_of_a_series_are_never_cut():
+    """A cut series is no inverse; what a server steps along is cut."""
+
+    def cut(name):
+        algorithm = quantile_clipped(case_of(name).algorithm, 0.5)
+        return sorted(algorithm.init_server(jnp.zeros(DX), jnp.zeros(DY)).bounds)
+
+    assert cut("fednest") == ["inner_correct", "outer_correct"]
+    assert (cut("fedmbo"), cut("simfbo")) == (["lower"], ["local"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fednest", "fedmbo", "fedbioacc-local", "scaffold"])
+def test_methods_of_all_kinds_go_on_with_it(name):
+    case = case_of(name)
+    algorithm, data = quantile_clipped(case.algorithm, 0.5), data_for(case, 3)
+    job = quadratic_job(algorithm, data, participants=cohort_of(case, 2))
+    state = execute(SimulatorRuntime(job), 3, measure_every=3).state
+    for leaf in jax.tree.leaves(algorithm.point(state.joined())):
+        assert np.isfinite(leaf).all()
 
 
 def test_a_stop_changes_nothing_and_all_of_it_is_counted(tmp_path):

@@ -1,6 +1,6 @@
 r"""Changes that are cut to a running quantile of their norms: no bound to guess.
 
-A wrapper around any method. Every block of what a reply changes has a bound C, which
+A wrapper around any method. Every block of what a step changes has a bound C, which
 the server keeps and sends along. A client cuts its change down to the norm C, and says
 whether it was shorter; with b the mean of what all said and q the quantile:
 
@@ -18,7 +18,9 @@ Changes of zero tell nothing, and do not count.
 In a method of one loop that sends its iterate back, the change of every local step, of
 the point and of the direction that it moved along, is cut in the same way, by bounds
 of its own, before the reply is. The server's C is one for all local steps of a round.
-What corrects drift (`control`) is never cut: c must remain the mean of all c_k.
+What corrects drift (`control`) is never cut: c must remain the mean of all c_k. Nor are
+exchanges that make no step: a series whose terms were cut would be no inverse. Where no
+reply is a point, the slopes are cut that a server steps along.
 
 What travels more than the method says: a number down and two up for each bound, one for
 every block of a reply, and one for every block of a local step.
@@ -41,7 +43,6 @@ from fedbilevel._blocks import combine, leaf_numbers
 from fedbilevel._types import Lower, Number, Pair, Upper
 from fedbilevel.algorithms._base import (
     AbstractAlgorithm,
-    Gathered,
     Phase,
     Phases,
     SeesTurn,
@@ -55,7 +56,7 @@ from fedbilevel.algorithms._local import Iterate
 from fedbilevel.algorithms._optimizers import AbstractWrapper, mapped
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import count, is_known, number
+from fedbilevel.schedules import count, describe, is_known, number
 
 __all__ = ["QuantileClip", "quantile_clipped"]
 
@@ -126,9 +127,8 @@ class QuantileClip(AbstractWrapper):
                 f"a bound at the quantile {float(self.quantile):g} of the norms: give "
                 "one between 0 and 1, such as 0.5."
             )
-        phases = every_phase(self.algorithm.phases())
         drift = getattr(self.algorithm, "drift", None)
-        if drift == CONTROLS and not any(phase.moves for phase in phases):
+        if drift == CONTROLS and not any(one.moves for one in self._cut_phases()):
             raise InvalidInputError(
                 f"`{self.algorithm.title}` with drift={CONTROLS} learns its controls "
                 "from the sums that would be cut. Use drift=anchor, or no clip."
@@ -144,17 +144,24 @@ class QuantileClip(AbstractWrapper):
         own = self.algorithm.parameters()
         if self.local_steps is not None:
             own["local_steps"] = self.local_steps
-        return {**own, "clip_quantile": float(self.quantile)}
+        return {**own, "clip_quantile": describe(self.quantile)}
 
     def init_server(self, x: Upper, y: Lower) -> Clipping:
         """Start the method, with no bound known."""
         server = self.algorithm.init_server(x, y)
         kind = jnp.result_type(jax.tree.leaves(x)[0])
         kind = kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)
-        every = every_phase(self.algorithm.phases())
+        cut = self._cut_phases()
         return Clipping(
-            server, {one.name: self._unknown(one, server, kind) for one in every}
+            server, {one.name: self._unknown(one, server, kind) for one in cut}
         )
+
+    def _cut_phases(self) -> list[Phase]:
+        """Return the phases that make steps."""
+        every = every_phase(self.algorithm.phases())
+        moving = [one for one in every if one.moves]
+        slopes = [one for one in every if one.about is None and not one.gathers]
+        return moving or slopes
 
     def _unknown(self, phase: Phase, server: PyTree, kind: Any) -> Bounds:
         blocks = _SLOPES
@@ -169,26 +176,17 @@ class QuantileClip(AbstractWrapper):
 
     def setup(self) -> Phases:
         """Return the method's own, of which nothing is cut."""
-
-        def inside(phase: Phase) -> Phase:
-            down: Any = phase.down
-
-            def up(server: Clipping, reply: PyTree, turn: ServerTurn) -> Clipping:
-                return replace(
-                    server, server=phase.taken_in(server.server, reply, turn)
-                )
-
-            if isinstance(down, SeesTurn):
-                say: Any = with_turn(lambda s, turn: phase.message(s.server, turn))
-            else:
-                say = lambda s: down(s.server)  # noqa: E731
-            return replace(phase, down=say, up=with_turn(up), moves=False)
-
-        return mapped(self.algorithm.setup(), inside)
+        return mapped(self.algorithm.setup(), _inside)
 
     def phases(self) -> Phases:
-        """Return the method's own, with bounded changes."""
-        return mapped(self.algorithm.phases(), lambda p: _Exchange(self, p).phase())
+        """Return the method's own, with bounded steps."""
+        cut = {one.name for one in self._cut_phases()}
+
+        def change(phase: Phase) -> Phase:
+            is_cut = phase.name in cut
+            return _Exchange(self, phase).phase() if is_cut else _inside(phase)
+
+        return mapped(self.algorithm.phases(), change)
 
     def point(self, server: Clipping) -> Pair:
         """Return the method's iterate."""
@@ -260,9 +258,9 @@ class _Exchange(eqx.Module):
         (message, client), told = jax.lax.scan(step, start, turn.steps(p))
         return client, about(message), [jnp.mean(one, axis=0) for one in told]
 
-    def up(self, server: Clipping, told: Any, turn: ServerTurn) -> Clipping:
+    def up(self, server: Clipping, told: Told, turn: ServerTurn) -> Clipping:
         """Take the replies in as the method does, and move the bounds."""
-        reply, tally = _opened(told)
+        reply, tally = told.reply, told.tally
         name, q = self.inner.name, self.whole.quantile
         after = jax.tree.map(
             lambda *told: _followed(*told, q),
@@ -272,6 +270,22 @@ class _Exchange(eqx.Module):
         )
         state = self.inner.taken_in(server.server, reply, turn)
         return Clipping(state, {**server.bounds, name: after})
+
+
+def _inside(phase: Phase) -> Phase:
+    """Return an exchange as it is, of which nothing is cut."""
+    down: Any = phase.down
+
+    def say(server: Clipping, turn: ServerTurn | None = None) -> PyTree:
+        if turn is None:
+            return down(server.server)
+        return down.function(server.server, turn)
+
+    def up(server: Clipping, reply: PyTree, turn: ServerTurn) -> Clipping:
+        return replace(server, server=phase.taken_in(server.server, reply, turn))
+
+    sees = isinstance(down, SeesTurn)
+    return replace(phase, down=with_turn(say) if sees else say, up=with_turn(up))
 
 
 def _walks_alone(algorithm: AbstractAlgorithm) -> bool:
@@ -331,18 +345,3 @@ def _followed(C: Array, value: Array, counted: Array, quantile: Array) -> Array:
     moved = C * jnp.exp(-rate * (mean - quantile.astype(C.dtype)))
     after = jnp.where(C > 0, moved, jnp.exp(mean))
     return jnp.where(counted > 0, after, C).astype(C.dtype)
-
-
-def _opened(told: Any) -> tuple[PyTree, Tally]:
-    """Return the reply, or all of them, and the mean tally."""
-    if not isinstance(told, Gathered):
-        return told.reply, told.tally
-    share = told.weights / jnp.sum(told.weights)
-
-    def mean(values: Array) -> Array:
-        # What is in a place of weight 0 means nothing, and may be no number.
-        present = jnp.where((share > 0)[:, None], values, 0)
-        return jnp.tensordot(share.astype(values.dtype), present, axes=1)
-
-    inner = told.replies
-    return Gathered(inner.reply, told.weights), jax.tree.map(mean, inner.tally)

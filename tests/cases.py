@@ -107,6 +107,7 @@ CASES = [
         floats=lambda dx, dy: 2 * (dx + dy),
         floats_down=lambda dx, dy: 2 * (dx + dy) + dx + 1,
         two_client=BIASED,
+        slopes=("first_directions",),
     ),
     Case(
         "fedavg",

@@ -77,7 +77,7 @@ def next_bounds(bounds, norms):
     return bounds * np.exp(-0.2 * (below - QUANTILE))
 
 
-def clipped_fedbio(rows, rounds):
+def clipped_fedbio(rows, rounds) -> Any:
     w, of_steps, of_replies = (X0, Y0, np.zeros_like(Y0)), None, None
     for _ in range(rounds):
         ends, step_norms, reply_norms = [], [], []

@@ -146,7 +146,7 @@ def test_steps_of_adafbio_forget_how_long_directions_are(scale):
         both.divided(one, both.seen(one))
         for one in (direction, jax.tree.map(lambda leaf: scale * leaf, direction))
     ]
-    assert_close(*moved)
+    assert_close(moved[0], moved[1])
     np.testing.assert_allclose(np.abs(moved[0].x), 1, atol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(moved[0].y), 1, atol=1e-12)
 

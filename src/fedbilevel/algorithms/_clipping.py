@@ -263,7 +263,7 @@ class _Exchange(eqx.Module):
         reply, tally = told.reply, told.tally
         name, q = self.inner.name, self.whole.quantile
         after = jax.tree.map(
-            lambda *told: _followed(*told, q),
+            lambda C, value, counted: _followed(C, value, counted, q),
             server.bounds[name],
             tally.values,
             tally.counted,

@@ -13,7 +13,9 @@ with one kind of step:
     server x      the same for x alone; y and z move as the method says
     local adam    LocalOptimizer(method, optax.adam(rate)): every local step is Adam's
     clip          --clip quantile on the command line, with the method's own steps
-    adafbio       its own steps, gamma = lam = rate and r = 1e-3
+    norm          AdaFBiO's own, y scaled by the norm of its direction
+    coordinates   the same by coordinate; gamma = lam = rate, and r = rate / --step, so
+                  that no step is longer than a plain one
 
 each of the last with all --rates. A line is added to the file when its seeds are done,
 and rows that the file holds are not run again: what was interrupted goes on.
@@ -78,11 +80,14 @@ def rows(chosen: argparse.Namespace) -> Rows:
                 local = fb.LocalOptimizer(one[name], adam, local_steps=p)
                 yield f"{name} | local adam | {rate:g}", local
     for rate in chosen.rates:
-        yield f"adafbio | adafbio | {rate:g}", adafbio(chosen, rate)
+        yield f"adafbio | norm | {rate:g}", adafbio(chosen, rate, False)
+        yield f"adafbio | coordinates | {rate:g}", adafbio(chosen, rate, True)
 
 
-def adafbio(chosen: argparse.Namespace, rate: float) -> AbstractAlgorithm:
-    """Return AdaFBiO in the regime in which it scales."""
+def adafbio(
+    chosen: argparse.Namespace, rate: float, coordinatewise: bool
+) -> AbstractAlgorithm:
+    """Return AdaFBiO with steps of this size where directions are long."""
     return fb.AdaFBiO(
         Neumann(chosen.q, chosen.theta),
         1.0,
@@ -90,8 +95,8 @@ def adafbio(chosen: argparse.Namespace, rate: float) -> AbstractAlgorithm:
         lam=rate,
         c1=chosen.weight,
         c2=chosen.weight,
-        r=1e-3,
-        coordinatewise=True,
+        r=rate / chosen.step,
+        coordinatewise=coordinatewise,
         local_steps=chosen.local_steps,
     )
 

@@ -17,6 +17,7 @@ from fedbilevel._blocks import is_any
 from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms import AbstractAlgorithm, Repeat, every_phase
 from fedbilevel.algorithms._local import Memory
+from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
@@ -92,6 +93,23 @@ STORM: dict[str, Any] = {
 SHARED, BIASED, OWN = 1.0, 8 / 7, 24 / 29
 
 CASES = [
+    Case(
+        "adafbio",
+        AdaFBiO(
+            Neumann(1, THETA),
+            CubeRootDecay(0.5, 8.0),
+            gamma=0.3,
+            lam=0.8,
+            c1=4.0,
+            c2=5.0,
+            r=0.5,
+            local_steps=2,
+        ),
+        floats=lambda dx, dy: 2 * (dx + dy),
+        floats_down=lambda dx, dy: 2 * (dx + dy) + dx + 1,
+        two_client=BIASED,
+        slopes=("first_directions",),
+    ),
     Case(
         "fedavg",
         FedAvg(0.2, local_steps=2),

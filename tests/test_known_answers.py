@@ -68,6 +68,18 @@ def test_two_clients_end_where_their_question_leads(case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("coordinatewise", ["false", "true"])
+def test_adafbio_with_a_y_per_client_answers_their_question(coordinatewise):
+    options = {**tasks.find("two-client")().recommended, "own_lower": "true"}
+    options["coordinatewise"] = coordinatewise
+    algorithm = algorithm_from(algorithms.find("adafbio"), options, 2, 1)
+    state = execute(SimulatorRuntime(two_client_job(algorithm)), 1500).state
+    point = algorithm.point(state.joined())
+    np.testing.assert_allclose(point.x, 24 / 29, atol=1e-6)
+    np.testing.assert_allclose(point.y, [[24 / 29], [8 / 29]], atol=1e-6)
+
+
+@pytest.mark.slow
 def test_light_and_full_nests_drift_apart():
     """T2 with tau = 5: LFedNest ends at 1.1164, FedNest does not drift."""
     nest: dict[str, Any] = {

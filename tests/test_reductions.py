@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbilevel._types import Pair
+from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
@@ -109,6 +111,44 @@ def test_period_one_is_the_mean_of_the_estimators(seed, upper, lower, weight):
     point = last_iterate(job, 6).point
     np.testing.assert_allclose(point.x, x, rtol=0, atol=1e-12)
     np.testing.assert_allclose(point.y, y, rtol=0, atol=1e-12)
+
+
+@few
+@given(seed=seeds, upper=small, lower=small, weight=weights)
+def test_scales_that_are_drowned_make_adafbio_local_bsgvrm(seed, upper, lower, weight):
+    """For r to infinity with gamma / r fixed, up to a few parts in r."""
+    r, data = 1e12, quadratic_data(3)
+    scaled = AdaFBiO(
+        Neumann(2, 0.3),
+        1.0,
+        gamma=upper * r,
+        lam=lower * r,
+        c1=weight,
+        c2=weight,
+        r=r,
+        local_steps=3,
+    )
+    plain = effective(LocalBSGVRM, 3, upper=upper, lower=lower, weight=weight)
+    ends = [
+        last_iterate(quadratic_job(one, data, seed=seed), 4) for one in (scaled, plain)
+    ]
+    assert_close(*((end.point, end.direction) for end in ends), tolerance=1e-10)
+
+
+@few
+@given(scale=st.floats(1e-3, 1e3))
+def test_steps_of_adafbio_forget_how_long_directions_are(scale):
+    """Where r is negligible, a slope that is multiplied moves x and y as far."""
+    direction = Pair(jnp.asarray([0.3, -2.0]), jnp.asarray([1.0, 0.0, -4.0]))
+    letters: dict[str, Any] = {"gamma": 0.1, "lam": 0.1, "c1": 0.5, "c2": 0.5}
+    both = AdaFBiO(Neumann(2, 0.3), 1.0, **letters, r=1e-300, local_steps=1)
+    moved = [
+        both.divided(one, both.seen(one))
+        for one in (direction, jax.tree.map(lambda leaf: scale * leaf, direction))
+    ]
+    assert_close(moved[0], moved[1])
+    np.testing.assert_allclose(np.abs(moved[0].x), 1, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(moved[0].y), 1, atol=1e-12)
 
 
 @BOTH

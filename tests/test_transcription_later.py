@@ -6,18 +6,23 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.scaffold import Scaffold
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import ReferenceRuntime, SimulatorRuntime, execute, keys
+from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data
 from tests.reference import later_listings
 from tests.reference.bent_job import X0, Y0, bent_job, only_rows
 from tests.reference.bent_oracles import lower_gradient
 from tests.reference.replay_phases import (
+    bundle_and_zeta_of,
     draw_phase,
+    draw_setup,
     phase_number,
     three_lines,
     xi,
@@ -169,3 +174,51 @@ def test_fedmbo_is_its_listing(random_length, runtime, rounds):
     assert_close(point.y, y)
     # Chains are handed on: not every client works on its own.
     assert any(order != sorted(order) for order in chains_of(job, "last_hop", ROUNDS))
+
+
+SCALED: dict[str, Any] = {
+    "gamma": 0.1,
+    "lam": 0.3,
+    "c1": 3.0,
+    "c2": 4.0,
+    "tau": 0.7,
+    "r": 0.2,
+}
+
+
+def adafbio_and_its_listing(runtime, rounds, coordinatewise):
+    algorithm = AdaFBiO(
+        Neumann(1, 0.3),
+        CubeRootDecay(0.4, 8),
+        local_steps=P,
+        coordinatewise=coordinatewise,
+        **SCALED,
+    )
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=6)
+    draw = bundle_and_zeta_of(job)
+    firsts = [client[0] for client in draw_setup(job, 1, draw)]
+    expected = later_listings.adafbio(
+        X0,
+        Y0,
+        firsts,
+        draw_phase(job, "local", rounds * P, draw),
+        p=P,
+        eta=lambda t: 0.4 / np.cbrt(8 + t),
+        theta=0.3,
+        coordinatewise=coordinatewise,
+        **SCALED,
+    )
+    server = end_of(job, rounds, runtime).server
+    found = [block for pair in vars(server).values() for block in vars(pair).values()]
+    for left, right in zip(found, expected, strict=True):
+        assert_close(left, right)
+
+
+@BOTH
+def test_adafbio_is_its_listing(runtime, rounds):
+    adafbio_and_its_listing(runtime, rounds, False)
+
+
+@pytest.mark.slow
+def test_adafbio_by_coordinates_is_its_listing():
+    adafbio_and_its_listing(SimulatorRuntime, ROUNDS, True)

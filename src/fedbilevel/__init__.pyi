@@ -1,6 +1,7 @@
 from fedbilevel._types import Pair as Pair
 from fedbilevel.algorithms._optimizers import LocalOptimizer as LocalOptimizer
 from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
+from fedbilevel.algorithms.adafbio import AdaFBiO as AdaFBiO
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise

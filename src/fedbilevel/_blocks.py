@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from fedbilevel._types import AbstractBlocks, Pair
 
-__all__ = ["NOTHING", "combine", "either", "is_any", "split"]
+__all__ = ["NOTHING", "combine", "either", "is_any", "leaf_numbers", "split"]
 
 NOTHING = Pair(False, False)
 
@@ -71,3 +71,21 @@ def _where_present(flags: PyTree, block: PyTree) -> PyTree:
 def combine(first: PyTree, second: PyTree) -> PyTree:
     """Fill the places that are empty in the first tree from the second."""
     return eqx.combine(first, second)
+
+
+def leaf_numbers(tree: PyTree) -> list[list[int]]:
+    """Return which leaves make up each block.
+
+    A block is one field of a `Pair` or a `Triple`, with all its leaves. Whatever is
+    outside of them is one block together.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    numbered = jax.tree.unflatten(structure, range(len(leaves)))
+    parts = jax.tree.leaves(
+        numbered, is_leaf=lambda part: isinstance(part, AbstractBlocks)
+    )
+    pairs = [part for part in parts if isinstance(part, AbstractBlocks)]
+    inside = [getattr(pair, one.name) for pair in pairs for one in fields(pair)]
+    outside = [part for part in parts if not isinstance(part, AbstractBlocks)]
+    blocks = [jax.tree.leaves(block) for block in (*inside, outside)]
+    return [numbers for numbers in blocks if numbers]

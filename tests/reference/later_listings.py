@@ -1,4 +1,4 @@
-"""SimFBO, SCAFFOLD and FedMBO, line by line, in NumPy.
+"""SimFBO, SCAFFOLD, FedMBO and AdaFBiO, line by line, in NumPy.
 
 What a listing draws is handed to it. Cohorts are lists of clients, one for each round.
 """
@@ -8,6 +8,7 @@ import numpy as np
 from tests.reference.bent_oracles import (
     cross_product,
     hessian_product,
+    hypergradient,
     lower_gradient,
     upper_gradients,
 )
@@ -84,3 +85,47 @@ def fedmbo(x, y, rounds, *, lr_x, lr_y, theta, scale):
         ]
         x = x - lr_x * np.mean(h, axis=0)
     return x, y
+
+
+def adafbio(
+    x, y, firsts, samples, *, p, eta, gamma, lam, c1, c2, tau, r, theta, coordinatewise
+):
+    """Return the server's x, y, u, v, A and B; `eta` is a function of t.
+
+    `samples[k][t]` is (bundle, zeta), `firsts[k]` that of the first scales.
+    """
+
+    def slopes(x, y, sample):
+        bundle, zeta = sample
+        return hypergradient(x, y, bundle, theta), lower_gradient(x, y, zeta)
+
+    def squared(v):
+        return v**2 if coordinatewise else np.sqrt(v @ v)
+
+    def divisor(B):
+        return (np.sqrt(B) if coordinatewise else B) + r
+
+    K, T = len(samples), len(samples[0])
+    every = zip(*(slopes(x, y, first) for first in firsts), strict=True)
+    u, v = (np.mean(one, axis=0) for one in every)
+    A, B = u**2, squared(v)
+    xs, ys, us, vs = [x] * K, [y] * K, [u] * K, [v] * K
+    x_prev, y_prev = [x] * K, [y] * K
+    for t in range(T):
+        for k in range(K):
+            now_u, now_v = slopes(xs[k], ys[k], samples[k][t])
+            if t == 0:
+                us[k], vs[k] = now_u, now_v
+            else:
+                old_u, old_v = slopes(x_prev[k], y_prev[k], samples[k][t])
+                a, e = c1 * eta(t - 1) ** 2, c2 * eta(t - 1) ** 2
+                us[k] = now_u + (1 - a) * (us[k] - old_u)
+                vs[k] = now_v + (1 - e) * (vs[k] - old_v)
+            x_prev[k], y_prev[k] = xs[k], ys[k]
+            xs[k] = xs[k] - gamma * eta(t) * us[k] / (np.sqrt(A) + r)
+            ys[k] = ys[k] - lam * eta(t) * vs[k] / divisor(B)
+        if (t + 1) % p == 0:
+            xs, ys, us, vs = ([np.mean(w, axis=0)] * K for w in (xs, ys, us, vs))
+            A = tau * A + (1 - tau) * us[0] ** 2
+            B = tau * B + (1 - tau) * squared(vs[0])
+    return xs[0], ys[0], us[0], vs[0], A, B

@@ -20,9 +20,19 @@ LONGEST = 64  # drawn whatever is asked for, so that a draw compiles only once
 
 def draw_phase(job: Job, phase: str, count: int, draw: Callable) -> list[list[Any]]:
     """Return `draw(oracle, key)` for every client and its first `count` iterations."""
+    where = (keys.ROUNDS, phase_number(job, phase))
+    return _draw(job, where, count, draw)
+
+
+def draw_setup(job: Job, count: int, draw: Callable) -> list[list[Any]]:
+    """Return the same for the first phase before the rounds."""
+    return _draw(job, (keys.SETUP, 0), count, draw)
+
+
+def _draw(job: Job, where: tuple[int, int], count: int, draw: Callable):
     assert count <= LONGEST
-    oracle, number = job.oracle(jnp.asarray(0)), phase_number(job, phase)
-    drawn = _draw_long(oracle, job.key, number, job.data.clients, draw)
+    oracle = job.oracle(jnp.asarray(0))
+    drawn = _draw_long(oracle, job.key, where, job.data.clients, draw)
     host = jax.tree.map(np.asarray, drawn)
 
     def one(client: int, t: int):
@@ -36,9 +46,9 @@ def phase_number(job: Job, phase: str) -> int:
     return [one.name for one in every_phase(job.algorithm.phases())].index(phase)
 
 
-def _draw_long(oracle: Oracle, root, number, clients: int, draw: Callable):
+def _draw_long(oracle: Oracle, root, where, clients: int, draw: Callable):
     def of_client(client):
-        turn = keys.client_turn(root, (keys.ROUNDS, number), client, 0)
+        turn = keys.client_turn(root, where, client, 0)
         mine = replace(oracle, client=client)
         return jax.vmap(lambda key: draw(mine, key))(turn.keys(LONGEST))
 

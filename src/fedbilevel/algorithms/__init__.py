@@ -32,6 +32,8 @@ from fedbilevel.algorithms._base import ServerTurn as ServerTurn
 from fedbilevel.algorithms._base import Turn as Turn
 from fedbilevel.algorithms._base import every_phase as every_phase
 from fedbilevel.algorithms._base import with_turn as with_turn
+from fedbilevel.algorithms._clipping import QuantileClip as QuantileClip
+from fedbilevel.algorithms._clipping import quantile_clipped as quantile_clipped
 from fedbilevel.algorithms._drift import DRIFT as DRIFT
 from fedbilevel.algorithms._drift import Correction as Correction
 from fedbilevel.algorithms._drift import corrected_rounds as corrected_rounds

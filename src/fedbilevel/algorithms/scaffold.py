@@ -78,7 +78,7 @@ class Scaffold(AbstractAlgorithm):
 
         def about(sent: Controlled) -> Iterate:
             unchanged = _tree.zeros_like(sent.control)
-            return Iterate(Pair(None, sent.point.y), unchanged)
+            return Iterate(Pair(None, sent.point.y), control=unchanged)
 
         up = with_turn(self.step)
         return (
@@ -104,11 +104,12 @@ class Scaffold(AbstractAlgorithm):
             1 / (self.local_steps * self.lr), _tree.subtract(y, y_k)
         )
         change = _tree.subtract(mean_slope, c)  # of c_k
-        return _tree.add(c_k, change), Iterate(Pair(None, y_k), Pair(None, change))
+        sent_back = Iterate(Pair(None, y_k), control=Pair(None, change))
+        return _tree.add(c_k, change), sent_back
 
     def step(self, server: Controlled, mean: Iterate, turn: ServerTurn) -> Controlled:
         """Make the server's step."""
         y, c = server.point.y, server.control.y
         y = _tree.add_scaled(y, self.lr_server, _tree.subtract(mean.point.y, y))
-        c = _tree.add_scaled(c, turn.share(), mean.direction.y)
+        c = _tree.add_scaled(c, turn.share(), mean.control.y)
         return Controlled(Pair(server.point.x, y), Pair(None, c))

@@ -6,14 +6,13 @@ phases that send a single x or y send it bare.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from fedbilevel._types import AbstractBlocks
+from fedbilevel._blocks import leaf_numbers
 
 __all__ = [
     "change_blocks",
@@ -26,14 +25,14 @@ __all__ = [
 
 def count_blocks(tree: PyTree) -> int:
     """Return the number of blocks."""
-    return len(_leaf_numbers(tree))
+    return len(leaf_numbers(tree))
 
 
 def to_vectors(tree: PyTree) -> list[Array]:
     """Return each block as one vector, of the widest type among its leaves."""
     leaves = jax.tree.leaves(tree)
     vectors = []
-    for numbers in _leaf_numbers(tree):
+    for numbers in leaf_numbers(tree):
         block = [leaves[number] for number in numbers]
         kind = max((leaf.dtype for leaf in block), key=lambda one: one.itemsize)
         vectors.append(jnp.concatenate([leaf.ravel().astype(kind) for leaf in block]))
@@ -49,7 +48,7 @@ def from_vectors(vectors: list[Array], like: PyTree) -> PyTree:
     """Put the vectors of all blocks back into a tree of these shapes."""
     shapes, structure = jax.tree.flatten(like)
     leaves: list[Any] = [None] * len(shapes)
-    for vector, numbers in zip(vectors, _leaf_numbers(like), strict=True):
+    for vector, numbers in zip(vectors, leaf_numbers(like), strict=True):
         first = 0
         for number in numbers:
             shape, last = shapes[number], first + shapes[number].size
@@ -61,17 +60,3 @@ def from_vectors(vectors: list[Array], like: PyTree) -> PyTree:
 def change_blocks(tree: PyTree, change: Callable[[Array], Any]) -> PyTree:
     """Return a tree in which every block, as one vector, is replaced by another."""
     return from_vectors([change(vector) for vector in to_vectors(tree)], tree)
-
-
-def _leaf_numbers(tree: PyTree) -> list[list[int]]:
-    """Return which leaves make up each block."""
-    leaves, structure = jax.tree.flatten(tree)
-    numbered = jax.tree.unflatten(structure, range(len(leaves)))
-    parts = jax.tree.leaves(
-        numbered, is_leaf=lambda part: isinstance(part, AbstractBlocks)
-    )
-    pairs = [part for part in parts if isinstance(part, AbstractBlocks)]
-    inside = [getattr(pair, one.name) for pair in pairs for one in fields(pair)]
-    outside = [part for part in parts if not isinstance(part, AbstractBlocks)]
-    blocks = [jax.tree.leaves(block) for block in (*inside, outside)]
-    return [numbers for numbers in blocks if numbers]

@@ -256,9 +256,10 @@ EXPERIMENT = Group(
             panel=_ENDING,
         ),
         "clip": option(
-            float | None,
+            str | None,
             None,
-            "norm that every block of a client's change is cut down to",
+            "norm that every block of a client's change is cut down to; `quantile` or "
+            "quantile:SHARE follows the norms, in local steps, too",
             panel=_CHANNEL,
         ),
         "noise": option(

@@ -1,5 +1,6 @@
 """Channels as the command line and experiments write them."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -19,7 +20,9 @@ from fedbilevel.channels import (
 )
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["read_channel"]
+__all__ = ["QUANTILE", "as_clip", "read_channel", "read_quantile"]
+
+QUANTILE = "quantile"
 
 Part = TypeVar("Part", AbstractCoder, AbstractReduction)
 # What a name stands for, an example, and how the number in it is read, if it has one.
@@ -39,8 +42,43 @@ _REDUCTIONS: Known[AbstractReduction] = {
 }
 
 
+def read_quantile(clip: float | str | None) -> float | None:
+    """Return the quantile that changes are cut to; None where no text asks for one."""
+    name, colon, share = str(clip).partition(":")
+    if name != QUANTILE:
+        return None
+    try:
+        quantile = float(share) if colon else 0.5
+    except ValueError:
+        quantile = math.nan
+    if not 0 < quantile < 1:
+        raise InvalidInputError(
+            f"clip='{clip}': write it like {QUANTILE}:0.9, with a share between 0 and "
+            "1 of the changes that are not to be cut."
+        )
+    return quantile
+
+
+def as_clip(given: Any) -> Any:
+    """Return a number that comes as text, from a command line, as a number."""
+    try:
+        return float(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
+def _bound(clip: float | str) -> float:
+    try:
+        return float(clip)
+    except (TypeError, ValueError):
+        raise InvalidInputError(
+            f"clip='{clip}' is neither a number, the norm that every block of a change "
+            f"is cut down to, nor {QUANTILE} or {QUANTILE}:SHARE."
+        ) from None
+
+
 def read_channel(
-    clip: float | None = None,
+    clip: float | str | None = None,
     noise: float = 0.0,
     compress: str | None = None,
     aggregate: str = "mean",
@@ -48,12 +86,17 @@ def read_channel(
 ) -> Channel:
     """Read a channel.
 
-    `compress` is topk:FRACTION or quantize:BITS; `aggregate` is mean, secure, median,
-    trimmed-mean:FRACTION, geometric-median or krum:FAULTY.
+    `clip` is a number, or quantile:SHARE, which is no part of the channel but of the
+    algorithm, and checked alone. `compress` is topk:FRACTION or quantize:BITS;
+    `aggregate` is mean, secure, median, trimmed-mean:FRACTION, geometric-median or
+    krum:FAULTY.
     """
     coders: list[AbstractCoder] = []
-    if clip is not None:
-        coders.append(Privacy(clip, noise, delta=delta))
+    quantile = read_quantile(clip)
+    if quantile is not None:
+        _check_alone(clip, noise, compress)
+    elif clip is not None:
+        coders.append(Privacy(_bound(clip), noise, delta=delta))
     elif noise:
         raise InvalidInputError(
             f"noise={noise:g} without a clip protects nobody: a change may be of any "
@@ -62,6 +105,20 @@ def read_channel(
     if compress is not None:
         coders.append(_part("compress", compress, _COMPRESSIONS))
     return Channel(tuple(coders), _part("aggregate", aggregate, _REDUCTIONS))
+
+
+def _check_alone(clip: float | str | None, noise: float, compress: str | None) -> None:
+    """Raise for what does not go with a running quantile."""
+    if noise:
+        raise InvalidInputError(
+            f"clip={clip} and noise={noise:g}: a bound that follows the norms of the "
+            "changes tells of them, and no epsilon counts that. Give clip as a number."
+        )
+    if compress is not None:
+        raise InvalidInputError(
+            f"clip={clip} and compress={compress}: what clients tell of their norms "
+            "would be thinned out or rounded with the rest. Leave out one of the two."
+        )
 
 
 def _part(option: str, text: str, known: Known[Part]) -> Part:

@@ -17,7 +17,12 @@ import numpy as np
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_arrays, write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
-from fedbilevel.algorithms import AbstractAlgorithm, Entry, steadied
+from fedbilevel.algorithms import (
+    AbstractAlgorithm,
+    Entry,
+    quantile_clipped,
+    steadied,
+)
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import (
@@ -26,7 +31,7 @@ from fedbilevel.errors import (
     InvalidInputError,
     unknown_name,
 )
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.channels import as_clip, read_channel, read_quantile
 from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.models import Model
 from fedbilevel.result import Result, to_plain
@@ -124,6 +129,7 @@ class Experiment:
 
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
     `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
+    A `clip` of `quantile` is a part of the algorithm, in `QuantileClip`.
     `target`, `patience` and the budgets `max_...` end a run before its last round. With
     `safeguard` a run measures its steps where the task leaves them to it, and goes back
     and on by shorter ones where it explodes.
@@ -150,7 +156,7 @@ class Experiment:
     max_bytes: int | None = None
     max_samples: int | None = None
     max_seconds: float | None = None
-    clip: float | None = None
+    clip: float | str | None = None
     noise: float = 0.0
     delta: float = 1e-5
     compress: str | None = None
@@ -162,6 +168,7 @@ class Experiment:
     def __post_init__(self) -> None:
         # From a file or a message they come as a list.
         object.__setattr__(self, "weights", tuple(self.weights))
+        object.__setattr__(self, "clip", as_clip(self.clip))
         object.__setattr__(self, "task", tasks.as_name(self.task))
         if self.algorithm is not None:
             named = algorithms.as_name(self.algorithm)
@@ -366,12 +373,19 @@ class Experiment:
         for size in _SIZES:
             settings.pop(size, None)
         built = algorithm_from(entry, settings, clients, steps)
+        quantile = read_quantile(self.clip)
+        if quantile is not None:
+            built = quantile_clipped(built, quantile)
         return steadied(built, self._measures)
 
     @property
     def _measures(self) -> bool:
-        """Say whether a run is guarded; clip and noise hide what it would look at."""
-        return self.safeguard and self.clip is None and not self.noise
+        """Say whether a run is guarded; clip and noise hide what it would look at.
+
+        A bound that follows the changes hides nothing.
+        """
+        hidden = self.clip is not None and read_quantile(self.clip) is None
+        return self.safeguard and not hidden and not self.noise
 
     def steps_of(self, recommended: Mapping[str, str], name: str) -> dict[str, str]:
         """Return what a task recommends: numbers, where a run measures nothing."""

@@ -7,10 +7,16 @@ letter each of them sets.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from fedbilevel.algorithms import AbstractAlgorithm, Entry, SteadySteps
+from fedbilevel.algorithms import (
+    AbstractAlgorithm,
+    Entry,
+    QuantileClip,
+    SteadySteps,
+)
+from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -96,8 +102,22 @@ _USUAL = {
     "terms": Effective(("q",)),
     "chains": Effective(("participants",)),
 }
+
+
+def _times_r(step: Any, made: Mapping[str, Any]) -> Any:
+    return step * made.get("r", _R)
+
+
 _FOUNDING = (LocalBSGM, LocalBSGVRM)
+_R = next(one.default for one in fields(AdaFBiO) if one.name == "r")
+_SCALED = _storm("eta", 2, "gamma", "lam", "c1", "c2")
 ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
+    AdaFBiO: {
+        **_SCALED,
+        # Divided by r at least, a step is no longer than the one that was asked for.
+        "gamma": replace(_SCALED["gamma"], convert=_times_r),
+        "lam": replace(_SCALED["lam"], convert=_times_r),
+    },
     LocalBSGM: _storm("eta", 1, "rho1", "rho2", "alpha", "beta"),
     LocalBSGVRM: _storm("eta", 2, "rho1", "rho2", "alpha", "beta"),
     FedBiOAcc: _storm("a", 2, "eta", "gamma", "tau", "c_nu", "c_omega", "c_q"),
@@ -229,7 +249,7 @@ class _Reader:
         """Read all fields."""
         of_letter = _fields(self.entry)
         # What others depend on comes first.
-        early = {"beta"} if self.entry.kind is MomentumLocalSGD else set()
+        early = {MomentumLocalSGD: {"beta"}, AdaFBiO: {"r"}}.get(self.entry.kind, set())
         for letter in sorted(of_letter, key=lambda name: name not in early):
             one = of_letter[letter]
             if one.type != Schedule:
@@ -349,7 +369,7 @@ class _Reader:
 def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
     """Write the parameters of an algorithm as options that build it again."""
     written: dict[str, str] = {}
-    if isinstance(algorithm, SteadySteps):
+    while isinstance(algorithm, SteadySteps | QuantileClip):
         algorithm = algorithm.algorithm
     for letter, one in _fields(entry).items():
         value = getattr(algorithm, one.name)

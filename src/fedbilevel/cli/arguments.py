@@ -298,13 +298,13 @@ def read_tuning(trials: int, rungs: int, tuning_seeds: int, sampler: str) -> "Tu
 TUNING = Group(
     {
         "trials": option(
-            int, 27, "points to try; lists of values are all tried", panel=_SEARCH
+            int, 16, "points to try; lists of values are all tried", panel=_SEARCH
         ),
         "rungs": option(
             int,
-            3,
-            "after each the best third goes on, three times as long; 1 runs all to "
-            "the end",
+            1,
+            "1 runs all to the end; of more, after each the best third goes on, three "
+            "times as long",
             panel=_SEARCH,
         ),
         "tuning_seeds": option(
@@ -314,7 +314,11 @@ TUNING = Group(
             panel=_SEARCH,
         ),
         "sampler": option(
-            str, "even", "even, or optuna if it is installed", panel=_SEARCH
+            str,
+            "fitted",
+            "fitted: later points follow from earlier ones; even; or optuna, if it is "
+            "installed",
+            panel=_SEARCH,
         ),
     },
     read_tuning,

@@ -24,13 +24,13 @@ __all__ = ["SEARCHED", "Dimension", "NamedSearch", "Tuning", "is_searched"]
 class Tuning:
     """How much is tried: points, in how many rungs, from how many seeds, chosen how.
 
-    `sampler` is "even" or "optuna".
+    `sampler` is "fitted", "even" or "optuna".
     """
 
-    trials: int = 27
-    rungs: int = 3
+    trials: int = 16
+    rungs: int = 1
     seeds: int = 2
-    sampler: str = "even"
+    sampler: str = "fitted"
 
     def __post_init__(self) -> None:
         for name in ("trials", "rungs", "seeds"):

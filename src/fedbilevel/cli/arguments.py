@@ -323,6 +323,21 @@ TUNING = Group(
     },
     read_tuning,
 )
+
+
+def read_site_tuning(trial_rounds: int, **given: Any) -> tuple["Tuning", int]:
+    """Return how much is tried at sites, and how long a trial is."""
+    at_least_one(trial_rounds=trial_rounds)
+    return read_tuning(rungs=1, **given), trial_rounds
+
+
+SITE_TUNING = Group(
+    {
+        "trial_rounds": option(int, 10, "rounds of a trial", panel=_SEARCH),
+        **{name: one for name, one in TUNING.arguments.items() if name != "rungs"},
+    },
+    read_site_tuning,
+)
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(
     "runtime", "checkpoint_rounds", "checkpoint_seconds", "patience"

@@ -5,6 +5,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from fedbilevel import _folders
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     FEDERATED,
+    SITE_TUNING,
     TABLE,
     AsJson,
     Group,
@@ -37,6 +39,12 @@ __all__ = ["federate", "node", "replay", "serve"]
 KINDS = ("persistent", "stock")
 _PANEL = "Waiting for nodes"
 _WAITING = "waiting for nodes"
+TuneAtSites = Annotated[
+    bool,
+    typer.Option(
+        "--tune", help="try steps at the sites first, which must allow it, too"
+    ),
+]
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),
@@ -118,11 +126,19 @@ def _kind_of_nodes(given: checks.Given) -> None:
         raise unknown_name("kind of nodes", given["nodes"], KINDS)
 
 
-@takes(_kind_of_nodes, checks.folder_to_make, experiment=_TRIED, terms=TERMS)
+@takes(
+    _kind_of_nodes,
+    checks.folder_to_make,
+    experiment=_TRIED,
+    terms=TERMS,
+    tuning=SITE_TUNING,
+)
 def federate(
     experiment: "Experiment",
     terms: Any,
+    tuning: Any,
     plan: PlanFile = None,
+    tune: TuneAtSites = False,
     nodes: Annotated[str, typer.Option(help=" or ".join(KINDS))] = KINDS[0],
     out: NewFolder = None,
     track: Track = None,
@@ -135,6 +151,7 @@ def federate(
 
     _check_track(track, begun=False)
     own = {"nodes": nodes, "track": track, "as_json": as_json}
+    own["tuning"] = _tuning(experiment, tuning) if tune else None
     if out is not None:
         with private_files(), _no_folder_in_the_way(out):
             _federate(experiment, out, terms, **own, kept=True)
@@ -172,6 +189,7 @@ def _federate(
     *,
     nodes: str,
     track: str | None,
+    tuning: Mapping[str, Any] | None,
     as_json: bool,
     kept: bool,
 ) -> None:
@@ -182,6 +200,7 @@ def _federate(
     experiment.save(folder)
     if not as_json:
         lines = trial.deployment_of(experiment)
+        lines = [f"{line} --tune" if tuning else line for line in lines]
         text = (
             "In a real deployment, on the server, behind the proxy of "
             "docs/deployment.md, and at every site:\n  "
@@ -200,8 +219,17 @@ def _federate(
             say=watch.say,
             about=watch.stage,
             track=track,
+            tuning=tuning,
         )
     show_result(result, folder if kept else None, as_json)
+
+
+def _tuning(experiment: "Experiment", tuning: Any) -> dict[str, Any]:
+    """Return what is tried at the sites; raise where it cannot be."""
+    from fedbilevel.experiments.telling import require_tunable
+
+    require_tunable(experiment)
+    return {**asdict(tuning[0]), "rounds": tuning[1]}
 
 
 def _folder_to_serve(given: checks.Given) -> None:
@@ -217,10 +245,12 @@ def _folder_to_serve(given: checks.Given) -> None:
     _folder_to_serve,
     experiment=_SERVED,
     terms=TERMS.defaulting(deadline=600.0, patience=86400.0),
+    tuning=SITE_TUNING,
 )
 def serve(
     experiment: "Experiment",
     terms: Any,
+    tuning: Any,
     out: Annotated[Path, typer.Option(help="folder for checkpoints, logs and result")],
     address: Annotated[
         str, typer.Option(help="where the SuperLink listens, HOST:PORT")
@@ -236,6 +266,7 @@ def serve(
         typer.Option(help="public key of a client's node; repeat, in their order"),
     ] = None,
     preparation: Annotated[Path | None, typer.Option(help=TABLE["preparation"])] = None,
+    tune: TuneAtSites = False,
     track: Track = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
@@ -276,6 +307,7 @@ def serve(
             about=watch.stage,
             preparation=preparation,
             track=track,
+            tuning=_tuning(experiment, tuning) if tune else None,
         )
     show_result(result, out, as_json)
 
@@ -337,6 +369,12 @@ def node(
         bool,
         typer.Option("--trial", help="take this client's share of data of all clients"),
     ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="take steps from the server, of those that a search tries"
+        ),
+    ] = False,
     cores: Annotated[int, typer.Option(help="cores to compute on")] = 1,
 ) -> None:
     """Take part in a federation, with rows that never leave this site."""
@@ -378,6 +416,7 @@ def node(
             limits=limits,
             identity=identity,
             minimum=minimum,
+            tune=tune,
         )
         _take_part(site, link)
 

@@ -3,9 +3,9 @@
     python benchmarks/tuning.py [--repeats N] [NAME ...]
 
 Both search the same ranges, from the same seeds, by the same judge, which are fixed
-before anything runs: upper rows that are held out, or the exact gradient of a task that
-has no rows, averaged over the last tenth of a trial. The grid has the ends of the ranges
-and runs all of its points to the end.
+before anything runs: upper rows that are held out, or the exact gradient of a task
+that has no rows, averaged over the last tenth of a trial. The grid has the ends of the
+ranges, and runs all of its points to the end.
 
 The least of more values is lower by luck alone, so values found while searching are not
 compared. The point that each takes runs again from other seeds, the same for both, and

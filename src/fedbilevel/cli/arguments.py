@@ -298,7 +298,7 @@ def read_tuning(trials: int, rungs: int, tuning_seeds: int, sampler: str) -> "Tu
 TUNING = Group(
     {
         "trials": option(
-            int, 16, "points to try; lists of values are all tried", panel=_SEARCH
+            int, 20, "points to try; lists of values are all tried", panel=_SEARCH
         ),
         "rungs": option(
             int,

@@ -86,8 +86,8 @@ def tune_at_sites(
         )
     seeds = tuning_seeds([experiment.seed], tuning.seeds)
     tried: list[tuple[Point, float]] = []
-    for size in search.batches(search.count):
-        for point in search.proposed(size, tried):
+    for batch, size in enumerate(search.batches(search.count)):
+        for point in search.proposed(size, tried, batch):
             steps, apart = _steps(named, point), judged_by == HELD_OUT
             told = [Told(steps, seed, apart) for seed in seeds]
             values = [trials.value(len(tried), one, rounds) for one in told]

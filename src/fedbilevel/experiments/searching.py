@@ -27,7 +27,7 @@ class Tuning:
     `sampler` is "fitted", "even" or "optuna".
     """
 
-    trials: int = 16
+    trials: int = 20
     rungs: int = 1
     seeds: int = 2
     sampler: str = "fitted"

@@ -1,7 +1,8 @@
 """Where tuning looks: ranges and values of numbers, and which points of them it tries.
 
-The first points are spread evenly, the middle first; later ones follow from what the
-earlier came to, by a smooth surface through them, or by Optuna, which is optional.
+The first points are spread evenly, the middle first; later ones are around the best of
+them, by a smooth surface through what they came to, or asked of Optuna, which is
+optional.
 """
 
 import importlib.util
@@ -24,9 +25,10 @@ Point: TypeAlias = dict[str, Any]
 Told: TypeAlias = Sequence[tuple[Point, float]]
 SAMPLERS = ("fitted", "even", "optuna")
 _MOST = 1000  # points; more were not meant
-_FIRST, _LATER = 2, 4  # one of so many points is in the first batch, and in each later
+_FIRST, _LATER = 0.4, 0.2  # of the points are in the first batch, and in each later
 _PLACES = 1024  # of a space that are looked at for the next points
 _BEYOND = 0.04  # of a range, by which they go over its ends, and are cut there
+_STEP = 0.2  # of a range, from the best point to its neighbors, at first
 _DIGITS = 3  # of a number that is tried, so that it can be typed
 
 
@@ -78,14 +80,14 @@ class Search:
     """Algorithms to try: `make(**point)` at points of a space.
 
     `space` has a `Range` or `Values` for each name. `trials` points are tried, or all
-    there are where every name has values only. The `sampler` "fitted" spreads half of
-    them evenly, and chooses the others by a surface through what was found; "even"
-    spreads all, and "optuna" has its tree-structured Parzen estimator choose.
+    there are where every name has values only. The `sampler` "fitted" spreads some of
+    them evenly, and looks for the others around the best, ever closer; "even" spreads
+    all, and "optuna" has its tree-structured Parzen estimator choose.
     """
 
     make: Callable[..., AbstractAlgorithm]
     space: Mapping[str, Range | Values]
-    trials: int = 16
+    trials: int = 20
     sampler: str = "fitted"
 
     def __post_init__(self) -> None:
@@ -129,13 +131,13 @@ class Search:
         """Return how many points are proposed at once, one batch after the other."""
         if self.sampler == "even" or self.is_list:
             return [count]
-        sizes, later = [-(-count // _FIRST)], -(-count // _LATER)
+        sizes, later = [math.ceil(_FIRST * count)], math.ceil(_LATER * count)
         while sum(sizes) < count:
             sizes.append(min(later, count - sum(sizes)))
         return sizes
 
-    def proposed(self, count: int, told: Told) -> list[Point]:
-        """Return the next points, given what the earlier ones came to."""
+    def proposed(self, count: int, told: Told, batch: int = 0) -> list[Point]:
+        """Return the points of a batch, given what the earlier ones came to."""
         if self.is_list:
             every = itertools.product(*(one.values for one in self._lists()))
             return [dict(zip(self.space, one, strict=True)) for one in every][:count]
@@ -144,9 +146,7 @@ class Search:
         if self.sampler == "fitted" and told:
             places = self._places([point for point, _ in told])
             heights = heights_of(np.asarray([value for _, value in told]))
-            spread = _spread(len(self.space), _PLACES)
-            among = np.clip((1 + 2 * _BEYOND) * spread - _BEYOND, 0, 1)
-            chosen = among[promising(places, heights, among, count)]
+            chosen = _refined(places, heights, count, _STEP / 2 ** (batch - 1))
         else:
             chosen = _spread(len(self.space), count)
         return [self._point(row) for row in chosen.tolist()]
@@ -182,6 +182,35 @@ def _spread(size: int, count: int) -> Float[np.ndarray, "points size"]:
         root = (1 + root) ** (1 / (size + 1))
     powers = root ** -np.arange(1.0, size + 1)
     return (0.5 + np.arange(count)[:, None] * powers) % 1
+
+
+def _refined(
+    places: Float[np.ndarray, "points size"],
+    heights: Float[np.ndarray, " points"],
+    count: int,
+    step: float,
+) -> Float[np.ndarray, "count size"]:
+    """Return the neighbors of the best place, one step along each of the ranges.
+
+    A valley may be narrower than a surface through a few places can know. Where there
+    are more neighbors than asked for, those that promise most; where there are fewer,
+    as at an end of a range, the most promising of all places with them.
+    """
+    surface = Surface(places, heights)
+    best = places[int(np.argmin(surface.at(places)[0]))]
+    ways = step * np.eye(len(best))
+    around = np.concatenate([best - ways, best + ways])
+    around = around[((around >= 0) & (around <= 1)).all(axis=1)]
+    if len(around) >= count:
+        return around[promising(places, heights, around, count)]
+    known = np.concatenate([places, around])
+    guessed = np.append(heights, surface.at(around)[0])
+    spread = _spread(len(best), _PLACES)
+    among = np.clip((1 + 2 * _BEYOND) * spread - _BEYOND, 0, 1)
+    apart = np.abs(among[:, None] - known[None]).max(axis=-1).min(axis=1)
+    among = among[apart > _BEYOND]
+    rest = promising(known, guessed, among, count - len(around))
+    return np.concatenate([around, among[rest]])
 
 
 def _by_optuna(

@@ -38,7 +38,10 @@ def heights_of(values: Float[np.ndarray, " points"]) -> np.ndarray:
 
 
 class Surface:
-    """The likeliest of some smooth surfaces through heights at places in a unit cube."""
+    """The likeliest of some smooth surfaces through heights; places are in a unit cube.
+
+    It need not meet them: they are noisy.
+    """
 
     def __init__(self, places: Places, heights: Float[np.ndarray, " points"]) -> None:
         self.places, self.middle = places, float(np.mean(heights))

@@ -263,7 +263,7 @@ class _Halving:
             return trials
         for batch, size in enumerate(candidates.batches(count)):
             told = [(one.point, one.value) for one in trials]
-            points = candidates.proposed(size, told)
+            points = candidates.proposed(size, told, batch)
             fresh = [
                 _Running(len(trials) + n, candidates.make(**point), point)
                 for n, point in enumerate(points)

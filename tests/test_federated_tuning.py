@@ -144,7 +144,7 @@ def test_trials_under_noise_are_refused_on_both_sides(tmp_path):
 
 
 def test_what_diverges_at_sites_counts_as_the_worst(tmp_path):
-    wild = replace(SMALL, options={"lower_step": "1e30,0.1"})
+    wild = replace(SMALL, options={"lower_step": "1e300,0.1"})
     told = tuned(Loopback(sites_of(wild)), wild, tmp_path)
     assert told.steps == {"lower_step": "0.1"}
     kept = json.loads((tmp_path / "tuning" / "tuned.json").read_text())

@@ -107,9 +107,9 @@ def _serve(grid: Grid, context: Context) -> None:
             say = functools.partial(print, file=log)
             transport, seal = GridTransport(grid, halt), _server_seal(settings)
             told, common = None, (transport, experiment, folder, terms)
-            asked = json.loads(str(settings["tuning"]))
-            if asked is not None:
-                rounds, tuning = asked.pop("rounds"), Tuning(**asked)
+            search = json.loads(str(settings["tuning"]))
+            if search is not None:
+                rounds, tuning = search.pop("rounds"), Tuning(**search)
                 more = {"seal": seal, "report": say, "watch": watch}
                 told = tune_at_sites(*common, tuning, rounds, **more)
             serve(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
+import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
@@ -179,7 +180,7 @@ def build_site(
         limits=limits,
         identity=identity,
         minimum=minimum,
-        follow=_following(asked, task, entry, client) if tune else None,
+        follow=_following(asked, task, entry, job, client) if tune else None,
     )
 
 
@@ -198,27 +199,26 @@ def _job(experiment: Experiment, task: Task, entry: Entry, clients: int) -> Job:
 
 
 def _following(
-    experiment: Experiment, task: Task, entry: Entry, client: int
+    experiment: Experiment, task: Task, entry: Entry, base: Job, client: int
 ) -> Callable[[Mapping[str, Any]], tuple[Job, Job | None]]:
     """Return how a site takes the steps that its server tells, or refuses them."""
-    clients = clients_of(experiment)
-    base, chosen = without_searched(experiment), own_options(experiment)
-    named = search_of(experiment, entry, task.recommended, clients, chosen)
+    clients, usual = clients_of(experiment), task.recommended
+    named = search_of(experiment, entry, usual, clients, own_options(experiment))
 
     def follow(info: Mapping[str, Any]) -> tuple[Job, Job | None]:
         told = Told.read(info)
         try:
             named.require_within(told.steps)
-            job = _job(told.applied(base), task, entry, clients)
+            algorithm = told.applied(experiment).algorithm_by(entry, usual, clients)
         except InvalidInputError as error:
             raise RefusedError("steps", str(error)) from error
+        job = replace(base, algorithm=algorithm, key=jr.key(told.seed))
         if not told.held_out:
             return job, job
-        kept, judged = held_out(job.data, client)
+        kept, judged = held_out(base.data, client)
         if judged is None:
             return job, None
-        seen = replace(job, data=judged, metrics=None)
-        return replace(job, data=kept), seen
+        return replace(job, data=kept), replace(job, data=judged, metrics=None)
 
     return follow
 

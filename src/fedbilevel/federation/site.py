@@ -59,7 +59,6 @@ __all__ = ["Fingerprints", "Follow", "Site", "known_in_clear", "links_of"]
 
 _SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _LONGEST_NAME = 64  # of a federation
-_MEASURED = "_measured"  # the program that looks at a point
 Where = tuple[int, int]
 # Returns the job that a hello tells, with the one that is measured, if any is.
 Follow = Callable[[Mapping[str, Any]], tuple[Job, Job | None]]
@@ -251,18 +250,16 @@ class Site:
                 )
             return
         job, seen = self.follow(header.info or {})
-        static = self._static
+        before = (self._static, eqx.filter(self._seen, eqx.is_array, inverse=True))
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
         self.job, self._seen, self._links = job, seen, links_of(job)
+        after = (self._static, eqx.filter(seen, eqx.is_array, inverse=True))
+        if not eqx.tree_equal(before, after):  # else the programs are the same
+            self._programs = {}
         self.fingerprints = replace(
             self.fingerprints, algorithm=algorithm_fingerprint(job)
         )
         self._followed = header.federation
-        kept = {} if not eqx.tree_equal(static, self._static) else self._programs
-        # Rows that are held out are others than the last trial's, or none.
-        self._programs = {
-            name: one for name, one in kept.items() if name[0] != _MEASURED
-        }
 
     def _exchange(self, header: Header, listed: list, body: bytes) -> bytes:
         began, where = time.perf_counter(), (header.stage, header.phase)

@@ -1,4 +1,4 @@
-"""Tuning at sites: they choose what a simulation does, and let a server tell no more."""
+"""Tuning at sites: they choose what a simulation does, and no server tells more."""
 
 import json
 from dataclasses import replace

@@ -332,12 +332,12 @@ def test_a_federation_of_ones_own_task_and_algorithm(home, tmp_path):
 def test_the_server_uses_its_own_copy_of_an_algorithm_or_none(home):
     given = Experiment(task_of(home), method_of(home), clients=2)
     told = algorithms.identity(method_of(home))
-    assert federated._entry(given, told).name == "LocalBSG"
+    assert federated.entry_of(given, told).name == "LocalBSG"
     for own in (None, "local-bsgm"):
         with pytest.raises(InvalidInputError, match="which the server has not, or not"):
-            federated._entry(replace(given, algorithm=own), told)
+            federated.entry_of(replace(given, algorithm=own), told)
     left_open = replace(given, algorithm=None)
-    assert federated._entry(left_open, "fedbio").name == "fedbio"
+    assert federated.entry_of(left_open, "fedbio").name == "fedbio"
 
 
 @pytest.mark.slow

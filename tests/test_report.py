@@ -336,14 +336,14 @@ def test_a_node_of_a_trial_is_given_the_settings_of_its_server(tmp_path):
 def test_the_command_repeats_a_comparison():
     options = {"fedbio.lr_x": "2", "lr_y": "1,2"}
     experiment = Experiment("quadratic", rounds=3, options=options)
-    tuning = asdict(Tuning(rungs=1, seeds=5))
+    tuning = asdict(Tuning(rungs=3, seeds=5))
     settings = {"experiment": asdict(experiment), "seeds": 5, "tuning": tuning}
     text = comparison_command(settings, ["fedbio", "fedavg"])
     found, given = read_back(text, "compare")
     assert found == experiment
     assert (given["seeds"], given["names"]) == (5, "fedbio,fedavg")
     assert given["tune"] and "trials" not in text
-    assert (given["rungs"], given["tuning_seeds"], given["trials"]) == (1, 5, 27)
+    assert (given["rungs"], given["tuning_seeds"], given["trials"]) == (3, 5, 20)
 
 
 def unfinished(folder: Path) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import named_search, tune
 from fedbilevel.studies.searching import Range, Search, Values
-from fedbilevel.studies.tuning import tuned, tuning_seeds
+from fedbilevel.studies.tuning import looks, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT, held_out
 
 SIZES = (11, 4, 6)  # upper rows of the clients
@@ -80,7 +80,7 @@ def test_without_five_upper_rows_nothing_is_held_out():
 
 def test_a_trial_is_a_run_on_the_other_rows_judged_on_those_held_out():
     """Also of the one that came to the end in two rungs, from where it was."""
-    search = Search(MAKE, SPACE, trials=4)
+    search = Search(MAKE, SPACE, trials=4, sampler="even")
     shared = {"rounds": 6, "sampling": ALL_ROWS}
     found = fb.tune(PROBLEM, DATA, START, search, seeds=[7, 8], rungs=2, **shared)
     assert found.judged_by == HELD_OUT and found.seeds == (7, 8)
@@ -88,12 +88,16 @@ def test_a_trial_is_a_run_on_the_other_rows_judged_on_those_held_out():
     judging = [rows_of(judged, client) for client in (0, 2)]
     assert Counter(trial.rounds for trial in found.trials) == {2: 2, 6: 2}
     for trial in found.trials:
-        shared["rounds"] = trial.rounds
-        alone = fb.run(PROBLEM, kept, START, trial.algorithm, **shared)
-        x, y = np.asarray(alone.x), np.asarray(alone.y)
-        losses = [np.mean(np.sum((y - rows) ** 2, axis=1)) for rows in judging]
-        expected = np.mean(losses) + 0.1 * np.sum(x**2)
-        assert trial.value == pytest.approx(expected, rel=1e-9)
+        ends = {2: [1, 2], 6: [3, 4, 5, 6]}[trial.rounds]  # of each rung, five at most
+        expected = []
+        for end in ends:
+            shared["rounds"] = end
+            alone = fb.run(PROBLEM, kept, START, trial.algorithm, **shared)
+            x, y = np.asarray(alone.x), np.asarray(alone.y)
+            losses = [np.mean(np.sum((y - rows) ** 2, axis=1)) for rows in judging]
+            expected.append(np.mean(losses) + 0.1 * np.sum(x**2))
+        assert trial.value == pytest.approx(np.mean(expected), rel=1e-9)
+        assert np.mean(trial.by_seed) == pytest.approx(trial.value)
     last = [trial for trial in found.trials if trial.rounds == 6]
     assert found.algorithm is min(last, key=lambda trial: trial.value).algorithm
     assert found.point == {
@@ -168,9 +172,9 @@ def test_no_task_is_tuned_by_its_test_rows():
 
 @pytest.mark.slow
 def test_a_third_goes_on_and_all_of_it_is_seven_runs():
-    search = Search(MAKE, SPACE, trials=27)
+    search = Search(MAKE, SPACE, trials=27, sampler="even")
     shared = {"sampling": fb.Sampling(batch=2), "rounds": 9}
-    found = fb.tune(PROBLEM, DATA, START, search, seeds=[0], **shared)
+    found = fb.tune(PROBLEM, DATA, START, search, seeds=[0], rungs=3, **shared)
     assert Counter(trial.rounds for trial in found.trials) == {1: 18, 3: 6, 9: 3}
     alone = fb.run(PROBLEM, held_out(DATA)[0], START, found.algorithm, **shared)
     drawn = int(alone.columns["samples"][-1])
@@ -203,7 +207,7 @@ def test_what_diverges_ends_in_its_rung_and_counts_as_the_worst():
 
 
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
-    search = Search(MAKE, SPACE, trials=4)
+    search = Search(MAKE, SPACE, trials=4, sampler="even")
     seen = []
 
     def tuning(folder=None, resume=False, seeds=(7, 8), stop=False):
@@ -233,6 +237,78 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
         tuning(folder, resume=True, seeds=(7, 9))
 
 
+def test_a_search_of_several_batches_goes_on_in_the_one_it_was_in(tmp_path):
+    search, folder = Search(MAKE, SPACE, trials=4), tmp_path / "search"
+    assert search.batches(4) == [2, 1, 1]
+
+    def tuning(stop=False):
+        def watch(done, total, newest):
+            if stop and len(list(folder.glob("*batch-1*"))):
+                raise KeyboardInterrupt
+
+        kept = fb.Keeping(folder, folder.exists(), every_rounds=1) if stop else None
+        more = {"sampling": ALL_ROWS, "keeping": kept, "watch": watch}
+        return fb.tune(PROBLEM, DATA, START, search, rounds=2, seeds=[7], **more)
+
+    straight = tuning()
+    with pytest.raises(KeyboardInterrupt):
+        tuning(stop=True)
+    first = sorted(folder.glob("*batch-0*/*"))
+    written = [path.stat().st_mtime_ns for path in first]
+    assert first and not list(folder.glob("*batch-2*"))
+    more = {"sampling": ALL_ROWS, "keeping": fb.Keeping(folder, True)}
+    resumed = fb.tune(PROBLEM, DATA, START, search, rounds=2, seeds=[7], **more)
+    assert [path.stat().st_mtime_ns for path in first] == written
+    told = [[(t.point, t.value) for t in one.trials] for one in (straight, resumed)]
+    assert told[0] == told[1] and straight.point == resumed.point
+
+
+def test_a_trial_is_judged_over_its_last_tenth():
+    assert looks(90) == [82, 84, 86, 88, 90]
+    assert looks(3) == [1, 2, 3] and looks(6, 2) == [3, 4, 5, 6]
+
+
+def test_later_points_are_neighbors_of_the_best():
+    """Of the middle here, a fifth of each range away; then half as far."""
+    space = {"a": Range(0.1, 10), "b": Range(0.25, 4)}
+    search = Search(MAKE, space)
+    assert search.batches(20) == [8, 4, 4, 4] and search.batches(1) == [1]
+    first = search.proposed(8, ())
+
+    def told(best):
+        return [(p, 1 + math.log(p["a"] / best) ** 2 + p["b"]) for p in first]
+
+    for batch, (low, high) in {1: (0.398, 2.51), 2: (0.631, 1.58)}.items():
+        found = {tuple(p.values()) for p in search.proposed(4, told(1.0), batch)}
+        centre = search.best(told(1.0))
+        b = first[centre]["b"]
+        assert (low * first[centre]["a"], b) == pytest.approx(min(found), rel=0.01)
+        assert (high * first[centre]["a"], b) == pytest.approx(max(found), rel=0.01)
+    # At an end of the ranges there are fewer, and other places take their part.
+    edge = [({"a": 0.1, "b": 0.25}, 0.01), *told(1.0)]
+    found = search.proposed(4, edge, 1)
+    assert {"a": 0.251, "b": 0.25} in found and {"a": 0.1, "b": 0.435} in found
+    assert len({tuple(point.values()) for point in found}) == 4
+
+
+def test_a_lucky_value_among_bad_ones_is_not_believed():
+    """What the least value would take is far away; what is right stands in the code."""
+    draw = np.random.default_rng(3)
+    search = Search(MAKE, {"a": Range(0.01, 1)}, trials=24)
+    points = search.proposed(24, ())
+    shares = np.asarray([0.5 + math.log10(p["a"]) / 2 + 0.5 for p in points])
+    values = np.exp(8 * (shares - 0.3) ** 2 + 0.1 * draw.standard_normal(24))
+    lucky = int(np.argmax(shares > 0.8))
+    values[lucky] = 0.8 * values.min()
+    told = list(zip(points, values.tolist(), strict=True))
+    assert int(np.argmin(values)) == lucky
+    assert abs(shares[search.best(told)] - 0.3) < 0.15
+    # What diverged is never the best, wherever it is.
+    near = int(np.argmin(abs(shares - 0.3)))
+    told[near] = (points[near], math.inf)
+    assert search.best(told) != near
+
+
 def test_seeds_of_tuning_are_others():
     assert not set(tuning_seeds([0, 1, 2], 2)) & {0, 1, 2}
     assert len(set(tuning_seeds([5], 3))) == 3
@@ -240,7 +316,7 @@ def test_seeds_of_tuning_are_others():
 
 def test_points_are_spread_evenly_the_middle_first():
     space = {"a": Range(0.1, 10), "b": Range(0.25, 4), "c": Range(0.1, 10)}
-    points = Search(MAKE, space).proposed(27, ())
+    points = Search(MAKE, space, sampler="even").proposed(27, ())
     assert points[0] == {"a": 1, "b": 1, "c": 1}
     for name, one in space.items():
         values = np.asarray([point[name] for point in points])
@@ -277,7 +353,7 @@ def test_optuna_looks_where_earlier_points_were_good():
     pytest.importorskip("optuna")
     space = {"a": Range(0.1, 10), "b": Values(("x", "y"))}
     search = Search(MAKE, space, trials=27, sampler="optuna")
-    assert search.batches(27) == [9, 9, 9]
+    assert search.batches(27) == [11, 6, 6, 4]
     first = search.proposed(9, ())
 
     def proposed(best):
@@ -397,8 +473,8 @@ def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
     """The second takes twice as many steps a round, so it has fewer trials."""
     long = partial(fb.FedBiO, lr_z=0.5, local_steps=2)
     searches = {
-        "short": Search(MAKE, SPACE, trials=9),
-        "long": Search(long, SPACE, trials=9),
+        "short": Search(MAKE, SPACE, trials=9, sampler="even"),
+        "long": Search(long, SPACE, trials=9, sampler="even"),
     }
 
     def compared(resume=False):
@@ -409,10 +485,9 @@ def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
     first = compared()
     short, long_one = first["short"], first["long"]
     assert len(short.trials) == 9 and long_one.cost <= short.cost
-    # In ninths of a run nine trials, then three, then one, are 9 + 3 * 2 + 1 * 6 = 21;
-    # three are 3 + 2 + 6 = 11, twice which is too much, and two are 10.
-    assert len(long_one.trials) == 2
-    assert long_one.cost / short.cost == pytest.approx(20 / 21)
+    # A trial of the second costs two of the first, and nine pay for four.
+    assert len(long_one.trials) == 4
+    assert long_one.cost / short.cost == pytest.approx(8 / 9)
     shutil.rmtree(tmp_path / "kept" / "long")
     again = compared(resume=True)
     for name, one in first.items():

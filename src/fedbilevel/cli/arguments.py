@@ -299,13 +299,13 @@ def read_tuning(trials: int, rungs: int, tuning_seeds: int, sampler: str) -> "Tu
 TUNING = Group(
     {
         "trials": option(
-            int, 27, "points to try; lists of values are all tried", panel=_SEARCH
+            int, 20, "points to try; lists of values are all tried", panel=_SEARCH
         ),
         "rungs": option(
             int,
-            3,
-            "after each the best third goes on, three times as long; 1 runs all to "
-            "the end",
+            1,
+            "1 runs all to the end; of more, after each the best third goes on, three "
+            "times as long",
             panel=_SEARCH,
         ),
         "tuning_seeds": option(
@@ -315,10 +315,29 @@ TUNING = Group(
             panel=_SEARCH,
         ),
         "sampler": option(
-            str, "even", "even, or optuna if it is installed", panel=_SEARCH
+            str,
+            "fitted",
+            "fitted: later points follow from earlier ones; even; or optuna, if it is "
+            "installed",
+            panel=_SEARCH,
         ),
     },
     read_tuning,
+)
+
+
+def read_site_tuning(trial_rounds: int, **given: Any) -> tuple["Tuning", int]:
+    """Return how much is tried at sites, and how long a trial is."""
+    at_least_one(trial_rounds=trial_rounds)
+    return read_tuning(rungs=1, **given), trial_rounds
+
+
+SITE_TUNING = Group(
+    {
+        "trial_rounds": option(int, 10, "rounds of a trial", panel=_SEARCH),
+        **{name: one for name, one in TUNING.arguments.items() if name != "rungs"},
+    },
+    read_site_tuning,
 )
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(

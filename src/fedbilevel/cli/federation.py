@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from fedbilevel import _folders
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     FEDERATED,
+    SITE_TUNING,
     TABLE,
     AsJson,
     Group,
@@ -26,10 +28,25 @@ from fedbilevel.errors import CheckpointError, InvalidInputError
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-__all__ = ["TERMS", "WAITING", "check_track", "node", "replay", "serve"]
+__all__ = [
+    "TERMS",
+    "WAITING",
+    "TuneAtSites",
+    "check_track",
+    "node",
+    "replay",
+    "serve",
+    "tried_at_sites",
+]
 
 _PANEL = "Waiting for nodes"
 WAITING = "waiting for nodes"
+TuneAtSites = Annotated[
+    bool,
+    typer.Option(
+        "--tune", help="try steps at the sites first, which must allow it, too"
+    ),
+]
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),
@@ -113,6 +130,14 @@ def check_track(track: str | None, *, begun: bool) -> None:
         check_tracking(track, resume=begun)
 
 
+def tried_at_sites(experiment: "Experiment", tuning: Any) -> dict[str, Any]:
+    """Return what is tried at the sites; raise where it cannot be."""
+    from fedbilevel.experiments.telling import require_tunable
+
+    require_tunable(experiment)
+    return {**asdict(tuning[0]), "rounds": tuning[1]}
+
+
 def _folder_to_serve(given: checks.Given) -> None:
     """Raise at once if --out is finished, or no folder of a run at all."""
     out = given["out"]
@@ -126,10 +151,12 @@ def _folder_to_serve(given: checks.Given) -> None:
     _folder_to_serve,
     experiment=_SERVED,
     terms=TERMS.defaulting(deadline=600.0, patience=86400.0),
+    tuning=SITE_TUNING,
 )
 def serve(
     experiment: "Experiment",
     terms: Any,
+    tuning: Any,
     out: Annotated[Path, typer.Option(help="folder for checkpoints, logs and result")],
     address: Annotated[
         str, typer.Option(help="where the SuperLink listens, HOST:PORT")
@@ -145,6 +172,7 @@ def serve(
         typer.Option(help="public key of a client's node; repeat, in their order"),
     ] = None,
     preparation: Annotated[Path | None, typer.Option(help=TABLE["preparation"])] = None,
+    tune: TuneAtSites = False,
     track: Track = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
@@ -185,6 +213,7 @@ def serve(
             about=watch.stage,
             preparation=preparation,
             track=track,
+            tuning=tried_at_sites(experiment, tuning) if tune else None,
         )
     show_result(result, out, as_json)
 
@@ -246,6 +275,12 @@ def node(
         bool,
         typer.Option("--trial", help="take this client's share of data of all clients"),
     ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="take steps from the server, of those that a search tries"
+        ),
+    ] = False,
     cores: Annotated[int, typer.Option(help="cores to compute on")] = 1,
 ) -> None:
     """Take part in a federation, with rows that never leave this site."""
@@ -287,6 +322,7 @@ def node(
             limits=limits,
             identity=identity,
             minimum=minimum,
+            tune=tune,
         )
         _take_part(site, link)
 

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from fedbilevel import _folders
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     FEDERATED,
+    SITE_TUNING,
     AsJson,
     NewFolder,
     PlanFile,
@@ -21,7 +22,13 @@ from fedbilevel.cli.arguments import (
     option,
     takes,
 )
-from fedbilevel.cli.federation import TERMS, WAITING, check_track
+from fedbilevel.cli.federation import (
+    TERMS,
+    WAITING,
+    TuneAtSites,
+    check_track,
+    tried_at_sites,
+)
 from fedbilevel.cli.output import show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.theory import follow_file
@@ -41,11 +48,19 @@ def _kind_of_nodes(given: checks.Given) -> None:
         raise unknown_name("kind of nodes", given["nodes"], KINDS)
 
 
-@takes(_kind_of_nodes, checks.folder_to_make, experiment=_TRIED, terms=TERMS)
+@takes(
+    _kind_of_nodes,
+    checks.folder_to_make,
+    experiment=_TRIED,
+    terms=TERMS,
+    tuning=SITE_TUNING,
+)
 def federate(
     experiment: "Experiment",
     terms: Any,
+    tuning: Any,
     plan: PlanFile = None,
+    tune: TuneAtSites = False,
     nodes: Annotated[str, typer.Option(help=" or ".join(KINDS))] = KINDS[0],
     out: NewFolder = None,
     track: Track = None,
@@ -58,6 +73,7 @@ def federate(
 
     check_track(track, begun=False)
     own = {"nodes": nodes, "track": track, "as_json": as_json}
+    own["tuning"] = tried_at_sites(experiment, tuning) if tune else None
     if out is not None:
         with private_files(), _no_folder_in_the_way(out):
             _federate(experiment, out, terms, **own, kept=True)
@@ -87,6 +103,7 @@ def _federate(
     *,
     nodes: str,
     track: str | None,
+    tuning: Mapping[str, Any] | None,
     as_json: bool,
     kept: bool,
 ) -> None:
@@ -97,6 +114,7 @@ def _federate(
     experiment.save(folder)
     if not as_json:
         lines = trial.deployment_of(experiment)
+        lines = [f"{line} --tune" if tuning else line for line in lines]
         text = (
             "In a real deployment, on the server, behind the proxy of "
             "docs/deployment.md, and at every site:\n  "
@@ -115,5 +133,6 @@ def _federate(
             say=watch.say,
             about=watch.stage,
             track=track,
+            tuning=tuning,
         )
     show_result(result, folder if kept else None, as_json)

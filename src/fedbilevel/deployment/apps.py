@@ -29,6 +29,8 @@ from fedbilevel.deployment.processes import read_json
 from fedbilevel.errors import FedbilevelError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.federated_tuning import tune_at_sites
+from fedbilevel.experiments.searching import Tuning
 from fedbilevel.experiments.sites import LOCAL, build_site, without_files
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
@@ -103,14 +105,19 @@ def _serve(grid: Grid, context: Context) -> None:
             _tracked(settings, experiment) as on_round,
         ):
             say = functools.partial(print, file=log)
+            transport, seal = GridTransport(grid, halt), _server_seal(settings)
+            told, common = None, (transport, experiment, folder, terms)
+            search = json.loads(str(settings["tuning"]))
+            if search is not None:
+                rounds, tuning = search.pop("rounds"), Tuning(**search)
+                more = {"seal": seal, "report": say, "watch": watch}
+                told = tune_at_sites(*common, tuning, rounds, **more)
             serve(
-                GridTransport(grid, halt),
-                experiment,
-                folder,
-                terms,
-                seal=_server_seal(settings),
+                *common,
+                seal=seal,
                 watch=watch,
                 report=say,
+                told=told,
                 made=lambda exchange: progress.tell(exchange=exchange),
                 preparation=_preparation(settings),
                 on_round=on_round,
@@ -235,8 +242,12 @@ def settings_of(
     keys: KeyFiles | None = None,
     preparation: Path | None = None,
     track: str | None = None,
+    tuning: Mapping[str, Any] | None = None,
 ) -> dict:
-    """Return the run's configuration, as both apps read it: of files only the paths."""
+    """Return the run's configuration, as both apps read it: of files only the paths.
+
+    `tuning` has the fields of a `Tuning`, and the `rounds` of a trial.
+    """
     peers = [str(path.resolve()) for path in keys.peers] if keys else []
     return {
         "private_key": str(keys.private.resolve()) if keys else "",
@@ -245,6 +256,7 @@ def settings_of(
         "folder": str(folder.resolve()),
         "preparation": str(preparation.resolve()) if preparation else "",
         "track": from_anywhere(track) if track else "",
+        "tuning": json.dumps(tuning),
         **asdict(terms),
         "keys": " ".join(terms.keys),
     }

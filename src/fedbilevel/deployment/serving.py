@@ -1,7 +1,7 @@
 """Serves an experiment over Flower: starts what is needed, and keeps it going."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ def serve_over_flower(
     crowd: Sequence[Process] = (),
     preparation: Path | None = None,
     track: str | None = None,
+    tuning: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment to its end, whatever dies on the way.
 
@@ -58,7 +59,8 @@ def serve_over_flower(
     KeyboardInterrupt, all processes are ended; the folder can be served again.
     With `keys` packets are signed; with certificates, too, Flower lets in no others.
     The file `preparation` says how all sites prepare their columns; with it a model is
-    left. `track`, KIND:PLACE, is where every measured round is written.
+    left. `track`, KIND:PLACE, is where every measured round is written. With `tuning`,
+    see `settings_of`, steps are tried at the sites first.
     """
     if preparation is not None:
         blank_task(experiment, read_preparation(str(preparation)))  # or why not
@@ -84,7 +86,7 @@ def serve_over_flower(
         look.say(f"starting the SuperLink at {link.address}")
         wait_for_port(link.address, superlink, look=look)
         link.register(node_keys)
-        own = (keys, preparation, track)
+        own = (keys, preparation, track, tuning)
         settings = apps.settings_of(experiment, folder, terms, *own)
         look()
         serving = _Serving(folder, link, settings, servers)

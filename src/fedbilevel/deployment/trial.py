@@ -4,9 +4,10 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedbilevel import tasks
 from fedbilevel.datasets.tables import READERS, kind_of
@@ -41,20 +42,29 @@ def federate(
     say: Callable[[str], None] = print,
     about: Callable[[str, str], None] = lambda word, who: None,
     track: str | None = None,
+    tuning: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
     `nodes` are persistent, ours, or stock, Flower's own. All have keys that are made
-    for this run, in its folder. `track` is where every measured round is written.
+    for this run, in its folder. `track` is where every measured round is written. With
+    `tuning` steps are tried at the nodes first, which must be ours.
     """
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
+    if tuning is not None and nodes != KINDS[0]:
+        raise InvalidInputError(
+            f"--tune with nodes '{nodes}': Flower's own nodes forget between two "
+            f"messages which steps they were told. Choose {KINDS[0]}."
+        )
     where = f"127.0.0.1:{free_port()}"
     link = SuperLink(where, folder, certificates=None, remembers=False)
     make = persistent_node if nodes == "persistent" else _stock
     keys = make_keys(folder, clients_of(experiment))
     # One core each: they share this machine, and would only wait for each other.
     crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
+    for node in crowd if tuning is not None else ():
+        node.command.append("--tune")
     result = serve_over_flower(
         experiment,
         folder,
@@ -66,6 +76,7 @@ def federate(
         about=about,
         crowd=crowd,
         track=track,
+        tuning=tuning,
     )
     return _with_model(experiment, result, folder, say)
 

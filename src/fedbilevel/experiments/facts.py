@@ -13,6 +13,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.foreign import is_plain
 from fedbilevel.federation.server.conclusions import KINDS
 from fedbilevel.federation.wire import RefusedError
+from fedbilevel.studies.validation import HELD_OUT
 
 __all__ = ["check_facts"]
 
@@ -106,15 +107,17 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "y": _are_names,
     "private": _are_private,
 }
+# What decides between trials is told by sites that take steps from the server.
+_MAYBE: Mapping[str, Callable[[Any], bool]] = {"tuned_by": _is_name}
 
 
 def check_facts(facts: Mapping[str, Any], leaves: int) -> None:
     """Refuse what no site of ours tells of a task; `leaves` are those of x and y."""
-    if set(facts) != set(_CHECKS):
-        odd = ", ".join(sorted(set(facts) ^ set(_CHECKS)))
+    if set(facts) - set(_MAYBE) != set(_CHECKS):
+        odd = ", ".join(sorted((set(facts) - set(_MAYBE)) ^ set(_CHECKS)))
         raise RefusedError("facts", f"tells not what is expected, apart in {odd}")
-    for name, is_right in _CHECKS.items():
-        if not is_right(facts[name]):
+    for name, is_right in {**_CHECKS, **_MAYBE}.items():
+        if name in facts and not is_right(facts[name]):
             raise RefusedError("facts", f"{name} cannot be {facts[name]!r:.80}")
     counts = [len(facts[level]) for level in ("x", "y")]
     if sum(counts) != leaves or [len(flags) for flags in facts["private"]] != counts:
@@ -126,3 +129,5 @@ def check_facts(facts: Mapping[str, Any], leaves: int) -> None:
         raise RefusedError("facts", "metrics or conclusions take names of others")
     if facts["headline"] not in {*facts["metrics"], *_OWN}:
         raise RefusedError("facts", "the headline is no metric")
+    if facts.get("tuned_by", HELD_OUT) not in {*facts["metrics"], HELD_OUT}:
+        raise RefusedError("facts", "what it is tuned by is no metric")

@@ -28,6 +28,7 @@ from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.facts import check_facts
 from fedbilevel.experiments.leaving import blank_task, check_prepared, model_at
 from fedbilevel.experiments.sites import clients_of, federated_entry, shared_settings
+from fedbilevel.experiments.telling import Told
 from fedbilevel.federation import (
     PROTOCOL,
     FederationRuntime,
@@ -61,6 +62,8 @@ __all__ = [
     "ATTENDANCE",
     "LEFT_OUT",
     "RELEASES",
+    "agreed",
+    "entry_of",
     "replay",
     "serve",
 ]
@@ -81,6 +84,7 @@ def serve(
     made: Callable[[dict[str, Any]], None] = lambda exchange: None,
     preparation: Preparation | None = None,
     on_round: OnRound | None = None,
+    told: Told | None = None,
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
@@ -88,11 +92,14 @@ def serve(
     there. In the end it holds the result, and who took part in each exchange; `made` is
     told of each at once, `on_round` of every measured round, and may stop the run.
     Sites are told when all is over. By the `preparation` of all sites a model is left,
-    too; whether it is theirs is known by its fingerprint.
+    too; whether it is theirs is known by its fingerprint. `told` are steps for sites
+    that take them from the server.
     """
     clients = clients_of(experiment)
     blank = None if preparation is None else blank_task(experiment, preparation)
     identity = _identity(folder, experiment)
+    if told is not None:
+        experiment = told.applied(experiment)
     roster = Roster(
         transport,
         clients,
@@ -102,10 +109,11 @@ def serve(
         weights=experiment.weights,
         check_facts=check_facts,
         seal=seal,
+        told=None if told is None else told.info(),
     )
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=clients if first else terms.minimum)
-    job, facts = _agreed(experiment, roster)
+    job, facts = agreed(experiment, roster)
     if blank is not None:
         check_prepared(blank, facts, job)
     left_out = functools.partial(_note, folder / LEFT_OUT)
@@ -130,6 +138,8 @@ def serve(
     if blank is not None:
         result = replace(result, model=model_at(blank, result, facts["task"]))
     write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
+    if told is not None:
+        experiment.save(folder)  # as it was run, for a replay
     result.save(folder)
     roster.farewell()
     return result
@@ -170,7 +180,7 @@ def _begun(path: Path) -> dict[str, Any]:
     )
 
 
-def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, Any]]:
+def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, Any]]:
     """Return the job that all sites mean, or say who means another."""
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
@@ -188,7 +198,7 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
     y = OrderedDict(zip(facts["y"], start[len(x) :], strict=True))
     levels = zip((x, y), facts["private"], strict=True)
     private = [OrderedDict(zip(at, flags, strict=True)) for at, flags in levels]
-    recommended, entry = facts["recommended"], _entry(experiment, facts["algorithm"])
+    recommended, entry = facts["recommended"], entry_of(experiment, facts["algorithm"])
     batch = experiment.sizes(recommended)["batch"]
     job = blind_job(
         experiment.algorithm_by(entry, recommended, roster.clients),
@@ -203,7 +213,7 @@ def _agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, A
     return job, facts
 
 
-def _entry(experiment: Experiment, told: str) -> Entry:
+def entry_of(experiment: Experiment, told: str) -> Entry:
     """Return the algorithm that the sites mean, of code that the server has itself."""
     own = experiment.algorithm
     if own is None and told in {*algorithms.names(), *algorithms.installed()}:
@@ -266,7 +276,7 @@ def _result(
     own = {**result.final, **point}
     return replace(
         result,
-        algorithm=_entry(experiment, facts["algorithm"]).name,
+        algorithm=entry_of(experiment, facts["algorithm"]).name,
         levels=None,  # the server knows names of leaves, and no structure
         final={**own, **together(told), **own},  # nobody writes over what is our own
         counts={**result.counts, "wire": wire},

@@ -24,13 +24,13 @@ __all__ = ["SEARCHED", "Dimension", "NamedSearch", "Tuning", "is_searched"]
 class Tuning:
     """How much is tried: points, in how many rungs, from how many seeds, chosen how.
 
-    `sampler` is "even" or "optuna".
+    `sampler` is "fitted", "even" or "optuna".
     """
 
-    trials: int = 27
-    rungs: int = 3
+    trials: int = 20
+    rungs: int = 1
     seeds: int = 2
-    sampler: str = "even"
+    sampler: str = "fitted"
 
     def __post_init__(self) -> None:
         for name in ("trials", "rungs", "seeds"):
@@ -63,6 +63,7 @@ SEARCHED = (
     ),
 )
 _TO, _OR = "..", ","
+_ROUNDED = 0.01
 
 
 def is_searched(text: str) -> bool:
@@ -132,6 +133,34 @@ class NamedSearch:
         for one in self._dimensions:
             chosen |= self._scaled(one, point.get(one.name, 1.0))
         return chosen
+
+    def require_within(self, options: Mapping[str, str]) -> None:
+        """Raise unless this search may choose these options, and all of them."""
+        able = {name for one in self._dimensions for name in self._scaled(one, 1.0)}
+        able |= {name for name, text in self.given.items() if is_searched(text)}
+        if not options.keys() <= able:
+            odd = ", ".join(sorted(options.keys() - able))
+            raise InvalidInputError(f"{odd}: not what is tuned.")
+        for name, text in options.items():
+            if not self._is_within(name, text):
+                raise InvalidInputError(f"{name}={text}: outside of what is tuned.")
+
+    def _is_within(self, name: str, text: str) -> bool:
+        if name in self.given:
+            space, unit = read_range(name, self.given[name])
+            if isinstance(space, Values):
+                return text in space.values
+            low, high = space.low, space.high
+        else:
+            (one,) = (one for one in self._dimensions if name in one.options)
+            amount, unit = _parts(self.recommended[name])
+            low, high = one.low * amount, one.high * amount
+        try:
+            value, own = _parts(text)
+        except ValueError:
+            return False
+        # What is tried is rounded to three digits.
+        return own == unit and low * (1 - _ROUNDED) <= value <= high * (1 + _ROUNDED)
 
     def _space(self) -> dict[str, Range | Values]:
         own = {n: v for n, v in self.given.items() if is_searched(v)}

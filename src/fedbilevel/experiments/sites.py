@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
+import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
@@ -21,6 +22,13 @@ from fedbilevel.channels import PLAIN
 from fedbilevel.datasets import TableChoices
 from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.experiments.experiment import LENGTH, Experiment, weighing
+from fedbilevel.experiments.telling import (
+    Told,
+    own_options,
+    require_tunable,
+    without_searched,
+)
+from fedbilevel.experiments.tuning import search_of
 from fedbilevel.federation import (
     Fingerprints,
     Site,
@@ -28,12 +36,13 @@ from fedbilevel.federation import (
     algorithm_fingerprint,
     settings_fingerprint,
 )
-from fedbilevel.federation.wire import CHECKSUM, Seal
+from fedbilevel.federation.wire import CHECKSUM, RefusedError, Seal
 from fedbilevel.problem import as_weights
 from fedbilevel.result import named_leaves, to_plain
 from fedbilevel.runtime import (
     Job,
 )
+from fedbilevel.studies.validation import HELD_OUT, held_out
 from fedbilevel.tasks import Task
 
 if TYPE_CHECKING:
@@ -122,6 +131,7 @@ def build_site(
     limits: SiteLimits | None = None,
     identity: "SiteIdentity | None" = None,
     minimum: int = 2,
+    tune: bool = False,
 ) -> Site:
     """Return client number `client` of the experiment, with its rows.
 
@@ -132,7 +142,8 @@ def build_site(
     of packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
     what its operator allows. With a secure mean, `identity` has the keys by which the
     sites know each other, and `minimum` is the fewest sites that this one's reply is
-    summed with, itself among them.
+    summed with, itself among them. With `tune` it takes steps from the server, of those
+    that a search may choose, and holds rows out where the server tries some.
     """
     clients = clients_of(experiment)
     if not 2 <= minimum <= max(clients, 2):
@@ -144,24 +155,23 @@ def build_site(
         raise InvalidInputError(
             f"client {client}: the {clients} clients are numbered from 0."
         )
+    settings, asked = settings_fingerprint(shared_settings(experiment)), experiment
+    if tune:
+        require_tunable(experiment)
+        experiment = without_searched(experiment)
     task, values = _task(experiment, client, clients, trial)
     named = experiment.algorithm_for(task)
     entry = federated_entry(named)
-    algorithm = experiment.algorithm_by(entry, task.recommended, clients)
-    # Alone here, this client is one of so many elsewhere: what depends on their number
-    # is checked on the server.
-    alone = replace(experiment, participants=None)
     with _known_as(client, task.names[client] if trial and task.names else ""):
-        job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
-    participants = experiment.participants or clients
-    channel = experiment.channel().shared_by(participants)
-    job = replace(job, clients=clients, participants=participants, channel=channel)
-    settings = settings_fingerprint(shared_settings(experiment))
+        job = _job(experiment, task, entry, clients)
+    facts = _facts(task, job, algorithms.identity(named), values, experiment)
+    if tune:
+        facts["tuned_by"] = task.tuned_by or HELD_OUT
     return Site(
         job,
         client,
         Fingerprints(settings, algorithm_fingerprint(job)),
-        facts=_facts(task, job, algorithms.identity(named), values, experiment),
+        facts=facts,
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
@@ -170,7 +180,47 @@ def build_site(
         limits=limits,
         identity=identity,
         minimum=minimum,
+        follow=_following(asked, task, entry, job, client) if tune else None,
     )
+
+
+def _job(experiment: Experiment, task: Task, entry: Entry, clients: int) -> Job:
+    """Return the job of a client alone, with its rows.
+
+    It is one of so many elsewhere: what depends on their number is checked on the
+    server.
+    """
+    algorithm = experiment.algorithm_by(entry, task.recommended, clients)
+    alone = replace(experiment, participants=None)
+    job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
+    participants = experiment.participants or clients
+    channel = experiment.channel().shared_by(participants)
+    return replace(job, clients=clients, participants=participants, channel=channel)
+
+
+def _following(
+    experiment: Experiment, task: Task, entry: Entry, base: Job, client: int
+) -> Callable[[Mapping[str, Any]], tuple[Job, Job | None]]:
+    """Return how a site takes the steps that its server tells, or refuses them."""
+    clients, usual = clients_of(experiment), task.recommended
+    named = search_of(experiment, entry, usual, clients, own_options(experiment))
+
+    def follow(info: Mapping[str, Any]) -> tuple[Job, Job | None]:
+        told = Told.read(info)
+        try:
+            named.require_within(told.steps)
+            algorithm = told.applied(experiment).algorithm_by(entry, usual, clients)
+        except InvalidInputError as error:
+            raise RefusedError("steps", str(error)) from error
+        job = replace(base, algorithm=algorithm, key=jr.key(told.seed))
+        if not told.held_out:
+            return job, job
+        kept, judged = held_out(base.data, client)
+        if judged is None:
+            return job, None
+        return replace(job, data=kept), replace(job, data=judged, metrics=None)
+
+    return follow
 
 
 @contextmanager

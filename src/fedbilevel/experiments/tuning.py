@@ -21,7 +21,7 @@ from fedbilevel.studies.setting import Keeping
 from fedbilevel.studies.tuning import Tuned, tuned, tuning_seeds
 from fedbilevel.tasks import Task
 
-__all__ = ["NamedTuned", "named_search", "trials_of", "tune"]
+__all__ = ["NamedTuned", "named_search", "search_of", "trials_of", "tune"]
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,24 @@ def named_search(
     experiment: Experiment, task: Task, entry: Entry, chosen: Mapping[str, str]
 ) -> NamedSearch:
     """Return what is searched of an algorithm, given the options chosen for it."""
+    clients = task.data.clients
+    return search_of(experiment, entry, task.recommended, clients, chosen)
+
+
+def search_of(
+    experiment: Experiment,
+    entry: Entry,
+    recommended: Mapping[str, str],
+    clients: int,
+    chosen: Mapping[str, str],
+) -> NamedSearch:
+    """Return what is searched of an algorithm, by what a task recommends."""
 
     def build(options: Mapping[str, str]) -> AbstractAlgorithm:
         one = replace(experiment, algorithm=entry.name, options=options)
-        return one.algorithm_by(entry, task.recommended, task.data.clients)
+        return one.algorithm_by(entry, recommended, clients)
 
-    usual = experiment.steps_of(task.recommended, entry.name)
+    usual = experiment.steps_of(recommended, entry.name)
     return NamedSearch(build, options_of(entry), usual, chosen)
 
 

@@ -26,6 +26,7 @@ from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.ledger import SiteLedger
 from fedbilevel.federation.limits import SiteLimits
 from fedbilevel.federation.noise import SiteNoise
+from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
@@ -54,11 +55,13 @@ if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
     from fedbilevel.federation.secure.site import SiteSecrets
 
-__all__ = ["Fingerprints", "Site", "known_in_clear", "links_of"]
+__all__ = ["Fingerprints", "Follow", "Site", "known_in_clear", "links_of"]
 
 _SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _LONGEST_NAME = 64  # of a federation
 Where = tuple[int, int]
+# Returns the job that a hello tells, with the one that is measured, if any is.
+Follow = Callable[[Mapping[str, Any]], tuple[Job, Job | None]]
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Site:
     a finished run from the server's state with the client's own blocks, stacked.
     `report` is told of packets that nobody foresaw, for a person to read. `seal` is how
     it knows the server's packets, and the server its own. `limits` are the operator's.
+    With `follow` a server may tell steps in its hello; without, such a one is refused.
     With a secure mean the site takes part in sums of `minimum` sites or more, and
     believes the keys of others only if its `identity` knows who signed them.
     """
@@ -116,8 +120,10 @@ class Site:
         limits: SiteLimits | None = None,
         identity: "SiteIdentity | None" = None,
         minimum: int = 2,
+        follow: Follow | None = None,
     ) -> None:
         self.job, self.client, self.fingerprints = job, client, fingerprints
+        self.follow, self._followed = follow, ""
         self.facts, self.folder, self.holds = facts, folder, holds
         self.conclude, self.report, self.seal = conclude, report, seal
         self.identity, self.minimum = identity, minimum
@@ -126,6 +132,7 @@ class Site:
         self._held: dict[str, np.ndarray] = {}
         self._answered: tuple[Any, bytes] = (None, b"")  # last request, and its reply
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
+        self._seen: Job | None = job  # what is measured
         self._programs: dict[Any, Callable] = {}
         self._masks = isinstance(job.channel.reduction, SecureMean)
         self._secrets: dict[str, SiteSecrets] = {}
@@ -184,17 +191,18 @@ class Site:
         return pack(replace(header, client=self.client), leaves, seal=self.seal)
 
     def _check(self, header: Header) -> None:
-        if header.algorithm != self.fingerprints.algorithm:
-            raise RefusedError(
-                "algorithm", "the server built another algorithm than here"
-            )
         if header.client != EVERYONE:
             raise RefusedError("client", f"comes from client {header.client}")
         if not in_mask(self.client, header.addressees):
             raise RefusedError("client", "is meant for other clients")
         held = self._checkpoints(header.federation)
-        if held is None:
+        forgot = self.follow is not None and header.federation != self._followed
+        if held is None or forgot:
             raise RefusedError("federation", f"{header.federation!r:.40} said no hello")
+        if header.algorithm != self.fingerprints.algorithm:
+            raise RefusedError(
+                "algorithm", "the server built another algorithm than here"
+            )
         held.newest.check(header)
 
     def _checkpoints(self, federation: str) -> SiteCheckpoints | None:
@@ -217,19 +225,41 @@ class Site:
             raise RefusedError("federation", "its name is not letters and digits")
         held = self._checkpoints(name) or self._fresh(name)
         held.newest.check(header)
+        self._take_steps(header)
         if name not in self.checkpoints:
             self.checkpoints = {name: held}
         self._held = {}
         info = {
             "facts": dict(self.facts),
             "holds": self.holds,
-            "measures": self.ledger.measures,
+            "measures": self.ledger.measures and self._seen is not None,
             "concludes": self.ledger.measures and self.conclude is not None,
         }
         if self._masks:
             info |= self._secrets_of(name).introduction()
         reply = replace(header, algorithm=self.fingerprints.algorithm, info=info)
         return self._reply(reply, _leaves((self.job.x, self.job.y)))
+
+    def _take_steps(self, header: Header) -> None:
+        """Take the steps that a hello tells, if this site follows any."""
+        if self.follow is None:
+            if header.info:
+                raise RefusedError(
+                    "steps",
+                    "the server tells steps, which this node takes only with --tune",
+                )
+            return
+        job, seen = self.follow(header.info or {})
+        before = (self._static, eqx.filter(self._seen, eqx.is_array, inverse=True))
+        self._arrays, self._static = eqx.partition(job, eqx.is_array)
+        self.job, self._seen, self._links = job, seen, links_of(job)
+        after = (self._static, eqx.filter(seen, eqx.is_array, inverse=True))
+        if not eqx.tree_equal(before, after):  # else the programs are the same
+            self._programs = {}
+        self.fingerprints = replace(
+            self.fingerprints, algorithm=algorithm_fingerprint(job)
+        )
+        self._followed = header.federation
 
     def _exchange(self, header: Header, listed: list, body: bytes) -> bytes:
         began, where = time.perf_counter(), (header.stage, header.phase)
@@ -322,8 +352,11 @@ class Site:
 
     def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
         server, own = self._point(header, listed, body)
+        if self._seen is None:
+            raise RefusedError("measure", "no rows are held out here")
         self.ledger.measure(header, body)
-        measured = self._program(self._measured)(self._arrays, server, own)
+        arrays, static = eqx.partition(self._seen, eqx.is_array)
+        measured = self._program(self._measured, static=static)(arrays, server, own)
         return self._reply(replace(header, info=None), _leaves(measured))
 
     def _conclude(self, header: Header, listed: list, body: bytes) -> bytes:
@@ -368,13 +401,16 @@ class Site:
     def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
         return client_scalars(job, 0, server, own)
 
-    def _program(self, function: Callable, *where: Where) -> Callable:
+    def _program(
+        self, function: Callable, *where: Where, static: PyTree | None = None
+    ) -> Callable:
         """Compile once; rows are an input, so that they are no constants in there."""
         name = (function.__name__, where)
+        rest = self._static if static is None else static
         if name not in self._programs:
 
             def whole(arrays: PyTree, *arguments: Any) -> PyTree:
-                return function(eqx.combine(arrays, self._static), *where, *arguments)
+                return function(eqx.combine(arrays, rest), *where, *arguments)
 
             self._programs[name] = jax.jit(whole)
         return self._programs[name]

@@ -183,7 +183,7 @@ class _Searches:
         rounds: int,
         seeds: Sequence[int],
         keeping: Keeping | None,
-        rungs: int = 3,
+        rungs: int = 1,
         count: int = 2,
     ) -> None:
         self.rounds, self.rungs, self.keeping = rounds, rungs, keeping

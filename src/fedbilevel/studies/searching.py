@@ -1,7 +1,8 @@
 """Where tuning looks: ranges and values of numbers, and which points of them it tries.
 
-Points are spread evenly, the middle first. With Optuna, which is optional, later ones
-follow from what the earlier came to.
+The first points are spread evenly, the middle first; later ones are around the best of
+them, by a smooth surface through what they came to, or asked of Optuna, which is
+optional.
 """
 
 import importlib.util
@@ -16,13 +17,18 @@ from jaxtyping import Float
 
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.studies.surface import Surface, heights_of, promising
 
 __all__ = ["Point", "Range", "Search", "Values"]
 
 Point: TypeAlias = dict[str, Any]
-SAMPLERS = ("even", "optuna")
+Told: TypeAlias = Sequence[tuple[Point, float]]
+SAMPLERS = ("fitted", "even", "optuna")
 _MOST = 1000  # points; more were not meant
-_BATCHES = 3  # of points by Optuna, which learns from one to the next
+_FIRST, _LATER = 0.4, 0.2  # of the points are in the first batch, and in each later
+_PLACES = 1024  # of a space that are looked at for the next points
+_BEYOND = 0.04  # of a range, by which they go over its ends, and are cut there
+_STEP = 0.2  # of a range, from the best point to its neighbors, at first
 _DIGITS = 3  # of a number that is tried, so that it can be typed
 
 
@@ -44,6 +50,11 @@ class Range:
         """Return the number that is a share of the way from low to high."""
         return _rounded(self.low * (self.high / self.low) ** share)
 
+    def share_of(self, value: float) -> float:
+        """Return the share of the way at which a number is; rounded, it may be off."""
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return min(max(share, 0.0), 1.0)
+
 
 @dataclass(frozen=True)
 class Values:
@@ -59,20 +70,25 @@ class Values:
         """Return one of them by its share of the way through the list."""
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
+    def share_of(self, value: Any) -> float:
+        """Return the middle of the shares at which a value is."""
+        return (self.values.index(value) + 0.5) / len(self.values)
+
 
 @dataclass(frozen=True)
 class Search:
     """Algorithms to try: `make(**point)` at points of a space.
 
     `space` has a `Range` or `Values` for each name. `trials` points are tried, or all
-    there are where every name has values only. `sampler` is "even", or "optuna" for its
-    tree-structured Parzen estimator.
+    there are where every name has values only. The `sampler` "fitted" spreads some of
+    them evenly, and looks for the others around the best, ever closer; "even" spreads
+    all, and "optuna" has its tree-structured Parzen estimator choose.
     """
 
     make: Callable[..., AbstractAlgorithm]
     space: Mapping[str, Range | Values]
-    trials: int = 27
-    sampler: str = "even"
+    trials: int = 20
+    sampler: str = "fitted"
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -115,21 +131,44 @@ class Search:
         """Return how many points are proposed at once, one batch after the other."""
         if self.sampler == "even" or self.is_list:
             return [count]
-        parts = np.array_split(np.arange(count), min(_BATCHES, count))
-        return [len(part) for part in parts]
+        sizes, later = [math.ceil(_FIRST * count)], math.ceil(_LATER * count)
+        while sum(sizes) < count:
+            sizes.append(min(later, count - sum(sizes)))
+        return sizes
 
-    def proposed(self, count: int, told: Sequence[tuple[Point, float]]) -> list[Point]:
-        """Return the next points, given what the earlier ones came to."""
+    def proposed(self, count: int, told: Told, batch: int = 0) -> list[Point]:
+        """Return the points of a batch, given what the earlier ones came to."""
         if self.is_list:
             every = itertools.product(*(one.values for one in self._lists()))
             return [dict(zip(self.space, one, strict=True)) for one in every][:count]
         if self.sampler == "optuna" and told:
             return _by_optuna(self.space, count, told)
-        points = []
-        for row in _spread(len(self.space), count).tolist():
-            pairs = zip(self.space.items(), row, strict=True)
-            points.append({name: one.at(share) for (name, one), share in pairs})
-        return points
+        if self.sampler == "fitted" and told:
+            places = self._places([point for point, _ in told])
+            heights = heights_of(np.asarray([value for _, value in told]))
+            chosen = _refined(places, heights, count, _STEP / 2 ** (batch - 1))
+        else:
+            chosen = _spread(len(self.space), count)
+        return [self._point(row) for row in chosen.tolist()]
+
+    def best(self, told: Told) -> int:
+        """Return which of the points is best, by what they came to."""
+        values = np.asarray([value for _, value in told])
+        if self.sampler != "fitted" or self.is_list:
+            return int(np.argmin(values))
+        places = self._places([point for point, _ in told])
+        heights, _ = Surface(places, heights_of(values)).at(places)
+        return int(np.argmin(np.where(np.isfinite(values), heights, math.inf)))
+
+    def _point(self, shares: Sequence[float]) -> Point:
+        pairs = zip(self.space.items(), shares, strict=True)
+        return {name: one.at(share) for (name, one), share in pairs}
+
+    def _places(self, points: Sequence[Point]) -> Float[np.ndarray, "points size"]:
+        """Return where points are in the unit cube."""
+        space = self.space.items()
+        rows = [[one.share_of(point[name]) for name, one in space] for point in points]
+        return np.asarray(rows)
 
 
 def _spread(size: int, count: int) -> Float[np.ndarray, "points size"]:
@@ -145,10 +184,39 @@ def _spread(size: int, count: int) -> Float[np.ndarray, "points size"]:
     return (0.5 + np.arange(count)[:, None] * powers) % 1
 
 
+def _refined(
+    places: Float[np.ndarray, "points size"],
+    heights: Float[np.ndarray, " points"],
+    count: int,
+    step: float,
+) -> Float[np.ndarray, "count size"]:
+    """Return the neighbors of the best place, one step along each of the ranges.
+
+    A valley may be narrower than a surface through a few places can know. Where there
+    are more neighbors than asked for, those that promise most; where there are fewer,
+    as at an end of a range, the most promising of all places with them.
+    """
+    surface = Surface(places, heights)
+    best = places[int(np.argmin(surface.at(places)[0]))]
+    ways = step * np.eye(len(best))
+    around = np.concatenate([best - ways, best + ways])
+    around = around[((around >= 0) & (around <= 1)).all(axis=1)]
+    if len(around) >= count:
+        return around[promising(places, heights, around, count)]
+    known = np.concatenate([places, around])
+    guessed = np.append(heights, surface.at(around)[0])
+    spread = _spread(len(best), _PLACES)
+    among = np.clip((1 + 2 * _BEYOND) * spread - _BEYOND, 0, 1)
+    apart = np.abs(among[:, None] - known[None]).max(axis=-1).min(axis=1)
+    among = among[apart > _BEYOND]
+    rest = promising(known, guessed, among, count - len(around))
+    return np.concatenate([around, among[rest]])
+
+
 def _by_optuna(
     space: Mapping[str, Range | Values],
     count: int,
-    told: Sequence[tuple[Point, float]],
+    told: Told,
 ) -> list[Point]:
     import optuna
 

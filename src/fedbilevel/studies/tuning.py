@@ -1,8 +1,10 @@
-"""Tries algorithms by successive halving: all of them briefly, the best of them longer.
+"""Tries algorithms, to the end or by successive halving, and takes the best.
 
-Trials that differ in numbers only are one compiled program, with all seeds. After a
-rung the best third goes on from where it is; what diverged never does. Trials are
-judged on rows that are neither theirs nor those for testing, see `validation`.
+Trials that differ in numbers only are one compiled program, with all seeds. With rungs
+all of them run briefly, and after each the best third goes on from where it is; what
+diverged never does. That is cheap, but favors steps that are good early and bad late.
+Trials are judged on rows that are neither theirs nor those for testing, see
+`validation`.
 """
 
 import math
@@ -37,11 +39,12 @@ from fedbilevel.studies.searching import Point, Search
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
-__all__ = ["Trial", "Tuned", "cost_of", "tune", "tuned", "tuning_seeds"]
+__all__ = ["Trial", "Tuned", "cost_of", "looks", "tune", "tuned", "tuning_seeds"]
 
 _KEPT = 3  # one of so many goes on
 _MOST_TRIALS = 81  # of a cheap method beside a dear one
 _OTHER_SEEDS = 2**16  # above those of results
+_LOOKS, _APART = 5, 45  # times a trial is judged, one of so many of its rounds apart
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,15 @@ class Trial:
     """A candidate, `algorithm`, and its mean judgment over seeds, `value`.
 
     That is after `rounds` rounds, the last that it made, and infinite if a seed
-    diverged. `point` is what the algorithm was made of, where there was a search.
+    diverged. `point` is what the algorithm was made of, where there was a search, and
+    `by_seed` has what each seed came to.
     """
 
     algorithm: AbstractAlgorithm
     value: float
     rounds: int = 0
     point: Point = field(default_factory=dict)
+    by_seed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def tune(
     rounds: int,
     seeds: Sequence[int],
     headline: str = HELD_OUT,
-    rungs: int = 3,
+    rungs: int = 1,
     budget: int | None = None,
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
@@ -99,9 +104,10 @@ def tune(
 ) -> Tuned:
     """Try candidates from all seeds; take the one whose mean headline ends lowest.
 
-    `candidates` are algorithms, or a `Search`. The best third of them runs three times
-    as long, and so on, in so many `rungs`; the last are `rounds` long. One rung runs
-    all of them to the end. With a `budget` a search has as many trials as together
+    `candidates` are algorithms, or a `Search`, of which the later points follow from
+    the earlier. All of them run to the end. With several `rungs` they begin with a part
+    of the rounds, and the best third runs three times as long, and so on; the last are
+    `rounds` long. With a `budget` a search has as many trials as together
     draw so many samples, or take so many exchanges where a sample is all rows, at least
     one.
 
@@ -124,7 +130,7 @@ def tuned(
     rounds: int,
     seeds: Sequence[int],
     *,
-    rungs: int = 3,
+    rungs: int = 1,
     budget: int | None = None,
     keeping: Keeping | None = None,
     watch: Watch | None = None,
@@ -147,7 +153,18 @@ def tuned(
         wanted = _counts(count, len(lengths))[rung]
         going = sorted(longest, key=lambda one: one.value)[:wanted]
         halving.go_on(sorted(going, key=lambda one: one.number), rung)
-    return halving.concluded(trials)
+    return halving.concluded(trials, candidates)
+
+
+def looks(rounds: int, begun: int = 0) -> list[int]:
+    """Return after which rounds a trial is judged: five, over its last tenth.
+
+    The mean of them counts. A single one may be low by luck, or because a run swings
+    through its goal just then.
+    """
+    apart = max(rounds // _APART, 1)
+    ends = [rounds - number * apart for number in reversed(range(_LOOKS))]
+    return [end for end in ends if end > begun]
 
 
 def cost_of(
@@ -156,7 +173,7 @@ def cost_of(
     trials: int,
     rounds: int,
     seeds: int,
-    rungs: int = 3,
+    rungs: int = 1,
 ) -> int:
     """Return what so many trials of an algorithm cost together."""
     lengths = _lengths(rounds, rungs)
@@ -209,6 +226,7 @@ class _Running:
     algorithm: AbstractAlgorithm
     point: Point
     value: float = math.inf
+    by_seed: tuple[float, ...] = ()
     rung: int = 0
     state: SweepState | None = None
 
@@ -245,7 +263,7 @@ class _Halving:
             return trials
         for batch, size in enumerate(candidates.batches(count)):
             told = [(one.point, one.value) for one in trials]
-            points = candidates.proposed(size, told)
+            points = candidates.proposed(size, told, batch)
             fresh = [
                 _Running(len(trials) + n, candidates.make(**point), point)
                 for n, point in enumerate(points)
@@ -272,23 +290,28 @@ class _Halving:
         several = self.seeds * len(group)
         runtime = SweepRuntime(job, algorithms=many, seeds=several)
         length, every = self.lengths[rung], self.lengths[-1]
-        outcome = execute(
-            runtime,
-            length,
-            measure_every=every,
-            checkpoints=self._checkpoints(place),
-            watch=self.watch,
-            begin=self._where_they_are(group, rung),
-        )
+        begin, judged = self._where_they_are(group, rung), []
+        for end in looks(length, 0 if begin is None else begin.round):
+            outcome = execute(
+                runtime,
+                end,
+                measure_every=every,
+                checkpoints=self._checkpoints(f"{place}-round-{end}"),
+                watch=self.watch,
+                begin=begin,
+            )
+            begin = Snapshot(outcome.state, {}, end, {})
+            judged.append(self._judgments(job, outcome.state, outcome.columns))
         found = single_outcomes(runtime, outcome, NEVER, length, every)
         errors = [one for one in found if isinstance(one, NonFiniteError)]
         self.error = self.error or next(iter(errors), None)
-        values = self._judgments(job, outcome.state, outcome.columns)
+        values = np.mean(judged, axis=0)
         failed = np.asarray([isinstance(one, NonFiniteError) for one in found])
         values = np.where(failed | ~np.isfinite(values), np.inf, values)
         for turn, one in enumerate(group):
             own = slice(turn * len(self.seeds), (turn + 1) * len(self.seeds))
-            one.value, one.rung = float(np.mean(values[own])), rung
+            one.by_seed, one.rung = tuple(values[own].tolist()), rung
+            one.value = float(np.mean(values[own]))
             one.state = jax.tree.map(lambda leaf, own=own: leaf[own], outcome.state)
 
     def _where_they_are(self, group: Sequence[_Running], rung: int) -> Snapshot | None:
@@ -311,7 +334,11 @@ class _Halving:
             raise unknown_name("headline", self.judged_by, columns)
         return np.asarray(columns[self.judged_by][-1], float)
 
-    def concluded(self, trials: Sequence[_Running]) -> Tuned:
+    def concluded(
+        self,
+        trials: Sequence[_Running],
+        candidates: Search | Sequence[AbstractAlgorithm],
+    ) -> Tuned:
         """Take the best of those that came farthest."""
         finite = [one for one in trials if math.isfinite(one.value)]
         if not finite:
@@ -321,23 +348,25 @@ class _Halving:
                 f"all {len(trials)} trials diverged. Search smaller steps."
             )
         last = max(one.rung for one in finite)
-        best = min((one for one in finite if one.rung == last), key=_value)
+        longest = [one for one in trials if one.rung == last]
+        told = [(one.point, one.value) for one in longest]
+        if isinstance(candidates, Search):
+            best = longest[candidates.best(told)]
+        else:
+            best = min(longest, key=lambda one: one.value)
         return Tuned(
             best.algorithm,
             best.point,
-            [
-                Trial(one.algorithm, one.value, self.lengths[one.rung], one.point)
-                for one in trials
-            ],
+            [self._trial(one) for one in trials],
             self.judged_by,
             tuple(self.seeds),
             self.cost,
             _unit(self.setting.sampling.batch),
         )
 
-
-def _value(one: _Running) -> float:
-    return one.value
+    def _trial(self, one: _Running) -> Trial:
+        rounds = self.lengths[one.rung]
+        return Trial(one.algorithm, one.value, rounds, one.point, one.by_seed)
 
 
 def _alike(trials: Sequence[_Running]) -> list[list[_Running]]:

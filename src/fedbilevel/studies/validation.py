@@ -24,8 +24,12 @@ _ONE_OF = 5  # upper rows is held out
 _SPLIT = 0  # random seed of which
 
 
-def held_out(data: Data) -> tuple[Data, Data | None]:
-    """Return the data without the rows held out, and those; None if there are none."""
+def held_out(data: Data, first: int = 0) -> tuple[Data, Data | None]:
+    """Return the data without the rows held out, and those; None if there are none.
+
+    `first` is the number of the first client: which rows are held out depends on the
+    client alone, so that a site holds out those that a simulation does.
+    """
     if isinstance(data, PooledData):
         kept, judged = held_out(data.parts)
         assert isinstance(kept, ClientData)
@@ -35,10 +39,10 @@ def held_out(data: Data) -> tuple[Data, Data | None]:
     if not taken.any():
         return data, None
     width = jax.tree.leaves(data.upper)[0].shape[1]
-    draw = np.random.default_rng(_SPLIT)
     order = np.tile(np.arange(width), (len(sizes), 1))
     for client, size in enumerate(sizes):
         # A site may keep its rows sorted: by time, or by class.
+        draw = np.random.default_rng([_SPLIT, first + client])
         order[client, :size] = draw.permutation(size)
     first = np.where(np.arange(width) < taken[:, None], order, order[:, :1])
     shift = np.minimum(np.arange(width) + taken[:, None], width - 1)

@@ -132,7 +132,8 @@ class Roster:
     and must say of itself what it said before. `weights` are those of clients 0, 1, ...
     in means, all 1 if there are none. `check_facts(facts, leaves)` refuses what a site
     cannot know of a task, or not with so many leaves of x and y. `seal` is how sites
-    know the server's packets, and it knows theirs.
+    know the server's packets, and it knows theirs. `told` is what a hello tells sites
+    that take their steps from the server.
     """
 
     def __init__(
@@ -146,8 +147,9 @@ class Roster:
         weights: Sequence[float] = (),
         check_facts: Callable[[Mapping[str, Any], int], None] = lambda *told: None,
         seal: Seal = CHECKSUM,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
-        self.transport, self.clients = transport, clients
+        self.transport, self.clients, self.told = transport, clients, told
         self.identity, self.terms, self.report = identity, terms, report
         self.weights, self._check_facts = _weights_of(weights, clients), check_facts
         self.seal, self._number = seal, 0
@@ -219,6 +221,7 @@ class Roster:
             EVERYONE,
             self.identity.attempt,
             self.next_number(),
+            info=self.told,
         )
         answers = self.transport.exchange(
             dict.fromkeys(fresh, pack(hello, seal=self.seal)),

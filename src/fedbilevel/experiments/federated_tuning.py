@@ -1,0 +1,240 @@
+"""Tunes at real sites: a trial is a few rounds with steps that the server tells them.
+
+Sites stay as they are, one trial after the other, and are judged as in a simulation: by
+the upper loss on rows that each holds out, or by what the task names. What is chosen is
+told for the run itself. A trial that was interrupted is made again, those before it are
+not.
+"""
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel._files import make_private_folder, write_atomically
+from fedbilevel._folders import SEARCH, TUNED, TUNING
+from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.facts import check_facts
+from fedbilevel.experiments.federated import agreed, entry_of
+from fedbilevel.experiments.searching import NamedSearch, Tuning
+from fedbilevel.experiments.sites import clients_of, shared_settings
+from fedbilevel.experiments.telling import (
+    Told,
+    own_options,
+    require_tunable,
+    without_searched,
+)
+from fedbilevel.experiments.tuning import search_of
+from fedbilevel.federation import (
+    FederationRuntime,
+    Identity,
+    Roster,
+    Terms,
+    Transport,
+    settings_fingerprint,
+)
+from fedbilevel.federation.wire import CHECKSUM, Seal
+from fedbilevel.result import to_plain
+from fedbilevel.runtime import Watch, execute
+from fedbilevel.runtime.checkpoint import Snapshot
+from fedbilevel.studies.searching import Point, Search
+from fedbilevel.studies.tuning import looks, tuning_seeds
+from fedbilevel.studies.validation import HELD_OUT
+
+__all__ = ["tune_at_sites"]
+
+_LOSS = "upper_loss"
+
+
+def tune_at_sites(
+    transport: Transport,
+    experiment: Experiment,
+    folder: Path,
+    terms: Terms,
+    tuning: Tuning,
+    rounds: int,
+    *,
+    seal: Seal = CHECKSUM,
+    watch: Watch | None = None,
+    report: Callable[[str], None] = print,
+) -> Told:
+    """Search options of an experiment at its sites; return what to tell them.
+
+    A trial has `rounds` rounds. `tuning` in the folder of the run keeps what was tried.
+    """
+    require_tunable(experiment)
+    if tuning.rungs > 1 or rounds < 1:
+        raise InvalidInputError(
+            "trials at sites run to their end, in at least one round: leave out rungs, "
+            "and choose the rounds of a trial."
+        )
+    asked = {"tuning": asdict(tuning), "rounds": rounds}
+    place = _opened(folder / TUNING, experiment, asked)
+    trials = _Trials(transport, experiment, place, terms, seal, report)
+    named, judged_by = trials.searched()
+    search = named.search(tuning.trials, tuning.sampler)
+    if search is None:
+        raise InvalidInputError(
+            "there is nothing to tune: the algorithm has no step or weight that was "
+            "left open. Give a range, such as --set KEY=0.01..1."
+        )
+    seeds = tuning_seeds([experiment.seed], tuning.seeds)
+    tried: list[tuple[Point, float]] = []
+    for batch, size in enumerate(search.batches(search.count)):
+        for point in search.proposed(size, tried, batch):
+            steps, apart = _steps(named, point), judged_by == HELD_OUT
+            told = [Told(steps, seed, apart) for seed in seeds]
+            values = [trials.value(len(tried), one, rounds) for one in told]
+            tried.append((point, float(np.mean(values))))
+            shown = ", ".join(f"{name}={text}" for name, text in steps.items())
+            report(
+                f"trial {len(tried)} of {search.count}: {shown}, {judged_by} "
+                f"{tried[-1][1]:.5g}"
+            )
+            if watch is not None:
+                watch(len(tried), search.count, {})
+    return _concluded(place, experiment, named, search, tried, judged_by)
+
+
+def _opened(folder: Path, experiment: Experiment, asked: Mapping[str, Any]) -> Path:
+    """Return the folder of a search: a new one, or that of this very search."""
+    settings = {"experiment": shared_settings(experiment), **asked}
+    settings, path = json.loads(json.dumps(settings)), folder / SEARCH
+    if path.exists() and _read(path) != settings:
+        raise CheckpointError(
+            f"{folder} holds a search with other settings. Go on with those it was "
+            "begun with, or choose a new folder."
+        )
+    make_private_folder(folder)
+    _write(path, settings)
+    return folder
+
+
+def _steps(named: NamedSearch, point: Point) -> dict[str, str]:
+    """Return the options of a point that sites do not know already."""
+    options = named.options(point)
+    return {name: text for name, text in options.items() if name not in named.fixed}
+
+
+class _Trials:
+    """Makes one trial after the other at the sites of a transport."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        experiment: Experiment,
+        folder: Path,
+        terms: Terms,
+        seal: Seal,
+        report: Callable[[str], None],
+    ) -> None:
+        self.transport, self.experiment, self.folder = transport, experiment, folder
+        self.terms, self.seal, self.report = terms, seal, report
+        self.settings = settings_fingerprint(shared_settings(experiment))
+
+    def searched(self) -> tuple[NamedSearch, str]:
+        """Return what is searched, and what decides, as the sites tell it."""
+        base = without_searched(self.experiment)
+        roster = self._gathered(Told({}, base.seed))
+        job, facts = agreed(base, roster)
+        if "tuned_by" not in facts:
+            raise InvalidInputError(
+                "the sites take no steps from the server. Start their nodes with "
+                "--tune, too."
+            )
+        entry, chosen = entry_of(base, facts["algorithm"]), own_options(self.experiment)
+        recommended = facts["recommended"]
+        named = search_of(self.experiment, entry, recommended, job.clients, chosen)
+        return named, str(facts["tuned_by"])
+
+    def value(self, number: int, told: Told, rounds: int) -> float:
+        """Return what a trial came to; infinity where it diverged."""
+        path = self.folder / f"trial-{number}-seed-{told.seed}.json"
+        if path.exists():
+            held = _read(path)
+            if held.get("told") != told.info():
+                raise CheckpointError(f"{path} is of another trial. Remove {TUNING}.")
+            return math.inf if held["value"] is None else float(held["value"])
+        try:
+            value = self._made(told, rounds)
+        except NonFiniteError:
+            value = math.inf
+        finite = math.isfinite(value)
+        _write(path, {"told": told.info(), "value": value if finite else None})
+        return value if finite else math.inf
+
+    def _made(self, told: Told, rounds: int) -> float:
+        roster = self._gathered(told)
+        job, facts = agreed(told.applied(self.experiment), roster)
+        # Metrics may know test rows: sites that hold rows out measure none.
+        metrics = () if told.held_out else tuple(facts["metrics"])
+        runtime = FederationRuntime(job, roster, metrics)
+        if not runtime.exchanges.measuring():
+            raise InvalidInputError(
+                "no site judges a trial: with masks its operator must allow it (`node "
+                "--measure scalars`), and a site needs five upper rows to hold some "
+                "out. Tune elsewhere, by `fedbilevel tune`, and give the steps by "
+                "--set."
+            )
+        column = _LOSS if told.held_out else str(facts["tuned_by"])
+        begin, judged = None, []
+        for end in looks(rounds):
+            outcome = execute(runtime, end, measure_every=rounds, begin=begin)
+            begin = Snapshot(outcome.state, {}, end, {})
+            judged.append(float(outcome.columns[column][-1]))
+        return float(np.mean(judged))
+
+    def _gathered(self, told: Told) -> Roster:
+        """Say hello to all sites, as the server of a federation of its own."""
+        identity = Identity(secrets.token_hex(16), self.settings, 1)
+        roster = Roster(
+            self.transport,
+            clients_of(self.experiment),
+            identity,
+            self.terms,
+            self.report,
+            weights=self.experiment.weights,
+            check_facts=check_facts,
+            seal=self.seal,
+            told=told.info(),
+        )
+        roster.gather(self.terms.patience, enough=roster.clients)
+        return roster
+
+
+def _concluded(
+    folder: Path,
+    experiment: Experiment,
+    named: NamedSearch,
+    search: Search,
+    tried: list[tuple[Point, float]],
+    judged_by: str,
+) -> Told:
+    """Take the best, and write down what was tried."""
+    if not any(math.isfinite(value) for _, value in tried):
+        raise InvalidInputError(
+            f"all {len(tried)} trials diverged. Search smaller steps."
+        )
+    best = _steps(named, tried[search.best(tried)][0])
+    trials = [{"options": _steps(named, p), "value": v} for p, v in tried]
+    about = {"task": experiment.label, "judged_by": judged_by}
+    _write(folder / TUNED, {**about, "options": best, "trials": trials})
+    return Told(best, experiment.seed)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(to_plain(content), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))

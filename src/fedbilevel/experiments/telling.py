@@ -1,0 +1,79 @@
+"""What a server tells sites that take their steps from it, and what they let it tell.
+
+A trial is a run of its own, with steps, a seed and maybe rows that are held out; the
+run itself is told the steps that were chosen. All of it is in the hello.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fedbilevel import tasks
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.searching import is_searched
+from fedbilevel.federation.foreign import is_plain
+from fedbilevel.federation.wire import RefusedError
+from fedbilevel.tasks._base import option_defaults
+
+__all__ = ["Told", "own_options", "require_tunable", "without_searched"]
+
+_MOST_STEPS, _LONGEST, _LARGEST_SEED = 32, 40, 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Told:
+    """Steps as options write them, a seed, and whether sites hold rows out."""
+
+    steps: Mapping[str, str]
+    seed: int
+    held_out: bool = False
+
+    def info(self) -> dict[str, Any]:
+        """Return it as a hello has it."""
+        return asdict(self)
+
+    def applied(self, experiment: Experiment) -> Experiment:
+        """Return an experiment with these steps, and this seed."""
+        options = {**without_searched(experiment).options, **self.steps}
+        return replace(experiment, options=options, seed=self.seed)
+
+    @staticmethod
+    def read(info: Mapping[str, Any]) -> "Told":
+        """Read what a hello tells; refuse what none of ours would."""
+        steps, seed, apart = (info.get(n) for n in ("steps", "seed", "held_out"))
+        right = set(info) == {"steps", "seed", "held_out"}
+        right &= type(seed) is int and 0 <= seed <= _LARGEST_SEED
+        right &= type(apart) is bool and isinstance(steps, dict)
+        if not right or len(steps) > _MOST_STEPS:  # type: ignore[arg-type]
+            raise RefusedError("steps", "tells no steps, seed and rows to hold out")
+        for name, text in steps.items():  # type: ignore[union-attr]
+            if not is_plain(name, _LONGEST) or not is_plain(text, _LONGEST):
+                raise RefusedError("steps", f"{name!r:.40} cannot be {text!r:.40}")
+        return Told(steps, seed, apart)  # type: ignore[arg-type]
+
+
+def without_searched(experiment: Experiment) -> Experiment:
+    """Return an experiment without the ranges and lists that are to be searched."""
+    options = {
+        name: text
+        for name, text in experiment.options.items()
+        if name not in own_options(experiment) or not is_searched(text)
+    }
+    return replace(experiment, options=options)
+
+
+def own_options(experiment: Experiment) -> dict[str, str]:
+    """Return the options that are the algorithm's, and not the task's."""
+    known = option_defaults(tasks.find(experiment.task))
+    return {n: text for n, text in experiment.options.items() if n not in known}
+
+
+def require_tunable(experiment: Experiment) -> None:
+    """Raise where trials at sites would cost what nobody gives back."""
+    if experiment.noise:
+        raise InvalidInputError(
+            "--tune with --noise: every trial would spend privacy, and none could be "
+            "judged, since nothing is measured under noise. Tune on rows that may be "
+            "seen, by `fedbilevel tune`, and give the steps by --set."
+        )

@@ -24,7 +24,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.facts import check_facts
-from fedbilevel.experiments.federated import _agreed
+from fedbilevel.experiments.federated import agreed
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Identity, Roster, SiteLimits, Terms
 from fedbilevel.federation.server.measuring import conclude, measure
@@ -355,7 +355,7 @@ def hello_target() -> Target:
         answered.clear()
         roster.again(0)
         roster.refresh()
-        assert _agreed(experiment, roster)[1] == members[0].facts
+        assert agreed(experiment, roster)[1] == members[0].facts
 
     return Target({"hello": honest}, read, lambda: dict(roster.members), sound)
 
@@ -368,7 +368,7 @@ def agree(experiment, roster):
         weights=roster.weights,
     )
     try:
-        _agreed(experiment, alone)
+        agreed(experiment, alone)
     except InvalidInputError as error:
         assert str(error)
 

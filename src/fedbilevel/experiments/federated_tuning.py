@@ -39,6 +39,7 @@ from fedbilevel.federation import (
     Transport,
     settings_fingerprint,
 )
+from fedbilevel.federation.server.measuring import measuring
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch, execute
@@ -175,7 +176,7 @@ class _Trials:
         # Metrics may know test rows: sites that hold rows out measure none.
         metrics = () if told.held_out else tuple(facts["metrics"])
         runtime = FederationRuntime(job, roster, metrics)
-        if not runtime.exchanges.measuring():
+        if not measuring(runtime.exchanges):
             raise InvalidInputError(
                 "no site judges a trial: with masks its operator must allow it (`node "
                 "--measure scalars`), and a site needs five upper rows to hold some "

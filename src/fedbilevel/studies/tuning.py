@@ -291,6 +291,7 @@ class _Halving:
         runtime = SweepRuntime(job, algorithms=many, seeds=several)
         length, every = self.lengths[rung], self.lengths[-1]
         begin, judged = self._where_they_are(group, rung), []
+        outcome: Any = None
         for end in looks(length, 0 if begin is None else begin.round):
             outcome = execute(
                 runtime,

@@ -44,10 +44,10 @@ def held_out(data: Data, first: int = 0) -> tuple[Data, Data | None]:
         # A site may keep its rows sorted: by time, or by class.
         draw = np.random.default_rng([_SPLIT, first + client])
         order[client, :size] = draw.permutation(size)
-    first = np.where(np.arange(width) < taken[:, None], order, order[:, :1])
+    chosen = np.where(np.arange(width) < taken[:, None], order, order[:, :1])
     shift = np.minimum(np.arange(width) + taken[:, None], width - 1)
     rest = np.take_along_axis(order, shift, axis=1)
-    return _with_upper(data, rest, sizes - taken), _with_upper(data, first, taken)
+    return _with_upper(data, rest, sizes - taken), _with_upper(data, chosen, taken)
 
 
 def _with_upper(data: ClientData, order: np.ndarray, sizes: np.ndarray) -> ClientData:

@@ -331,7 +331,7 @@ def test_commands_that_share_an_argument_share_its_name_and_default():
         options_by_name(name) for name in ("run", "federate", "serve", "node")
     )
     # What is not the same is so on purpose.
-    differs = {"clients", "data", "out", "patience", "deadline"}
+    differs = {"clients", "data", "out", "patience", "deadline", "tune"}
     for other in (federate, serve, node):
         shared = run.keys() & other.keys() - differs
         assert {"task", "algorithm", "seed", "settings", "clip", "aggregate"} <= shared

@@ -38,6 +38,7 @@ SMALL = Experiment(
     rounds=4,
     local_steps=2,
     options={"data": "breast_cancer", "fedbio.lr_x": "0.5"},
+    safeguard=False,
 )
 
 

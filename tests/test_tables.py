@@ -267,6 +267,7 @@ def test_tables_and_errors_have_the_names_of_sites(table, tmp_path):
         rounds=30,
         precision="float32",
         options=options,
+        safeguard=False,
     )
     with pytest.raises(NonFiniteError, match="North|South|West"):
         diverging.run()

@@ -1,6 +1,7 @@
 from fedbilevel._types import Pair as Pair
 from fedbilevel.algorithms._optimizers import LocalOptimizer as LocalOptimizer
 from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
+from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
 from fedbilevel.algorithms.adafbio import AdaFBiO as AdaFBiO
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
@@ -86,3 +87,5 @@ from fedbilevel.studies import tune as tune
 from fedbilevel.tasks import Task as Task
 
 __version__: str
+from fedbilevel.units import OfCurvature as OfCurvature
+from fedbilevel.units import OfDistance as OfDistance

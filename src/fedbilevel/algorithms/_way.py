@@ -32,14 +32,15 @@ _AGREE, _NEWEST = 0.5, 0.1  # of a cosine, and the weight of the newest one
 _AWAY, _BACK = 0.75, 0.5  # of the largest distance
 _LONG = 3.0  # times the largest distance
 _SHORTER = 0.25  # the limit, once x has turned
-_STEEP = 100.0  # times the first direction
+_STEEP = 100.0  # times the first directions
+_EARLY = 30  # rounds, until z knows of y and hypergradients of x
 
 
 class Way(eqx.Module):
     """How far x has gone: where it began, where it was, and by what step it came.
 
-    `farthest` is r, `squares` the sum of G_i^2, `slope` the size of the first
-    direction, `steepest` the largest G_i, `agreement` the usual cosine between two
+    `farthest` is r, `squares` the sum of G_i^2, `slope` the largest of
+    the first directions, `steepest` the largest G_i, `rounds` how many, `agreement` the usual cosine between two
     moves, `path` the length of those that agreed, `turns` how often x has turned.
     """
 
@@ -55,6 +56,7 @@ class Way(eqx.Module):
     limit: Float[Array, ""]
     away: Bool[Array, ""]
     turns: Int[Array, ""]
+    rounds: Int[Array, ""]
 
     @staticmethod
     def of(x: Upper) -> "Way":
@@ -75,6 +77,7 @@ class Way(eqx.Module):
             limit=jnp.full_like(begin, jnp.finfo(begin.dtype).max),
             away=jnp.zeros((), bool),
             turns=jnp.zeros((), jnp.int32),
+            rounds=jnp.zeros((), jnp.int32),
         )
 
     def stride(self) -> Float[Array, ""]:
@@ -91,15 +94,18 @@ class Way(eqx.Module):
         both = length * before
         cosine = _tree.dot(move, self.move) / jnp.where(both > 0, both, 1)
         agreement = self.agreement + _NEWEST * (cosine - self.agreement)
-        agrees = agreement > _AGREE
+        agrees, steep = agreement > _AGREE, length / unit
+        first = jnp.where(self.rounds < _EARLY, steep, 0)
         numbers = {
             "farthest": jnp.maximum(self.farthest, distance),
-            "squares": self.squares + (length / unit) ** 2,
-            "steepest": jnp.maximum(self.steepest, length / unit),
+            "squares": self.squares + steep**2,
+            "slope": jnp.maximum(self.slope, first),
+            "steepest": jnp.maximum(self.steepest, steep),
             "agreement": agreement,
             "path": self.path + jnp.where(agrees, length, 0),
         }
-        after = replace(self, last=here, move=move, **self._like_before(numbers))
+        after = replace(self, last=here, move=move, rounds=self.rounds + 1)
+        after = replace(after, **self._like_before(numbers))
         return after._turned(distance, agrees)
 
     def _turned(self, distance: Array, agrees: Array) -> "Way":
@@ -129,4 +135,5 @@ class Way(eqx.Module):
     def anew(self) -> "Way":
         """Return the way at its start, with the limit that was found since."""
         fresh = Way.of(self.first.x).began(self.slope)
-        return replace(fresh, limit=self.limit, turns=self.turns)
+        kept = {"limit": self.limit, "turns": self.turns, "rounds": self.rounds}
+        return replace(fresh, **kept)

@@ -31,10 +31,16 @@ from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.pooled import Pooled
+from fedbilevel.algorithms.saba import SABA
 from fedbilevel.algorithms.scaffold import Scaffold
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.soba import SOBA
+from fedbilevel.algorithms.spaba import SPABA
+from fedbilevel.algorithms.srba import SRBA
+from fedbilevel.algorithms.srmba import SRMBA
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Data, PooledData, Problem
@@ -89,6 +95,12 @@ STORM: dict[str, Any] = {
     "local_steps": 2,
 }
 SHARED, BIASED, OWN = 1.0, 8 / 7, 24 / 29
+# Where the rows of all clients are in one place nothing is sent, and all ends well.
+ONE_MACHINE: dict[str, Any] = {
+    "floats": lambda dx, dy: 0,
+    "exchanges": 0,
+    "pools": True,
+}
 
 CASES = [
     Case(
@@ -222,6 +234,47 @@ CASES = [
         floats=lambda dx, dy: dx + 2 * dy,
         two_client=SHARED,
         slopes=("local",),
+    ),
+    Case(
+        "soba",
+        SOBA(0.1, 0.2, 0.15, CubeRootDecay(2.0, 8.0), local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("step",),
+    ),
+    Case(
+        "ma-soba",
+        MASOBA(0.1, 0.2, 0.15, 0.3, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("step",),
+    ),
+    Case(
+        "saba",
+        SABA(0.1, 0.2, 0.15, parts=2, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("step",),
+    ),
+    Case(
+        "srba",
+        SRBA(0.1, 0.2, 0.15, period=3, large_batch=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("large", "step"),
+    ),
+    Case(
+        "spaba",
+        SPABA(0.1, 0.2, 0.15, 0.5, large_batch=2, longest=4),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("large", "step"),
+    ),
+    Case(
+        "srmba",
+        SRMBA(**STORM, tau=0.3, c_q=6.0),
+        **ONE_MACHINE,
+        two_client=SHARED,
     ),
     Case(
         "fedbio, anchor",

@@ -160,9 +160,9 @@ def tally(monkeypatch):
         watched = watch(getattr(Oracle, method), method, lambda _: 1)
         monkeypatch.setattr(Oracle, method, watched)
     for level in ("upper", "lower"):
-        method = f"draw_{level}"
-        watched = watch(getattr(Oracle, method), f"{level}_samples", rows)
-        monkeypatch.setattr(Oracle, method, watched)
+        for method in (f"draw_{level}", f"part_{level}"):
+            watched = watch(getattr(Oracle, method), f"{level}_samples", rows)
+            monkeypatch.setattr(Oracle, method, watched)
     return seen
 
 

@@ -64,6 +64,11 @@ def zeta(oracle: Oracle, key):
     return oracle.draw_lower(key)
 
 
+def one_of_each(oracle: Oracle, key):
+    """Draw an upper sample and, independent of it, a lower one."""
+    return _both(oracle, key)
+
+
 def bundle_of(job: Job):
     """Return the draw of a hypergradient's bundle."""
     rule: Any = job.algorithm.hypergradient  # pyright: ignore[reportAttributeAccessIssue]

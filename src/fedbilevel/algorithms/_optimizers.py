@@ -233,7 +233,7 @@ def mapped(phases: Phases, change: Callable[[Phase], Phase]) -> Phases:
     return tuple(
         change(entry)
         if isinstance(entry, Phase)
-        else Repeat(entry.times, mapped(entry.phases, change), entry.random)
+        else replace(entry, phases=mapped(entry.phases, change))
         for entry in phases
     )
 

@@ -17,10 +17,11 @@ from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.hypergradient import AbstractHypergradient, Neumann
+from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
     CubeRootDecay,
@@ -86,12 +87,13 @@ _WHOLE_STEPS = {
     "alpha": Effective(("upper_step",), times="local_steps"),
     "beta": Effective(("lower_step",), times="local_steps"),
 }
-# Letters that mean the same in every method that has them.
+# Letters that mean the same in every method that has them; of steps that have a common
+# shape, its letter is a.
 _USUAL = {
     "lr": Effective(("lower_step",)),
-    "lr_x": Effective(("upper_step",)),
-    "lr_y": Effective(("lower_step",)),
-    "lr_z": Effective(("auxiliary_step", "lr_y", "lower_step")),
+    "lr_x": Effective(("upper_step",), over="a"),
+    "lr_y": Effective(("lower_step",), over="a"),
+    "lr_z": Effective(("auxiliary_step", "lr_y", "lower_step"), over="a"),
     "theta": Effective(("theta",)),
     "terms": Effective(("q",)),
     "chains": Effective(("participants",)),
@@ -112,6 +114,7 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "gamma_y": Effective(("lower_step",)),
         "gamma_z": Effective(("auxiliary_step", "lower_step")),
     },
+    MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
     MomentumLocalSGD: {
         "beta": Effective(("lower_weight",), convert=lambda weight, _: 1 - weight),
         # A sum of momentum beta is 1/(1 - beta) times longer than an average.
@@ -253,7 +256,8 @@ class _Reader:
         word, values = _WORDS.get(one.name, ("", {}))
         effective = _effective(self.entry, one.name)
         if one.type is AbstractHypergradient:
-            self.made[one.name] = Neumann(self._count("q"), self._number("theta"))
+            series: Any = self.entry.rule
+            self.made[one.name] = series(self._count("q"), self._number("theta"))
         elif letter in self.options:
             self.made[one.name] = self._value(letter, one)
         elif word in self.options:
@@ -296,9 +300,11 @@ class _Reader:
         return value
 
     def _scale(self, name: str) -> float:
-        """Return a schedule at t = 0 where it is a shape only, else 1."""
-        (letter,) = (a for a, b in self.entry.letters.items() if b == name)
-        return float(self._schedule(letter, 1.0)(0)) if self._is_shape(letter) else 1.0
+        """Return a schedule at t = 0 where there is one as a shape only, else 1."""
+        letters = [a for a, b in self.entry.letters.items() if b == name]
+        if not letters or not self._is_shape(letters[0]):
+            return 1.0
+        return float(self._schedule(letters[0], 1.0)(0))
 
     def _is_shape(self, letter: str) -> bool:
         """Say whether the effective values stay in force under a schedule.
@@ -353,7 +359,7 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
         algorithm = algorithm.algorithm
     for letter, one in _fields(entry).items():
         value = getattr(algorithm, one.name)
-        if isinstance(value, Neumann):
+        if isinstance(value, Neumann | RandomNeumann):
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)

@@ -47,11 +47,16 @@ class ClientData(eqx.Module):
         """Draw rows of a client, uniformly and independently."""
         return client, _uniform(sizes[client], key, count)
 
-    def all_places(
-        self, sizes: Array, client: Client, width: int
+    def part_places(
+        self, sizes: Array, client: Client, width: int, part: Client, parts: int
     ) -> tuple[Places, Array]:
-        """Return every row of a client, and its weight; padding weighs nothing."""
-        return _weighted(client, jnp.ones((), self.weights.dtype), sizes, width)
+        """Return one of so many parts of a client's rows, and their weights.
+
+        Padding weighs nothing. Weights are `parts` times those among all rows, so that the mean over the parts
+        is that over the rows, whatever their sizes.
+        """
+        share = jnp.ones((), self.weights.dtype)
+        return _weighted(client, share, sizes, width, part, parts)
 
     def pooled(self) -> "PooledData":
         """Return the same rows, as if they could be moved to one machine."""
@@ -135,14 +140,14 @@ class PooledData(eqx.Module):
         whose = jr.choice(among, sizes.size, (count,), p=share)
         return whose, _uniform(sizes[whose], choose, count)
 
-    def all_places(
-        self, sizes: Array, client: Client, width: int
+    def part_places(
+        self, sizes: Array, client: Client, width: int, part: Client, parts: int
     ) -> tuple[Places, Array]:
-        """Return every row there is, and its weight."""
+        """Return one of so many parts of the rows, and their weights."""
         del client
         whose = jnp.arange(sizes.size, dtype=jnp.int32)[:, None]
         share = (self.parts.weights / jnp.sum(self.parts.weights))[:, None]
-        return _weighted(whose, share, sizes, width)
+        return _weighted(whose, share, sizes, width, part, parts)
 
 
 Data: TypeAlias = ClientData | PooledData
@@ -155,13 +160,20 @@ def _uniform(size: Array, key: Key, count: int) -> Array:
 
 
 def _weighted(
-    whose: Array | int, share: Array, sizes: Array, width: int
+    whose: Array | int,
+    share: Array,
+    sizes: Array,
+    width: int,
+    part: Client,
+    parts: int,
 ) -> tuple[Places, Array]:
-    size = sizes[whose]
-    position = jnp.arange(width, dtype=size.dtype)
+    size, count = sizes[whose], -(-width // parts)
+    # Every so many rows one of them, so that parts differ in size by at most one.
+    first = jnp.asarray(part, size.dtype)
+    position = first + parts * jnp.arange(count, dtype=size.dtype)
     # Padding is not even read: past the end the last real row stands in, weighing 0.
     index = jnp.minimum(position, size - 1)
-    each = jnp.where(position < size, share / size.astype(share.dtype), 0)
+    each = jnp.where(position < size, parts * share / size.astype(share.dtype), 0)
     return (whose, index), each
 
 

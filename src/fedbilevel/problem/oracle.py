@@ -66,6 +66,21 @@ class Oracle(eqx.Module):
         data = self.data
         return _all_rows(data, data.lower, data.lower_sizes, self.client)
 
+    def part_upper(self, part: Int[Array, ""] | int, parts: int) -> Batch:
+        """Return one of so many parts of the upper rows, the same ones every time.
+
+        The mean over the parts, which weigh alike, is that over all rows.
+        """
+        data = self.data
+        where = (self.client, part, parts)
+        return Batch(*_part_upper(data, data.upper, data.upper_sizes, *where))
+
+    def part_lower(self, part: Int[Array, ""] | int, parts: int) -> Batch:
+        """Return one of so many parts of the lower rows, in the same way."""
+        data = self.data
+        where = (self.client, part, parts)
+        return Batch(*_part_lower(data, data.lower, data.lower_sizes, *where))
+
     def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return f_k on a batch."""
         return upper_loss(self.problem, x, y, batch)
@@ -132,13 +147,27 @@ def _draw_lower(data, client, key, batch, noise):
 
 
 def _all_rows(data: Data, rows: Rows, sizes: Array, client: Array | int) -> Batch:
+    return Batch(*_part_rows(data, rows, sizes, client, 0, 1))
+
+
+def _part_rows(data, rows, sizes, client, part, parts):
     width = jax.tree.leaves(rows)[0].shape[1]
-    places, weights = data.all_places(sizes, client, width)
+    places, weights = data.part_places(sizes, client, width, part, parts)
 
     def flat(leaf: Array) -> Array:
         return leaf[places].reshape(-1, *leaf.shape[2:])
 
-    return Batch(fetched(jax.tree.map(flat, rows)), weights.reshape(-1))
+    return fetched(jax.tree.map(flat, rows)), weights.reshape(-1)
+
+
+@partial(jax.jit, static_argnums=5)
+def _part_upper(data, rows, sizes, client, part, parts):
+    return _part_rows(data, rows, sizes, client, part, parts)
+
+
+@partial(jax.jit, static_argnums=5)
+def _part_lower(data, rows, sizes, client, part, parts):
+    return _part_rows(data, rows, sizes, client, part, parts)
 
 
 @jax.jit

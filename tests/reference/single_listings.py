@@ -1,0 +1,107 @@
+"""Methods of one machine, line by line, in NumPy, with means over clients.
+
+What a listing draws is handed to it: `samples[k][t]` is what client k draws at t. `lr`
+are the steps of x, y and z, or of x and y.
+"""
+
+import numpy as np
+
+from tests.reference.bent_oracles import (
+    cross_product,
+    hessian_product,
+    lower_gradient,
+    upper_gradients,
+)
+
+
+def three(x, y, z, xi, zeta):
+    """Return D_x, D_y and D_z of SOBA."""
+    fx, fy = upper_gradients(x, y, xi)
+    D_x = fx - cross_product(x, y, z, zeta)
+    return D_x, lower_gradient(x, y, zeta), hessian_product(x, y, z, zeta) - fy
+
+
+def mean(rows):
+    """Return the mean of every block over clients or samples."""
+    return [np.mean(block, axis=0) for block in zip(*rows, strict=True)]
+
+
+def at(samples, t):
+    """Return what all clients draw at t."""
+    return [client[t] for client in samples]
+
+
+def soba(x, y, samples, *, lr, a):
+    """Return x, y, z after all samples."""
+    z = np.zeros_like(y)
+    for t in range(len(samples[0])):
+        D_x, D_y, D_z = mean([three(x, y, z, *s) for s in at(samples, t)])
+        x, y, z = x - lr[0] * a(t) * D_x, y - lr[1] * a(t) * D_y, z - lr[2] * a(t) * D_z
+    return x, y, z
+
+
+def ma_soba(x, y, samples, *, lr, a, alpha):
+    """Return x, y, z and u."""
+    z, u = np.zeros_like(y), None
+    for t in range(len(samples[0])):
+        D_x, D_y, D_z = mean([three(x, y, z, *s) for s in at(samples, t)])
+        weight = 1 if u is None else alpha * a(t - 1)
+        u = D_x if u is None else (1 - weight) * u + weight * D_x
+        x, y, z = x - lr[0] * a(t) * u, y - lr[1] * a(t) * D_y, z - lr[2] * a(t) * D_z
+    return x, y, z, u
+
+
+def recursive(w, rounds, G, *, lr):
+    """Return the point after rounds of (large batches, then small ones), [k][j].
+
+    `G(w, s)` are the directions. A large batch forms them anew, a small one corrects.
+    """
+    for large, small in rounds:
+        d = mean([mean([G(w, s) for s in client]) for client in large])
+        before, w = w, [b - step * e for b, step, e in zip(w, lr, d, strict=True)]
+        for j in range(len(small[0])):
+            now = mean([G(w, s) for s in at(small, j)])
+            then = mean([G(before, s) for s in at(small, j)])
+            d = [e + n - o for e, n, o in zip(d, now, then, strict=True)]
+            before, w = w, [b - step * e for b, step, e in zip(w, lr, d, strict=True)]
+    return w
+
+
+def saba(x, y, drawn, parts_below, parts_above, *, lr):
+    """Return x, y, z; `drawn[k][t]` is (i, j), `parts_below[k][i]` (weight, rows)."""
+    z, tables = np.zeros_like(y), {}
+    for t in range(len(drawn[0])):
+        found = []
+        for k, (i, j) in enumerate(at(drawn, t)):
+            estimate = {}
+            for name, part, value in _five(x, y, z, parts_below[k][i], i) + _two(
+                x, y, parts_above[k][j], j
+            ):
+                parts = len(parts_below[k])
+                zeros = [np.zeros_like(value)] * parts
+                table = tables.setdefault((k, name), list(zeros))
+                estimate[name] = value - table[part] + np.mean(table, axis=0)
+                table[part] = value
+            D_x = estimate["fx"] - estimate["jvp"]
+            found.append((D_x, estimate["gy"], estimate["hvp"] - estimate["fy"]))
+        D_x, D_y, D_z = mean(found)
+        x, y, z = x - lr[0] * D_x, y - lr[1] * D_y, z - lr[2] * D_z
+    return x, y, z
+
+
+def _five(x, y, z, weighted, part):
+    weight, rows = weighted
+    return [
+        ("jvp", part, weight * sum(cross_product(x, y, z, row) for row in rows)),
+        ("gy", part, weight * sum(lower_gradient(x, y, row) for row in rows)),
+        ("hvp", part, weight * sum(hessian_product(x, y, z, row) for row in rows)),
+    ]
+
+
+def _two(x, y, weighted, part):
+    weight, rows = weighted
+    both = [upper_gradients(x, y, row) for row in rows]
+    return [
+        ("fx", part, weight * sum(fx for fx, _ in both)),
+        ("fy", part, weight * sum(fy for _, fy in both)),
+    ]

@@ -1,0 +1,160 @@
+"""Methods of one machine repeat their listings, sample by sample, on K clients."""
+
+from typing import Any
+
+import jax
+import jax.random as jr
+import numpy as np
+import pytest
+
+from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.saba import SABA
+from fedbilevel.algorithms.soba import SOBA
+from fedbilevel.algorithms.spaba import SPABA
+from fedbilevel.algorithms.srba import SRBA
+from fedbilevel.runtime import SimulatorRuntime, execute, keys
+from fedbilevel.schedules import CubeRootDecay
+from tests.cases import quadratic_data
+from tests.reference import single_listings
+from tests.reference.bent_job import X0, Y0, bent_job
+from tests.reference.replay_phases import draw_phase, one_of_each, phase_number
+
+ROUNDS, P, CLIENTS = 4, 3, 3
+LR = (0.1, 0.2, 0.15)
+DECAY = CubeRootDecay(2.0, 8.0)
+
+
+def decay(t):
+    """Return the schedule `DECAY` at t."""
+    return 2.0 / (8.0 + t) ** (1 / 3)
+
+
+def end_of(job, rounds=ROUNDS):
+    return execute(SimulatorRuntime(job), rounds, measure_every=rounds).state.server
+
+
+def assert_close(point, expected, tolerance=1e-10):
+    for block, value in zip(vars(point).values(), expected, strict=True):
+        np.testing.assert_allclose(block, value, rtol=0, atol=tolerance)
+
+
+def test_soba_is_its_listing():
+    job = bent_job(SOBA(*LR, DECAY, local_steps=P), quadratic_data(CLIENTS), seed=3)
+    samples = draw_phase(job, "step", ROUNDS * P, one_of_each)
+    expected = single_listings.soba(X0, Y0, samples, lr=LR, a=decay)
+    assert_close(end_of(job).point, expected)
+
+
+def test_ma_soba_is_its_listing():
+    algorithm = MASOBA(*LR, 0.3, DECAY, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=4)
+    samples = draw_phase(job, "step", ROUNDS * P, one_of_each)
+    numbers = {"lr": LR, "a": decay, "alpha": 0.3}
+    *point, u = single_listings.ma_soba(X0, Y0, samples, **numbers)
+    server = end_of(job)
+    assert_close(server.point, point)
+    np.testing.assert_allclose(server.direction.x, u, rtol=0, atol=1e-10)
+
+
+def rounds_of(job, draw, large_batch, lengths, most):
+    """Return the large and the small samples of every round, by client."""
+    larges = draw_phase(job, "large", len(lengths) * large_batch, draw)
+    smalls = draw_phase(job, "step", len(lengths) * most, draw)
+    return [
+        (
+            [client[r * large_batch : (r + 1) * large_batch] for client in larges],
+            [client[r * most : r * most + length] for client in smalls],
+        )
+        for r, length in enumerate(lengths)
+    ]
+
+
+def soba_directions(w, sample):
+    return single_listings.three(*w, *sample)
+
+
+def test_srba_is_its_listing():
+    algorithm = SRBA(*LR, period=4, large_batch=2)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=5)
+    rounds = rounds_of(job, one_of_each, 2, [3] * ROUNDS, 3)
+    start = [X0, Y0, np.zeros_like(Y0)]
+    expected = single_listings.recursive(start, rounds, soba_directions, lr=LR)
+    assert_close(end_of(job).point, expected)
+
+
+def test_spaba_is_its_listing():
+    longest, rounds = 8, 6
+    algorithm = SPABA(*LR, 0.4, large_batch=2, longest=longest)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=6)
+    where = (keys.ROUNDS, phase_number(job, "step"))
+    lengths = [
+        int(keys.draw_streak(job.key, *where, r, longest, 0.4)) for r in range(rounds)
+    ]
+    assert len(set(lengths)) > 2
+    drawn = rounds_of(job, one_of_each, 2, lengths, longest)
+    start = [X0, Y0, np.zeros_like(Y0)]
+    expected = single_listings.recursive(start, drawn, soba_directions, lr=LR)
+    assert_close(end_of(job, rounds).point, expected)
+
+
+def test_a_streak_is_the_coins_that_show_tails_first():
+    root = jr.key(3)
+
+    def drawn(chance, most):
+        many = jax.vmap(lambda r: keys.draw_streak(root, 0, 1, r, most, chance))
+        return np.asarray(many(np.arange(4000)))
+
+    found = drawn(0.25, 200)
+    # Geometric on {0, 1, ..}: mean (1 - pr) / pr = 3, chance of 0 is pr.
+    assert abs(found.mean() - 3) < 4 * np.sqrt(12 / 4000)
+    assert abs((found == 0).mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 4000)
+    assert (drawn(1.0, 5) == 0).all()
+    np.testing.assert_array_equal(drawn(0.25, 4), np.minimum(drawn(0.25, 4), 4))
+    assert drawn(0.25, 4).max() == 4
+
+
+def parts_of(data, level, parts):
+    """Return (weight, rows) of every part, [client][part], each row a batch of one."""
+    rows = {name: np.asarray(leaf) for name, leaf in getattr(data, level).items()}
+    sizes = np.asarray(getattr(data, f"{level}_sizes"))
+
+    def one(k, r):
+        return {name: leaf[k, r : r + 1] for name, leaf in rows.items()}
+
+    return [
+        [
+            (parts / size, [one(k, r) for r in range(i, size, parts)])
+            for i in range(parts)
+        ]
+        for k, size in enumerate(sizes)
+    ]
+
+
+def test_saba_is_its_listing():
+    parts, data = 2, quadratic_data(CLIENTS)
+    job = bent_job(SABA(*LR, parts=parts, local_steps=P), data, seed=7)
+
+    def which(client, t):
+        turn = keys.client_turn(job.key, (keys.ROUNDS, 0), client, t)
+        return tuple(
+            int(jr.randint(key, (), 0, parts, "int32"))
+            for key in jr.split(turn.keys(1)[0])
+        )
+
+    drawn = [[which(k, t) for t in range(ROUNDS * P)] for k in range(CLIENTS)]
+    tables: Any = (parts_of(data, "lower", parts), parts_of(data, "upper", parts))
+    expected = single_listings.saba(X0, Y0, drawn, *tables, lr=LR)
+    assert_close(end_of(job).point, expected)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5, 9])
+def test_the_mean_over_parts_is_that_over_all_rows(parts):
+    job = bent_job(SABA(*LR), quadratic_data(2))
+    for data in (job.data, job.data.pooled()):
+        oracle = bent_job(SABA(*LR), data).oracle(0)
+        slopes = [
+            oracle.lower_gradient(job.x, job.y, oracle.part_lower(i, parts))
+            for i in range(parts)
+        ]
+        whole = oracle.lower_gradient(job.x, job.y, oracle.all_lower())
+        np.testing.assert_allclose(np.mean(slopes, axis=0), whole, rtol=0, atol=1e-12)

@@ -16,6 +16,9 @@ import pytest
 from fedbilevel._blocks import is_any
 from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms import AbstractAlgorithm, every_phase
+from fedbilevel.algorithms.alset import ALSET
+from fedbilevel.algorithms.amigo import AmIGO
+from fedbilevel.algorithms.bsa import BSA
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
@@ -27,6 +30,7 @@ from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
+from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
@@ -34,6 +38,7 @@ from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.pooled import Pooled
+from fedbilevel.algorithms.s_tfbo import STFBO
 from fedbilevel.algorithms.saba import SABA
 from fedbilevel.algorithms.scaffold import Scaffold
 from fedbilevel.algorithms.simfbo import SimFBO
@@ -41,8 +46,10 @@ from fedbilevel.algorithms.soba import SOBA
 from fedbilevel.algorithms.spaba import SPABA
 from fedbilevel.algorithms.srba import SRBA
 from fedbilevel.algorithms.srmba import SRMBA
+from fedbilevel.algorithms.stocbio import StocBiO
+from fedbilevel.algorithms.ttsa import TTSA
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.hypergradient import Neumann
+from fedbilevel.hypergradient import Neumann, RandomNeumann
 from fedbilevel.problem import ClientData, Data, PooledData, Problem
 from fedbilevel.runtime import Job, Sampling
 from fedbilevel.schedules import CubeRootDecay
@@ -95,6 +102,11 @@ STORM: dict[str, Any] = {
     "local_steps": 2,
 }
 SHARED, BIASED, OWN = 1.0, 8 / 7, 24 / 29
+RANDOM: dict[str, Any] = {
+    "hypergradient": RandomNeumann(2, THETA),
+    "lr_x": 0.1,
+    "lr_y": 0.2,
+}
 # Where the rows of all clients are in one place nothing is sent, and all ends well.
 ONE_MACHINE: dict[str, Any] = {
     "floats": lambda dx, dy: 0,
@@ -277,6 +289,59 @@ CASES = [
         two_client=SHARED,
     ),
     Case(
+        "stocbio",
+        StocBiO(Neumann(1, THETA), 0.1, 0.2, inner_steps=2, local_steps=2),
+        **ONE_MACHINE,
+        slopes=("lower", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "alset",
+        ALSET(**RANDOM, inner_steps=2),
+        **ONE_MACHINE,
+        slopes=("lower", "upper"),
+        two_client=SHARED,
+        wanders=0.5,
+    ),
+    Case(
+        "bsa",
+        BSA(**RANDOM, inner_steps=2),
+        **ONE_MACHINE,
+        slopes=("upper", "lower"),
+        two_client=SHARED,
+        wanders=0.5,
+    ),
+    Case(
+        "ttsa",
+        TTSA(**RANDOM, a=CubeRootDecay(0.5, 8.0)),
+        **ONE_MACHINE,
+        slopes=("lower", "upper"),
+        two_client=SHARED,
+        wanders=0.5,
+    ),
+    Case(
+        "amigo",
+        AmIGO(0.1, 0.2, 0.15, inner_steps=2, system_steps=2),
+        **ONE_MACHINE,
+        slopes=("lower", "system", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "fsla",
+        FSLA(0.1, 0.2, 0.15, 0.4),
+        **ONE_MACHINE,
+        slopes=("lower", "system", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "s-tfbo",
+        STFBO(local_steps=2),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        wanders=1e-3,
+    ),
+    Case(
         "fedbio, anchor",
         FedBiO(0.1, 0.2, 0.15, local_steps=2, drift="anchor"),
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
@@ -307,9 +372,13 @@ NAMES = [case.name for case in CASES if case.of is None]
 def for_cases(chosen: Callable[[Case], bool] = lambda _: True):
     """Run a test for every row, or those that have a property.
 
-    Variants of an algorithm take part in the fast tests if their structure is new.
+    Variants of an algorithm, and methods of one machine, take part in the fast tests if
+    their structure is new.
     """
-    rows = _rows(chosen, lambda case: bool(case.of) and case.name not in _STRUCTURES)
+    rows = _rows(
+        chosen,
+        lambda case: (bool(case.of) or case.pools) and case.name not in _STRUCTURES,
+    )
     return pytest.mark.parametrize("case", rows)
 
 
@@ -355,6 +424,8 @@ def has_several_phases(case: Case) -> bool:
 _DISTINCT = {_structure(case): case.name for case in CASES}
 _STRUCTURES = set(_DISTINCT.values())
 EVERY = for_cases()
+# Without a program nothing takes long.
+ROWS = pytest.mark.parametrize("case", _rows(lambda _: True, lambda _: False))
 # One algorithm of each structure, where a test is about runtimes and costs a program.
 STRUCTURES = for_cases(lambda case: case.name in _STRUCTURES)
 # Those of the structures that ask most of a runtime: memories, private blocks, nests.

@@ -7,17 +7,30 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from fedbilevel.algorithms.alset import ALSET
+from fedbilevel.algorithms.amigo import AmIGO
+from fedbilevel.algorithms.bsa import BSA
+from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.s_tfbo import STFBO
 from fedbilevel.algorithms.saba import SABA
 from fedbilevel.algorithms.soba import SOBA
 from fedbilevel.algorithms.spaba import SPABA
 from fedbilevel.algorithms.srba import SRBA
+from fedbilevel.algorithms.stocbio import StocBiO
+from fedbilevel.hypergradient import Neumann, RandomNeumann
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
-from fedbilevel.schedules import CubeRootDecay
+from fedbilevel.schedules import CubeRootDecay, PowerDecay
 from tests.cases import quadratic_data
-from tests.reference import single_listings
+from tests.reference import bent_oracles, single_listings
 from tests.reference.bent_job import X0, Y0, bent_job
-from tests.reference.replay_phases import draw_phase, one_of_each, phase_number
+from tests.reference.replay_phases import (
+    bundle_of,
+    draw_phase,
+    one_of_each,
+    phase_number,
+    zeta,
+)
 
 ROUNDS, P, CLIENTS = 4, 3, 3
 LR = (0.1, 0.2, 0.15)
@@ -27,6 +40,14 @@ DECAY = CubeRootDecay(2.0, 8.0)
 def decay(t):
     """Return the schedule `DECAY` at t."""
     return 2.0 / (8.0 + t) ** (1 / 3)
+
+
+POWER = PowerDecay(1.5, 2.0, 0.6)
+
+
+def power(t):
+    """Return the schedule `POWER` at t."""
+    return 1.5 / (2.0 + t) ** 0.6
 
 
 def end_of(job, rounds=ROUNDS):
@@ -111,6 +132,84 @@ def test_a_streak_is_the_coins_that_show_tails_first():
     assert (drawn(1.0, 5) == 0).all()
     np.testing.assert_array_equal(drawn(0.25, 4), np.minimum(drawn(0.25, 4), 4))
     assert drawn(0.25, 4).max() == 4
+
+
+def test_stocbio_and_its_order_are_the_listing():
+    theta, T_in = 0.25, 2
+    rule = Neumann(2, theta)
+    algorithm = StocBiO(rule, 0.1, 0.2, POWER, DECAY, inner_steps=T_in, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=8)
+    expected = alternated(
+        job, lambda x, y, b: bent_oracles.hypergradient(x, y, b, theta), T_in
+    )
+    assert_close(end_of(job).point, expected)
+
+
+@pytest.mark.parametrize("upper_first", [False, True])
+def test_the_random_series_is_the_listing_of_bsa_ttsa_and_alset(upper_first):
+    theta, N, T_in = 0.25, 3, 2
+    make = BSA if upper_first else ALSET
+    sizes = {"a": POWER, "b": DECAY, "inner_steps": T_in, "local_steps": P}
+    algorithm = make(
+        hypergradient=RandomNeumann(N, theta),
+        lr_x=0.1,
+        lr_y=0.2,
+        b=DECAY,
+        a=POWER,
+        **sizes,
+    )
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=9)
+    expected = alternated(
+        job,
+        lambda x, y, b: single_listings.random_term(x, y, b, theta, N),
+        T_in,
+        upper_first=upper_first,
+    )
+    assert_close(end_of(job).point, expected)
+
+
+def alternated(job, h, T_in, **more):
+    lowers = draw_phase(job, "lower", ROUNDS * P * T_in, zeta)
+    uppers = draw_phase(job, "upper", ROUNDS * P, bundle_of(job))
+    numbers: dict[str, Any] = {"lr": (0.1, 0.2), "T_in": T_in, "a": power, "b": decay}
+    return single_listings.alternating(X0, Y0, lowers, uppers, h, **numbers, **more)
+
+
+def of_three_phases(job, *counts):
+    """Return what clients draw below, for the system, and above."""
+    draws = zip(("lower", "system", "upper"), counts, strict=True)
+    return [
+        draw_phase(job, name, count, zeta if name == "lower" else one_of_each)
+        for name, count in draws
+    ]
+
+
+def test_amigo_is_its_listing():
+    T_in, N_z = 2, 3
+    algorithm = AmIGO(*LR, inner_steps=T_in, system_steps=N_z, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=10)
+    total = ROUNDS * P
+    drawn = of_three_phases(job, total * T_in, total * N_z, total)
+    expected = single_listings.amigo(X0, Y0, *drawn, lr=LR, T_in=T_in, N_z=N_z)
+    assert_close(end_of(job).point, expected)
+
+
+def test_fsla_is_its_listing():
+    algorithm = FSLA(*LR, 0.4, DECAY, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=11)
+    drawn = of_three_phases(job, *[ROUNDS * P] * 3)
+    numbers = {"lr": LR, "a": decay, "alpha": 0.4}
+    *point, u = single_listings.fsla(X0, Y0, *drawn, **numbers)
+    server = end_of(job)
+    assert_close(server.point, point)
+    np.testing.assert_allclose(server.direction.x, u, rtol=0, atol=1e-10)
+
+
+def test_s_tfbo_is_its_listing():
+    job = bent_job(STFBO(0.7, local_steps=P), quadratic_data(CLIENTS), seed=12)
+    samples = draw_phase(job, "step", ROUNDS * P, one_of_each)
+    expected = single_listings.s_tfbo(X0, Y0, samples, start=0.7)
+    assert_close(end_of(job).point, expected)
 
 
 def parts_of(data, level, parts):

@@ -51,7 +51,9 @@ def _plain(drawn):
         rows, count = drawn.factors.rows, len(drawn.factors.rows["s"])
         factors = [{name: rows[name][j] for name in rows} for j in range(count)]
         return drawn.upper.rows, drawn.cross.rows, factors
-    return tuple(map(_plain, drawn)) if isinstance(drawn, tuple) else drawn.rows
+    if isinstance(drawn, tuple):
+        return tuple(map(_plain, drawn))
+    return getattr(drawn, "rows", drawn)  # or the length of a random series
 
 
 def xi(oracle: Oracle, key):

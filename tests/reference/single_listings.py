@@ -105,3 +105,76 @@ def _two(x, y, weighted, part):
         ("fx", part, weight * sum(fx for fx, _ in both)),
         ("fy", part, weight * sum(fy for _, fy in both)),
     ]
+
+
+def alternating(x, y, lowers, uppers, h, *, lr, T_in, a, b, upper_first=False):
+    """Return x and y; `lowers[k][t T_in + i]` is zeta, `uppers[k][t]` a bundle."""
+
+    def above(t):
+        bundles = at(uppers, t)
+        return x - lr[0] * a(t) * np.mean([h(x, y, one) for one in bundles], axis=0)
+
+    for t in range(len(uppers[0])):
+        if upper_first:
+            x = above(t)
+        for i in range(T_in):
+            zetas = at(lowers, t * T_in + i)
+            gy = np.mean([lower_gradient(x, y, zeta) for zeta in zetas], axis=0)
+            y = y - lr[1] * b(t) * gy
+        if not upper_first:
+            x = above(t)
+    return x, y
+
+
+def random_term(x, y, drawn, theta, N):
+    """Return the hypergradient by one random term of the series of N."""
+    (xi, zeta_0, factors), length = drawn
+    fx, r = upper_gradients(x, y, xi)
+    for zeta in factors[: int(length)]:
+        r = r - theta * hessian_product(x, y, r, zeta)
+    return fx - N * theta * cross_product(x, y, r, zeta_0)
+
+
+def amigo(x, y, lowers, systems, uppers, *, lr, T_in, N_z):
+    """Return x, y, z; samples by phase, (xi, zeta) but for the lower one."""
+    z = np.zeros_like(y)
+    for t in range(len(uppers[0])):
+        for i in range(T_in):
+            slopes = [lower_gradient(x, y, zeta) for zeta in at(lowers, t * T_in + i)]
+            y = y - lr[1] * np.mean(slopes, axis=0)
+        for i in range(N_z):
+            D_z = [three(x, y, z, *s)[2] for s in at(systems, t * N_z + i)]
+            z = z - lr[2] * np.mean(D_z, axis=0)
+        D_x = [three(x, y, z, *s)[0] for s in at(uppers, t)]
+        x = x - lr[0] * np.mean(D_x, axis=0)
+    return x, y, z
+
+
+def fsla(x, y, lowers, systems, uppers, *, lr, a, alpha):
+    """Return x, y, z and u."""
+    z, u, before = np.zeros_like(y), None, None
+    for t in range(len(uppers[0])):
+        slopes = [lower_gradient(x, y, zeta) for zeta in at(lowers, t)]
+        y = y - lr[1] * a(t) * np.mean(slopes, axis=0)
+        D_z = [three(x, y, z, *s)[2] for s in at(systems, t)]
+        z = z - lr[2] * a(t) * np.mean(D_z, axis=0)
+        now = np.mean([three(x, y, z, *s)[0] for s in at(uppers, t)], axis=0)
+        if u is None:
+            u = now
+        else:
+            then = np.mean([three(*before, *s)[0] for s in at(uppers, t)], axis=0)
+            u = now + (1 - alpha * a(t - 1)) * (u - then)
+        before = (x, y, z)
+        x = x - lr[0] * a(t) * u
+    return x, y, z, u
+
+
+def s_tfbo(x, y, samples, *, start):
+    """Return x, y, z."""
+    z, al, be, ga = np.zeros_like(y), start**2, start**2, start**2
+    for t in range(len(samples[0])):
+        D_x, D_y, D_z = mean([three(x, y, z, *s) for s in at(samples, t)])
+        al, be, ga = al + D_x @ D_x, be + D_y @ D_y, ga + D_z @ D_z
+        most = max(be, ga) ** 0.5
+        x, y, z = x - D_x / (al**0.5 * most), y - D_y / be**0.5, z - D_z / most
+    return x, y, z

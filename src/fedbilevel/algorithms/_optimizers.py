@@ -32,7 +32,6 @@ from fedbilevel.algorithms._base import (
     AbstractAlgorithm,
     Phase,
     Phases,
-    Repeat,
     SeesTurn,
     ServerTurn,
     Turn,

@@ -14,17 +14,20 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry, SteadySteps
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
     CubeRootDecay,
+    PowerDecay,
     Schedule,
     TheoremThree,
     parse_schedule,
@@ -114,7 +117,9 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "gamma_y": Effective(("lower_step",)),
         "gamma_z": Effective(("auxiliary_step", "lower_step")),
     },
+    FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
+    StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
     MomentumLocalSGD: {
         "beta": Effective(("lower_weight",), convert=lambda weight, _: 1 - weight),
         # A sum of momentum beta is 1/(1 - beta) times longer than an average.
@@ -381,6 +386,9 @@ def _schedule_text(value: Any) -> str:
         return _number_text(value.value)
     if isinstance(value, CubeRootDecay):
         return f"decay:{float(value.c0)!r}:{float(value.w0)!r}"
+    if isinstance(value, PowerDecay):
+        numbers = (value.c0, value.w0, value.power)
+        return ":".join(["decay", *(repr(float(one)) for one in numbers)])
     if isinstance(value, TheoremThree):
         return f"theorem3:{float(value.l_hat)!r}:{float(value.l_phi)!r}"
     raise InvalidInputError(f"a schedule of type {type(value).__name__} has no text.")

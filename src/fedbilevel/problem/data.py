@@ -52,8 +52,8 @@ class ClientData(eqx.Module):
     ) -> tuple[Places, Array]:
         """Return one of so many parts of a client's rows, and their weights.
 
-        Padding weighs nothing. Weights are `parts` times those among all rows, so that the mean over the parts
-        is that over the rows, whatever their sizes.
+        Padding weighs nothing. Weights are `parts` times those among all rows, so that
+        the mean over the parts is that over the rows, whatever their sizes.
         """
         share = jnp.ones((), self.weights.dtype)
         return _weighted(client, share, sizes, width, part, parts)

@@ -18,6 +18,9 @@ from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms import AbstractAlgorithm, every_phase
 from fedbilevel.algorithms.alset import ALSET
 from fedbilevel.algorithms.amigo import AmIGO
+from fedbilevel.algorithms.asbio_bred import ASBiOBreD
+from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bsa import BSA
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
@@ -37,17 +40,25 @@ from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.algorithms.mrbo import MRBO
 from fedbilevel.algorithms.pooled import Pooled
+from fedbilevel.algorithms.rsvrb import RSVRB
 from fedbilevel.algorithms.s_tfbo import STFBO
 from fedbilevel.algorithms.saba import SABA
+from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.scaffold import Scaffold
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.smb import SMB
 from fedbilevel.algorithms.soba import SOBA
 from fedbilevel.algorithms.spaba import SPABA
 from fedbilevel.algorithms.srba import SRBA
 from fedbilevel.algorithms.srmba import SRMBA
 from fedbilevel.algorithms.stocbio import StocBiO
+from fedbilevel.algorithms.sustain import SUSTAIN
+from fedbilevel.algorithms.svrb import SVRB
 from fedbilevel.algorithms.ttsa import TTSA
+from fedbilevel.algorithms.vr_biadam import VRBiAdam
+from fedbilevel.algorithms.vrbo import VRBO
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import Neumann, RandomNeumann
 from fedbilevel.problem import ClientData, Data, PooledData, Problem
@@ -102,6 +113,13 @@ STORM: dict[str, Any] = {
     "local_steps": 2,
 }
 SHARED, BIASED, OWN = 1.0, 8 / 7, 24 / 29
+LETTERS: dict[str, Any] = {
+    "hypergradient": Neumann(1, THETA),
+    "alpha": 3.0,
+    "beta": 4.0,
+    "rho1": 0.5,
+    "rho2": 0.8,
+}
 RANDOM: dict[str, Any] = {
     "hypergradient": RandomNeumann(2, THETA),
     "lr_x": 0.1,
@@ -340,6 +358,86 @@ CASES = [
         slopes=("step",),
         two_client=SHARED,
         wanders=1e-3,
+    ),
+    Case(
+        "smb",
+        SMB(**LETTERS, eta=0.1, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "svrb",
+        SVRB(**LETTERS, eta=0.3, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "mrbo",
+        MRBO(Neumann(1, THETA), 0.3, 5.0, 6.0, 0.5, 0.8, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "sustain",
+        SUSTAIN(RandomNeumann(2, THETA), 0.3, 5.0, 6.0, 0.5, 0.8, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        wanders=0.5,
+    ),
+    Case(
+        "rsvrb",
+        RSVRB(**LETTERS, eta=0.3, local_steps=2),
+        floats=lambda dx, dy: 2 * dx,
+        two_client=OWN,
+    ),
+    Case(
+        "vrbo",
+        VRBO(Neumann(1, THETA), 0.1, 0.2, 2, 2, 2),
+        **ONE_MACHINE,
+        slopes=("large", "step"),
+        two_client=SHARED,
+    ),
+    Case(
+        "biadam",
+        BiAdam(Neumann(1, THETA), 0.1, 0.2, 0.3, 0.4, start=0.5, form="paper"),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        wanders=0.05,
+    ),
+    Case(
+        "vr-biadam",
+        VRBiAdam(
+            hypergradient=Neumann(1, THETA), lr_x=0.1, lr_y=0.2, alpha=0.3, beta=0.4
+        ),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        wanders=0.05,
+    ),
+    Case(
+        "bio-bred",
+        BiOBreD(0.1, 0.2, 0.05, inner_steps=2, psi="diagonal"),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        wanders=0.1,
+    ),
+    Case(
+        "sbio-bred",
+        SBiOBreD(RandomNeumann(2, THETA), 0.1, 0.2, l1=0.05),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        wanders=0.5,
+    ),
+    Case(
+        "asbio-bred",
+        ASBiOBreD(RandomNeumann(2, THETA), 0.1, 0.2, 0.05, 2, 2),
+        **ONE_MACHINE,
+        slopes=("large", "step"),
+        two_client=SHARED,
+        wanders=0.5,
     ),
     Case(
         "fedbio, anchor",

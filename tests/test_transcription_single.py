@@ -7,24 +7,32 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from fedbilevel import algorithms
 from fedbilevel.algorithms.alset import ALSET
 from fedbilevel.algorithms.amigo import AmIGO
+from fedbilevel.algorithms.asbio_bred import ASBiOBreD
+from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bsa import BSA
 from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.s_tfbo import STFBO
 from fedbilevel.algorithms.saba import SABA
+from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.soba import SOBA
 from fedbilevel.algorithms.spaba import SPABA
 from fedbilevel.algorithms.srba import SRBA
 from fedbilevel.algorithms.stocbio import StocBiO
-from fedbilevel.hypergradient import Neumann, RandomNeumann
+from fedbilevel.algorithms.vr_biadam import VRBiAdam
+from fedbilevel.algorithms.vrbo import VRBO
+from fedbilevel.hypergradient import Neumann, RandomNeumann, Unrolled
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay, PowerDecay
 from tests.cases import quadratic_data
 from tests.reference import bent_oracles, single_listings
 from tests.reference.bent_job import X0, Y0, bent_job
 from tests.reference.replay_phases import (
+    bundle_and_zeta_of,
     bundle_of,
     draw_phase,
     one_of_each,
@@ -42,6 +50,7 @@ def decay(t):
     return 2.0 / (8.0 + t) ** (1 / 3)
 
 
+SHORT = CubeRootDecay(0.6, 8.0)
 POWER = PowerDecay(1.5, 2.0, 0.6)
 
 
@@ -209,6 +218,132 @@ def test_s_tfbo_is_its_listing():
     job = bent_job(STFBO(0.7, local_steps=P), quadratic_data(CLIENTS), seed=12)
     samples = draw_phase(job, "step", ROUNDS * P, one_of_each)
     expected = single_listings.s_tfbo(X0, Y0, samples, start=0.7)
+    assert_close(end_of(job).point, expected)
+
+
+SERIES = {
+    "whole": (
+        Neumann(2, 0.25),
+        lambda x, y, b: bent_oracles.hypergradient(x, y, b, 0.25),
+    ),
+    "random": (
+        RandomNeumann(3, 0.25),
+        lambda x, y, b: single_listings.random_term(x, y, b, 0.25, 3),
+    ),
+}
+MOMENTUM: dict[str, dict[str, Any]] = {
+    "smb": {"alpha": 1.5, "beta": 2.0, "rho1": 0.4, "rho2": 0.7, "eta": SHORT},
+    "mrbo": {"c1": 1.5, "c2": 2.0, "gamma": 0.4, "lam": 0.7, "eta": SHORT},
+    "sustain": {"c_f": 1.5, "c_g": 2.0, "c_a": 0.4, "c_b": 0.7, "a": SHORT},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "power"),
+    [("mrbo", "whole", 2), ("sustain", "random", 2), ("smb", "whole", 1)],
+)
+def test_momentum_on_one_machine_is_its_listing(name, series, power):
+    """MRBO and SUSTAIN share a form, and differ in the series; SMB only averages."""
+    rule, h = SERIES[series]
+    make = algorithms.find(name).make
+    algorithm = make(hypergradient=rule, local_steps=P, **MOMENTUM[name])
+    job = bent_job(algorithm, quadratic_data(1), seed=13)
+    (samples,) = draw_phase(job, "local", ROUNDS * P, bundle_and_zeta_of(job))
+    *point, u, v = single_listings.momentum(
+        X0,
+        Y0,
+        samples,
+        h,
+        lr=(0.4, 0.7),
+        eta=lambda t: 0.6 / (8.0 + t) ** (1 / 3),
+        weights=(1.5, 2.0),
+        power=power,
+        corrected=power == 2,
+    )
+    server = end_of(job)
+    assert_close(server.point, point)
+    assert_close(server.direction, (u, v))
+
+
+def pairs_of(job, large_batch, lengths, most):
+    return rounds_of(job, bundle_and_zeta_of(job), large_batch, lengths, most)
+
+
+def test_vrbo_is_its_listing():
+    (rule, h), q, m = SERIES["whole"], 2, 3
+    algorithm = VRBO(rule, 0.1, 0.2, inner_steps=m, period=q, large_batch=2)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=14)
+    rounds = pairs_of(job, 2, [q * m] * ROUNDS, q * m)
+    expected = single_listings.vrbo(X0, Y0, rounds, h, lr=(0.1, 0.2), q=q, m=m)
+    assert_close(end_of(job).point, expected)
+
+
+@pytest.mark.parametrize(("form", "corrected"), [("code", True), ("paper", False)])
+def test_biadam_is_its_listing(form, corrected):
+    rule, h = SERIES["whole"]
+    make: Any = VRBiAdam if corrected else BiAdam
+    numbers: dict[str, Any] = {"tau": 0.9, "small": 1e-3, "start": 0.2}
+    steps: dict[str, Any] = {"lr_x": 0.05, "lr_y": 0.1, "alpha": 0.3, "beta": 0.4}
+    choices: dict[str, Any] = {"a": DECAY, "form": form, "local_steps": P}
+    algorithm = make(hypergradient=rule, **steps, **choices, **numbers)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=15)
+    samples = draw_phase(job, "step", ROUNDS * P, bundle_and_zeta_of(job))
+    expected = single_listings.biadam(
+        X0,
+        Y0,
+        samples,
+        h,
+        lr=(0.05, 0.1),
+        a=decay,
+        weights=(0.3, 0.4),
+        paper=form == "paper",
+        corrected=corrected,
+        **numbers,
+    )
+    assert_close(end_of(job).point, expected)
+
+
+def unrolled_draw(oracle, key):
+    return Unrolled(2, 0.2).draw(oracle, key)
+
+
+def test_bio_bred_is_its_listing():
+    algorithm = BiOBreD(0.02, 0.2, 0.3, 2, psi="diagonal", local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=16)
+
+    def split(drawn):
+        xi, zetas = drawn
+        return xi, [{n: leaf[i] for n, leaf in zetas.items()} for i in range(2)]
+
+    drawn = draw_phase(job, "step", ROUNDS * P, unrolled_draw)
+    samples = [[split(one) for one in client] for client in drawn]
+    numbers: dict[str, Any] = {"lr": (0.02, 0.2), "l1": 0.3, "diagonal": True}
+    expected = single_listings.bio_bred(X0, Y0, samples, **numbers)
+    assert_close(end_of(job).point, expected)
+
+
+def test_sbio_bred_is_its_listing():
+    rule, h = SERIES["random"]
+    algorithm = SBiOBreD(rule, 0.3, 0.2, DECAY, 0.9, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=17)
+    samples = draw_phase(job, "step", ROUNDS * P, bundle_and_zeta_of(job))
+    rounds = [
+        ([[client[t]] for client in samples], [[] for _ in samples])
+        for t in range(ROUNDS * P)
+    ]
+    numbers: dict[str, Any] = {"lr": (0.3, 0.2), "b": decay, "l1": 0.9}
+    x, y = single_listings.mirrored(X0, Y0, rounds, h, diagonal=False, **numbers)
+    assert_close(end_of(job).point, (x, y))
+    assert (x == 0).any()  # the threshold is at work
+
+
+def test_asbio_bred_is_its_listing():
+    rule, h = SERIES["random"]
+    algorithm = ASBiOBreD(rule, 0.02, 0.2, 0.3, 3, 2, psi="diagonal")
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=18)
+    rounds = pairs_of(job, 2, [2] * ROUNDS, 2)
+    numbers: dict[str, Any] = {"lr": (0.02, 0.2), "b": lambda t: 1.0, "l1": 0.3}
+    expected = single_listings.mirrored(X0, Y0, rounds, h, diagonal=True, **numbers)
     assert_close(end_of(job).point, expected)
 
 

@@ -178,3 +178,130 @@ def s_tfbo(x, y, samples, *, start):
         most = max(be, ga) ** 0.5
         x, y, z = x - D_x / (al**0.5 * most), y - D_y / be**0.5, z - D_z / most
     return x, y, z
+
+
+def momentum(x, y, samples, h, *, lr, eta, weights, power, corrected):
+    """Return x, y, u and v of SMB (averages), or of MRBO and SUSTAIN (corrected).
+
+    `samples[t]` of one machine is (bundle, zeta); weights are `weights` eta^power.
+    """
+    u = v = before = None
+    for t, (bundle, zeta) in enumerate(samples):
+        h_now, g_now = h(x, y, bundle), lower_gradient(x, y, zeta)
+        if before is None:
+            u, v = h_now, g_now
+        else:
+            a, c = (w * eta(t - 1) ** power for w in weights)
+            if corrected:
+                u = h_now + (1 - a) * (u - h(*before, bundle))
+                v = g_now + (1 - c) * (v - lower_gradient(*before, zeta))
+            else:
+                u, v = (1 - a) * u + a * h_now, (1 - c) * v + c * g_now
+        before = (x, y)
+        x, y = x - lr[0] * eta(t) * u, y - lr[1] * eta(t) * v
+    return x, y, u, v
+
+
+def pair(w, drawn, h):
+    """Return the hypergradient and gy."""
+    bundle, zeta = drawn
+    return h(*w, bundle), lower_gradient(*w, zeta)
+
+
+def vrbo(x, y, rounds, h, *, lr, q, m):
+    """Return x and y; a round is (large batches, small ones), [k][j]."""
+    for large, small in rounds:
+        u, v = mean([mean([pair((x, y), s, h) for s in client]) for client in large])
+        old, j = (x, y), 0
+        for _ in range(q):
+            x = x - lr[0] * u
+            for _ in range(m):
+                now = mean([pair((x, y), s, h) for s in at(small, j)])
+                then = mean([pair(old, s, h) for s in at(small, j)])
+                u, v = u + now[0] - then[0], v + now[1] - then[1]
+                old, y, j = (x, y), y - lr[1] * v, j + 1
+    return x, y
+
+
+def biadam(x, y, samples, h, *, lr, a, weights, tau, small, start, paper, corrected):
+    """Return x and y; `samples[k][t]` is (bundle, zeta)."""
+    u = v = before = None
+    second_x = np.full_like(x, start)
+    second_y = start if paper else np.full_like(y, start)
+    for t in range(len(samples[0])):
+        now = mean([pair((x, y), s, h) for s in at(samples, t)])
+        if before is None:
+            u, v = now
+        elif corrected:
+            then = mean([pair(before, s, h) for s in at(samples, t)])
+            u = now[0] + (1 - weights[0]) * (u - then[0])
+            v = now[1] + (1 - weights[1]) * (v - then[1])
+        else:
+            u = (1 - weights[0]) * u + weights[0] * now[0]
+            v = (1 - weights[1]) * v + weights[1] * now[1]
+        second_x = tau * second_x + (1 - tau) * u**2
+        second_y = tau * second_y + (1 - tau) * (np.linalg.norm(v) if paper else v**2)
+        A = np.sqrt(second_x) + small if paper else np.sqrt(second_x + small)
+        B = second_y + small if paper else np.sqrt(second_y + small)
+        before = (x, y)
+        x, y = x - lr[0] * a(t) * u / A, y - lr[1] * a(t) * v / B
+    return x, y
+
+
+def proximal(x, u, gamma, l1, H):
+    """Return argmin <u, x'> + l1 |x'| + (H/2) (x' - x)^2 / gamma, by its cases."""
+    out = []
+    for one, slope, scale in zip(x, u, H, strict=True):
+        free, shift = one - gamma * slope / scale, gamma * l1 / scale
+        out.append(max(free - shift, 0.0) if free > 0 else min(free + shift, 0.0))
+    return np.asarray(out)
+
+
+class Distance:
+    """H of psi = ||x||^2 / 2, or of the one that follows the squares of u."""
+
+    def __init__(self, diagonal, x):
+        self.diagonal, self.a = diagonal, np.zeros_like(x)
+
+    def scale(self, u):
+        """Return H after a direction u."""
+        self.a = 0.99 * self.a + 0.01 * u**2
+        return np.sqrt(self.a) + 1e-6 if self.diagonal else np.ones_like(u)
+
+
+def bio_bred(x, y, samples, *, lr, l1, diagonal):
+    """Return x and y; `samples[k][t]` is (xi, zetas of all lower steps)."""
+    psi = Distance(diagonal, x)
+    for t in range(len(samples[0])):
+        u, y = mean([unrolled(x, y, xi, zetas, lr[1]) for xi, zetas in at(samples, t)])
+        x = proximal(x, u, lr[0], l1, psi.scale(u))
+    return x, y
+
+
+def unrolled(x, y, xi, zetas, lr):
+    """Return d/dx f(x, y^T(x)), going back through the lower steps, and y^T."""
+    passed = []
+    for zeta in zetas:
+        passed.append((y, zeta))
+        y = y - lr * lower_gradient(x, y, zeta)
+    u, p = upper_gradients(x, y, xi)
+    for at_y, zeta in reversed(passed):
+        u = u - lr * cross_product(x, at_y, p, zeta)
+        p = p - lr * hessian_product(x, at_y, p, zeta)
+    return u, y
+
+
+def mirrored(x, y, rounds, h, *, lr, b, l1, diagonal):
+    """Return x and y of SBiO-BreD (rounds without small batches) and ASBiO-BreD."""
+    psi, t, before = Distance(diagonal, x), 0, (x, y)
+    for large, small in rounds:
+        u, v = mean([mean([pair((x, y), s, h) for s in client]) for client in large])
+        for j in range(len(small[0]) + 1):
+            if j > 0:
+                now = mean([pair((x, y), s, h) for s in at(small, j - 1)])
+                then = mean([pair(before, s, h) for s in at(small, j - 1)])
+                u, v = u + now[0] - then[0], v + now[1] - then[1]
+            before = (x, y)
+            x, y = proximal(x, u, lr[0], l1, psi.scale(u)), y - lr[1] * b(t) * v
+            t += 1
+    return x, y

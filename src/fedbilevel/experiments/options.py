@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from fedbilevel.algorithms import AbstractAlgorithm, Entry, SteadySteps
+from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -20,6 +21,7 @@ from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -117,8 +119,13 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "gamma_y": Effective(("lower_step",)),
         "gamma_z": Effective(("auxiliary_step", "lower_step")),
     },
+    BiAdam: {
+        "alpha": Effective(("upper_weight",)),
+        "beta": Effective(("lower_weight",)),
+    },
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
+    SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},
     StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
     MomentumLocalSGD: {
         "beta": Effective(("lower_weight",), convert=lambda weight, _: 1 - weight),

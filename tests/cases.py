@@ -81,7 +81,7 @@ class Case:
     runs it on the rows of all clients in one place, `slopes` names the phases whose
     replies are no points, and `chains` asks for so many clients, each with a message of
     its own. `of` is the name of the algorithm where a row is a variant of one, and
-    `choices` what makes it one, as the command line writes it.
+    `choices` what makes it one, or lets it come to rest, as the command line writes it.
     """
 
     name: str
@@ -319,7 +319,6 @@ CASES = [
         **ONE_MACHINE,
         slopes=("lower", "upper"),
         two_client=SHARED,
-        wanders=0.5,
     ),
     Case(
         "bsa",
@@ -327,7 +326,6 @@ CASES = [
         **ONE_MACHINE,
         slopes=("upper", "lower"),
         two_client=SHARED,
-        wanders=0.5,
     ),
     Case(
         "ttsa",
@@ -335,7 +333,6 @@ CASES = [
         **ONE_MACHINE,
         slopes=("lower", "upper"),
         two_client=SHARED,
-        wanders=0.5,
     ),
     Case(
         "amigo",
@@ -382,7 +379,6 @@ CASES = [
         SUSTAIN(RandomNeumann(2, THETA), 0.3, 5.0, 6.0, 0.5, 0.8, local_steps=2),
         **ONE_MACHINE,
         two_client=SHARED,
-        wanders=0.5,
     ),
     Case(
         "rsvrb",
@@ -403,7 +399,7 @@ CASES = [
         **ONE_MACHINE,
         slopes=("step",),
         two_client=SHARED,
-        wanders=0.05,
+        choices={"small": "1"},
     ),
     Case(
         "vr-biadam",
@@ -413,7 +409,7 @@ CASES = [
         **ONE_MACHINE,
         slopes=("step",),
         two_client=SHARED,
-        wanders=0.05,
+        choices={"small": "1"},
     ),
     Case(
         "bio-bred",
@@ -429,7 +425,6 @@ CASES = [
         **ONE_MACHINE,
         slopes=("step",),
         two_client=SHARED,
-        wanders=0.5,
     ),
     Case(
         "asbio-bred",
@@ -437,7 +432,6 @@ CASES = [
         **ONE_MACHINE,
         slopes=("large", "step"),
         two_client=SHARED,
-        wanders=0.5,
     ),
     Case(
         "fedbio, anchor",

@@ -1,5 +1,9 @@
 """One machine: a problem, its rows, a start and a method are all there is to say."""
 
+import re
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +59,16 @@ def test_a_problem_its_rows_and_a_method_are_enough():
     assert slope_at(np.asarray(found.x)) < 0.05 * slope_at(np.zeros(2))
     assert found.counts["exchanges"] == found.counts["floats_up"] == 0
     assert found.config["clients"] == 1
+
+
+def test_the_guide_keeps_the_only_true_coefficient(capsys):
+    text = (Path(__file__).parent.parent / "docs" / "one-machine.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(block, found)
+    assert np.argmin(found["result"].x) == 0
+    assert np.argmax(np.abs(found["result"].y)) == 0
+    assert capsys.readouterr().out.startswith("[")
 
 
 def test_samples_are_batches_of_rows():

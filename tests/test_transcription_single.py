@@ -386,9 +386,11 @@ def test_the_mean_over_parts_is_that_over_all_rows(parts):
     job = bent_job(SABA(*LR), quadratic_data(2))
     for data in (job.data, job.data.pooled()):
         oracle = bent_job(SABA(*LR), data).oracle(0)
+        _, count = oracle.parts(parts)
+        assert count == min(parts, 4 if data is not job.data else 3)
         slopes = [
             oracle.lower_gradient(job.x, job.y, oracle.part_lower(i, parts))
-            for i in range(parts)
+            for i in range(int(count))
         ]
         whole = oracle.lower_gradient(job.x, job.y, oracle.all_lower())
         np.testing.assert_allclose(np.mean(slopes, axis=0), whole, rtol=0, atol=1e-12)

@@ -1,8 +1,9 @@
 r"""SABA: SAGA on the five parts of SOBA's directions.
 
-The rows of each level are divided into m parts, the same ones at all times. Of every
-part a table holds gy, hvp[z], jvp[z] (lower) or fx, fy (upper) as they were when it was
-last drawn. At every iteration, with a lower part i and an upper part j drawn uniformly:
+The rows of each level are divided into m parts, the same ones at all times (as many as
+rows if those are fewer). Of every part a table holds gy, hvp[z], jvp[z] (lower) or fx,
+fy (upper) as they were when it was last drawn. At every iteration, with a lower part i
+and an upper part j drawn uniformly:
 
     s(q) = q_i(x, y, z) - T_q[i] + mean_i T_q[i],    then T_q[i] <- q_i(x, y, z)
     D_y = s(gy),   D_z = s(hvp[z]) - s(fy),   D_x = s(fx) - s(jvp[z])
@@ -85,16 +86,17 @@ class SABA(AbstractAlgorithm):
     def local(self, w: Triple, tables: Tables, oracle: Oracle, turn: Turn):
         """Draw a part of each level, and return the directions."""
         for_i, for_j = jr.split(turn.keys(1)[0])
-        i, j = (_part(key, self.parts) for key in (for_i, for_j))
+        above, below = oracle.parts(self.parts)
+        i, j = _drawn(for_i, below), _drawn(for_j, above)
         zeta, xi = oracle.part_lower(i, self.parts), oracle.part_upper(j, self.parts)
-        below = Triple(
+        lower = Triple(
             oracle.cross_product(w.x, w.y, w.z, zeta),
             oracle.lower_gradient(w.x, w.y, zeta),
             oracle.hessian_product(w.x, w.y, w.z, zeta),
         )
-        above = Pair(*oracle.upper_gradients(w.x, w.y, xi))
-        lower, table_below = _saga(below, tables.lower, i)
-        upper, table_above = _saga(above, tables.upper, j)
+        upper = Pair(*oracle.upper_gradients(w.x, w.y, xi))
+        lower, table_below = _saga(lower, tables.lower, i, below)
+        upper, table_above = _saga(upper, tables.upper, j, above)
         D_x = _tree.subtract(upper.x, lower.x)
         D = Triple(D_x, lower.y, _tree.subtract(lower.z, upper.y))
         return Tables(table_below, table_above), D
@@ -105,7 +107,7 @@ class SABA(AbstractAlgorithm):
         return Path(stepped(server.point, steps, D))
 
 
-def _part(key: Key, parts: int) -> Array:
+def _drawn(key: Key, parts: Array) -> Array:
     return jr.randint(key, (), 0, parts, jnp.int32)
 
 
@@ -113,11 +115,11 @@ def _empty(level: PyTree, parts: int) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros((parts, *leaf.shape), leaf.dtype), level)
 
 
-def _saga(now: Any, table: Any, part: Array) -> tuple[Any, Any]:
+def _saga(now: Any, table: Any, part: Array, parts: Array) -> tuple[Any, Any]:
     """Return the estimate of the mean over all parts, and the table after it."""
 
     def estimate(leaf: Array, held: Array) -> Array:
-        return leaf - held[part] + jnp.mean(held, axis=0)
+        return leaf - held[part] + jnp.sum(held, axis=0) / parts.astype(held.dtype)
 
     def stored(leaf: Array, held: Array) -> Array:
         return held.at[part].set(leaf)

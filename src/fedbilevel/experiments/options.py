@@ -159,6 +159,8 @@ def options_of(entry: Entry) -> dict[str, Option]:
         meaning, sets = one.metadata.get("meaning", ""), _effective(entry, one.name)
         if one.type is AbstractHypergradient:
             known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
+            if entry.rule is RandomNeumann:
+                known["length"] = _LENGTH
             continue
         default = "from " + " or ".join(sets.names) if sets else _default(one)
         known[letter] = Option(letter, _kind(one), default, meaning)
@@ -173,6 +175,12 @@ def options_of(entry: Entry) -> dict[str, Option]:
     return known
 
 
+_LENGTH = Option(
+    "length",
+    "random or full",
+    "random",
+    "one random term of the series, times their number, or the sum of all",
+)
 _KINDS = {name: ("number", "the task's") for name in MEANINGS}
 _KINDS["q"] = ("count", "the task's")
 
@@ -268,8 +276,7 @@ class _Reader:
         word, values = _WORDS.get(one.name, ("", {}))
         effective = _effective(self.entry, one.name)
         if one.type is AbstractHypergradient:
-            series: Any = self.entry.rule
-            self.made[one.name] = series(self._count("q"), self._number("theta"))
+            self.made[one.name] = self._series()
         elif letter in self.options:
             self.made[one.name] = self._value(letter, one)
         elif word in self.options:
@@ -284,6 +291,15 @@ class _Reader:
                 f"recommends none. Give {letter}=VALUE "
                 f"({one.metadata.get('meaning', 'a number')})."
             )
+
+    def _series(self) -> AbstractHypergradient:
+        kind: Any = self.entry.rule
+        words = {"random": RandomNeumann, "full": Neumann}
+        if kind is RandomNeumann and "length" in self.options:
+            if self.options["length"] not in words:
+                raise unknown_name("length", self.options["length"], words)
+            kind = words[self.options["length"]]
+        return kind(self._count("q"), self._number("theta"))
 
     def _value(self, letter: str, one: Field) -> Any:
         if one.type is int:
@@ -372,6 +388,8 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
     for letter, one in _fields(entry).items():
         value = getattr(algorithm, one.name)
         if isinstance(value, Neumann | RandomNeumann):
+            if entry.rule is RandomNeumann:
+                written["length"] = "full" if isinstance(value, Neumann) else "random"
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)

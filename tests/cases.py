@@ -82,6 +82,7 @@ class Case:
     replies are no points, and `chains` asks for so many clients, each with a message of
     its own. `of` is the name of the algorithm where a row is a variant of one, and
     `choices` what makes it one, or lets it come to rest, as the command line writes it.
+    A row that `repeats` the structure of another one takes part in few fast tests.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Case:
     chains: int | None = None
     of: str | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
+    repeats: bool = False
 
     @property
     def method(self) -> str:
@@ -385,6 +387,7 @@ CASES = [
         RSVRB(**LETTERS, eta=0.3, local_steps=2),
         floats=lambda dx, dy: 2 * dx,
         two_client=OWN,
+        repeats=True,
     ),
     Case(
         "vrbo",
@@ -469,9 +472,13 @@ def for_cases(chosen: Callable[[Case], bool] = lambda _: True):
     """
     rows = _rows(
         chosen,
-        lambda case: (bool(case.of) or case.pools) and case.name not in _STRUCTURES,
+        lambda case: _is_alike(case) and case.name not in _STRUCTURES,
     )
     return pytest.mark.parametrize("case", rows)
+
+
+def _is_alike(case: Case) -> bool:
+    return bool(case.of) or case.pools or case.repeats
 
 
 def _rows(chosen: Callable[[Case], bool], takes_long: Callable[[Case], bool]) -> list:
@@ -513,7 +520,7 @@ def has_several_phases(case: Case) -> bool:
     return len(every_phase(case.algorithm.phases())) > 1
 
 
-_DISTINCT = {_structure(case): case.name for case in CASES}
+_DISTINCT = {_structure(case): case.name for case in CASES if not case.repeats}
 _STRUCTURES = set(_DISTINCT.values())
 EVERY = for_cases()
 # Without a program nothing takes long.

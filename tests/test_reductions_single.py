@@ -79,6 +79,7 @@ def test_recursions_with_nothing_but_single_batches_are_soba(seed, lr):
     assert_same(point_of(coin, data, seed), plain)
 
 
+@pytest.mark.slow
 @few
 @given(lr=small)
 def test_without_noise_all_of_the_family_are_soba(lr):
@@ -91,6 +92,7 @@ def test_without_noise_all_of_the_family_are_soba(lr):
         assert_same(point_of(other, data, rounds=3), plain)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, eta=small, weight=st.floats(0.5, 4.0))
 def test_srmba_on_clients_is_fedbioacc(seed, eta, weight):
@@ -106,6 +108,7 @@ LETTERS: dict[str, Any] = {"rho1": 0.1, "rho2": 0.2}
 FROZEN: dict[str, Any] = {"tau": 1.0, "start": 1.0, "small": 0.0}
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, weight=st.floats(0.05, 0.95))
 def test_adaptive_steps_of_frozen_moments_are_momentum(seed, weight):
@@ -113,9 +116,9 @@ def test_adaptive_steps_of_frozen_moments_are_momentum(seed, weight):
     data = quadratic_data(CLIENTS)
     steps: dict[str, Any] = {"hypergradient": RULE, "lr_x": 0.1, "lr_y": 0.2}
     weights: dict[str, Any] = {"alpha": weight, "beta": 0.4}
-    letters = {"hypergradient": RULE, "eta": 1.0, **LETTERS, **weights}
+    letters: dict[str, Any] = {"hypergradient": RULE, "eta": 1.0, **LETTERS, **weights}
     for adaptive, momentum in ((BiAdam, LocalBSGM), (VRBiAdam, LocalBSGVRM)):
-        one: Any = adaptive(**steps, **weights, **FROZEN)  # pyright: ignore[reportCallIssue]
+        one: Any = adaptive(**steps, **weights, **FROZEN)
         other = momentum(**letters, local_steps=1)
         assert_same(point_of(one, data, seed), point_of(other, data, seed))
 
@@ -124,12 +127,14 @@ def test_adaptive_steps_of_frozen_moments_are_momentum(seed, weight):
 @few
 @given(seed=seeds, lr=small)
 def test_the_paper_form_of_frozen_moments_is_momentum_too(seed, lr):
-    data, shared = quadratic_data(CLIENTS), {"alpha": 0.3, "beta": 0.4}
+    data = quadratic_data(CLIENTS)
+    shared: dict[str, Any] = {"alpha": 0.3, "beta": 0.4}
     one = BiAdam(RULE, lr, 0.2, **shared, **FROZEN, form="paper")
     other = LocalBSGM(RULE, 1.0, rho1=lr, rho2=0.2, **shared, local_steps=1)
     assert_same(point_of(one, data, seed), point_of(other, data, seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_mirror_steps_of_squares_without_a_norm_are_gradient_steps(seed, lr):

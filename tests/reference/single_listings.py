@@ -42,11 +42,11 @@ def soba(x, y, samples, *, lr, a):
 
 def ma_soba(x, y, samples, *, lr, a, alpha):
     """Return x, y, z and u."""
-    z, u = np.zeros_like(y), None
+    z, u = np.zeros_like(y), np.zeros_like(x)
     for t in range(len(samples[0])):
         D_x, D_y, D_z = mean([three(x, y, z, *s) for s in at(samples, t)])
-        weight = 1 if u is None else alpha * a(t - 1)
-        u = D_x if u is None else (1 - weight) * u + weight * D_x
+        weight = 1 if t == 0 else alpha * a(t - 1)
+        u = (1 - weight) * u + weight * D_x
         x, y, z = x - lr[0] * a(t) * u, y - lr[1] * a(t) * D_y, z - lr[2] * a(t) * D_z
     return x, y, z, u
 
@@ -152,14 +152,15 @@ def amigo(x, y, lowers, systems, uppers, *, lr, T_in, N_z):
 
 def fsla(x, y, lowers, systems, uppers, *, lr, a, alpha):
     """Return x, y, z and u."""
-    z, u, before = np.zeros_like(y), None, None
+    z, u = np.zeros_like(y), np.zeros_like(x)
+    before = (x, y, z)
     for t in range(len(uppers[0])):
         slopes = [lower_gradient(x, y, zeta) for zeta in at(lowers, t)]
         y = y - lr[1] * a(t) * np.mean(slopes, axis=0)
         D_z = [three(x, y, z, *s)[2] for s in at(systems, t)]
         z = z - lr[2] * a(t) * np.mean(D_z, axis=0)
         now = np.mean([three(x, y, z, *s)[0] for s in at(uppers, t)], axis=0)
-        if u is None:
+        if t == 0:
             u = now
         else:
             then = np.mean([three(*before, *s)[0] for s in at(uppers, t)], axis=0)
@@ -185,10 +186,10 @@ def momentum(x, y, samples, h, *, lr, eta, weights, power, corrected):
 
     `samples[t]` of one machine is (bundle, zeta); weights are `weights` eta^power.
     """
-    u = v = before = None
+    u, v, before = np.zeros_like(x), np.zeros_like(y), (x, y)
     for t, (bundle, zeta) in enumerate(samples):
         h_now, g_now = h(x, y, bundle), lower_gradient(x, y, zeta)
-        if before is None:
+        if t == 0:
             u, v = h_now, g_now
         else:
             a, c = (w * eta(t - 1) ** power for w in weights)
@@ -204,8 +205,8 @@ def momentum(x, y, samples, h, *, lr, eta, weights, power, corrected):
 
 def pair(w, drawn, h):
     """Return the hypergradient and gy."""
-    bundle, zeta = drawn
-    return h(*w, bundle), lower_gradient(*w, zeta)
+    (x, y), (bundle, zeta) = w, drawn
+    return h(x, y, bundle), lower_gradient(x, y, zeta)
 
 
 def vrbo(x, y, rounds, h, *, lr, q, m):
@@ -225,12 +226,12 @@ def vrbo(x, y, rounds, h, *, lr, q, m):
 
 def biadam(x, y, samples, h, *, lr, a, weights, tau, small, start, paper, corrected):
     """Return x and y; `samples[k][t]` is (bundle, zeta)."""
-    u = v = before = None
+    u, v, before = np.zeros_like(x), np.zeros_like(y), (x, y)
     second_x = np.full_like(x, start)
     second_y = start if paper else np.full_like(y, start)
     for t in range(len(samples[0])):
         now = mean([pair((x, y), s, h) for s in at(samples, t)])
-        if before is None:
+        if t == 0:
             u, v = now
         elif corrected:
             then = mean([pair(before, s, h) for s in at(samples, t)])

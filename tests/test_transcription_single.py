@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
@@ -15,8 +16,10 @@ from fedbilevel.algorithms.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bsa import BSA
+from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.rsvrb import RSVRB
 from fedbilevel.algorithms.s_tfbo import STFBO
 from fedbilevel.algorithms.saba import SABA
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
@@ -151,7 +154,7 @@ def test_a_streak_is_the_coins_that_show_tails_first():
 
 
 @RELATIVE
-def test_stocbio_and_its_order_are_the_listing():
+def test_stocbio_is_its_listing():
     theta, T_in = 0.25, 2
     rule = Neumann(2, theta)
     algorithm = StocBiO(rule, 0.1, 0.2, POWER, DECAY, inner_steps=T_in, local_steps=P)
@@ -253,7 +256,7 @@ MOMENTUM: dict[str, dict[str, Any]] = {
         pytest.param("smb", "whole", 1, marks=RELATIVE),
     ],
 )
-def test_momentum_on_one_machine_is_its_listing(name, series, power):
+def test_momentum_of_one_machine_follows_its_listing(name, series, power):
     """MRBO and SUSTAIN share a form, and differ in the series; SMB only averages."""
     rule, h = SERIES[series]
     make = algorithms.find(name).make
@@ -274,6 +277,17 @@ def test_momentum_on_one_machine_is_its_listing(name, series, power):
     server = end_of(job)
     assert_close(server.point, point)
     assert_close(server.direction, (u, v))
+
+
+def test_rsvrb_is_its_listing():
+    """It is FedBiOAcc-Local, which is compared with a listing of its own."""
+    letters = (SERIES["whole"][0], SHORT, 1.5, 2.0, 0.4, 0.7)
+    names = ("hypergradient", "eta", "alpha", "beta", "rho1", "rho2")
+    blocks = RSVRB(**dict(zip(names, letters, strict=True)), local_steps=P)
+    given = dict(
+        zip(("hypergradient", "a", "c_nu", "c_omega", "eta", "gamma"), letters)
+    )
+    assert eqx.tree_equal(blocks, FedBiOAccLocal(**given, local_steps=P))
 
 
 def pairs_of(job, large_batch, lengths, most):

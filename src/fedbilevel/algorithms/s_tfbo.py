@@ -16,7 +16,7 @@ iteration, with dx + 2 dy floats each way.
 
 Reference: Yang, Ban, Huang, Ma, Ji, arXiv 2410.05140 (ICLR 2025), the single-loop one.
 Deviations: the update was read in the authors' program, but not its sums, whose file is
-missing: they are reconstructed, and come before the step. z starts at 0.
+missing: they are from memory, and come before the step. z starts at 0.
 """
 
 from typing import ClassVar
@@ -54,7 +54,7 @@ class STFBO(AbstractAlgorithm):
     """Steps on x, y and z by sums of squared norms, without a step to tune."""
 
     reference: ClassVar[str] = "Yang et al. 2025, arXiv 2410.05140"
-    provenance: ClassVar[str] = "the authors' program read in part; sums reconstructed"
+    provenance: ClassVar[str] = "the authors' program read in part; sums from memory"
     answers: ClassVar[str] = "single machine"
     allows_private: ClassVar[bool] = False
     pools: ClassVar[bool] = True

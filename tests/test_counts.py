@@ -39,7 +39,13 @@ CLIENTS, DX, DY, Q, P = 3, 5, 6, 4, 2
 TASK = find("quadratic")(CLIENTS)
 # Counts do not depend on the noise, but uncompiled random numbers take most of a run.
 QUIET = Problem(TASK.problem.upper, TASK.problem.lower)
-GRADIENTS = ("upper_gradients", "lower_gradient", "hessian_product", "cross_product")
+GRADIENTS = (
+    "upper_gradients",
+    "lower_gradient",
+    "hessian_product",
+    "cross_product",
+    "unrolled_gradient",
+)
 
 
 def make_job(

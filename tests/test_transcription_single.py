@@ -284,9 +284,8 @@ def test_rsvrb_is_its_listing():
     letters = (SERIES["whole"][0], SHORT, 1.5, 2.0, 0.4, 0.7)
     names = ("hypergradient", "eta", "alpha", "beta", "rho1", "rho2")
     blocks = RSVRB(**dict(zip(names, letters, strict=True)), local_steps=P)
-    given = dict(
-        zip(("hypergradient", "a", "c_nu", "c_omega", "eta", "gamma"), letters)
-    )
+    others = ("hypergradient", "a", "c_nu", "c_omega", "eta", "gamma")
+    given = dict(zip(others, letters, strict=True))
     assert eqx.tree_equal(blocks, FedBiOAccLocal(**given, local_steps=P))
 
 

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import fedbilevel
-from fedbilevel import SOBA, Problem, algorithms, minimize
+from fedbilevel import SOBA, Pair, Problem, SimulatorRuntime, algorithms, minimize
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.options import algorithm_from, as_options, options_of
+from fedbilevel.runtime import execute
+from tests.cases import quadratic_data
+from tests.reference.bent_job import bent_job
 
 
 def upper(x, y, rows):
@@ -75,6 +78,21 @@ def test_samples_are_batches_of_rows():
     start = (jnp.zeros(2), jnp.zeros(2))
     found = minimize(PROBLEM, ROWS, start, SOBA(0.1, 0.1, 0.1), rounds=3, batch=4)
     assert found.counts["samples"] == {"upper_samples": 12, "lower_samples": 12}
+
+
+def test_what_is_private_may_be_in_one_place_of_one_client():
+    """It is the same run as with rows that stay there, and nothing is sent."""
+    algorithm, private = SOBA(0.1, 0.2, 0.15), Pair(True, False)
+    apart = quadratic_data(1)
+    ends = []
+    for data in (apart, apart.pooled()):
+        job = bent_job(algorithm, data, private=private, batch=None)
+        state = execute(SimulatorRuntime(job), 3, measure_every=3).state
+        ends.append(jax.tree.leaves(algorithm.point(state.joined())))
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    with pytest.raises(InvalidInputError, match="--clients 1"):
+        bent_job(algorithm, quadratic_data(2).pooled(), private=private)
 
 
 @pytest.mark.parametrize("rows", [ROWS[0], (ROWS[0],)])

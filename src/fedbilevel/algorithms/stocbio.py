@@ -51,7 +51,6 @@ class StocBiO(AbstractAlgorithm):
     reference: ClassVar[str] = "Ji, Yang, Liang 2021, arXiv 2010.07962"
     provenance: ClassVar[str] = "the authors' program and a benchmark's read"
     answers: ClassVar[str] = "single machine"
-    allows_private: ClassVar[bool] = False
     inverts_locally: ClassVar[bool] = True
     pools: ClassVar[bool] = True
 

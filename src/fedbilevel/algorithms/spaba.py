@@ -14,8 +14,8 @@ without noise it is SOBA for any pr. The usual choice is pr = 1 / (B + 1). A ste
 twice SOBA's, a large batch B times.
 
 On K clients directions are averaged at every iteration (p = 1), which is right where
-clients differ: an exchange an iteration, with dx + 2 dy floats up; down, to clients
-that keep what they were sent, as many.
+clients differ: an exchange an iteration, with dx + 2 dy floats up; as many down with a
+large batch, and twice as many else, for both points.
 
 Reference: Chu, Xu, Yao, Zhang, arXiv 2405.18777 (ICML 2024).
 Deviations: the listing is a reconstruction from the abstract and from PAGE (arXiv

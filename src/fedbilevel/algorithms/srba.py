@@ -11,8 +11,8 @@ A round is one period. With q = 1 and B = 1 it is SOBA; without noise it is SOBA
 q. A step costs twice SOBA's, a large batch B times.
 
 On K clients directions are averaged at every iteration (p = 1), which is right where
-clients differ: q exchanges a round, with dx + 2 dy floats up; down, to clients that
-keep what they were sent, as many.
+clients differ: q exchanges a round, with dx + 2 dy floats up each; as many down with a
+large batch, and twice as many else, for both points.
 
 Reference: Dagreou, Moreau, Vaiter, Ablin, arXiv 2302.08766 (AISTATS 2024).
 Deviations: the updates were read in the authors' benchmark, where a large batch is all

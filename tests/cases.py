@@ -18,6 +18,12 @@ from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms import AbstractAlgorithm, Repeat, every_phase
 from fedbilevel.algorithms._local import Memory
 from fedbilevel.algorithms.adafbio import AdaFBiO
+from fedbilevel.algorithms.alset import ALSET
+from fedbilevel.algorithms.amigo import AmIGO
+from fedbilevel.algorithms.asbio_bred import ASBiOBreD
+from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.bio_bred import BiOBreD
+from fedbilevel.algorithms.bsa import BSA
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
@@ -29,16 +35,34 @@ from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
+from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.algorithms.mrbo import MRBO
 from fedbilevel.algorithms.pooled import Pooled
+from fedbilevel.algorithms.rsvrb import RSVRB
+from fedbilevel.algorithms.s_tfbo import STFBO
+from fedbilevel.algorithms.saba import SABA
+from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.scaffold import Scaffold
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.smb import SMB
+from fedbilevel.algorithms.soba import SOBA
+from fedbilevel.algorithms.spaba import SPABA
+from fedbilevel.algorithms.srba import SRBA
+from fedbilevel.algorithms.srmba import SRMBA
+from fedbilevel.algorithms.stocbio import StocBiO
+from fedbilevel.algorithms.sustain import SUSTAIN
+from fedbilevel.algorithms.svrb import SVRB
+from fedbilevel.algorithms.ttsa import TTSA
+from fedbilevel.algorithms.vr_biadam import VRBiAdam
+from fedbilevel.algorithms.vrbo import VRBO
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.hypergradient import Neumann
+from fedbilevel.hypergradient import Neumann, RandomNeumann
 from fedbilevel.problem import ClientData, Data, PooledData, Problem
 from fedbilevel.runtime import Job, Sampling
 from fedbilevel.schedules import CubeRootDecay
@@ -59,7 +83,8 @@ class Case:
     runs it on the rows of all clients in one place, `slopes` names the phases whose
     replies are no points, and `chains` asks for so many clients, each with a message of
     its own. `of` is the name of the algorithm where a row is a variant of one, and
-    `choices` what makes it one, as the command line writes it.
+    `choices` what makes it one, or lets it come to rest, as the command line writes it.
+    A row that `repeats` the structure of another one takes part in few fast tests.
     """
 
     name: str
@@ -74,6 +99,7 @@ class Case:
     chains: int | None = None
     of: str | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
+    repeats: bool = False
 
     @property
     def method(self) -> str:
@@ -91,6 +117,24 @@ STORM: dict[str, Any] = {
     "local_steps": 2,
 }
 SHARED, BIASED, OWN = 1.0, 8 / 7, 24 / 29
+LETTERS: dict[str, Any] = {
+    "hypergradient": Neumann(1, THETA),
+    "alpha": 3.0,
+    "beta": 4.0,
+    "rho1": 0.5,
+    "rho2": 0.8,
+}
+RANDOM: dict[str, Any] = {
+    "hypergradient": RandomNeumann(2, THETA),
+    "lr_x": 0.1,
+    "lr_y": 0.2,
+}
+# Where the rows of all clients are in one place nothing is sent, and all ends well.
+ONE_MACHINE: dict[str, Any] = {
+    "floats": lambda dx, dy: 0,
+    "exchanges": 0,
+    "pools": True,
+}
 
 CASES = [
     Case(
@@ -243,6 +287,175 @@ CASES = [
         slopes=("local",),
     ),
     Case(
+        "soba",
+        SOBA(0.1, 0.2, 0.15, CubeRootDecay(2.0, 8.0), local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("step",),
+    ),
+    Case(
+        "ma-soba",
+        MASOBA(0.1, 0.2, 0.15, 0.3, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("step",),
+    ),
+    Case(
+        "saba",
+        SABA(0.1, 0.2, 0.15, parts=2, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("step",),
+    ),
+    Case(
+        "srba",
+        SRBA(0.1, 0.2, 0.15, period=3, large_batch=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("large", "step"),
+    ),
+    Case(
+        "spaba",
+        SPABA(0.1, 0.2, 0.15, 0.5, large_batch=2, longest=4),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        slopes=("large", "step"),
+    ),
+    Case(
+        "srmba",
+        SRMBA(**STORM, tau=0.3, c_q=6.0),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "stocbio",
+        StocBiO(Neumann(1, THETA), 0.1, 0.2, inner_steps=2, local_steps=2),
+        **ONE_MACHINE,
+        slopes=("lower", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "alset",
+        ALSET(**RANDOM, inner_steps=2),
+        **ONE_MACHINE,
+        slopes=("lower", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "bsa",
+        BSA(**RANDOM, inner_steps=2),
+        **ONE_MACHINE,
+        slopes=("upper", "lower"),
+        two_client=SHARED,
+    ),
+    Case(
+        "ttsa",
+        TTSA(**RANDOM, a=CubeRootDecay(0.5, 8.0)),
+        **ONE_MACHINE,
+        slopes=("lower", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "amigo",
+        AmIGO(0.1, 0.2, 0.15, inner_steps=2, system_steps=2),
+        **ONE_MACHINE,
+        slopes=("lower", "system", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "fsla",
+        FSLA(0.1, 0.2, 0.15, 0.4),
+        **ONE_MACHINE,
+        slopes=("lower", "system", "upper"),
+        two_client=SHARED,
+    ),
+    Case(
+        "s-tfbo",
+        STFBO(local_steps=2),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        wanders=1e-3,
+    ),
+    Case(
+        "smb",
+        SMB(**LETTERS, eta=0.1, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "svrb",
+        SVRB(**LETTERS, eta=0.3, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "mrbo",
+        MRBO(Neumann(1, THETA), 0.3, 5.0, 6.0, 0.5, 0.8, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "sustain",
+        SUSTAIN(RandomNeumann(2, THETA), 0.3, 5.0, 6.0, 0.5, 0.8, local_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+    ),
+    Case(
+        "rsvrb",
+        RSVRB(**LETTERS, eta=0.3, local_steps=2),
+        floats=lambda dx, dy: 2 * dx,
+        two_client=OWN,
+        repeats=True,
+    ),
+    Case(
+        "vrbo",
+        VRBO(Neumann(1, THETA), 0.1, 0.2, 2, 2, 2),
+        **ONE_MACHINE,
+        slopes=("large", "step"),
+        two_client=SHARED,
+    ),
+    Case(
+        "biadam",
+        BiAdam(Neumann(1, THETA), 0.1, 0.2, 0.3, 0.4, start=0.5, form="paper"),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        choices={"small": "1"},
+    ),
+    Case(
+        "vr-biadam",
+        VRBiAdam(
+            hypergradient=Neumann(1, THETA), lr_x=0.1, lr_y=0.2, alpha=0.3, beta=0.4
+        ),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        choices={"small": "1"},
+    ),
+    Case(
+        "bio-bred",
+        BiOBreD(0.1, 0.2, 0.05, inner_steps=2, psi="diagonal"),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+        wanders=0.1,
+    ),
+    Case(
+        "sbio-bred",
+        SBiOBreD(RandomNeumann(2, THETA), 0.1, 0.2, l1=0.05),
+        **ONE_MACHINE,
+        slopes=("step",),
+        two_client=SHARED,
+    ),
+    Case(
+        "asbio-bred",
+        ASBiOBreD(RandomNeumann(2, THETA), 0.1, 0.2, 0.05, 2, 2),
+        **ONE_MACHINE,
+        slopes=("large", "step"),
+        two_client=SHARED,
+    ),
+    Case(
         "fedbio, anchor",
         FedBiO(0.1, 0.2, 0.15, local_steps=2, drift="anchor"),
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
@@ -273,10 +486,18 @@ NAMES = [case.name for case in CASES if case.of is None]
 def for_cases(chosen: Callable[[Case], bool] = lambda _: True):
     """Run a test for every row, or those that have a property.
 
-    Variants of an algorithm take part in the fast tests if their structure is new.
+    Variants of an algorithm, and methods of one machine, take part in the fast tests if
+    their structure is new.
     """
-    rows = _rows(chosen, lambda case: bool(case.of) and case.name not in _STRUCTURES)
+    rows = _rows(
+        chosen,
+        lambda case: _is_alike(case) and case.name not in _STRUCTURES,
+    )
     return pytest.mark.parametrize("case", rows)
+
+
+def _is_alike(case: Case) -> bool:
+    return bool(case.of) or case.pools or case.repeats
 
 
 def _rows(chosen: Callable[[Case], bool], takes_long: Callable[[Case], bool]) -> list:
@@ -323,9 +544,11 @@ def has_several_phases(case: Case) -> bool:
     return len(every_phase(case.algorithm.phases())) > 1
 
 
-_DISTINCT = {_structure(case): case.name for case in CASES}
+_DISTINCT = {_structure(case): case.name for case in CASES if not case.repeats}
 _STRUCTURES = set(_DISTINCT.values())
 EVERY = for_cases()
+# Without a program nothing takes long.
+ROWS = pytest.mark.parametrize("case", _rows(lambda _: True, lambda _: False))
 # One algorithm of each structure, where a test is about runtimes and costs a program.
 STRUCTURES = for_cases(lambda case: case.name in _STRUCTURES)
 # Those of the structures that ask most of a runtime: memories, private blocks, nests.

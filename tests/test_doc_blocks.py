@@ -46,6 +46,7 @@ RUN_BY = {
     "errors.md": "home",
     "from-pytorch.md": "test_pytorch",
     "mesh.md": "test_what_hosts_call_takes_these_arguments",
+    "one-machine.md": "test_minimize",
     "own-tasks.md": "test_own_tasks",
     "scikit-learn.md": "test_sklearn",
     "start.md": "home",

@@ -18,9 +18,8 @@ from fedbilevel.experiments.provenance import require_served_again
 
 # A decaying schedule, a drawn cohort and a measurement that misses the last round: what
 # an extension could get wrong.
-RUN = (
-    "run quadratic --clients 3 --participants 2 --local-steps 1 --set radius=2 --seed 5"
-)
+RUN = "run quadratic --algorithm local-bsgvrm --clients 3 --participants 2 --seed 5"
+RUN += " --local-steps 1 --set q=2"
 RUN += " --precision float64 --measure-every 4 --set eta=decay:1:8 --json"
 
 
@@ -75,9 +74,9 @@ def test_a_longer_run_extends_a_finished_one_bit_for_bit(finished, tmp_path):
     ("more", "told"),
     [
         ("--rounds 9 --seed 6", "seed is 5 there and 6 here"),
-        ("--rounds 9 --algorithm fedbio", "algorithm is None there and fedbio here"),
-        ("--rounds 9 --set radius=3", "radius is 2 there and 3 here"),
-        ("--rounds 9 --set lr_x=0.1", "lr_x is left out there and 0.1 here"),
+        ("--rounds 9 --algorithm fedbio", "algorithm is local-bsgvrm there"),
+        ("--rounds 9 --set q=3", "q is 2 there and 3 here"),
+        ("--rounds 9 --set theta=0.1", "theta is left out there and 0.1 here"),
         ("--rounds 9 --participants 3", "participants is 2 there and 3 here"),
         ("--rounds 6", "finished after 6 rounds. Ask for more than 6 --rounds"),
         ("--rounds 2", "finished after 6 rounds. Ask for more than 6 --rounds"),

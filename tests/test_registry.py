@@ -14,7 +14,7 @@ import fedbilevel
 from fedbilevel import algorithms, tasks
 from fedbilevel.algorithms import AbstractAlgorithm, Preset
 from fedbilevel.errors import InvalidInputError
-from tests.cases import EVERY, NAMES
+from tests.cases import NAMES, ROWS
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BY_NAME = pytest.mark.parametrize("name", algorithms.names())
@@ -58,7 +58,7 @@ def test_every_field_has_a_meaning(name):
         assert field.metadata.get("meaning"), field.name
 
 
-@EVERY
+@ROWS
 def test_an_entry_builds_its_kind_by_its_own_letters(case):
     entry = algorithms.find(case.method)
     assert type(case.algorithm) is entry.kind

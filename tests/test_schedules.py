@@ -18,6 +18,7 @@ from fedbilevel.hypergradient import Neumann
 from fedbilevel.schedules import (
     Constant,
     CubeRootDecay,
+    PowerDecay,
     TheoremThree,
     as_number,
     as_schedule,
@@ -41,6 +42,7 @@ def printed_theorem_three(t, K, p, rho1, l_hat, l_phi):
 
 def test_constant_and_decay():
     assert all(float(Constant(0.3)(t)) == 0.3 for t in (0, 7, 10**9))
+    np.testing.assert_allclose(PowerDecay(3.0, 1, 0.4)(31), 3 / 32**0.4)
     decay = CubeRootDecay(0.5, 8)
     for t, value in ((0, 0.25), (19, 0.5 / 3), (56, 0.125), (992, 0.05)):
         for time in (t, jnp.asarray(t, jnp.int32)):
@@ -85,6 +87,7 @@ def test_parse_schedule_reads_what_the_command_line_writes():
         ("0.1", Constant(0.1)),
         ("1e-3", Constant(1e-3)),
         ("decay:0.5:8", CubeRootDecay(0.5, 8)),
+        ("decay:0.5:8:0.6", PowerDecay(0.5, 8, 0.6)),
         ("theorem3:43.3:27", TheoremThree(8, 4, 0.25, 43.3, 27)),
     ):
         parsed = parse_schedule(text, clients=8, local_steps=4, rho1=0.25)
@@ -94,7 +97,7 @@ def test_parse_schedule_reads_what_the_command_line_writes():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "fast", "decay", "decay:1", "decay:1:2:3", "decay:a:8", "theorem3:1", "1:2"],
+    ["", "fast", "decay", "decay:1", "decay:1:2:3:4", "decay:a:8", "theorem3:1", "1:2"],
 )
 def test_parse_schedule_names_what_it_cannot_read(text):
     with pytest.raises(InvalidInputError, match=f"eta='{text}' is no schedule"):

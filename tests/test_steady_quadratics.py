@@ -1,6 +1,7 @@
 """Steps that a run measures, on random quadratics: scales, conditions, clients, steps.
 
-    g_k(x, y) = 0.5 y'A_k y + x'C_k y + a_k'y,   f_k(x, y) = 0.5 |y - b_k|^2 + 0.05 |x|^2
+    g_k(x, y) = 0.5 y'A_k y + x'C_k y + a_k'y
+    f_k(x, y) = 0.5 |y - b_k|^2 + 0.05 |x|^2
 
 in units of one's own: x = s_x x', y = s_y y', g = s_g g'.
 """

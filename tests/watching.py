@@ -55,6 +55,15 @@ class Watched(Oracle):
     def draw_lower(self, key):
         return _drawn("lower_samples", key, super().draw_lower(key))
 
+    def part_upper(self, part, most):
+        return _counted("upper_samples", super().part_upper(part, most))
+
+    def part_lower(self, part, most):
+        return _counted("lower_samples", super().part_lower(part, most))
+
+    def unrolled_gradient(self, *arguments):
+        return _called("unrolled_gradient", super().unrolled_gradient(*arguments))
+
     def upper_gradients(self, x, y, batch):
         return _called("upper_gradients", super().upper_gradients(x, y, batch))
 
@@ -76,6 +85,13 @@ def _drawn(name, key, batch):
         SEEN.keys.update([tuple(np.ravel(words).tolist())])
 
     jax.debug.callback(note, jr.key_data(key))
+    return batch
+
+
+def _counted(name, batch):
+    leaf = jax.tree.leaves(batch.rows)[0]
+    number = leaf.shape[0]
+    jax.debug.callback(lambda _: SEEN.calls.update({name: number}), leaf)
     return batch
 
 

@@ -3,6 +3,12 @@ from fedbilevel.algorithms._optimizers import LocalOptimizer as LocalOptimizer
 from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
 from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
 from fedbilevel.algorithms.adafbio import AdaFBiO as AdaFBiO
+from fedbilevel.algorithms.alset import ALSET as ALSET
+from fedbilevel.algorithms.amigo import AmIGO as AmIGO
+from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
+from fedbilevel.algorithms.biadam import BiAdam as BiAdam
+from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
+from fedbilevel.algorithms.bsa import BSA as BSA
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
@@ -18,16 +24,34 @@ from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLoc
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
 from fedbilevel.algorithms.fednest import FedNest as FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
+from fedbilevel.algorithms.fsla import FSLA as FSLA
 from fedbilevel.algorithms.lfednest import LFedNest as LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM as LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
+from fedbilevel.algorithms.ma_soba import MASOBA as MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import (
     MomentumLocalSGD as MomentumLocalSGD,
 )
+from fedbilevel.algorithms.mrbo import MRBO as MRBO
 from fedbilevel.algorithms.pooled import Pooled as Pooled
+from fedbilevel.algorithms.rsvrb import RSVRB as RSVRB
+from fedbilevel.algorithms.s_tfbo import STFBO as STFBO
+from fedbilevel.algorithms.saba import SABA as SABA
+from fedbilevel.algorithms.sbio_bred import SBiOBreD as SBiOBreD
 from fedbilevel.algorithms.scaffold import Scaffold as Scaffold
 from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
+from fedbilevel.algorithms.smb import SMB as SMB
+from fedbilevel.algorithms.soba import SOBA as SOBA
+from fedbilevel.algorithms.spaba import SPABA as SPABA
+from fedbilevel.algorithms.srba import SRBA as SRBA
+from fedbilevel.algorithms.srmba import SRMBA as SRMBA
+from fedbilevel.algorithms.stocbio import StocBiO as StocBiO
+from fedbilevel.algorithms.sustain import SUSTAIN as SUSTAIN
+from fedbilevel.algorithms.svrb import SVRB as SVRB
+from fedbilevel.algorithms.ttsa import TTSA as TTSA
+from fedbilevel.algorithms.vr_biadam import VRBiAdam as VRBiAdam
+from fedbilevel.algorithms.vrbo import VRBO as VRBO
 from fedbilevel.channels import Channel as Channel
 from fedbilevel.channels import GeometricMedian as GeometricMedian
 from fedbilevel.channels import Krum as Krum
@@ -66,6 +90,7 @@ from fedbilevel.runtime import configure as configure
 from fedbilevel.runtime import join as join
 from fedbilevel.schedules import Constant as Constant
 from fedbilevel.schedules import CubeRootDecay as CubeRootDecay
+from fedbilevel.schedules import PowerDecay as PowerDecay
 from fedbilevel.schedules import TheoremThree as TheoremThree
 from fedbilevel.studies import Comparison as Comparison
 from fedbilevel.studies import Contender as Contender
@@ -79,6 +104,7 @@ from fedbilevel.studies import calibrate as calibrate
 from fedbilevel.studies import check_theory as check_theory
 from fedbilevel.studies import compare as compare
 from fedbilevel.studies import complexity as complexity
+from fedbilevel.studies import minimize as minimize
 from fedbilevel.studies import plan as plan
 from fedbilevel.studies import run as run
 from fedbilevel.studies import speedup as speedup

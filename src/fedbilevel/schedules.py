@@ -21,6 +21,7 @@ from fedbilevel.units import AbstractRelative
 __all__ = [
     "Constant",
     "CubeRootDecay",
+    "PowerDecay",
     "Schedule",
     "TheoremThree",
     "as_number",
@@ -144,6 +145,18 @@ class CubeRootDecay(eqx.Module):
         return self.c0 / jnp.cbrt(self.w0 + jnp.asarray(t, self.w0.dtype))
 
 
+class PowerDecay(eqx.Module):
+    """A decay `c0` / (`w0` + t)^`power`, such as the two of TTSA."""
+
+    c0: Float[Array, "..."] = eqx.field(converter=as_number)
+    w0: Float[Array, "..."] = eqx.field(converter=as_number)
+    power: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def __call__(self, t: Step) -> Float[Array, ""]:
+        """Return the step at iteration t."""
+        return self.c0 / (self.w0 + jnp.asarray(t, self.w0.dtype)) ** self.power
+
+
 class TheoremThree(eqx.Module):
     r"""The literal schedule of Theorem 3 (Gao 2022).
 
@@ -200,12 +213,14 @@ def parse_schedule(
 ) -> Schedule:
     """Read a schedule as the command line writes it.
 
-    `0.1` is constant, `decay:C0:W0` the practical decay, `theorem3:LHAT:LPHI` the
-    literal one.
+    `0.1` is constant, `decay:C0:W0` the practical decay, `decay:C0:W0:POWER` one by any
+    power, `theorem3:LHAT:LPHI` the literal one.
     """
     name, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]
+        if name == "decay" and len(values) == 3:
+            return PowerDecay(*values)
         if name == "decay":
             c0, w0 = values
             return CubeRootDecay(c0, w0)
@@ -215,6 +230,6 @@ def parse_schedule(
         return Constant(float(text))
     except ValueError:
         raise InvalidInputError(
-            f"eta='{text}' is no schedule. Write a number, decay:C0:W0, or "
-            "theorem3:LHAT:LPHI."
+            f"eta='{text}' is no schedule. Write a number, decay:C0:W0, "
+            "decay:C0:W0:POWER, or theorem3:LHAT:LPHI."
         ) from None

@@ -61,7 +61,9 @@ def _plain(drawn):
         rows, count = drawn.factors.rows, len(drawn.factors.rows["s"])
         factors = [{name: rows[name][j] for name in rows} for j in range(count)]
         return drawn.upper.rows, drawn.cross.rows, factors
-    return tuple(map(_plain, drawn)) if isinstance(drawn, tuple) else drawn.rows
+    if isinstance(drawn, tuple):
+        return tuple(map(_plain, drawn))
+    return getattr(drawn, "rows", drawn)  # or the length of a random series
 
 
 def xi(oracle: Oracle, key):
@@ -72,6 +74,11 @@ def xi(oracle: Oracle, key):
 def zeta(oracle: Oracle, key):
     """Draw a lower sample."""
     return oracle.draw_lower(key)
+
+
+def one_of_each(oracle: Oracle, key):
+    """Draw an upper sample and, independent of it, a lower one."""
+    return _both(oracle, key)
 
 
 def bundle_of(job: Job):

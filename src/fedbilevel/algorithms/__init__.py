@@ -59,13 +59,15 @@ from fedbilevel.algorithms._preset import Preset as Preset
 from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
 from fedbilevel.algorithms._steady import steadied as steadied
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.hypergradient import AbstractHypergradient
 
 
 class Entry(NamedTuple):
     """An algorithm by its name: a class, or a preset of one.
 
     `make(**fields)` builds it; `letters` are its parameters by the names of its paper,
-    with the field of `kind` that each one sets.
+    with the field of `kind` that each one sets. With `pools` it runs on the rows of all
+    clients, as those of one machine. `rule` is its hypergradient made of Q and theta.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Entry(NamedTuple):
     provenance: str
     letters: dict[str, str]
     pools: bool = False
+    rule: type[AbstractHypergradient] = AbstractAlgorithm.rule
 
 
 def names() -> list[str]:
@@ -116,9 +119,9 @@ def entry_of(name: str, found: Any) -> Entry:
     told = (found.answers, found.reference, found.provenance)
     if not isinstance(found, Preset):
         summary = (kind.__doc__ or "").strip().splitlines()[0]
-        return Entry(name, kind, kind, summary, *told, letters)
+        return Entry(name, kind, kind, summary, *told, letters, kind.pools, kind.rule)
     own = {n: f for n, f in letters.items() if f not in found.parts}
     if found.letters:
         renamed = set(found.letters.values())
         own = {**found.letters, **{n: f for n, f in own.items() if f not in renamed}}
-    return Entry(name, found, kind, found.summary, *told, own, found.pools)
+    return Entry(name, found, kind, found.summary, *told, own, found.pools, found.rule)

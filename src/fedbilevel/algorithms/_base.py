@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Key, Keys, Lower, Pair, Upper
+from fedbilevel.hypergradient import AbstractHypergradient, Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import describe, documented
 
@@ -172,12 +173,14 @@ class Repeat(eqx.Module):
     """Phases that run `times` times in a round.
 
     With `random`, a number uniform on {0..times}, drawn anew in every round and shared
-    by server and clients.
+    by server and clients. With a `chance`, too, they go on until a coin that shows
+    heads with this chance, thrown before each time, ends it; `times` is the most.
     """
 
     times: int = eqx.field(static=True)
     phases: tuple["Phase | Repeat", ...]
     random: bool = eqx.field(static=True, default=False)
+    chance: Float[Array, "..."] | float | None = None
 
 
 Phases = tuple[Phase | Repeat, ...]
@@ -196,7 +199,9 @@ class AbstractAlgorithm(eqx.Module):
 
     `answers` says whose lower level it solves. `allows_private` is False where whole
     levels must be averaged. `inverts_locally` is True where a client's own Hessian
-    stands in for the mean one, which is right only if clients are alike.
+    stands in for the mean one, which is right only if clients are alike. `pools` asks
+    for the rows of all clients on one machine, where the method is chosen by its name,
+    and `rule` is the hypergradient that is then made of Q and theta.
     """
 
     reference: ClassVar[str] = "none given"
@@ -204,6 +209,8 @@ class AbstractAlgorithm(eqx.Module):
     answers: ClassVar[str] = "shared y"
     allows_private: ClassVar[bool] = True
     inverts_locally: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
+    rule: ClassVar[type[AbstractHypergradient]] = Neumann
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Let `help` say what the parameters mean."""

@@ -32,7 +32,6 @@ from fedbilevel.algorithms._base import (
     AbstractAlgorithm,
     Phase,
     Phases,
-    Repeat,
     SeesTurn,
     ServerTurn,
     Turn,
@@ -233,7 +232,7 @@ def mapped(phases: Phases, change: Callable[[Phase], Phase]) -> Phases:
     return tuple(
         change(entry)
         if isinstance(entry, Phase)
-        else Repeat(entry.times, mapped(entry.phases, change), entry.random)
+        else replace(entry, phases=mapped(entry.phases, change))
         for entry in phases
     )
 

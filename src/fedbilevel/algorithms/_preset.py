@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedbilevel.algorithms._base import AbstractAlgorithm
+from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.schedules import with_meanings
 
 __all__ = ["Preset"]
@@ -16,7 +17,8 @@ class Preset:
 
     `letters` are the names of the preset's own paper, in the order of positional
     arguments, with the field that each stands for. `pools` asks for the rows of all
-    clients on one machine (`ClientData.pooled`).
+    clients on one machine (`ClientData.pooled`), `rule` is the hypergradient that is
+    made of Q and theta where the method is chosen by its name.
     """
 
     kind: type[AbstractAlgorithm]
@@ -27,6 +29,7 @@ class Preset:
     parts: Mapping[str, Any] = field(default_factory=dict)
     letters: Mapping[str, str] = field(default_factory=dict)
     pools: bool = False
+    rule: type[AbstractHypergradient] = AbstractAlgorithm.rule
 
     def __post_init__(self) -> None:
         # What `help` shows of an object is this, or else what it shows of its class.

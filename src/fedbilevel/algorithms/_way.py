@@ -39,9 +39,10 @@ _EARLY = 30  # rounds, until z knows of y and hypergradients of x
 class Way(eqx.Module):
     """How far x has gone: where it began, where it was, and by what step it came.
 
-    `farthest` is r, `squares` the sum of G_i^2, `slope` the largest of
-    the first directions, `steepest` the largest G_i, `rounds` how many, `agreement` the usual cosine between two
-    moves, `path` the length of those that agreed, `turns` how often x has turned.
+    `farthest` is r, `squares` the sum of G_i^2, `slope` the largest of the first
+    directions, `steepest` the largest G_i of all `rounds`, `agreement` the usual cosine
+    between two moves, `path` the length of those that agreed, `turns` how often x has
+    turned.
     """
 
     first: Pair

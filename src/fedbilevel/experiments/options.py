@@ -17,19 +17,25 @@ from fedbilevel.algorithms import (
     SteadySteps,
 )
 from fedbilevel.algorithms.adafbio import AdaFBiO
+from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.hypergradient import AbstractHypergradient, Neumann
+from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
     CubeRootDecay,
+    PowerDecay,
     Schedule,
     TheoremThree,
     parse_schedule,
@@ -92,12 +98,13 @@ _WHOLE_STEPS = {
     "alpha": Effective(("upper_step",), times="local_steps"),
     "beta": Effective(("lower_step",), times="local_steps"),
 }
-# Letters that mean the same in every method that has them.
+# Letters that mean the same in every method that has them; of steps that have a common
+# shape, its letter is a.
 _USUAL = {
     "lr": Effective(("lower_step",)),
-    "lr_x": Effective(("upper_step",)),
-    "lr_y": Effective(("lower_step",)),
-    "lr_z": Effective(("auxiliary_step", "lr_y", "lower_step")),
+    "lr_x": Effective(("upper_step",), over="a"),
+    "lr_y": Effective(("lower_step",), over="a"),
+    "lr_z": Effective(("auxiliary_step", "lr_y", "lower_step"), over="a"),
     "theta": Effective(("theta",)),
     "terms": Effective(("q",)),
     "chains": Effective(("participants",)),
@@ -132,6 +139,14 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "gamma_y": Effective(("lower_step",)),
         "gamma_z": Effective(("auxiliary_step", "lower_step")),
     },
+    BiAdam: {
+        "alpha": Effective(("upper_weight",)),
+        "beta": Effective(("lower_weight",)),
+    },
+    FSLA: {"alpha": Effective(("upper_weight",), over="a")},
+    MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
+    SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},
+    StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
     MomentumLocalSGD: {
         "beta": Effective(("lower_weight",), convert=lambda weight, _: 1 - weight),
         # A sum of momentum beta is 1/(1 - beta) times longer than an average.
@@ -164,6 +179,8 @@ def options_of(entry: Entry) -> dict[str, Option]:
         meaning, sets = one.metadata.get("meaning", ""), _effective(entry, one.name)
         if one.type is AbstractHypergradient:
             known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
+            if entry.rule is RandomNeumann:
+                known["length"] = _LENGTH
             continue
         default = "from " + " or ".join(sets.names) if sets else _default(one)
         known[letter] = Option(letter, _kind(one), default, meaning)
@@ -178,6 +195,12 @@ def options_of(entry: Entry) -> dict[str, Option]:
     return known
 
 
+_LENGTH = Option(
+    "length",
+    "random or full",
+    "random",
+    "one random term of the series, times their number, or the sum of all",
+)
 _KINDS = {name: ("number", "the task's") for name in MEANINGS}
 _KINDS["q"] = ("count", "the task's")
 
@@ -273,7 +296,7 @@ class _Reader:
         word, values = _WORDS.get(one.name, ("", {}))
         effective = _effective(self.entry, one.name)
         if one.type is AbstractHypergradient:
-            self.made[one.name] = Neumann(self._count("q"), self._number("theta"))
+            self.made[one.name] = self._series()
         elif letter in self.options:
             self.made[one.name] = self._value(letter, one)
         elif word in self.options:
@@ -288,6 +311,15 @@ class _Reader:
                 f"recommends none. Give {letter}=VALUE "
                 f"({one.metadata.get('meaning', 'a number')})."
             )
+
+    def _series(self) -> AbstractHypergradient:
+        kind: Any = self.entry.rule
+        words = {"random": RandomNeumann, "full": Neumann}
+        if kind is RandomNeumann and "length" in self.options:
+            if self.options["length"] not in words:
+                raise unknown_name("length", self.options["length"], words)
+            kind = words[self.options["length"]]
+        return kind(self._count("q"), self._number("theta"))
 
     def _value(self, letter: str, one: Field) -> Any:
         if one.type is int:
@@ -316,9 +348,11 @@ class _Reader:
         return value
 
     def _scale(self, name: str) -> float:
-        """Return a schedule at t = 0 where it is a shape only, else 1."""
-        (letter,) = (a for a, b in self.entry.letters.items() if b == name)
-        return float(self._schedule(letter, 1.0)(0)) if self._is_shape(letter) else 1.0
+        """Return a schedule at t = 0 where there is one as a shape only, else 1."""
+        letters = [a for a, b in self.entry.letters.items() if b == name]
+        if not letters or not self._is_shape(letters[0]):
+            return 1.0
+        return float(self._schedule(letters[0], 1.0)(0))
 
     def _is_shape(self, letter: str) -> bool:
         """Say whether the effective values stay in force under a schedule.
@@ -373,7 +407,9 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
         algorithm = algorithm.algorithm
     for letter, one in _fields(entry).items():
         value = getattr(algorithm, one.name)
-        if isinstance(value, Neumann):
+        if isinstance(value, Neumann | RandomNeumann):
+            if entry.rule is RandomNeumann:
+                written["length"] = "full" if isinstance(value, Neumann) else "random"
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
@@ -395,6 +431,9 @@ def _schedule_text(value: Any) -> str:
         return _number_text(value.value)
     if isinstance(value, CubeRootDecay):
         return f"decay:{float(value.c0)!r}:{float(value.w0)!r}"
+    if isinstance(value, PowerDecay):
+        numbers = (value.c0, value.w0, value.power)
+        return ":".join(["decay", *(repr(float(one)) for one in numbers)])
     if isinstance(value, TheoremThree):
         return f"theorem3:{float(value.l_hat)!r}:{float(value.l_phi)!r}"
     raise InvalidInputError(f"a schedule of type {type(value).__name__} has no text.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -47,11 +47,22 @@ class ClientData(eqx.Module):
         """Draw rows of a client, uniformly and independently."""
         return client, _uniform(sizes[client], key, count)
 
-    def all_places(
-        self, sizes: Array, client: Client, width: int
+    def largest(self, sizes: Array, client: Client) -> Array:
+        """Return how many rows a client has."""
+        return sizes[client]
+
+    def part_places(
+        self, sizes: Array, client: Client, width: int, part: Client, most: int
     ) -> tuple[Places, Array]:
-        """Return every row of a client, and its weight; padding weighs nothing."""
-        return _weighted(client, jnp.ones((), self.weights.dtype), sizes, width)
+        """Return one part of a client's rows, and their weights.
+
+        There are `most` parts, or as many as rows if those are fewer. Padding weighs
+        nothing. Weights are those among all rows times the number of parts, so that the
+        mean over the parts is that over the rows, whatever their sizes.
+        """
+        share = jnp.ones((), self.weights.dtype)
+        parts = jnp.minimum(self.largest(sizes, client), most)
+        return _weighted(client, share, sizes, _Part(part, parts, -(-width // most)))
 
     def pooled(self) -> "PooledData":
         """Return the same rows, as if they could be moved to one machine."""
@@ -135,14 +146,19 @@ class PooledData(eqx.Module):
         whose = jr.choice(among, sizes.size, (count,), p=share)
         return whose, _uniform(sizes[whose], choose, count)
 
-    def all_places(
-        self, sizes: Array, client: Client, width: int
-    ) -> tuple[Places, Array]:
-        """Return every row there is, and its weight."""
+    def largest(self, sizes: Array, client: Client) -> Array:
+        """Return the most rows that came from one client."""
         del client
+        return jnp.max(sizes)
+
+    def part_places(
+        self, sizes: Array, client: Client, width: int, part: Client, most: int
+    ) -> tuple[Places, Array]:
+        """Return one part of the rows, those of every client divided alike."""
         whose = jnp.arange(sizes.size, dtype=jnp.int32)[:, None]
         share = (self.parts.weights / jnp.sum(self.parts.weights))[:, None]
-        return _weighted(whose, share, sizes, width)
+        parts = jnp.minimum(self.largest(sizes, client), most)
+        return _weighted(whose, share, sizes, _Part(part, parts, -(-width // most)))
 
 
 Data: TypeAlias = ClientData | PooledData
@@ -154,14 +170,25 @@ def _uniform(size: Array, key: Key, count: int) -> Array:
     return jr.bits(key, (count,), jnp.uint32) % size.astype(jnp.uint32)
 
 
+class _Part(NamedTuple):
+    """Which part of how many, and the most rows that one has."""
+
+    part: Client
+    parts: Array
+    rows: int
+
+
 def _weighted(
-    whose: Array | int, share: Array, sizes: Array, width: int
+    whose: Array | int, share: Array, sizes: Array, chosen: _Part
 ) -> tuple[Places, Array]:
-    size = sizes[whose]
-    position = jnp.arange(width, dtype=size.dtype)
+    size, parts = sizes[whose], chosen.parts.astype(sizes.dtype)
+    # Every so many rows one of them, so that parts differ in size by at most one.
+    first = jnp.asarray(chosen.part, sizes.dtype)
+    position = first + parts * jnp.arange(chosen.rows, dtype=sizes.dtype)
     # Padding is not even read: past the end the last real row stands in, weighing 0.
     index = jnp.minimum(position, size - 1)
-    each = jnp.where(position < size, share / size.astype(share.dtype), 0)
+    each = parts.astype(share.dtype) * share / size.astype(share.dtype)
+    each = jnp.where(position < size, each, 0)
     return (whose, index), each
 
 

@@ -93,7 +93,7 @@ class Problem(eqx.Module):
 
 
 class Batch(eqx.Module):
-    """Samples, and weights that sum to one where rows may be padding."""
+    """Samples, and weights where rows may be padding; over all rows they sum to one."""
 
     rows: Rows
     weights: Float[Array, " rows"] | None = None

@@ -66,6 +66,31 @@ class Oracle(eqx.Module):
         data = self.data
         return _all_rows(data, data.lower, data.lower_sizes, self.client)
 
+    def parts(self, most: int) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """Return the number of parts of the upper and of the lower rows: `most`.
+
+        There are as many as rows, where those are fewer.
+        """
+        data = self.data
+        sizes = (data.upper_sizes, data.lower_sizes)
+        upper, lower = (data.largest(one, self.client) for one in sizes)
+        return jnp.minimum(upper, most), jnp.minimum(lower, most)
+
+    def part_upper(self, part: Int[Array, ""] | int, most: int) -> Batch:
+        """Return one part of the upper rows, the same rows every time.
+
+        The mean over the parts, which weigh alike, is that over all rows.
+        """
+        data = self.data
+        where = (self.client, part, most)
+        return Batch(*_part_upper(data, data.upper, data.upper_sizes, *where))
+
+    def part_lower(self, part: Int[Array, ""] | int, most: int) -> Batch:
+        """Return one part of the lower rows, in the same way."""
+        data = self.data
+        where = (self.client, part, most)
+        return Batch(*_part_lower(data, data.lower, data.lower_sizes, *where))
+
     def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return f_k on a batch."""
         return upper_loss(self.problem, x, y, batch)
@@ -132,13 +157,27 @@ def _draw_lower(data, client, key, batch, noise):
 
 
 def _all_rows(data: Data, rows: Rows, sizes: Array, client: Array | int) -> Batch:
+    return Batch(*_part_rows(data, rows, sizes, client, 0, 1))
+
+
+def _part_rows(data, rows, sizes, client, part, most):
     width = jax.tree.leaves(rows)[0].shape[1]
-    places, weights = data.all_places(sizes, client, width)
+    places, weights = data.part_places(sizes, client, width, part, most)
 
     def flat(leaf: Array) -> Array:
         return leaf[places].reshape(-1, *leaf.shape[2:])
 
-    return Batch(fetched(jax.tree.map(flat, rows)), weights.reshape(-1))
+    return fetched(jax.tree.map(flat, rows)), weights.reshape(-1)
+
+
+@partial(jax.jit, static_argnums=5)
+def _part_upper(data, rows, sizes, client, part, most):
+    return _part_rows(data, rows, sizes, client, part, most)
+
+
+@partial(jax.jit, static_argnums=5)
+def _part_lower(data, rows, sizes, client, part, most):
+    return _part_rows(data, rows, sizes, client, part, most)
 
 
 @jax.jit

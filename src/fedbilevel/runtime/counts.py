@@ -42,8 +42,13 @@ _GRADIENTS = {
     "_cross_product": "cross_product",
     "_unrolled_gradient": "unrolled_gradient",
 }
-_DRAWS = {"_draw_upper": "upper_samples", "_draw_lower": "lower_samples"}
-SAMPLES = tuple(_DRAWS.values())
+_DRAWS = {
+    "_draw_upper": "upper_samples",
+    "_draw_lower": "lower_samples",
+    "_part_upper": "upper_samples",
+    "_part_lower": "lower_samples",
+}
+SAMPLES = ("upper_samples", "lower_samples")
 
 
 class ExchangeCost:
@@ -330,7 +335,8 @@ def _walk_program(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None
         if name in _GRADIENTS:
             tally[_GRADIENTS[name]] += times * _points(name, sizes, job)
         elif name in _DRAWS:
-            rows = job.data.upper if name == "_draw_upper" else job.data.lower
+            upper = _DRAWS[name] == "upper_samples"
+            rows = job.data.upper if upper else job.data.lower
             one_row = jax.tree.leaves(jax.eval_shape(_first_row, rows))[0].size
             tally[_DRAWS[name]] += times * (sizes[0] // one_row)
         else:

@@ -22,7 +22,14 @@ from fedbilevel.algorithms import (
 )
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.problem import Data, Oracle, Problem, check_problem, largest_curvature
+from fedbilevel.problem import (
+    Data,
+    Oracle,
+    PooledData,
+    Problem,
+    check_problem,
+    largest_curvature,
+)
 from fedbilevel.runtime import keys
 from fedbilevel.units import OfDistance, relative_kinds
 
@@ -273,11 +280,12 @@ def _checked(channel: Channel, job: Job) -> Channel:
 def _private_blocks(
     algorithm: AbstractAlgorithm, problem: Problem, data: Data, x: Upper, y: Lower
 ) -> Pair:
-    if is_any(problem.private) and not data.travels:
+    of_many = isinstance(data, PooledData) and data.parts.clients > 1
+    if is_any(problem.private) and of_many:
         raise InvalidInputError(
             "blocks of this problem are private to each client, but all rows are in "
             "one place, where there is only one copy of them. Leave the rows on their "
-            "clients."
+            "clients, or take a single client (--clients 1)."
         )
     if is_any(problem.private) and not algorithm.allows_private:
         raise InvalidInputError(

@@ -11,6 +11,8 @@ runtime nor the order of clients, and a client's samples at local iteration t do
 depend on how often it communicates.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Int
@@ -58,5 +60,21 @@ def draw_length(
     root: Key, stage: int, phase: int, turn: Array | int, most: int
 ) -> Int[Array, ""]:
     """Draw how often phases are repeated, uniformly on {0..most}."""
-    key = jr.fold_in(jr.fold_in(root, _LENGTHS + stage), phase)
-    return jr.randint(jr.fold_in(key, turn), (), 0, most + 1, jnp.int32)
+    key = _length_key(root, stage, phase, turn)
+    return jr.randint(key, (), 0, most + 1, jnp.int32)
+
+
+def draw_streak(
+    root: Key, stage: int, phase: int, turn: Array | int, most: int, chance: Any
+) -> Int[Array, ""]:
+    """Draw how many coins show tails before the first heads, at most `most`.
+
+    A coin shows heads with this chance, so that a chance of 1 is a streak of 0.
+    """
+    key = _length_key(root, stage, phase, turn)
+    tails = jr.uniform(key, (most,)) >= jnp.asarray(chance)
+    return jnp.sum(jnp.cumprod(tails.astype(jnp.int32)), dtype=jnp.int32)
+
+
+def _length_key(root: Key, stage: int, phase: int, turn: Array | int) -> Key:
+    return jr.fold_in(jr.fold_in(jr.fold_in(root, _LENGTHS + stage), phase), turn)

@@ -51,7 +51,10 @@ def drawn_times(root: Key, stage: int) -> Times:
     def times(repeat: Repeat, first: int, index: Array | int) -> Any:
         if not repeat.random:
             return repeat.times
-        return keys.draw_length(root, stage, first, index, repeat.times)
+        where = (root, stage, first, index, repeat.times)
+        if repeat.chance is None:
+            return keys.draw_length(*where)
+        return keys.draw_streak(*where, repeat.chance)
 
     return times
 

@@ -18,6 +18,7 @@ from fedbilevel.studies.searching import Values as Values
 from fedbilevel.studies.seeds import sweep as sweep
 from fedbilevel.studies.setting import Keeping as Keeping
 from fedbilevel.studies.setting import Setting as Setting
+from fedbilevel.studies.single import minimize as minimize
 from fedbilevel.studies.single import run as run
 from fedbilevel.studies.tuning import Trial as Trial
 from fedbilevel.studies.tuning import Tuned as Tuned

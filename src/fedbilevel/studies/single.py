@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.problem import Data, Problem
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result, named_leaves, to_plain
 from fedbilevel.runtime import (
     Checkpoints,
@@ -36,7 +38,7 @@ from fedbilevel.studies.heterogeneity import (
 )
 from fedbilevel.studies.setting import Keeping, Setting
 
-__all__ = ["result_of", "run", "run_job"]
+__all__ = ["minimize", "result_of", "run", "run_job"]
 
 
 def run(
@@ -95,6 +97,34 @@ def run(
     if keeping is not None:
         mesh.on_first(lambda: result.save(keeping.folder))
     return result
+
+
+def minimize(
+    problem: Problem,
+    rows: tuple[PyTree, PyTree],
+    start: tuple[Upper, Lower],
+    algorithm: AbstractAlgorithm,
+    *,
+    rounds: int,
+    batch: int | None = 1,
+    **more: Any,
+) -> Result:
+    """Run an algorithm on one machine: `run`, where all rows are in one place.
+
+    `rows` are those of the upper and of the lower level, pytrees of arrays with one row
+    per sample. A sample has `batch` of them, all if None. A round is one iteration,
+    unless the algorithm says otherwise; `more` is what `run` takes besides.
+    """
+    if not isinstance(rows, tuple | list) or len(rows) != 2:
+        raise InvalidInputError(
+            "`rows` is a pair: those of the upper level, and those of the lower."
+        )
+    upper, lower = rows
+    data = ClientData.from_clients([upper], [lower]).pooled()
+    sampling = Sampling(batch)
+    return run(
+        problem, data, start, algorithm, rounds=rounds, sampling=sampling, **more
+    )
 
 
 def run_job(

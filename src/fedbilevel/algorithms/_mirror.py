@@ -1,0 +1,60 @@
+r"""The mirror step of x in the BiO-BreD family, with an l1 term.
+
+    x+ = argmin_x <u, x> + l1 ||x||_1 + D_psi(x, x_t) / gamma
+
+where D_psi is the distance that psi makes. psi = ||x||^2 / 2 ("square") is a gradient
+step, then a soft threshold. psi = x'H_t x / 2 with the diagonal H_t = sqrt(a) + 1e-6, a
+<- 0.99 a + 0.01 u^2 ("diagonal"), scales both:
+
+    x+ = soft(x_t - gamma u / H, gamma l1 / H),     soft(v, s) = sign(v) max(|v| - s, 0)
+
+The proximal point of a mean is not the mean of proximal points, so that the step is the
+server's.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Pair
+
+__all__ = ["L1", "PSI", "PSIS", "SQUARE", "first_moments", "mirror_step"]
+
+SQUARE, DIAGONAL = PSIS = ("square", "diagonal")
+PSI = "the function psi whose distance keeps a step short"
+L1 = "weight of the l1 norm of x, a part of the upper level"
+_KEPT, _SMALL = 0.99, 1e-6
+
+
+def first_moments(psi: str, x: PyTree) -> Pair | None:
+    """Return a at the start, None where psi needs none."""
+    return Pair(_tree.zeros_like(x), None) if psi == DIAGONAL else None
+
+
+def mirror_step(
+    psi: str, w: Pair, u: PyTree, gamma: Array, l1: Array, moments: Pair | None
+) -> tuple[Pair, Any]:
+    """Return the point after the step of x, and a."""
+    if psi == SQUARE or moments is None:
+        x = jax.tree.map(lambda at, d: _soft(at, d, gamma, l1, 1.0), w.x, u)
+        return Pair(x, w.y), None
+
+    def renewed(a: Array, d: Array) -> Array:
+        return _KEPT * a + (1 - _KEPT) * d**2
+
+    def step(at: Array, d: Array, a: Array) -> Array:
+        return _soft(at, d, gamma, l1, jnp.sqrt(a) + _SMALL)
+
+    a = jax.tree.map(renewed, moments.x, u)
+    return Pair(jax.tree.map(step, w.x, u, a), w.y), Pair(a, None)
+
+
+def _soft(at: Array, d: Array, gamma: Array, l1: Array, H: Any) -> Array:
+    length = gamma.astype(at.dtype) / H
+    moved = at - length * d
+    return jnp.sign(moved) * jnp.maximum(
+        jnp.abs(moved) - length * l1.astype(at.dtype), 0
+    )

@@ -61,8 +61,9 @@ class Watched(Oracle):
     def part_lower(self, part, most):
         return _counted("lower_samples", super().part_lower(part, most))
 
-    def unrolled_gradient(self, *arguments):
-        return _called("unrolled_gradient", super().unrolled_gradient(*arguments))
+    def unrolled_gradient(self, x, y, upper, lowers, step):
+        result = super().unrolled_gradient(x, y, upper, lowers, step)
+        return _called("unrolled_gradient", result)
 
     def upper_gradients(self, x, y, batch):
         return _called("upper_gradients", super().upper_gradients(x, y, batch))

@@ -220,5 +220,5 @@ def test_adafbio_is_its_listing(runtime, rounds):
 
 
 @pytest.mark.slow
-def test_adafbio_by_coordinates_is_its_listing():
+def test_adafbio_with_coordinates_is_its_listing():
     adafbio_and_its_listing(SimulatorRuntime, ROUNDS, True)

@@ -71,13 +71,20 @@ def own_control(drift: str | None, point: PyTree) -> Any:
 
 
 def forgotten(server: Any) -> Any:
-    """Return a server's state for clients that lose what they kept: c is 0 again."""
-    control = getattr(server, "control", None)
-    return (
-        server
-        if control is None
-        else replace(server, control=_tree.zeros_like(control))
-    )
+    """Return a server's state for clients that lose what they kept: c is 0 again.
+
+    It may be inside of what wrappers carry beside it.
+    """
+
+    def corrects(node: Any) -> bool:
+        return getattr(node, "control", None) is not None
+
+    def anew(node: Any) -> Any:
+        if not corrects(node):
+            return node
+        return replace(node, control=_tree.zeros_like(node.control))
+
+    return jax.tree.map(anew, server, is_leaf=corrects)
 
 
 class Correction(eqx.Module):

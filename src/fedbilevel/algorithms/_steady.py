@@ -11,6 +11,7 @@ a reply was finite, up. One Hessian product more a round, ten before the first o
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -246,7 +247,9 @@ class _Exchange(eqx.Module):
     def down(self, server: Steady, turn: Any = None) -> Sent:
         """Say what the method says, and the numbers."""
         known = self.whole.known(server)
-        said = self._own(known).message(server.server, turn)
+        own: Any = self._own(known)
+        say = own.down if turn is None else partial(own.message, turn=turn)
+        said = say(server.server)
         return replace(known, message=said)
 
     def about(self, sent: Sent) -> Told:

@@ -46,6 +46,7 @@ def tuned(net, experiment, folder, asked=ASKED, rounds=2, terms=TERMS):
     return tune_at_sites(net, experiment, folder, terms, asked, rounds, report=ignore)
 
 
+@pytest.mark.slow
 def test_sites_choose_the_steps_of_a_simulated_search(tmp_path):
     """On rows that each holds out itself; then they run with what was chosen."""
     simulated = tune(ROWS, ASKED)

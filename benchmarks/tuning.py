@@ -28,14 +28,16 @@ from fedbilevel.studies.searching import Range, Search, Values
 from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.tuning import Tuned, tuned, tuning_seeds
 
+ROUNDS = {
+    "quadratic": 90,
+    "minimax": 90,
+    "regularization": 90,
+    "loss-tuning": 45,
+    "cleaning": 45,
+}
 TASKS = {
-    "quadratic": Experiment("quadratic", "fedbio", 4, rounds=90, local_steps=5),
-    "minimax": Experiment("minimax", "fedbio", 4, rounds=90, local_steps=5),
-    "regularization": Experiment(
-        "regularization", "fedbio", 4, rounds=90, local_steps=5
-    ),
-    "loss-tuning": Experiment("loss-tuning", "fedbio", 4, rounds=45, local_steps=5),
-    "cleaning": Experiment("cleaning", "fedbio", 4, rounds=45, local_steps=5),
+    task: Experiment(task, "fedbio", 4, rounds=n, local_steps=5, safeguard=False)
+    for task, n in ROUNDS.items()
 }
 TIMES = 4  # what the grid may cost, by what the tuner does
 WITHIN = 0.01

@@ -44,7 +44,7 @@ _Q = "factors of the Neumann series, Q"
 _THETA = "step of the Neumann series, below 1/L1"
 
 
-def _check_series(name: str, theta: Array, curvature: float, client: int) -> None:
+def _check_series(name: str, theta: Any, curvature: float, client: int) -> None:
     if is_known(theta) and float(theta) * curvature >= 1:
         raise ClientInputError(
             client,
@@ -54,7 +54,7 @@ def _check_series(name: str, theta: Array, curvature: float, client: int) -> Non
         )
 
 
-def _check_terms(name: str, q: int, least: int, theta: Array) -> None:
+def _check_terms(name: str, q: int, least: int, theta: Any) -> None:
     if q < least:
         raise InvalidInputError(f"`{name}(q=...)` must be at least {least}, got {q}.")
     if is_known(theta) and (theta < 0).any():

@@ -193,8 +193,8 @@ class SteadySteps(AbstractWrapper):
                 held = replace(held, vector=Pair(None, v), curvature=own)
             return held, (size**POWER, slope)
 
-        def up(server: Steady, mean: tuple[Array, Array | None]) -> Steady:
-            power, slope = mean
+        def up(server: Steady, mean: Any) -> Steady:
+            power, slope = _arrays(mean)
             way = server.way
             if way is not None and slope is not None:
                 way = way.began(slope)
@@ -375,10 +375,15 @@ def _noting(state: Steady, troubled: Array | None) -> Steady:
     return replace(state, guard=replace(state.guard, trouble=trouble))
 
 
+def _arrays(numbers: PyTree) -> PyTree:
+    """Return numbers as the server computes with them; off the wire NumPy has them."""
+    return jax.tree.map(jnp.asarray, numbers)
+
+
 def _opened(told: Any) -> tuple[PyTree, Any, Any]:
     """Return the reply, or all of them, and the means of the two numbers."""
     if not isinstance(told, Gathered):
-        return told.reply, told.ratio, told.troubled
+        return told.reply, *_arrays((told.ratio, told.troubled))
     share = told.weights / jnp.sum(told.weights)
 
     def mean(values: Array | None) -> Array | None:

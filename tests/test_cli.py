@@ -20,7 +20,7 @@ from fedbilevel.experiments.options import options_of
 
 PROGRAM = str(Path(sys.executable).parent / "fedbilevel")
 TWO_CLIENT = "run two-client --algorithm local-bsgvrm --local-steps 1".split()
-LONG = "run quadratic --clients 4 --participants 3 --local-steps 2 --set q=2".split()
+LONG = "run quadratic --clients 4 --participants 3 --local-steps 2".split()
 LONG += "--rounds 4000 --checkpoint-rounds 50 --seed 7 --json".split()
 PATIENCE = 300  # seconds after which a process counts as hanging
 

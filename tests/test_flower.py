@@ -33,6 +33,7 @@ EXPERIMENT = Experiment(
     local_steps=2,
     precision="float64",
     options={"noise": "0", "spread": "0.5", "q": "3"},
+    safeguard=False,  # so that an exchange is a round
 )
 
 

@@ -477,7 +477,7 @@ def test_settings_of_fednest(images):
     ("name", "rounds", "gain"),
     [
         ("regularization", 20, 0.7),
-        ("cleaning", 30, 0.6),
+        ("cleaning", 20, 0.6),
         ("representation", 30, 0.7),
     ],
 )

@@ -32,7 +32,7 @@ from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import MEASURED_BELOW, Listed, Task
+from fedbilevel.tasks._base import Listed, Task
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -68,9 +68,7 @@ _SIZES = {
     "lower_weight": "0.1",
 }
 _RECOMMENDED = {
-    "linear": MEASURED_BELOW
-    | {"auto:fedbio": "lower_step=1/L auxiliary_step=1/L"}
-    | {"upper_step": "100", "lower_step": "16", "theta": "0.5"},
+    "linear": {"upper_step": "100", "lower_step": "16", "theta": "0.5"},
     # z must move slower than y: the Hessian of a network has negative directions.
     "mlp": {
         "auto": "theta lower_step",

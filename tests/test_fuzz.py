@@ -303,6 +303,8 @@ def server_target(job) -> Target:
 
     def sound():
         net.script = honest
+        # Sites have answered every number until then, and take none of them again.
+        runtime.roster._number = max(map(number_of, packets.values()))
         for kind, question in questions.items():
             same = (question().taken[0], before[kind])
             jax.tree.map(np.testing.assert_array_equal, *same)

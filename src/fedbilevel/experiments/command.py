@@ -71,7 +71,10 @@ def arguments_of(
         if one.name in (*_ELSEWHERE, *without) or value == one.default:
             continue
         name = (renamed or {}).get(one.name, one.name.replace("_", "-"))
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", str(value)]
     if experiment.weights:
         words += ["--weights", ",".join(map(repr, experiment.weights))]
     for name, value in experiment.options.items():

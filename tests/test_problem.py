@@ -260,17 +260,22 @@ def products_and_dense(oracle, x, y, v, batches):
     cross = jax.jacrev(jax.jacrev(g, argnums=1), argnums=0)(flat_x, flat_y)
     slope_along_v = jax.grad(lambda a: jnp.vdot(jax.grad(g, argnums=1)(a, flat_y), w))
     fx, fy = oracle.upper_gradients(x, y, up)
+    gx, both_gy = oracle.lower_gradients(x, y, low)
     found = {
         "fx": fx,
         "fy": fy,
+        "gx": gx,
         "gy": oracle.lower_gradient(x, y, low),
+        "gy of both": both_gy,
         "hvp": oracle.hessian_product(x, y, v, low),
         "jvp": oracle.cross_product(x, y, v, low),
     }
     expected = {
         "fx": jax.jacfwd(f, argnums=0)(flat_x, flat_y),
         "fy": jax.jacfwd(f, argnums=1)(flat_x, flat_y),
+        "gx": jax.jacfwd(g, argnums=0)(flat_x, flat_y),
         "gy": jax.jacfwd(g, argnums=1)(flat_x, flat_y),
+        "gy of both": jax.jacfwd(g, argnums=1)(flat_x, flat_y),
         "hvp": hessian @ w,
         "jvp": w @ cross,
     }
@@ -289,7 +294,7 @@ def test_derivatives_match_dense_ones(rows, seed):
     batches = drawn if rows == "drawn" else (oracle.all_upper(), oracle.all_lower())
     found, expected, slope_along_v = products_and_dense(oracle, x, y, v, batches)
     for name, tree in found.items():
-        like = x if name in ("fx", "jvp") else y
+        like = x if name in ("fx", "gx", "jvp") else y
         assert jax.tree.structure(tree) == jax.tree.structure(like)
         value, right = ravel_pytree(tree)[0], np.asarray(expected[name])
         scale = max(1, np.abs(right).max())

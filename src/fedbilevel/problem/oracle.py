@@ -2,6 +2,7 @@ r"""One client's view of the problem: the only place that samples and differenti
 
     fx, fy = grad f_k(x, y; xi)          upper_gradients
     gy     = grad_y g_k(x, y; zeta)      lower_gradient
+    gx, gy = grad g_k(x, y; zeta)        lower_gradients
     hvp[v] = (d2 g_k / dy dy) v          hessian_product
     jvp[v] = (d2 g_k / dx dy) v          cross_product, shaped like x
 
@@ -107,6 +108,10 @@ class Oracle(eqx.Module):
         """Return gy."""
         return _lower_gradient(self.problem, x, y, batch)
 
+    def lower_gradients(self, x: Upper, y: Lower, batch: Batch) -> tuple[Upper, Lower]:
+        """Return (gx, gy)."""
+        return _lower_gradients(self.problem, x, y, batch)
+
     def hessian_product(self, x: Upper, y: Lower, v: Lower, batch: Batch) -> Lower:
         """Return (d2 g / dy dy) v."""
         if self.radius is None:
@@ -188,6 +193,11 @@ def _upper_gradients(problem: Problem, x: Upper, y: Lower, batch: Batch):
 @jax.jit
 def _lower_gradient(problem: Problem, x: Upper, y: Lower, batch: Batch):
     return jax.grad(lower_loss, argnums=2)(problem, x, y, batch)
+
+
+@jax.jit
+def _lower_gradients(problem: Problem, x: Upper, y: Lower, batch: Batch):
+    return jax.grad(lower_loss, argnums=(1, 2))(problem, x, y, batch)
 
 
 @jax.jit

@@ -37,6 +37,7 @@ __all__ = ["Ledger", "count"]
 _GRADIENTS = {
     "_upper_gradients": "upper_gradients",
     "_lower_gradient": "lower_gradient",
+    "_lower_gradients": "lower_gradients",
     "_lower_gradient_upper": "lower_gradient_upper",
     "_hessian_product": "hessian_product",
     "_cross_product": "cross_product",

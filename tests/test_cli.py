@@ -175,7 +175,7 @@ def test_killed_and_resumed_is_the_run_never_interrupted(call, environment, tmp_
     code, out, err = stop_midway(environment, halted)
     assert (code, out) == (130, "")
     about = json.loads(arrays_in(halted / "checkpoint.npz")["about"].tobytes())
-    assert 50 <= about["round"] < 4000
+    assert 0 < about["round"] < 4000  # half a minute comes first on a busy machine
     assert f"After round {about['round']} of 4000. Kept in {halted}" in err
     assert not (halted / "result.json").exists()
     resumed = call("resume", halted, "--json")

@@ -15,12 +15,15 @@ from fedbilevel.algorithms._curvature import first_vector
 from fedbilevel.algorithms._safeguard import MOST
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
+from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import (
     Checkpoints,
+    Job,
     ReferenceRuntime,
     SimulatorRuntime,
     execute,
@@ -279,3 +282,35 @@ def test_noise_and_a_safeguard_exclude_each_other():
     )
     with pytest.raises(InvalidInputError, match="hide what a safeguard"):
         noisy.build().job()
+
+
+def test_the_round_is_told_in_which_a_theta_stops_to_fit():
+    """g curves by 1 + x^2, f draws x from 0 to 3, and y stays at 0."""
+    rows = {"none": jnp.zeros(1)}
+    problem = Problem(
+        lambda x, y, batch: 0.5 * (x - 3.0) ** 2 + 0.0 * y,
+        lambda x, y, batch: 0.5 * (1.0 + x**2) * y**2,
+    )
+    data = ClientData.from_clients([rows, rows], [rows, rows])
+    theta, step, p = 0.3, 0.02, 2
+    algorithm = LocalBSGM.effective(
+        Neumann(2, theta),
+        upper_step=step,
+        lower_step=0.05,
+        upper_weight=1.0,
+        lower_weight=1.0,
+        local_steps=p,
+    )
+    start = (jnp.asarray(0.0), jnp.asarray(0.0))
+    job = Job.of(steadied(algorithm, True), problem, data, *start)
+    outcome = execute(SimulatorRuntime(job), 60, measure_every=60)
+    x, rounds = 0.0, 0
+    while theta * (1 + x**2) <= 1:
+        for _ in range(p):
+            x -= step * (x - 3)
+        rounds += 1
+    (told,) = job.algorithm.events(outcome.state.server)
+    # L is measured at the point that a round begins with.
+    assert f"did not fit any more in round {rounds + 1}:" in told
+    short = execute(SimulatorRuntime(job), rounds, measure_every=rounds)
+    assert job.algorithm.events(short.state.server) == []

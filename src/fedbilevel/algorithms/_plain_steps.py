@@ -12,7 +12,7 @@ from fedbilevel.algorithms._base import AbstractAlgorithm
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.units import Measured, OfCurvature, OfDistance, resolved
 
-__all__ = ["largest_share", "plain", "shorter"]
+__all__ = ["fixed_thetas", "largest_share", "plain", "shorter"]
 
 _SHORTER = {"upper": 0.25, "lower": 0.5, "bound": 2.0}  # by one halving
 _MEASURED = 0.25  # the power of that for what follows the curvature
@@ -45,6 +45,20 @@ def plain(
     )
     made = resolved(rules, Measured(common, stride))
     return made if halvings is None else _shortened(made, algorithm, halvings)
+
+
+def fixed_thetas(part: Any) -> list[Array]:
+    """Return the theta of every series of a method that is a plain number."""
+    found = []
+    if not (is_dataclass(part) and isinstance(part, eqx.Module)):
+        return found
+    for one in fields(part):
+        value = getattr(part, one.name)
+        if one.name == "theta" and not isinstance(value, OfCurvature):
+            found.append(value)
+        elif isinstance(value, AbstractAlgorithm | AbstractHypergradient):
+            found += fixed_thetas(value)
+    return found
 
 
 def largest_share(algorithm: AbstractAlgorithm) -> Array:

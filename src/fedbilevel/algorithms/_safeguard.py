@@ -33,7 +33,7 @@ _EVERY = 10  # rounds between two kept states
 _MANY = 0.5  # of the replies of a round
 _FAR, _CALM = 100.0, 10.0  # times as far as in the first rounds
 _GROWTH = 2.0  # by which the usual may grow in one of the first rounds
-EXPLODED, TURNED, ANEW = range(3)
+EXPLODED, TURNED, ANEW, UNFIT = range(4)
 _TOLD = {
     EXPLODED: "the run exploded in round {now}: it went back to where it was after "
     "round {back}, and on with half the steps, and a quarter of that of x",
@@ -41,6 +41,8 @@ _TOLD = {
     "of what it was",
     ANEW: "x turned round in round {now}, too fast for y: the run began anew, with a "
     "quarter of the step that x had",
+    UNFIT: "theta did not fit any more in round {now}: it was larger than 1/L1, where "
+    "its series need not converge; theta=auto follows L1",
 }
 
 
@@ -61,6 +63,7 @@ class Guard(eqx.Module):
     of replies of this round that were not finite. `replaced` counts the rounds that
     left a reply out, `halvings` how often steps were halved, `returns` how often the
     run went back; of all that `happened`, `rounds` has what, when, and back to where.
+    `unfit` is the first round whose L1 was too large for a theta that was given, or 0.
     """
 
     first: PyTree
@@ -74,6 +77,7 @@ class Guard(eqx.Module):
     returns: Int[Array, ""]
     happened: Int[Array, ""]
     rounds: Int[Array, "places 3"]
+    unfit: Int[Array, ""]
 
     @staticmethod
     def of(state: PyTree, first: PyTree) -> "Guard":
@@ -81,7 +85,7 @@ class Guard(eqx.Module):
         none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
         kept, rounds = jnp.zeros(2, jnp.int32), jnp.zeros((2 * MOST, 3), jnp.int32)
         counts = (none, none, none, none)
-        return Guard(first, state, state, kept, zero, zero, *counts, rounds)
+        return Guard(first, state, state, kept, zero, zero, *counts, rounds, none)
 
     def judged(
         self, state: PyTree, y: Lower, before: Lower, turn: Turned, index: Any
@@ -142,9 +146,20 @@ class Guard(eqx.Module):
         count = self.happened + happened.astype(jnp.int32)
         return replace(self, happened=count, rounds=rounds)
 
+    def watched(self, is_too_large: Bool[Array, ""], index: Any) -> "Guard":
+        """Return what to remember of a theta that may have been too large."""
+        now = jnp.asarray(index, jnp.int32) + 1
+        return replace(
+            self, unfit=jnp.where(is_too_large & (self.unfit == 0), now, self.unfit)
+        )
+
     def told(self) -> list[str]:
-        """Say in words what happened."""
+        """Say in words what happened, in the order of rounds."""
         listed = self.rounds[: int(self.happened)].tolist()
+        if int(self.unfit):
+            listed = sorted(
+                [[UNFIT, int(self.unfit), 0], *listed], key=lambda one: one[1]
+            )
         told = [_TOLD[what].format(now=now, back=back) for what, now, back in listed]
         if int(self.replaced):
             told.append(

@@ -3,7 +3,8 @@ r"""Steps that follow the curvature, and a run that survives steps that are too 
 A wrapper around any method. Its numbers may be relative ones (`fedbilevel.units`): the
 wrapper measures what they refer to, along the run, and hands the method plain numbers
 in every exchange. With `safeguard`, a run that explodes goes back and goes on by
-shorter steps. The method's listing knows nothing of both.
+shorter steps, and a theta that was given is told when it stops to fit. The method's
+listing knows nothing of all this.
 
 What travels more than the method says, each way: L1 and the stride of x where they are
 followed, and how often steps were halved, down; (L_k / L)^4 once a round, and whether
@@ -37,7 +38,12 @@ from fedbilevel.algorithms._base import (
 from fedbilevel.algorithms._curvature import POWER, START
 from fedbilevel.algorithms._drift import forgotten
 from fedbilevel.algorithms._optimizers import AbstractWrapper, mapped
-from fedbilevel.algorithms._plain_steps import largest_share, plain, shorter
+from fedbilevel.algorithms._plain_steps import (
+    fixed_thetas,
+    largest_share,
+    plain,
+    shorter,
+)
 from fedbilevel.algorithms._safeguard import MOST, Guard, Turned
 from fedbilevel.algorithms._way import Way
 from fedbilevel.hypergradient import Neumann
@@ -104,8 +110,9 @@ class SteadySteps(AbstractWrapper):
 
     @property
     def follows(self) -> bool:
-        """Say whether the curvature is measured."""
-        return OfCurvature in relative_kinds(self.algorithm)
+        """Say whether L1 is measured: steps need it, or a theta is watched."""
+        watches = self.safeguard and bool(fixed_thetas(self.algorithm))
+        return watches or OfCurvature in relative_kinds(self.algorithm)
 
     @property
     def paces(self) -> bool:
@@ -343,12 +350,22 @@ class _Exchange(eqx.Module):
         if guard is None:
             return replace(state, way=way)
         carried, turned = (state.server, way), _turned(guard, before, way, state.server)
+        guard = self._watched(state, guard, turn)
         recent = self.whole.algorithm.point(guard.recent[0]).y
         kept, after = guard.judged(carried, point.y, recent, turned, turn.index)
         # Clients forget what they kept of the time that did not count.
         returned = after.returns > guard.returns
         server = _tree.select(returned, forgotten(kept[0]), kept[0])
         return replace(state, server=server, way=kept[1], guard=after)
+
+    def _watched(self, state: Steady, guard: Guard, turn: ServerTurn) -> Guard:
+        """Remember the first round in which a theta that was given did not fit."""
+        thetas = fixed_thetas(self.whole.algorithm)
+        if not thetas or state.curvature is None:
+            return guard
+        theta = jnp.max(jnp.stack(thetas)).astype(state.curvature.dtype)
+        theta = theta * shorter("lower", guard.halvings, theta)
+        return guard.watched(theta * state.curvature > 1, turn.index)
 
 
 def _turned(

@@ -1,0 +1,153 @@
+"""Every method on the same problems, each tuned with as many trials: the field's table.
+
+    python benchmarks/field.py FOLDER [--workers N] [--settings A,B] [--methods C,D]
+
+A setting is a task with its sizes. Every method is tuned there over as many points of
+its own steps and weights, in the units of the task, from two random seeds that are not
+those of the results, and judged on rows that are held out; what it takes runs from
+three seeds. All of a method's trials are one compiled program, and so are its seeds.
+Each finished pair of setting and method is a file in FOLDER, and is not run again; a
+method that fails leaves its reason. In the end a table in Markdown is printed, best
+first, and FOLDER/field.json has it for `fedbilevel recommend`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel import algorithms
+from fedbilevel._files import write_atomically
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.comparison import compare
+from fedbilevel.experiments.searching import Tuning
+from fedbilevel.runtime import configure
+
+SHARDS = {"partition": "shards:2"}
+SETTINGS = {
+    "quadratic": Experiment("quadratic", clients=8, rounds=400, local_steps=5),
+    "two-client": Experiment("two-client", rounds=400, local_steps=5),
+    "regularization": Experiment("regularization", clients=8, rounds=200),
+    "representation": Experiment("representation", clients=8, rounds=100),
+    "representation-shards": Experiment(
+        "representation", clients=20, participants=5, rounds=150, options=SHARDS
+    ),
+}
+TUNING = Tuning(trials=9, rungs=1, seeds=2, sampler="even")
+SEEDS = 3
+EARLY = 10  # one of so many rounds is where a run is looked at early
+LIMIT = 600  # seconds of a pair
+
+
+def measured(setting: str, method: str) -> dict[str, Any]:
+    """Return what a method came to in a setting."""
+    experiment = SETTINGS[setting]
+    every = max((experiment.rounds or EARLY) // EARLY, 1)
+    experiment = replace(experiment, algorithm=method, measure_every=every)
+    found = compare(experiment, [method], SEEDS, tuning=TUNING)
+    tried = [value for _, value, _ in found.trials.get(method, [])]
+    diverged = float(np.mean(~np.isfinite(tried))) if tried else 0.0
+    if method in found.found.diverged:
+        return {"failed": str(found.found.diverged[method]), "diverged": diverged}
+    results, metric = found.found.results[method], found.found.headline
+    curves = np.asarray([one.columns[metric] for one in results])
+    counts = results[0].counts
+    return {
+        "metric": metric,
+        "mean": float(curves[:, -1].mean()),
+        "spread": float(curves[:, -1].std(ddof=1)),
+        "early": float(curves[:, 0].mean()),
+        "exchanges": counts["exchanges"],
+        "megabytes": (counts["bytes_down"] + counts["bytes_up"]) / 1e6,
+        "samples": sum(counts["samples"].values()),
+        "calls": counts["calls"],
+        "seconds": float(np.mean([one.seconds["run"] for one in results])),
+        "diverged": diverged,
+    }
+
+
+def kept(path: Path, setting: str, method: str) -> None:
+    """Measure one pair, and write what came of it, or why nothing did."""
+    configure()
+    try:
+        found = measured(setting, method)
+    except FedbilevelError as error:
+        found = {"failed": str(error), "diverged": 1.0}
+    text = json.dumps({"setting": setting, "method": method, **found}) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def started(folder: Path, setting: str, method: str) -> dict[str, Any]:
+    """Measure one pair in a process of its own, unless that was done before."""
+    path = folder / f"{setting}.{method}.json"
+    if not path.exists():
+        command = [sys.executable, __file__, str(path), "--pair", setting, method]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT
+            )
+            wrong = done.stderr.strip()[-300:]
+        except subprocess.TimeoutExpired:
+            wrong = f"longer than {LIMIT} s"
+        if not path.exists():
+            print(setting, method, "failed:", wrong, file=sys.stderr, flush=True)
+            return {"setting": setting, "method": method, "failed": wrong}
+        print(setting, method, flush=True)
+    return json.loads(path.read_text())
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return a table in Markdown, best first, what failed last."""
+    lines = [
+        "| method | {metric} | after a tenth | exchanges | megabytes | samples | "
+        "seconds | diverged |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in sorted(rows, key=lambda row: row.get("mean", np.inf)):
+        if "mean" not in one:
+            lines.append(f"| {one['method']} | {one['failed'][:80]} | | | | | | |")
+            continue
+        lines.append(
+            f"| {one['method']} | {one['mean']:.4g} +- {one['spread']:.1g} | "
+            f"{one['early']:.4g} | {one['exchanges']:,} | {one['megabytes']:.3g} | "
+            f"{one['samples']:,} | {one['seconds']:.2g} | {one['diverged']:.0%} |"
+        )
+    metric = next((one["metric"] for one in rows if "metric" in one), "")
+    return "\n".join(lines).format(metric=metric)
+
+
+def main() -> None:
+    """Measure what is asked for, and print the table of each setting."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pair", nargs=2)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--methods", default=",".join(algorithms.names()))
+    asked = parser.parse_args()
+    if asked.pair:
+        kept(asked.folder, *asked.pair)
+        return
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    settings, methods = asked.settings.split(","), asked.methods.split(",")
+    pairs = [(setting, method) for setting in settings for method in methods]
+    with ThreadPoolExecutor(max_workers=asked.workers) as pool:
+        found = list(pool.map(lambda pair: started(asked.folder, *pair), pairs))
+    for setting in settings:
+        print(f"\n{setting}\n")
+        print(table([one for one in found if one["setting"] == setting]))
+    text = json.dumps(found, indent=1) + "\n"
+    write_atomically(
+        asked.folder / "field.json", lambda file: file.write(text.encode())
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from fedbilevel import datasets
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.experiment import model_of
+from fedbilevel.experiments.built import model_of
 from fedbilevel.hypergradient import Exact
 from fedbilevel.models import Model
 from fedbilevel.problem import Oracle

@@ -12,7 +12,8 @@ from fedbilevel._files import write_atomically
 from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
-from fedbilevel.experiments.experiment import Built, Experiment, headline_only
+from fedbilevel.experiments.built import Built
+from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.options import options_of
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import named_search, trials_of

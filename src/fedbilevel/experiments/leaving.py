@@ -14,7 +14,8 @@ import numpy as np
 from fedbilevel import tasks
 from fedbilevel.datasets import Dataset, Preparation, TableChoices
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments.experiment import Experiment, model_of
+from fedbilevel.experiments.built import model_of
+from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.sites import meaning
 from fedbilevel.federation import settings_fingerprint
 from fedbilevel.models import Model

@@ -9,7 +9,8 @@ import jax
 from fedbilevel import algorithms
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import unknown_name
-from fedbilevel.experiments.experiment import Built, Experiment
+from fedbilevel.experiments.built import Built
+from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import as_options
 from fedbilevel.studies.calibration import SettingOf, calibrated
 from fedbilevel.studies.planning import (

@@ -1,0 +1,106 @@
+"""What the names of an experiment stand for, and what its result leaves in a folder."""
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedbilevel import tasks
+from fedbilevel._files import write_arrays, write_atomically
+from fedbilevel.algorithms import AbstractAlgorithm, Entry
+from fedbilevel.errors import AtClientError
+from fedbilevel.models import Model
+from fedbilevel.result import Result, to_plain
+from fedbilevel.runtime import Job
+from fedbilevel.studies.heterogeneity import warn_where_clients_differ
+from fedbilevel.studies.setting import Setting
+from fedbilevel.tasks._base import Listed
+
+__all__ = ["Built", "model_of"]
+
+
+class Built(NamedTuple):
+    """What the names of an experiment stand for.
+
+    `config` are the settings to record; the task's options are among them.
+    """
+
+    task: tasks.Task
+    entry: Entry
+    algorithm: AbstractAlgorithm
+    setting: Setting
+    rounds: int
+    config: dict[str, Any]
+
+    def job(self, seed: int = 0) -> Job:
+        """Bind everything, and warn where the limit will be off."""
+        with self.naming_sites():
+            job = self.setting.job(self.algorithm, seed)
+        if self.task.convex:
+            warn_where_clients_differ(job, self.entry.name, self.task.names)
+        return job
+
+    @contextmanager
+    def naming_sites(self) -> Iterator[None]:
+        """Give the site its name in an error of what is wrong there."""
+        try:
+            yield
+        except AtClientError as error:
+            if self.task.names and not self.entry.pools:
+                raise error.at(self.task.names[error.client]) from error.__cause__
+            raise
+
+    def save(self, result: Result, folder: Path) -> None:
+        """Write a result, and what the task lists of it."""
+        result.save(folder)
+        if self.task.listing is not None and not self.entry.pools:
+            for name, listed in self.task.listing(self.task, result.point).items():
+                _write_listed(folder / name, listed)
+
+    def named(self, result: Result) -> Result:
+        """Return a result with the names, and with what the task concludes."""
+        shown = result.point if self.task.shows_point else {}
+        point = {name: leaf.tolist() for name, leaf in shown.items()}
+        more = {}
+        if self.task.conclusion is not None:
+            more = self.task.conclusion(self.task, result.point)
+        final = {**result.final, **point, **more}
+        named = dataclasses.replace(result, algorithm=self.entry.name, final=final)
+        model = model_of(self.task, named, self.config["task"])
+        return dataclasses.replace(named, model=model)
+
+
+def model_of(
+    task: tasks.Task, result: Result, options: Mapping[str, Any]
+) -> Model | None:
+    """Return the model that a run leaves behind, where all clients share one."""
+    if task.predictor is None or result.levels is None:
+        return None
+    shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
+    found = [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]
+    if shared != found and not task.predictor.advice:
+        return None  # every client has kept a y of its own
+    about = {"task": result.task, "algorithm": result.algorithm}
+    return Model(
+        task.predictor.layers(*result.levels),
+        task.preparation.label.classes if task.preparation else task.classes,
+        task.preparation,
+        task.predictor.pixels,
+        {**about, "options": to_plain(dict(options)), "versions": result.versions},
+        task.predictor.advice,
+    )
+
+
+def _write_listed(path: Path, listed: Listed) -> None:
+    """Write a table as CSV, atomically, and its pictures before it, as npz."""
+    if listed.pictures is not None:
+        write_arrays(path.with_suffix(".npz"), {"pictures": listed.pictures})
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([listed.header, *listed.rows])
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))

@@ -17,7 +17,7 @@ the noise of a difference is as small as the difference, which 1/nu multiplies.
 
 Everything is linear in the losses of clients: no inverse is averaged, and the mean over
 clients that differ is right. Copies with j < 0 have a minimum only where g curves more
-than -j nu f, which `fedbilevel.problem.balance_of_curvatures` looks at.
+than -j nu f, which `check_balance` looks at before a run.
 """
 
 from typing import Any, NamedTuple
@@ -26,11 +26,15 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import AbstractBlocks, Lower, Pair, Upper
+from fedbilevel.algorithms._base import Balance
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import is_known
 
-__all__ = ["Copies", "Scheme", "check_nu", "scheme_of"]
+__all__ = ["NU", "Copies", "Scheme", "check_balance", "check_nu", "scheme_of"]
+
+NU = "weight of f in the lower level; 1/nu is the penalty"
+_ROUNDING = 1e-3  # of a curvature, which differences of gradients leave
 
 
 class Copies(AbstractBlocks):
@@ -82,13 +86,14 @@ class Scheme(NamedTuple):
                 gy = oracle.lower_gradient(w.x, y, zeta)
                 if j == 0:
                     return gy
-                return _tree.add_scaled(gy, j * nu, oracle.upper_gradients(w.x, y, xi)[1])
+                _, fy = oracle.upper_gradients(w.x, y, xi)
+                return _tree.add_scaled(gy, j * nu, fy)
 
             return at
 
         return Copies(None, *(slope(*one) for one in enumerate(self.offsets)))
 
-    def hypergradient(self, oracle: Oracle, nu: Array, xi: Batch, zeta: Batch) -> Copies:
+    def slope_of_x(self, oracle: Oracle, nu: Array, xi: Batch, zeta: Batch) -> Copies:
         """Return the map w -> h, one sample for all copies; none for the copies."""
 
         def h(w: Copies) -> Upper:
@@ -137,3 +142,21 @@ def check_nu(algorithm: Any) -> None:
             f"`{type(algorithm).__name__}(nu=...)` must be above 0, got {nu}: the "
             "penalty is 1/nu."
         )
+
+
+def check_balance(algorithm: Any, nu: Any, curvatures: Balance) -> None:
+    """Raise if a copy with j < 0 has no minimum: f curves too much against g."""
+    times = scheme_of(algorithm).subtracted
+    if times == 0 or not is_known(nu):
+        return
+    factor = times * float(nu)
+    above, below = curvatures(factor)
+    if below > (1 - _ROUNDING) * factor * above:
+        return
+    smaller = f"nu below {below / (times * above):.2g}, or " if below > 0 else ""
+    raise InvalidInputError(
+        f"`{algorithm.title}(nu={float(nu):.4g}, order={algorithm.order})` needs a "
+        f"minimum of g - {factor:.4g} f in y, but at the start f curves by L_f = "
+        f"{above:.4g} where g curves by {below:.4g} only. Use {smaller}order 1 "
+        "(fed-f2sa or f2sa), which takes nothing from g."
+    )

@@ -343,8 +343,9 @@ class _Exchange(eqx.Module):
         if guard is None:
             return replace(state, way=way)
         carried, turned = (state.server, way), _turned(guard, before, way, state.server)
-        recent = self.whole.algorithm.point(guard.recent[0]).y
-        kept, after = guard.judged(carried, point.y, recent, turned, turn.index)
+        watched = self.whole.algorithm.watched
+        now, recent = watched(state.server), watched(guard.recent[0])
+        kept, after = guard.judged(carried, now, recent, turned, turn.index)
         # Clients forget what they kept of the time that did not count.
         returned = after.returns > guard.returns
         server = _tree.select(returned, forgotten(kept[0]), kept[0])

@@ -7,9 +7,9 @@ Client k at every local iteration, samples xi, zeta and zeta', lam = 1/nu:
     x   <- x - lr_x (fx_k(x, y_l; xi) + lam (gx_k(x, y_l; zeta') - gx_k(x, y_s; zeta')))
     every p iterations:  x, y_l, y_s <- mean over clients
 
-That is order 1, whose limit is O(nu) away from the solution; y_s, which was trained at x
-without a penalty, is what is reported. Higher orders have other copies of y and weights
-(`_penalty.py`); with order 2, at the same cost, O(nu^2):
+That is order 1, whose limit is O(nu) away from the solution; y_s, which was trained at
+x without a penalty, is what is reported. Higher orders have other copies of y and
+weights (`_penalty.py`); with order 2, at the same cost, O(nu^2):
 
     y_+- <- y_+- - lr_y (+- nu fy_k(x, y_+-; xi) + gy_k(x, y_+-; zeta))
     x    <- x - lr_x ((fx_k(x, y_+; xi) + fx_k(x, y_-; xi)) / 2
@@ -25,8 +25,8 @@ corrected as FedBiO's are (`_drift.py`):
 
 Exchanges a round: 1, with dx + 2 dy floats each way (dx + 4 dy from order 3 on); twice
 as many floats with controls, and with an anchor, in 2 exchanges. A step: two gradients
-of g for each copy, and two of f for each that has a penalty, of which those at one place
-are the same.
+of g for each copy, and two of f for each that has a penalty, which are the same unless
+`alternating`.
 
 Reference: Kwon, Kwon, Wright, Nowak, arXiv 2301.10945 (ICML 2023), for F2SA;
 arXiv 2509.02937 (ICLR 2026) for higher orders.
@@ -41,7 +41,7 @@ import jax.random as jr
 
 from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._base import AbstractAlgorithm, Balance, Phases, Turn
 from fedbilevel.algorithms._drift import (
     DRIFT,
     Correction,
@@ -58,7 +58,13 @@ from fedbilevel.algorithms._local import (
     move,
     only,
 )
-from fedbilevel.algorithms._penalty import Copies, check_nu, scheme_of
+from fedbilevel.algorithms._penalty import (
+    NU,
+    Copies,
+    check_balance,
+    check_nu,
+    scheme_of,
+)
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice, count, number, word
 
@@ -70,10 +76,11 @@ class FedF2SA(AbstractAlgorithm):
 
     reference: ClassVar[str] = "Kwon et al. 2023, arXiv 2301.10945; arXiv 2509.02937"
     provenance: ClassVar[str] = "ours: a known method made federated"
+    needs_hessian: ClassVar[bool] = False
 
     lr_x: Number = number("x moves by lr_x h", step="upper")
     lr_y: Number = number("copies of y move by lr_y times their slopes", step="lower")
-    nu: Number = number("weight of f in the lower level; 1/nu is the penalty", default=0.01)
+    nu: Number = number(NU, default=0.01)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
     order: int = count(
         "power of nu in the bias: 1 to 4; 3 and 4 have four copies of y",
@@ -95,6 +102,10 @@ class FedF2SA(AbstractAlgorithm):
         check_nu(self)
         scheme_of(self)
 
+    def check_balance(self, curvatures: Balance) -> None:
+        """Raise if f curves too much for what is taken from g."""
+        check_balance(self, self.nu, curvatures)
+
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start with all copies at y."""
         w = scheme_of(self).copies(x, y)
@@ -114,12 +125,16 @@ class FedF2SA(AbstractAlgorithm):
         """Return x and y_s, or what the copies tell of it."""
         return scheme_of(self).point(server.point)
 
+    def watched(self, server: Iterate) -> tuple[Lower, ...]:
+        """Return all copies: what is reported may stand still between two of them."""
+        return scheme_of(self).of(server.point)
+
     def directions(self, oracle: Oracle, key: Key) -> Copies:
         """Draw xi, zeta and zeta'; return the maps of h and of the copies' slopes."""
         for_xi, for_y, for_x = jr.split(key, 3)
         xi, scheme = oracle.draw_upper(for_xi), scheme_of(self)
         below = scheme.slopes(oracle, self.nu, xi, oracle.draw_lower(for_y))
-        above = scheme.hypergradient(oracle, self.nu, xi, oracle.draw_lower(for_x))
+        above = scheme.slope_of_x(oracle, self.nu, xi, oracle.draw_lower(for_x))
         return combine(above, below)
 
     def local(self, message: Iterate, c_k: Copies | None, oracle: Oracle, turn: Turn):

@@ -31,7 +31,19 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import is_known
 
-__all__ = ["NU", "Copies", "Scheme", "check_balance", "check_nu", "scheme_of"]
+__all__ = [
+    "BEGINNINGS",
+    "NU",
+    "ONE",
+    "OWN",
+    "Copies",
+    "Scheme",
+    "check_balance",
+    "check_nu",
+    "scheme_of",
+]
+
+BEGINNINGS = OWN, SIDES, ONE = "own", "sides", "one"
 
 NU = "weight of f in the lower level; 1/nu is the penalty"
 _ROUNDING = 1e-3  # of a curvature, which differences of gradients leave
@@ -76,6 +88,21 @@ class Scheme(NamedTuple):
                 part = _tree.scale(weight, copy)
                 y = part if y is None else _tree.add(y, part)
         return Pair(w.x, y)
+
+    def begun(self, w: Copies, begin: str) -> Copies:
+        """Return w with the copies where a loop on them begins."""
+        every = dict(zip(self.offsets, self.of(w), strict=True))
+        if begin == ONE:
+            return self.copies(w.x, every[1])
+
+        def side(positive: bool) -> Lower:
+            near = [y for j, y in every.items() if (j > 0) == positive]
+            total = near[0]
+            for y in near[1:]:
+                total = _tree.add(total, y)
+            return _tree.scale(1 / len(near), total)
+
+        return Copies(w.x, *(side(j > 0) for j in self.offsets))
 
     def slopes(self, oracle: Oracle, nu: Array, xi: Batch, zeta: Batch) -> Copies:
         """Return the maps w -> j nu fy(x, y_j; xi) + gy(x, y_j; zeta), none for x."""

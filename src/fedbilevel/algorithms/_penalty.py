@@ -22,10 +22,11 @@ than -j nu f, which `check_balance` looks at before a run.
 
 from typing import Any, NamedTuple
 
+import jax.random as jr
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import AbstractBlocks, Lower, Pair, Upper
+from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Upper
 from fedbilevel.algorithms._base import Balance
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Batch, Oracle
@@ -33,6 +34,7 @@ from fedbilevel.schedules import is_known
 
 __all__ = [
     "BEGINNINGS",
+    "FIRST_ORDER",
     "NU",
     "ONE",
     "OWN",
@@ -40,6 +42,7 @@ __all__ = [
     "Scheme",
     "check_balance",
     "check_nu",
+    "one_of_each",
     "scheme_of",
 ]
 
@@ -148,6 +151,15 @@ _SCHEMES = (
         (2 / 3, 2 / 3, -1 / 6, -1 / 6),
     ),
 )
+
+
+FIRST_ORDER = _SCHEMES[0]
+
+
+def one_of_each(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
+    """Draw an upper sample and, independent of it, a lower one."""
+    for_xi, for_zeta = jr.split(key)
+    return oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
 
 
 def scheme_of(algorithm: Any) -> Scheme:

@@ -24,11 +24,10 @@ that of the paper's analysis is. All copies start at y.
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel._types import Lower, Number, Pair, Upper
 from fedbilevel.algorithms._base import (
     AbstractAlgorithm,
     Balance,
@@ -52,10 +51,11 @@ from fedbilevel.algorithms._penalty import (
     Copies,
     check_balance,
     check_nu,
+    one_of_each,
     scheme_of,
 )
 from fedbilevel.algorithms._single import Path, stepped
-from fedbilevel.problem import Batch, Oracle
+from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Schedule, count, number, schedule, word
 
 __all__ = ["F2SAP"]
@@ -135,14 +135,15 @@ class F2SAP(AbstractAlgorithm):
 
     def lower(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
         """Return the slopes of all copies."""
+        samples = one_of_each(oracle, turn.keys(1)[0])
         nu = self.nu_at(turn.index // self.inner_steps)
-        slopes = scheme_of(self).slopes(oracle, nu, *_drawn(oracle, turn))
+        slopes = scheme_of(self).slopes(oracle, nu, *samples)
         return client, evaluate(slopes)(w)
 
     def upper(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
         """Return h."""
-        nu = self.nu_at(turn.index)
-        slope = scheme_of(self).slope_of_x(oracle, nu, *_drawn(oracle, turn))
+        nu, samples = self.nu_at(turn.index), one_of_each(oracle, turn.keys(1)[0])
+        slope = scheme_of(self).slope_of_x(oracle, nu, *samples)
         return client, evaluate(slope)(w)
 
     def lower_step(self, server: Path, D: Copies, turn: ServerTurn) -> Path:
@@ -158,9 +159,3 @@ class F2SAP(AbstractAlgorithm):
         """Return lr_x a_t, and lr_y a_t for each copy."""
         a = at_time(self.a, t, self.lr_x)
         return scheme_of(self).copies(self.lr_x * a, self.lr_y * a)
-
-
-def _drawn(oracle: Oracle, turn: Turn) -> tuple[Batch, Batch]:
-    key: Key = turn.keys(1)[0]
-    for_xi, for_zeta = jr.split(key)
-    return oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)

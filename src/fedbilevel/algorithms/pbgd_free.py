@@ -36,7 +36,7 @@ __all__ = ["PBGDFree"]
 class PBGDFree(AbstractAlgorithm):
     """Penalized lower steps, then x along fx alone; for flat problems only."""
 
-    reference: ClassVar[str] = "PBGD-Free, NeurIPS 2025"
+    reference: ClassVar[str] = "PBGD-Free, NeurIPS 2025; arXiv 2302.05185"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
     answers: ClassVar[str] = "single machine"
     pools: ClassVar[bool] = True

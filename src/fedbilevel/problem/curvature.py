@@ -79,7 +79,7 @@ def opposed_curvatures(
 ) -> tuple[Scalar, Scalar]:
     """Return how much f and g curve along a direction where g - factor f curves little.
 
-    It is looked for from where f curves most, in the means over all clients.
+    It is looked for near where f curves most, in the means over all clients.
     """
     of_f, of_g = _mean_products(oracle, x, y, key)
 
@@ -99,7 +99,9 @@ def opposed_curvatures(
         rest = _tree.add_scaled(_tree.scale(shift, v), factor, of_f(v))
         return _unit(_tree.subtract(rest, of_g(v)))[0], None
 
-    v, _ = jax.lax.scan(step, v, None, length=iterations)
+    # Where f curves most g may, too, and a search that begins there would stay.
+    start, _ = _unit(_tree.add(v, some_direction(y, jr.fold_in(key, 1))))
+    v, _ = jax.lax.scan(step, start, None, length=2 * iterations)
     return _tree.dot(v, of_f(v)), _tree.dot(v, of_g(v))
 
 

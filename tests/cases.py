@@ -171,14 +171,14 @@ CASES = [
         two_client=PENALIZED,
     ),
     Case(
-        "fed-f2sa, order 4",
-        FedF2SA(0.1, 0.2, 0.05, local_steps=2, order=4, drift="anchor"),
+        "fed-f2sa, degree 4",
+        FedF2SA(0.1, 0.2, 0.05, local_steps=2, degree=4, drift="anchor"),
         floats=lambda dx, dy: 2 * (dx + 4 * dy),
         exchanges=2,
         two_client=SHARED,
         slopes=("anchor",),
         of="fed-f2sa",
-        choices={"order": "4", "drift": "anchor"},
+        choices={"degree": "4", "drift": "anchor"},
         repeats=True,
     ),
     Case(
@@ -199,7 +199,7 @@ CASES = [
     ),
     Case(
         "f2sa-p",
-        F2SAP(0.1, 0.2, 0.05, CubeRootDecay(2.0, 8.0), order=3, inner_steps=2),
+        F2SAP(0.1, 0.2, 0.05, CubeRootDecay(2.0, 8.0), degree=3, inner_steps=2),
         **ONE_MACHINE,
         two_client=SHARED,
         wanders=1e-4,

@@ -45,7 +45,7 @@ def assert_same(left, right, tolerance=1e-12):
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
-# The limits on the task two-client, by the order of the difference and nu.
+# The limits on the task two-client, by the degree of the difference and nu.
 LIMITS = {
     (1, 0.1): 0.975610,
     (1, 0.01): 0.997506,
@@ -59,13 +59,13 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(
-    ("order", "nu"),
+    ("degree", "nu"),
     [pytest.param(*one, marks=SLOW if one[0] > 2 else ()) for one in LIMITS],
 )
-def test_two_clients_end_a_power_of_nu_from_the_solution(order, nu):
+def test_two_clients_end_a_power_of_nu_from_the_solution(degree, nu):
     """T2, p = 1: to all printed digits."""
-    job = two_client_job(FedF2SA(0.5, 0.3, nu, local_steps=1, order=order))
-    np.testing.assert_allclose(end_of(job, 500).x, LIMITS[order, nu], atol=1e-6)
+    job = two_client_job(FedF2SA(0.5, 0.3, nu, local_steps=1, degree=degree))
+    np.testing.assert_allclose(end_of(job, 500).x, LIMITS[degree, nu], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_two_clients_end_a_power_of_nu_from_the_solution(order, nu):
                 (VPBGD(0.5, 0.3, 0.3, 100.0, local_steps=200), 0.997506),
                 (F2BA(0.5, 0.3, 0.1, inner_steps=60, local_steps=5), 0.975610),
                 (F3SA(0.5, 0.3, 0.9, 0.9, 0.1, local_steps=50), 0.975610),
-                (F2SAP(0.5, 0.3, 0.1, order=2, local_steps=5), 1.001252),
-                (F2SAP(0.5, 0.3, 0.1, order=3, local_steps=5), 1.000114),
-                (F2SAP(0.5, 0.3, 0.1, order=4, local_steps=5), 0.999987),
+                (F2SAP(0.5, 0.3, 0.1, degree=2, local_steps=5), 1.001252),
+                (F2SAP(0.5, 0.3, 0.1, degree=3, local_steps=5), 1.000114),
+                (F2SAP(0.5, 0.3, 0.1, degree=4, local_steps=5), 0.999987),
             )
         ),
     ],
@@ -96,7 +96,7 @@ def test_methods_of_one_machine_end_there_too(algorithm, expected):
 
 @SLOW
 @pytest.mark.parametrize(
-    ("order", "nu", "long", "short"),
+    ("degree", "nu", "long", "short"),
     [
         (1, 0.1, 0.97264, 0.97558),
         (1, 0.01, 0.99448, 0.99747),
@@ -104,8 +104,8 @@ def test_methods_of_one_machine_end_there_too(algorithm, expected):
         (2, 0.01, 0.996985, 0.999979),
     ],
 )
-def test_ten_local_steps_drift_as_far_as_they_are_long(order, nu, long, short):
-    chosen: dict[str, Any] = {"local_steps": 10, "order": order}
+def test_ten_local_steps_drift_as_far_as_they_are_long(degree, nu, long, short):
+    chosen: dict[str, Any] = {"local_steps": 10, "degree": degree}
     for scale, expected, rounds in ((1.0, long, 4000), (0.1, short, 40000)):
         algorithm = FedF2SA(0.002 * scale, 0.02 * scale, nu, **chosen)
         found = end_of(two_client_job(algorithm), rounds).x
@@ -115,7 +115,7 @@ def test_ten_local_steps_drift_as_far_as_they_are_long(order, nu, long, short):
 @SLOW
 @pytest.mark.parametrize("drift", ["controls", "anchor"])
 def test_corrected_steps_do_not_drift(drift):
-    algorithm = FedF2SA(0.02, 0.02, 0.1, local_steps=10, order=2, drift=drift)
+    algorithm = FedF2SA(0.02, 0.02, 0.1, local_steps=10, degree=2, drift=drift)
     np.testing.assert_allclose(
         end_of(two_client_job(algorithm), 1500).x, LIMITS[2, 0.1], atol=1e-6
     )
@@ -139,17 +139,17 @@ def test_pbgd_free_must_be_asked_for():
         algorithm_from(entry, {**steps, "flat": "no"}, 2, 1)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_weights_are_those_of_a_difference(order):
-    """Of s^m all but s have the slope 0 at 0, up to the order; at 0 all but 1 are 0."""
-    scheme = _SCHEMES[order - 1]
-    assert scheme.order == order
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+def test_weights_are_those_of_a_difference(degree):
+    """Of powers of s all but s have the slope 0 at 0, and all but 1 the value 0."""
+    scheme = _SCHEMES[degree - 1]
+    assert scheme.degree == degree
     j = np.asarray(scheme.offsets, float)
-    for m in range(order + 1):
+    for m in range(degree + 1):
         slope, value = np.dot(scheme.weights, j**m), np.dot(scheme.at_zero, j**m)
         np.testing.assert_allclose(slope, m == 1, atol=1e-15)
-        # With y_0 among the copies, and without, up to the order less one.
-        if m < order:
+        # With y_0 among the copies, and without, up to the degree less one.
+        if m < degree:
             np.testing.assert_allclose(value, m == 0, atol=1e-15)
 
 
@@ -196,7 +196,7 @@ def test_one_client_and_step_is_f2sa(lr, nu, seed):
 @given(lr=small, nu=st.floats(0.01, 0.05), seed=st.integers(0, 3))
 def test_controls_of_clients_that_are_alike_change_nothing(lr, nu, seed):
     data = quadratic_data(3, noise=0.0, alike=True, seed=seed)
-    plain = FedF2SA(lr, 0.2, nu, local_steps=4, order=2)
+    plain = FedF2SA(lr, 0.2, nu, local_steps=4, degree=2)
     ends = [
         end_of(bent_job(one, data)) for one in (plain, replace(plain, drift="controls"))
     ]
@@ -210,7 +210,7 @@ def test_a_small_nu_is_fedbio(lr, seed):
     """As nu -> 0, (y_l - y_s)/nu is -z of FedBiO, which starts at 0, too."""
     data = quadratic_data(3, noise=0.0, seed=seed)
     nu = 1e-5
-    penalty = FedF2SA(lr, 0.2, nu, local_steps=3, order=2)
+    penalty = FedF2SA(lr, 0.2, nu, local_steps=3, degree=2)
     ends = [
         end_of(bent_job(one, data))
         for one in (penalty, FedBiO(lr, 0.2, 0.2, local_steps=3))
@@ -219,16 +219,18 @@ def test_a_small_nu_is_fedbio(lr, seed):
 
 
 @pytest.mark.parametrize(
-    ("nu", "order", "largest"), [(2.1, 2, "2"), (1.1, 4, "1"), (2.1, 3, "2")]
+    ("nu", "degree", "largest"), [(2.1, 2, "2"), (1.1, 4, "1"), (2.1, 3, "2")]
 )
-def test_a_nu_that_leaves_no_minimum_is_refused(nu, order, largest):
+def test_a_nu_that_leaves_no_minimum_is_refused(nu, degree, largest):
     """T2: f curves by 1 and g by 2, in the mean over the clients."""
-    algorithm = FedF2SA(0.5, 0.3, nu, local_steps=1, order=order)
-    told = rf"nu={nu}, order={order}.*L_f = 1 where g curves by 2 only. Use nu below "
-    with pytest.raises(InvalidInputError, match=rf"{told}{largest}, or order 1 \(fed-"):
+    algorithm = FedF2SA(0.5, 0.3, nu, local_steps=1, degree=degree)
+    told = rf"nu={nu}, degree={degree}.*L_f = 1 where g curves by 2 only. Use nu below "
+    with pytest.raises(
+        InvalidInputError, match=rf"{told}{largest}, or degree 1 \(fed-"
+    ):
         two_client_job(algorithm)
     two_client_job(replace(algorithm, nu=jnp.asarray(0.9 * float(largest))))
-    two_client_job(replace(algorithm, order=1))
+    two_client_job(replace(algorithm, degree=1))
 
 
 def test_the_two_levels_are_weighed_in_the_mean_over_clients():
@@ -275,7 +277,7 @@ def test_gradients_are_all_that_is_asked_for():
 
     data, start = quadratic_data(2), (jnp.ones(2), jnp.ones(3))
     problem = Problem(ROWWISE.upper, lower)
-    algorithm = FedF2SA(0.1, 0.1, 0.1, local_steps=2, order=2)
+    algorithm = FedF2SA(0.1, 0.1, 0.1, local_steps=2, degree=2)
     found = end_of(Job.of(algorithm, problem, data, *start), 3)
     assert np.isfinite(found.x).all() and np.isfinite(found.y).all()
     with pytest.raises(ValueError, match="do not support JVP"):
@@ -283,8 +285,8 @@ def test_gradients_are_all_that_is_asked_for():
 
 
 def test_what_cannot_be_is_refused_by_name():
-    with pytest.raises(InvalidInputError, match=r"order=...\)` is one of 1, 2, 3, 4"):
-        FedF2SA(1, 1, local_steps=1, order=5)
+    with pytest.raises(InvalidInputError, match=r"degree=...\)` is one of 1, 2, 3, 4"):
+        FedF2SA(1, 1, local_steps=1, degree=5)
     with pytest.raises(InvalidInputError, match=r"FedF2SA\(nu=...\)` must be above 0"):
         FedF2SA(1, 1, 0.0, local_steps=1)
     with pytest.raises(InvalidInputError, match=r"F2SAP\(nu=...\)` must be above 0"):

@@ -66,7 +66,7 @@ def assert_copies(w, x, copies):
 
 
 @pytest.mark.parametrize(
-    ("order", "alternating"),
+    ("degree", "alternating"),
     [
         (1, True),
         (2, False),
@@ -74,8 +74,8 @@ def assert_copies(w, x, copies):
         pytest.param(4, False, marks=SLOW),
     ],
 )
-def test_fed_f2sa_is_its_listing(order, alternating):
-    chosen: dict[str, Any] = {"order": order, "alternating": alternating}
+def test_fed_f2sa_is_its_listing(degree, alternating):
+    chosen: dict[str, Any] = {"degree": degree, "alternating": alternating}
     job = job_of(FedF2SA(*LR, NU, local_steps=P, **chosen), 3)
     samples = draw_phase(job, "local", ROUNDS * P, bundle)
     x, copies = listings.fed_f2sa(X0, Y0, samples, p=P, lr=LR, nu=NU, **chosen)
@@ -86,30 +86,30 @@ def test_fed_f2sa_2_is_its_listing_and_reports_the_middle():
     algorithm = FedF2SA2(*LR, NU, local_steps=P)
     job = job_of(algorithm, 4)
     samples = draw_phase(job, "local", ROUNDS * P, bundle)
-    x, copies = listings.fed_f2sa(X0, Y0, samples, order=2, p=P, lr=LR, nu=NU)
+    x, copies = listings.fed_f2sa(X0, Y0, samples, degree=2, p=P, lr=LR, nu=NU)
     found = algorithm.point(end_of(job).server)
     assert_close(found.x, x)
     assert_close(found.y, (copies[1] + copies[-1]) / 2)
 
 
 def test_what_is_reported_has_no_penalty():
-    """Of order 1 that is a copy; copies on a curve through j = 0 tell its value."""
+    """Of degree 1 that is a copy; copies on a curve through j = 0 tell its value."""
     algorithm = FedF2SA(*LR, NU, local_steps=P)
     job = job_of(algorithm, 3)
     samples = draw_phase(job, "local", ROUNDS * P, bundle)
-    _, copies = listings.fed_f2sa(X0, Y0, samples, order=1, p=P, lr=LR, nu=NU)
+    _, copies = listings.fed_f2sa(X0, Y0, samples, degree=1, p=P, lr=LR, nu=NU)
     assert_close(algorithm.point(end_of(job).server).y, copies[0])
     curves = {2: (5, -2, 0, 0), 3: (5, -2, 3, -1), 4: (5, -2, 3, -1)}
-    for order, (a, b, c, d) in curves.items():
-        kind = FedF2SA(*LR, NU, local_steps=1, order=order)
-        offsets = np.asarray(list(listings.WEIGHTS[order]), float)
+    for degree, (a, b, c, d) in curves.items():
+        kind = FedF2SA(*LR, NU, local_steps=1, degree=degree)
+        offsets = np.asarray(list(listings.WEIGHTS[degree]), float)
         values = a + b * offsets + c * offsets**2 + d * offsets**3
         assert_close(kind.point(Iterate(Copies(0.0, *values))).y, 5)
 
 
-def lines_of(order):
+def lines_of(degree):
     """Return the directions of x and of the copies, for the walk with corrections."""
-    offsets = list(listings.WEIGHTS[order])
+    offsets = list(listings.WEIGHTS[degree])
 
     def of_x(w, sample):
         xi, _, other = sample
@@ -138,14 +138,14 @@ def test_fed_f2sa_controls_is_its_listing():
 LOOP = {"inner_steps": 2, "local_steps": 2}
 
 
-def f2sa_p(order, begin="own"):
+def f2sa_p(degree, begin="own"):
     return F2SAP(
-        *LR, NU, DECAY, CubeRootDecay(2.0, 27.0), order=order, begin=begin, **LOOP
+        *LR, NU, DECAY, CubeRootDecay(2.0, 27.0), degree=degree, begin=begin, **LOOP
     )
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "order", "begin"),
+    ("algorithm", "degree", "begin"),
     [
         (f2sa_p(2), 2, "own"),
         pytest.param(f2sa_p(4, "sides"), 4, "sides", marks=SLOW),
@@ -153,13 +153,15 @@ def f2sa_p(order, begin="own"):
     ],
     ids=["2", "4", "3"],
 )
-def test_f2sa_p_is_its_listing(algorithm, order, begin):
+def test_f2sa_p_is_its_listing(algorithm, degree, begin):
     job = job_of(algorithm, 6)
     lowers = draw_phase(job, "lower", ROUNDS * 4, one_of_each)
     uppers = draw_phase(job, "upper", ROUNDS * 2, one_of_each)
     numbers: dict[str, Any] = {"lr": LR, "a": decay, "T_in": 2}
     numbers["nu"] = lambda t: NU * 2.0 / (27.0 + t) ** (1 / 3)
-    found = listings.f2sa_p(X0, Y0, lowers, uppers, order=order, begin=begin, **numbers)
+    found = listings.f2sa_p(
+        X0, Y0, lowers, uppers, degree=degree, begin=begin, **numbers
+    )
     assert_copies(end_of(job).server.point, *found)
 
 
@@ -170,7 +172,7 @@ def test_the_methods_of_order_one_are_their_listings(kind, begin):
     lowers = draw_phase(job, "lower", ROUNDS * 4, one_of_each)
     uppers = draw_phase(job, "upper", ROUNDS * 2, one_of_each)
     numbers: dict[str, Any] = {"lr": LR, "a": lambda t: 1, "nu": lambda t: NU}
-    numbers |= {"order": 1, "T_in": 2, "begin": begin}
+    numbers |= {"degree": 1, "T_in": 2, "begin": begin}
     found = listings.f2sa_p(X0, Y0, lowers, uppers, **numbers)
     assert_copies(end_of(job).server.point, *found)
 

@@ -33,9 +33,9 @@ def h(x, copies, nu, xi, zeta):
     return total
 
 
-def fed_f2sa(x, y, samples, *, order, p, lr, nu, alternating=False):
+def fed_f2sa(x, y, samples, *, degree, p, lr, nu, alternating=False):
     """Return x and the copies after all rounds; all clients take part."""
-    copies = dict.fromkeys(WEIGHTS[order], y)
+    copies = dict.fromkeys(WEIGHTS[degree], y)
     for r in range(len(samples[0]) // p):
         ends = []
         for client in samples:
@@ -54,9 +54,9 @@ def fed_f2sa(x, y, samples, *, order, p, lr, nu, alternating=False):
     return x, copies
 
 
-def f2sa_p(x, y, lowers, uppers, *, order, T_in, lr, nu, a, begin="own"):
+def f2sa_p(x, y, lowers, uppers, *, degree, T_in, lr, nu, a, begin="own"):
     """Return x and the copies; `nu` and `a` are functions of t."""
-    copies = dict.fromkeys(WEIGHTS[order], y)
+    copies = dict.fromkeys(WEIGHTS[degree], y)
     for t in range(len(uppers[0])):
         if begin == "one":
             copies = dict.fromkeys(copies, copies[1])

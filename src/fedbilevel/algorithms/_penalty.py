@@ -4,12 +4,12 @@ With y_j = argmin_y j nu f(x, y) + g(x, y) the derivative of min_y (j nu f + g) 
 j nu fx(x, y_j) + gx(x, y_j). As a function of s = j nu its slope at s = 0 is grad Phi,
 so that differences between some j approximate grad Phi:
 
-    h(x) = sum_j a_j (j fx(x, y_j) + gx(x, y_j) / nu),    bias O(nu^order)
+    h(x) = sum_j a_j (j fx(x, y_j) + gx(x, y_j) / nu),    bias O(nu^degree)
 
-    order 1:  j = 0, 1           a = -1, 1                     lam = 1/nu is a penalty
-    order 2:  j = 1, -1          a = 1/2, -1/2
-    order 3:  j = 0, 1, 2, -1    a = -1/2, 1, -1/6, -1/3
-    order 4:  j = 1, -1, 2, -2   a = 2/3, -2/3, -1/12, 1/12
+    degree 1:  j = 0, 1           a = -1, 1                     lam = 1/nu is a penalty
+    degree 2:  j = 1, -1          a = 1/2, -1/2
+    degree 3:  j = 0, 1, 2, -1    a = -1/2, 1, -1/6, -1/3
+    degree 4:  j = 1, -1, 2, -2   a = 2/3, -2/3, -1/12, 1/12
 
 Copy j follows the slope j nu fy + gy: scaled by nu, all copies take steps of one
 length, and only h knows how large 1/nu is. One lower sample serves all copies, so that
@@ -34,7 +34,7 @@ from fedbilevel.schedules import is_known
 
 __all__ = [
     "BEGINNINGS",
-    "FIRST_ORDER",
+    "FIRST_DEGREE",
     "NU",
     "ONE",
     "OWN",
@@ -65,14 +65,14 @@ class Copies(AbstractBlocks):
 class Scheme(NamedTuple):
     """A difference: where the copies are, how h weighs them, and what y is at s = 0."""
 
-    order: int
+    degree: int
     offsets: tuple[int, ...]
     weights: tuple[float, ...]
     at_zero: tuple[float, ...]
 
     @property
     def subtracted(self) -> int:
-        """The largest multiple of nu f that is taken from g, p/2 for an even order."""
+        """The largest multiple of nu f that is taken from g, p/2 for an even degree."""
         return max(0, *(-j for j in self.offsets))
 
     def copies(self, x: Any, y: Any) -> Copies:
@@ -153,7 +153,7 @@ _SCHEMES = (
 )
 
 
-FIRST_ORDER = _SCHEMES[0]
+FIRST_DEGREE = _SCHEMES[0]
 
 
 def one_of_each(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
@@ -163,14 +163,14 @@ def one_of_each(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
 
 
 def scheme_of(algorithm: Any) -> Scheme:
-    """Return the scheme of a method's order, and raise if there is none."""
-    order = algorithm.order
-    if order not in range(1, len(_SCHEMES) + 1):
+    """Return the scheme of a method's degree, and raise if there is none."""
+    degree = algorithm.degree
+    if degree not in range(1, len(_SCHEMES) + 1):
         raise InvalidInputError(
-            f"`{type(algorithm).__name__}(order=...)` is one of 1, 2, 3, 4, got "
-            f"{order}."
+            f"`{type(algorithm).__name__}(degree=...)` is one of 1, 2, 3, 4, got "
+            f"{degree}."
         )
-    return _SCHEMES[order - 1]
+    return _SCHEMES[degree - 1]
 
 
 def check_nu(algorithm: Any) -> None:
@@ -194,8 +194,8 @@ def check_balance(algorithm: Any, nu: Any, curvatures: Balance) -> None:
         return
     smaller = f"nu below {below / (times * above):.2g}, or " if below > 0 else ""
     raise InvalidInputError(
-        f"`{algorithm.title}(nu={float(nu):.4g}, order={algorithm.order})` needs a "
+        f"`{algorithm.title}(nu={float(nu):.4g}, degree={algorithm.degree})` needs a "
         f"minimum of g - {factor:.4g} f in y, but at the start f curves by L_f = "
-        f"{above:.4g} where g curves by {below:.4g} only. Use {smaller}order 1 "
+        f"{above:.4g} where g curves by {below:.4g} only. Use {smaller}degree 1 "
         "(fed-f2sa or f2sa), which takes nothing from g."
     )

@@ -10,7 +10,7 @@ At every outer iteration, lam = 1/nu:
 y_s is reported. It gets no farther from y_l than T_in steps lead: too few of them leave
 an error, that of F2SA, whose y_s goes on from where it stood, vanishes.
 
-It is F2SA-p (`fedbilevel.algorithms.f2sa_p`) of order 1 with begin=one. With all rows
+It is F2SA-p (`fedbilevel.algorithms.f2sa_p`) of degree 1 with begin=one. With all rows
 as a batch it is F2BA, with fewer F2BSA.
 
 Reference: Chen, Ma, Zhang, arXiv 2306.14853 (JMLR 2025).
@@ -30,7 +30,7 @@ F2BA = Preset(
     reference="Chen et al. 2025, arXiv 2306.14853",
     provenance="the authors' program and abstract read",
     answers="single machine",
-    parts={"order": 1, "begin": ONE},
+    parts={"degree": 1, "begin": ONE},
     letters={"lr_x": "lr_x", "lr_y": "lr_y", "nu": "nu"},
     pools=True,
 )

@@ -10,8 +10,8 @@ with nu_t = nu b_t and s_t = a_t. y_s is reported. The bias is O(nu): where lam 
 it falls. The paper's lam rises as t^(1/7), and its steps fall as t^(-4/7): that is
 `a=decay:C0:W0:0.5714` and `b=decay:C0:W0:0.1429`.
 
-It is F2SA-p (`fedbilevel.algorithms.f2sa_p`) of order 1, and at T_in = 1 Fed-F2SA on
-one machine, in alternating order. F2SA-p of order 2 has a smaller bias at the same
+It is F2SA-p (`fedbilevel.algorithms.f2sa_p`) of degree 1, and at T_in = 1 Fed-F2SA on
+one machine, in alternating order. F2SA-p of degree 2 has a smaller bias at the same
 cost.
 
 Reference: Kwon, Kwon, Wright, Nowak, arXiv 2301.10945 (ICML 2023).
@@ -32,7 +32,7 @@ F2SA = Preset(
     reference="Kwon et al. 2023, arXiv 2301.10945",
     provenance="abstract and a benchmark's program read",
     answers="single machine",
-    parts={"order": 1, "begin": OWN},
+    parts={"degree": 1, "begin": OWN},
     letters={"lr_x": "lr_x", "lr_y": "lr_y", "nu": "nu"},
     pools=True,
 )

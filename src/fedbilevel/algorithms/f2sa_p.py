@@ -1,8 +1,8 @@
-r"""F2SA-p: loops on copies of y by gradients alone, then a step of x, to any order.
+r"""F2SA-p: loops on copies of y by gradients alone, then a step of x, to degree 4.
 
 The copies y_j follow argmin_y j nu f + g for a few j; a_j are weights of a difference
-of order p (`_penalty.py` has both, for p from 1 to 4). At every outer iteration t, with
-samples xi and zeta of their own for each line, which all copies share:
+of degree p (`_penalty.py` has both, for p from 1 to 4). At every outer iteration t,
+with samples xi and zeta of their own for each line, which all copies share:
 
     T_in times:  y_j <- y_j - lr_y s_t (j nu_t fy(x, y_j; xi) + gy(x, y_j; zeta))
     x <- x - lr_x s_t sum_j a_j (j fx(x, y_j; xi) + gx(x, y_j; zeta) / nu_t)
@@ -62,7 +62,7 @@ __all__ = ["F2SAP"]
 
 
 class F2SAP(AbstractAlgorithm):
-    """Loops on copies of y by gradients alone, then a step of x; order 1 to 4."""
+    """Loops on copies of y by gradients alone, then a step of x; degree 1 to 4."""
 
     reference: ClassVar[str] = "F2SA-p, arXiv 2509.02937"
     provenance: ClassVar[str] = "the authors' program read"
@@ -75,7 +75,7 @@ class F2SAP(AbstractAlgorithm):
     nu: Number = number(NU, default=0.01)
     a: Schedule = schedule("common shape of the steps over t", default=1.0)
     b: Schedule = schedule("shape of nu over t", default=1.0)
-    order: int = count("power of nu in the bias, p: 1 to 4", default=2, kw_only=True)
+    degree: int = count("power of nu in the bias, p: 1 to 4", default=2, kw_only=True)
     inner_steps: int = count(
         "steps of the copies for each of x, T_in", default=10, kw_only=True
     )

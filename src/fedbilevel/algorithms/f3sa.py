@@ -39,7 +39,7 @@ from fedbilevel.algorithms._local import (
     momentum_weight,
 )
 from fedbilevel.algorithms._penalty import (
-    FIRST_ORDER,
+    FIRST_DEGREE,
     NU,
     Copies,
     check_nu,
@@ -75,7 +75,7 @@ class F3SA(AbstractAlgorithm):
 
     def init_server(self, x: Upper, y: Lower) -> Path:
         """Start with both copies at y; directions are formed at t = 0."""
-        w = FIRST_ORDER.copies(x, y)
+        w = FIRST_DEGREE.copies(x, y)
         return Path(w, previous=(w, w), direction=_tree.zeros_like(w))
 
     def init_client(self, x: Upper, y: Lower) -> None:
@@ -95,25 +95,25 @@ class F3SA(AbstractAlgorithm):
 
     def point(self, server: Path) -> Pair:
         """Return x and y_s."""
-        return FIRST_ORDER.point(server.point)
+        return FIRST_DEGREE.point(server.point)
 
     def slopes(self, oracle: Oracle, key: Key) -> Any:
         """Draw xi and zeta; return the map of the copies' slopes."""
         samples = one_of_each(oracle, key)
-        return evaluate(FIRST_ORDER.slopes(oracle, self.nu, *samples))
+        return evaluate(FIRST_DEGREE.slopes(oracle, self.nu, *samples))
 
     def slope_of_x(self, oracle: Oracle, key: Key) -> Any:
         """Draw xi and zeta; return the map of h."""
         samples = one_of_each(oracle, key)
-        return evaluate(FIRST_ORDER.slope_of_x(oracle, self.nu, *samples))
+        return evaluate(FIRST_DEGREE.slope_of_x(oracle, self.nu, *samples))
 
     def kept_below(self, t: Any) -> Copies:
         """Return what v keeps of itself: nothing at t = 0."""
-        return FIRST_ORDER.copies(None, 1 - momentum_weight(self.beta, self.a, t, 2))
+        return FIRST_DEGREE.copies(None, 1 - momentum_weight(self.beta, self.a, t, 2))
 
     def kept_above(self, t: Any) -> Copies:
         """Return what u keeps of itself: nothing at t = 0."""
-        return FIRST_ORDER.copies(1 - momentum_weight(self.alpha, self.a, t, 2), None)
+        return FIRST_DEGREE.copies(1 - momentum_weight(self.alpha, self.a, t, 2), None)
 
     def lower_step(self, server: Path, fresh: Copies, turn: ServerTurn) -> Path:
         """Correct v, and move the copies."""
@@ -130,7 +130,7 @@ class F3SA(AbstractAlgorithm):
     ) -> Path:
         a = at_time(self.a, turn.index, self.lr_x)
         d = corrected(fresh, kept, server.direction)
-        steps = FIRST_ORDER.copies(self.lr_x * a, self.lr_y * a)
+        steps = FIRST_DEGREE.copies(self.lr_x * a, self.lr_y * a)
         w = stepped(server.point, steps, d)
         return Path(w, previous=seen, direction=combine(d, server.direction))
 

@@ -7,9 +7,9 @@ Client k at every local iteration, samples xi, zeta and zeta', lam = 1/nu:
     x   <- x - lr_x (fx_k(x, y_l; xi) + lam (gx_k(x, y_l; zeta') - gx_k(x, y_s; zeta')))
     every p iterations:  x, y_l, y_s <- mean over clients
 
-That is order 1, whose limit is O(nu) away from the solution; y_s, which was trained at
-x without a penalty, is what is reported. Higher orders have other copies of y and
-weights (`_penalty.py`); with order 2, at the same cost, O(nu^2):
+That is degree 1, whose limit is O(nu) away from the solution; y_s, which was trained at
+x without a penalty, is what is reported. Higher degrees have other copies of y and
+weights (`_penalty.py`); with degree 2, at the same cost, O(nu^2):
 
     y_+- <- y_+- - lr_y (+- nu fy_k(x, y_+-; xi) + gy_k(x, y_+-; zeta))
     x    <- x - lr_x ((fx_k(x, y_+; xi) + fx_k(x, y_-; xi)) / 2
@@ -23,13 +23,13 @@ corrected as FedBiO's are (`_drift.py`):
 
     controls:  d <- d - c_k + c       anchor:  d <- d - d(w_0) + c
 
-Exchanges a round: 1, with dx + 2 dy floats each way (dx + 4 dy from order 3 on); twice
+Exchanges a round: 1, with dx + 2 dy floats each way (dx + 4 dy from degree 3 on); twice
 as many floats with controls, and with an anchor, in 2 exchanges. A step: two gradients
 of g for each copy, and two of f for each that has a penalty, which are the same unless
 `alternating`.
 
 Reference: Kwon, Kwon, Wright, Nowak, arXiv 2301.10945 (ICML 2023), for F2SA;
-arXiv 2509.02937 (ICLR 2026) for higher orders.
+arXiv 2509.02937 (ICLR 2026) for higher degrees.
 Deviations: the federated form is ours. nu is constant. All lines use the old point;
 `alternating=True` moves the copies of y, then x at their fresh values. All copies start
 at y.
@@ -82,7 +82,7 @@ class FedF2SA(AbstractAlgorithm):
     lr_y: Number = number("copies of y move by lr_y times their slopes", step="lower")
     nu: Number = number(NU, default=0.01)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-    order: int = count(
+    degree: int = count(
         "power of nu in the bias: 1 to 4; 3 and 4 have four copies of y",
         default=1,
         kw_only=True,

@@ -12,7 +12,7 @@ y_- has a minimum only where g curves more than nu f; a run looks at that before
 starts.
 
 Exchanges a round: 1, with dx + 2 dy floats each way. It is Fed-F2SA
-(`fedbilevel.algorithms.fed_f2sa`) with order=2.
+(`fedbilevel.algorithms.fed_f2sa`) with degree=2.
 
 Reference: arXiv 2509.02937 (ICLR 2026), for the differences (F2SA-p with p = 2).
 Deviations: the federated form is ours.
@@ -28,6 +28,6 @@ FedF2SA2 = Preset(
     summary="Local steps by gradients alone, with central differences of the penalty.",
     reference="F2SA-p, arXiv 2509.02937, with p = 2",
     provenance="ours: a known method made federated",
-    parts={"order": 2},
+    parts={"degree": 2},
     letters={"lr_x": "lr_x", "lr_y": "lr_y", "nu": "nu"},
 )

@@ -12,7 +12,7 @@ without a Hessian this is the one for p > 1 where clients differ. With exact ora
 limit is that of p = 1, for any p and any cohort.
 
 Exchanges a round: 1, with 2 (dx + 2 dy) floats each way. It is Fed-F2SA
-(`fedbilevel.algorithms.fed_f2sa`) with order=2 and drift=controls.
+(`fedbilevel.algorithms.fed_f2sa`) with degree=2 and drift=controls.
 
 Reference: Karimireddy et al., arXiv 1910.06378 (SCAFFOLD), for the correction;
 arXiv 2509.02937 (F2SA-p), for the steps.
@@ -30,6 +30,6 @@ FedF2SAControls = Preset(
     summary="Fed-F2SA-2 with SCAFFOLD's control variates on x and both copies of y.",
     reference="Karimireddy et al. 2020, arXiv 1910.06378; arXiv 2509.02937",
     provenance="ours: two known methods put together",
-    parts={"order": 2, "drift": CONTROLS},
+    parts={"degree": 2, "drift": CONTROLS},
     letters={"lr_x": "lr_x", "lr_y": "lr_y", "nu": "nu"},
 )

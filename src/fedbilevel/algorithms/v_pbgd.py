@@ -36,7 +36,7 @@ from fedbilevel.algorithms._base import (
     Turn,
 )
 from fedbilevel.algorithms._local import check_counts, evaluate
-from fedbilevel.algorithms._penalty import FIRST_ORDER, Copies, one_of_each
+from fedbilevel.algorithms._penalty import FIRST_DEGREE, Copies, one_of_each
 from fedbilevel.algorithms._single import Path, sampled, stepped
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
@@ -74,7 +74,7 @@ class VPBGD(AbstractAlgorithm):
 
     def init_server(self, x: Upper, y: Lower) -> Path:
         """Start with w and y at y."""
-        return Path(FIRST_ORDER.copies(x, y))
+        return Path(FIRST_DEGREE.copies(x, y))
 
     def init_client(self, x: Upper, y: Lower) -> None:
         """Return nothing: clients are stateless."""
@@ -87,7 +87,7 @@ class VPBGD(AbstractAlgorithm):
 
     def point(self, server: Path) -> Pair:
         """Return x and w."""
-        return FIRST_ORDER.point(server.point)
+        return FIRST_DEGREE.point(server.point)
 
     def gam_at(self, t: Any) -> Array:
         """Return gam_t."""
@@ -98,9 +98,9 @@ class VPBGD(AbstractAlgorithm):
         """Return the directions of x and y."""
         gam, samples = self.gam_at(turn.index), one_of_each(oracle, turn.keys(1)[0])
         c, nu = jnp.minimum(1 / gam, 1), 1 / gam
-        h = evaluate(FIRST_ORDER.slope_of_x(oracle, nu, *samples))(w).x
+        h = evaluate(FIRST_DEGREE.slope_of_x(oracle, nu, *samples))(w).x
         # The slope of a copy is (fy + gam gy) / gam.
-        slope = FIRST_ORDER.slopes(oracle, nu, *samples).z(w)
+        slope = FIRST_DEGREE.slopes(oracle, nu, *samples).z(w)
         return client, Copies(_tree.scale(c, h), None, _tree.scale(c * gam, slope))
 
     def moved(self, server: Path, D: Copies) -> Path:

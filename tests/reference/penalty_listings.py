@@ -35,7 +35,7 @@ def h(x, copies, nu, xi, zeta):
 
 def fed_f2sa(x, y, samples, *, degree, p, lr, nu, alternating=False):
     """Return x and the copies after all rounds; all clients take part."""
-    copies = dict.fromkeys(WEIGHTS[degree], y)
+    copies = {j: y for j in WEIGHTS[degree]}  # noqa: C420
     for r in range(len(samples[0]) // p):
         ends = []
         for client in samples:
@@ -56,10 +56,10 @@ def fed_f2sa(x, y, samples, *, degree, p, lr, nu, alternating=False):
 
 def f2sa_p(x, y, lowers, uppers, *, degree, T_in, lr, nu, a, begin="own"):
     """Return x and the copies; `nu` and `a` are functions of t."""
-    copies = dict.fromkeys(WEIGHTS[degree], y)
+    copies = {j: y for j in WEIGHTS[degree]}  # noqa: C420
     for t in range(len(uppers[0])):
         if begin == "one":
-            copies = dict.fromkeys(copies, copies[1])
+            copies = {j: copies[1] for j in copies}  # noqa: C420
         if begin == "sides":
             sides = {
                 sign: np.mean([y for j, y in copies.items() if (j > 0) == sign], axis=0)

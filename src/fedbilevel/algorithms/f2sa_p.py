@@ -123,7 +123,7 @@ class F2SAP(AbstractAlgorithm):
 
     def nu_at(self, t: Any) -> Array:
         """Return nu b_t."""
-        return self.nu * at_time(self.b, t, self.lr_x)
+        return self.nu * at_time(self.b, t, self.nu)
 
     def begun(self, server: Path, turn: ServerTurn) -> Copies:
         """Return where the copies are, at the beginning of a loop where they begin."""

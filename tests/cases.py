@@ -24,6 +24,13 @@ from fedbilevel.algorithms.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bsa import BSA
+from fedbilevel.algorithms.f2ba import F2BA
+from fedbilevel.algorithms.f2sa import F2SA
+from fedbilevel.algorithms.f2sa_p import F2SAP
+from fedbilevel.algorithms.f3sa import F3SA
+from fedbilevel.algorithms.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2
+from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
@@ -43,6 +50,7 @@ from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.mrbo import MRBO
+from fedbilevel.algorithms.pbgd_free import PBGDFree
 from fedbilevel.algorithms.pooled import Pooled
 from fedbilevel.algorithms.rsvrb import RSVRB
 from fedbilevel.algorithms.s_tfbo import STFBO
@@ -59,6 +67,7 @@ from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN
 from fedbilevel.algorithms.svrb import SVRB
 from fedbilevel.algorithms.ttsa import TTSA
+from fedbilevel.algorithms.v_pbgd import VPBGD
 from fedbilevel.algorithms.vr_biadam import VRBiAdam
 from fedbilevel.algorithms.vrbo import VRBO
 from fedbilevel.channels import PLAIN, Channel
@@ -117,6 +126,7 @@ STORM: dict[str, Any] = {
     "local_steps": 2,
 }
 SHARED, BIASED, OWN = 1.0, 8 / 7, 24 / 29
+PENALIZED = 1 / (1 + 0.01 / 4)  # by nu = 0.01
 LETTERS: dict[str, Any] = {
     "hypergradient": Neumann(1, THETA),
     "alpha": 3.0,
@@ -153,6 +163,91 @@ CASES = [
         floats_down=lambda dx, dy: 2 * (dx + dy) + dx + 1,
         two_client=BIASED,
         slopes=("first_directions",),
+    ),
+    Case(
+        "fed-f2sa",
+        FedF2SA(0.1, 0.2, 0.3, local_steps=2, alternating=True),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=PENALIZED,
+    ),
+    Case(
+        "fed-f2sa, degree 4",
+        FedF2SA(0.1, 0.2, 0.05, local_steps=2, degree=4, drift="anchor"),
+        floats=lambda dx, dy: 2 * (dx + 4 * dy),
+        exchanges=2,
+        two_client=SHARED,
+        slopes=("anchor",),
+        of="fed-f2sa",
+        choices={"degree": "4", "drift": "anchor"},
+        repeats=True,
+    ),
+    Case(
+        "fed-f2sa-2",
+        FedF2SA2(0.1, 0.2, 0.2, local_steps=2),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        wanders=1e-4,
+        repeats=True,
+    ),
+    Case(
+        "fed-f2sa-controls",
+        FedF2SAControls(0.1, 0.2, 0.2, local_steps=2),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        two_client=SHARED,
+        wanders=1e-4,
+        repeats=True,
+    ),
+    Case(
+        "f2sa-p",
+        F2SAP(0.1, 0.2, 0.05, CubeRootDecay(2.0, 8.0), degree=3, inner_steps=2),
+        **ONE_MACHINE,
+        two_client=SHARED,
+        wanders=1e-4,
+        slopes=("lower", "upper"),
+        repeats=True,
+    ),
+    Case(
+        "f2sa",
+        F2SA(0.1, 0.2, 0.3, inner_steps=2, b=CubeRootDecay(2.0, 8.0), local_steps=2),
+        **ONE_MACHINE,
+        two_client=PENALIZED,
+        slopes=("lower", "upper"),
+        repeats=True,
+    ),
+    Case(
+        "f2ba",
+        F2BA(0.1, 0.2, 0.3, inner_steps=3),
+        **ONE_MACHINE,
+        two_client=PENALIZED,
+        wanders=1e-4,
+        slopes=("lower", "upper"),
+        repeats=True,
+    ),
+    Case(
+        "f3sa",
+        F3SA(0.1, 0.2, 0.3, 0.4, 0.3, local_steps=2),
+        **ONE_MACHINE,
+        two_client=PENALIZED,
+        slopes=("lower", "upper"),
+        repeats=True,
+    ),
+    Case(
+        "v-pbgd",
+        VPBGD(0.1, 0.2, 0.15, 3.0, inner_steps=2, rise=3),
+        **ONE_MACHINE,
+        two_client=1 / 1.025,
+        slopes=("lower", "step"),
+        repeats=True,
+    ),
+    Case(
+        "pbgd-free",
+        PBGDFree(0.1, 0.2, 0.3, inner_steps=2, flat="yes"),
+        **ONE_MACHINE,
+        two_client=0.0,
+        wanders=1e-2,
+        slopes=("lower", "upper"),
+        choices={"flat": "yes"},
+        repeats=True,
     ),
     Case(
         "fedavg",

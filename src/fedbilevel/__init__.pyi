@@ -9,6 +9,13 @@ from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
 from fedbilevel.algorithms.bsa import BSA as BSA
+from fedbilevel.algorithms.f2ba import F2BA as F2BA
+from fedbilevel.algorithms.f2sa import F2SA as F2SA
+from fedbilevel.algorithms.f2sa_p import F2SAP as F2SAP
+from fedbilevel.algorithms.f3sa import F3SA as F3SA
+from fedbilevel.algorithms.fed_f2sa import FedF2SA as FedF2SA
+from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2 as FedF2SA2
+from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls as FedF2SAControls
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
@@ -34,6 +41,7 @@ from fedbilevel.algorithms.momentum_local_sgd import (
     MomentumLocalSGD as MomentumLocalSGD,
 )
 from fedbilevel.algorithms.mrbo import MRBO as MRBO
+from fedbilevel.algorithms.pbgd_free import PBGDFree as PBGDFree
 from fedbilevel.algorithms.pooled import Pooled as Pooled
 from fedbilevel.algorithms.rsvrb import RSVRB as RSVRB
 from fedbilevel.algorithms.s_tfbo import STFBO as STFBO
@@ -50,6 +58,7 @@ from fedbilevel.algorithms.stocbio import StocBiO as StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN as SUSTAIN
 from fedbilevel.algorithms.svrb import SVRB as SVRB
 from fedbilevel.algorithms.ttsa import TTSA as TTSA
+from fedbilevel.algorithms.v_pbgd import VPBGD as VPBGD
 from fedbilevel.algorithms.vr_biadam import VRBiAdam as VRBiAdam
 from fedbilevel.algorithms.vrbo import VRBO as VRBO
 from fedbilevel.channels import Channel as Channel

@@ -46,3 +46,9 @@ def hypergradient(x, y, bundle, theta):
         r = r - theta * hessian_product(x, y, r, zeta)
         s = s + r
     return fx - theta * cross_product(x, y, s, zeta_0)
+
+
+def lower_gradients(x, y, zeta):
+    """Return gx and gy."""
+    gx = zeta["C"].mean(axis=0) @ y + BEND * (y @ y) * x / 2
+    return gx, lower_gradient(x, y, zeta)

@@ -23,6 +23,7 @@ from fedbilevel.schedules import describe, documented
 
 __all__ = [
     "AbstractAlgorithm",
+    "Balance",
     "Each",
     "Gathered",
     "Phase",
@@ -184,6 +185,7 @@ class Repeat(eqx.Module):
 
 
 Phases = tuple[Phase | Repeat, ...]
+Balance = Callable[[float], tuple[float, float]]
 
 
 def every_phase(phases: Phases) -> list[Phase]:
@@ -201,7 +203,8 @@ class AbstractAlgorithm(eqx.Module):
     levels must be averaged. `inverts_locally` is True where a client's own Hessian
     stands in for the mean one, which is right only if clients are alike. `pools` asks
     for the rows of all clients on one machine, where the method is chosen by its name,
-    and `rule` is the hypergradient that is then made of Q and theta.
+    and `rule` is the hypergradient that is then made of Q and theta. `needs_hessian` is
+    False where gradients of the losses are all that a method asks for.
     """
 
     reference: ClassVar[str] = "none given"
@@ -210,6 +213,7 @@ class AbstractAlgorithm(eqx.Module):
     allows_private: ClassVar[bool] = True
     inverts_locally: ClassVar[bool] = False
     pools: ClassVar[bool] = False
+    needs_hessian: ClassVar[bool] = True
     rule: ClassVar[type[AbstractHypergradient]] = Neumann
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -237,6 +241,10 @@ class AbstractAlgorithm(eqx.Module):
     def point(self, server: PyTree) -> Pair:
         """Return the iterate (x, y) to report."""
 
+    def watched(self, server: PyTree) -> PyTree:
+        """Return what goes far where a run explodes: the reported y."""
+        return self.point(server).y
+
     def private_blocks(self) -> Pair:
         """Flag the levels that each client keeps to itself."""
         return NOTHING
@@ -257,6 +265,12 @@ class AbstractAlgorithm(eqx.Module):
             check = getattr(getattr(self, field.name), "check", None)
             if check is not None:
                 check(curvature, client)
+
+    def check_balance(self, curvatures: Balance) -> None:
+        """Raise if the upper level curves too much for what is taken from the lower.
+
+        `curvatures(factor)` has how much f and g curve where g - factor f does least.
+        """
 
     def parameters(self) -> dict[str, Any]:
         """Return every parameter as plain numbers and text."""

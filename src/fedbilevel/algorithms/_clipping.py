@@ -192,6 +192,10 @@ class QuantileClip(AbstractWrapper):
         """Return the method's iterate."""
         return self.algorithm.point(server.server)
 
+    def watched(self, server: Clipping) -> PyTree:
+        """Return what the method has watched."""
+        return self.algorithm.watched(server.server)
+
     def events(self, server: Clipping) -> list[str]:
         """Say what the method says."""
         return self.algorithm.events(server.server)

@@ -30,6 +30,7 @@ from fedbilevel._blocks import combine
 from fedbilevel._types import AbstractBlocks, Lower, Pair, Upper
 from fedbilevel.algorithms._base import (
     AbstractAlgorithm,
+    Balance,
     Phase,
     Phases,
     SeesTurn,
@@ -71,6 +72,11 @@ class AbstractWrapper(AbstractAlgorithm):
         """Say whether a client's own Hessian stands in for the mean one."""
         return self.algorithm.inverts_locally
 
+    @property
+    def needs_hessian(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Say whether the method asks for more than gradients."""
+        return self.algorithm.needs_hessian
+
     def private_blocks(self) -> Pair:
         """Flag what the method keeps on clients."""
         return self.algorithm.private_blocks()
@@ -78,6 +84,10 @@ class AbstractWrapper(AbstractAlgorithm):
     def check(self, curvature: float, client: int) -> None:
         """Ask the method."""
         self.algorithm.check(curvature, client)
+
+    def check_balance(self, curvatures: Balance) -> None:
+        """Ask the method."""
+        self.algorithm.check_balance(curvatures)
 
 
 class ServerOptimizer(AbstractWrapper):
@@ -116,6 +126,10 @@ class ServerOptimizer(AbstractWrapper):
     def point(self, server: Optimized) -> Pair:
         """Return the method's iterate."""
         return self.algorithm.point(server.server)
+
+    def watched(self, server: Optimized) -> PyTree:
+        """Return what the method has watched."""
+        return self.algorithm.watched(server.server)
 
     def _wrapped(self, phase: Phase) -> Phase:
         def down(server: Optimized, turn: ServerTurn) -> PyTree:
@@ -195,6 +209,10 @@ class LocalOptimizer(AbstractWrapper):
     def point(self, server: PyTree) -> Pair:
         """Return the method's iterate."""
         return self.algorithm.point(server)
+
+    def watched(self, server: PyTree) -> PyTree:
+        """Return what the method has watched."""
+        return self.algorithm.watched(server)
 
     def _phase(self) -> Phase:
         (phase,) = self.algorithm.phases()

@@ -350,15 +350,16 @@ class _Exchange(eqx.Module):
         if guard is None:
             return replace(state, way=way)
         carried, turned = (state.server, way), _turned(guard, before, way, state.server)
-        guard = self._watched(state, guard, turn)
-        recent = self.whole.algorithm.point(guard.recent[0]).y
-        kept, after = guard.judged(carried, point.y, recent, turned, turn.index)
+        guard = self._fitting(state, guard, turn)
+        watched = self.whole.algorithm.watched
+        now, recent = watched(state.server), watched(guard.recent[0])
+        kept, after = guard.judged(carried, now, recent, turned, turn.index)
         # Clients forget what they kept of the time that did not count.
         returned = after.returns > guard.returns
         server = _tree.select(returned, forgotten(kept[0]), kept[0])
         return replace(state, server=server, way=kept[1], guard=after)
 
-    def _watched(self, state: Steady, guard: Guard, turn: ServerTurn) -> Guard:
+    def _fitting(self, state: Steady, guard: Guard, turn: ServerTurn) -> Guard:
         """Remember the first round in which a theta that was given did not fit."""
         thetas = fixed_thetas(self.whole.algorithm)
         if not thetas or state.curvature is None:

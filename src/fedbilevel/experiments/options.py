@@ -18,6 +18,7 @@ from fedbilevel.algorithms import (
 )
 from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.f3sa import F3SA
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -30,6 +31,7 @@ from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.algorithms.stocbio import StocBiO
+from fedbilevel.algorithms.v_pbgd import VPBGD
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
@@ -143,10 +145,15 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "alpha": Effective(("upper_weight",)),
         "beta": Effective(("lower_weight",)),
     },
+    F3SA: {
+        "alpha": Effective(("upper_weight",), over="a", power=2),
+        "beta": Effective(("lower_weight",), over="a", power=2),
+    },
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
     SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},
     StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
+    VPBGD: {"lr_w": Effective(("lower_step",))},
     MomentumLocalSGD: {
         "beta": Effective(("lower_weight",), convert=lambda weight, _: 1 - weight),
         # A sum of momentum beta is 1/(1 - beta) times longer than an average.

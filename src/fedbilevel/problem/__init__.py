@@ -3,6 +3,7 @@
 from fedbilevel.problem.checks import check_problem as check_problem
 from fedbilevel.problem.curvature import curvature_along as curvature_along
 from fedbilevel.problem.curvature import largest_curvature as largest_curvature
+from fedbilevel.problem.curvature import opposed_curvatures as opposed_curvatures
 from fedbilevel.problem.curvature import some_direction as some_direction
 from fedbilevel.problem.data import ClientData as ClientData
 from fedbilevel.problem.data import Data as Data

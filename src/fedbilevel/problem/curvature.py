@@ -1,4 +1,11 @@
-"""The largest curvature of the lower level, by power iteration on Hessian products."""
+"""How much the two levels curve at a point, by power iterations.
+
+The largest curvature of g is found by Hessian products. Where gradients are all that a
+method asks for, f is weighed against g by differences of gradients.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -7,11 +14,19 @@ import jax.random as jr
 from jaxtyping import Array, Float
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Upper
+from fedbilevel._types import Key, Lower, Rows, Scalar, Upper
 from fedbilevel.problem.losses import Batch
 from fedbilevel.problem.oracle import Oracle
 
-__all__ = ["curvature_along", "largest_curvature", "some_direction"]
+__all__ = [
+    "curvature_along",
+    "largest_curvature",
+    "opposed_curvatures",
+    "some_direction",
+]
+
+_ROWS = 4096  # of all clients together, which are enough to weigh f against g
+_REACH = 1e-2  # between the two places of a difference, half of it
 
 
 def some_direction(y: Lower, key: Key) -> Lower:
@@ -56,3 +71,86 @@ def largest_curvature(
         return curvature_along(own, x, y, v, own.draw_lower(draw), iterations)[1]
 
     return jax.lax.map(of_client, jnp.arange(clients))
+
+
+@eqx.filter_jit
+def opposed_curvatures(
+    oracle: Oracle, x: Upper, y: Lower, factor: Scalar, key: Key, iterations: int = 20
+) -> tuple[Scalar, Scalar]:
+    """Return how much f and g curve along a direction where g - factor f curves little.
+
+    It is looked for near where f curves most, in the means over all clients.
+    """
+    of_f, of_g = _mean_products(oracle, x, y, key)
+
+    def largest(product: Callable[[Lower], Lower]) -> tuple[Lower, Array]:
+        def step(v: Lower, _: None) -> tuple[Lower, Array]:
+            return _unit(product(v))
+
+        start = some_direction(y, key)
+        v, sizes = jax.lax.scan(step, start, None, length=iterations)
+        return v, sizes[-1]
+
+    v, most = largest(of_f)
+    # Of what is taken from this multiple of v, the least curvature leaves most.
+    shift = largest(of_g)[1] + factor * most
+
+    def step(v: Lower, _: None) -> tuple[Lower, None]:
+        rest = _tree.add_scaled(_tree.scale(shift, v), factor, of_f(v))
+        return _unit(_tree.subtract(rest, of_g(v)))[0], None
+
+    # Where f curves most g may, too, and a search that begins there would stay.
+    start, _ = _unit(_tree.add(v, some_direction(y, jr.fold_in(key, 1))))
+    v, _ = jax.lax.scan(step, start, None, length=2 * iterations)
+    return _tree.dot(v, of_f(v)), _tree.dot(v, of_g(v))
+
+
+def _mean_products(oracle: Oracle, x: Upper, y: Lower, key: Key):
+    """Return the products of v with the mean Hessians of f and of g."""
+    data = oracle.data
+    few = replace(
+        oracle,
+        upper_batch=_few(data.upper, oracle.upper_batch),
+        lower_batch=_few(data.lower, oracle.lower_batch),
+    )
+    share = data.weights / jnp.sum(data.weights)
+
+    def own(client: Array) -> Oracle:
+        return eqx.tree_at(lambda one: one.client, few, client)
+
+    def draw(client: Array) -> tuple[Batch, Batch]:
+        for_xi, for_zeta = jr.split(jr.fold_in(key, client))
+        mine = own(client)
+        return mine.draw_upper(for_xi), mine.draw_lower(for_zeta)
+
+    clients = jnp.arange(data.clients)
+    drawn = jax.lax.map(draw, clients)
+
+    def fy(client: Array, at: Lower, batches: tuple[Batch, Batch]) -> Lower:
+        return own(client).upper_gradients(x, at, batches[0])[1]
+
+    def gy(client: Array, at: Lower, batches: tuple[Batch, Batch]) -> Lower:
+        return own(client).lower_gradient(x, at, batches[1])
+
+    def product(slope: Callable[..., Lower]) -> Callable[[Lower], Lower]:
+        def times(v: Lower) -> Lower:
+            def of_client(one: tuple[Array, tuple[Batch, Batch]]) -> Lower:
+                client, batches = one
+                ahead = slope(client, _tree.add_scaled(y, _REACH, v), batches)
+                behind = slope(client, _tree.add_scaled(y, -_REACH, v), batches)
+                return _tree.scale(0.5 / _REACH, _tree.subtract(ahead, behind))
+
+            every = jax.lax.map(of_client, (clients, drawn))
+            return jax.tree.map(
+                lambda leaf: jnp.tensordot(share.astype(leaf.dtype), leaf, 1), every
+            )
+
+        return times
+
+    return product(fy), product(gy)
+
+
+def _few(rows: Rows, batch: int | None) -> int | None:
+    """Return how many rows each client draws: all, where they are few."""
+    clients, width = jax.tree.leaves(rows)[0].shape[:2]
+    return None if clients * width <= _ROWS else max(_ROWS // clients, batch or 1)

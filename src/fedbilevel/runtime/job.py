@@ -29,6 +29,7 @@ from fedbilevel.problem import (
     Problem,
     check_problem,
     largest_curvature,
+    opposed_curvatures,
 )
 from fedbilevel.runtime import keys
 from fedbilevel.units import OfDistance, relative_kinds
@@ -181,13 +182,21 @@ class Job(eqx.Module):
         return replace(self, attendance=record, participants=self.clients)
 
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
-        """Raise if the lower level curves too much at the start for one of them."""
-        probe = jr.fold_in(self.key, 2)
+        """Raise if a level curves too much at the start for one of them."""
+        start, probe = (self.x, self.y), jr.fold_in(self.key, 2)
         oracle, clients = self.oracle(jnp.asarray(0)), self.data.clients
-        values = np.asarray(largest_curvature(oracle, clients, self.x, self.y, probe))
-        worst = int(np.argmax(values))
+        if any(one.needs_hessian for one in algorithms):
+            values = np.asarray(largest_curvature(oracle, clients, *start, probe))
+            worst = int(np.argmax(values))
+            for algorithm in algorithms:
+                algorithm.check(float(values[worst]), worst)
+
+        def curvatures(factor: float) -> tuple[float, float]:
+            found = opposed_curvatures(oracle, *start, jnp.asarray(factor), probe)
+            return float(found[0]), float(found[1])
+
         for algorithm in algorithms:
-            algorithm.check(float(values[worst]), worst)
+            algorithm.check_balance(curvatures)
 
     def _check_metrics(self) -> None:
         for name, shape in jax.eval_shape(self.measured, self.x, self.y).items():

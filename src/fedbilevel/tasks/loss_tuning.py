@@ -98,7 +98,9 @@ _SETTINGS = {
 _STEPS = {
     "linear": MEASURED
     | {"auto:fedbio-controls": "upper_step=0.5*auto lower_step=1.5/L"}
-    | {"upper_step": "1", "lower_step": "8", "theta": "0.5"},
+    | {"upper_step": "1", "lower_step": "8", "theta": "0.5"}
+    # Of rare classes f has a hundred times as much as g has.
+    | {"nu": "0.001"},
     "mlp": MEASURED
     | {"auto:fedbio-controls": "lower_step=0.5/L auxiliary_step=0.5/L"}
     | {"upper_step": "0.1", "lower_step": "0.1", "theta": "0.02"},

@@ -71,6 +71,9 @@ class Watched(Oracle):
     def lower_gradient(self, x, y, batch):
         return _called("lower_gradient", super().lower_gradient(x, y, batch))
 
+    def lower_gradients(self, x, y, batch):
+        return _called("lower_gradients", super().lower_gradients(x, y, batch))
+
     def hessian_product(self, x, y, v, batch):
         return _called("hessian_product", super().hessian_product(x, y, v, batch))
 

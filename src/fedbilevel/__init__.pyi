@@ -8,6 +8,7 @@ from fedbilevel.algorithms.amigo import AmIGO as AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
+from fedbilevel.algorithms.bome import BOME as BOME
 from fedbilevel.algorithms.bsa import BSA as BSA
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
@@ -30,6 +31,7 @@ from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM as LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA as MASOBA
+from fedbilevel.algorithms.meha import MEHA as MEHA
 from fedbilevel.algorithms.momentum_local_sgd import (
     MomentumLocalSGD as MomentumLocalSGD,
 )

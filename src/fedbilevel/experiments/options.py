@@ -18,6 +18,7 @@ from fedbilevel.algorithms import (
 )
 from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.bome import BOME
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -26,6 +27,7 @@ from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.meha import MEHA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
@@ -115,8 +117,14 @@ def _times_r(step: Any, made: Mapping[str, Any]) -> Any:
     return step * made.get("r", _R)
 
 
+def _times_c0(step: Any, made: Mapping[str, Any]) -> Any:
+    # Directions are c0 times shorter than a hypergradient, as a measured step sees.
+    return step if isinstance(step, OfDistance) else step * made.get("c0", _C0)
+
+
 _FOUNDING = (LocalBSGM, LocalBSGVRM)
 _R = next(one.default for one in fields(AdaFBiO) if one.name == "r")
+_C0 = next(one.default for one in fields(MEHA) if one.name == "c0")
 _SCALED = _storm("eta", 2, "gamma", "lam", "c1", "c2")
 ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
     AdaFBiO: {
@@ -143,8 +151,13 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "alpha": Effective(("upper_weight",)),
         "beta": Effective(("lower_weight",)),
     },
+    BOME: {"alpha": Effective(("auxiliary_step", "lower_step"))},
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
+    MEHA: {
+        "lr_x": Effective(("upper_step",), convert=_times_c0),
+        "eta": Effective(("auxiliary_step", "lower_step")),
+    },
     SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},
     StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
     MomentumLocalSGD: {
@@ -155,6 +168,8 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         ),
     },
 }
+# Letters that others are converted by.
+_EARLY = {AdaFBiO: ("r",), MEHA: ("c0",), MomentumLocalSGD: ("beta",)}
 # Choices that have words of their own.
 _WORDS = {
     "alternating": ("order", {"simultaneous": False, "alternating": True}),
@@ -272,7 +287,7 @@ class _Reader:
         """Read all fields."""
         of_letter = _fields(self.entry)
         # What others depend on comes first.
-        early = {MomentumLocalSGD: {"beta"}, AdaFBiO: {"r"}}.get(self.entry.kind, set())
+        early = _EARLY.get(self.entry.kind, ())
         for letter in sorted(of_letter, key=lambda name: name not in early):
             one = of_letter[letter]
             if one.type != Schedule:

@@ -357,6 +357,7 @@ def _points(name: str, sizes: list[int], job: Job) -> int:
     expected = {
         "_upper_gradients": like_x + like_y,
         "_lower_gradient": like_y,
+        "_lower_gradients": like_x + like_y,
         "_hessian_product": like_y,
     }.get(name, like_x)
     # Outputs that do not depend on the point stay unstacked; the others tell.

@@ -43,9 +43,9 @@ def test_bome_is_its_listing():
     assert_close((w.x, w.y, w.z), (*expected, expected[1]))
 
 
-def five(oracle: Oracle, key):
-    """Draw xi of y and of x, then zeta of th, of y and of x."""
-    first, second, *lowers = jr.split(key, 5)
+def two_of_each(oracle: Oracle, key):
+    """Draw xi of y and of x, then zeta of th and y, and of x."""
+    first, second, *lowers = jr.split(key, 4)
     uppers = (oracle.draw_upper(first), oracle.draw_upper(second))
     return (*uppers, *(oracle.draw_lower(one) for one in lowers))
 
@@ -54,7 +54,7 @@ def five(oracle: Oracle, key):
 def test_meha_is_its_listing(in_turn):
     algorithm = MEHA(0.3, 0.2, 0.15, 3.0, 0.3, 0.8, alternating=in_turn, local_steps=P)
     job = bent_job(algorithm, quadratic_data(CLIENTS), seed=4)
-    samples = draw_phase(job, "local", ROUNDS * P, five)
+    samples = draw_phase(job, "local", ROUNDS * P, two_of_each)
     expected = envelope_listings.meha(
         X0,
         Y0,

@@ -38,7 +38,7 @@ def bome(x, y, lowers, steps, *, lr, alpha, T, eta, small):
 
 
 def meha(x, y, samples, *, p, lr, eta, gamma, c, in_turn):
-    """Return x, y and th; a sample is (xi of y, xi of x, zeta of th, y and x)."""
+    """Return x, y and th; a sample is (xi of y and of x, zeta of y and of x)."""
     th, rounds = y, len(samples[0]) // p
     for r in range(rounds):
         ends = []
@@ -52,13 +52,13 @@ def meha(x, y, samples, *, p, lr, eta, gamma, c, in_turn):
 
 
 def _meha_step(w, sample, lr, eta, gamma, c, in_turn):
-    xi_y, xi_x, zeta_th, zeta_y, zeta_x = sample
+    xi_y, xi_x, zeta, zeta_x = sample
     x, y, th = w
-    new_th = th - eta * (lower_gradient(x, th, zeta_th) + gamma * (th - y))
+    new_th = th - eta * (lower_gradient(x, th, zeta) + gamma * (th - y))
     if in_turn:
         th = new_th
     _, fy = upper_gradients(x, y, xi_y)
-    new_y = y - lr[1] * (fy / c + lower_gradient(x, y, zeta_y) - gamma * (y - th))
+    new_y = y - lr[1] * (fy / c + lower_gradient(x, y, zeta) - gamma * (y - th))
     if in_turn:
         y = new_y
     fx, _ = upper_gradients(x, y, xi_x)

@@ -15,9 +15,9 @@ F and q are means over the clients, and so is the slope of each of the T steps; 
 server forms m of the means, which is exact where clients differ. Of single clients'
 vectors m would be another one.
 
-The answer is as good as y_s: with a quadratic g of curvature h in y, c = (1 - alpha h)^T
-is left of the way to its minimum, and the limit is that of a hypergradient whose second
-term is 1 - c times as long. `small` ends the growth of m, at about small^(-1/3).
+The answer is as good as y_s: with a quadratic g of curvature h in y, (1 - alpha h)^T of
+the way to its minimum is left, and the second term of the hypergradient is by this
+share too short in the limit. `small` ends the growth of m, at about small^(-1/3).
 
 An iteration: T + 2 gradients of g, one of f; T + 1 exchanges, with T dy + 2 (dx + dy)
 floats up and dx + (T + 2) dy down.

@@ -1,19 +1,20 @@
 r"""MEHA: a single loop without a Hessian, by the Moreau envelope of the lower level.
 
 v(x, y) = min_th g(x, th) + (gamma/2) ||th - y||^2 is at most g(x, y), and equal to it
-where y is stationary. Client k at every local iteration, own samples for each line, one
-for both gx:
+where y is stationary. Client k at every local iteration:
 
-    th <- th - eta (gy_k(x, th) + gamma (th - y))
-    y  <- y - lr_y (fy_k(x, y) / c_t + gy_k(x, y) - gamma (y - th))
-    x  <- x - lr_x (fx_k(x, y) / c_t + gx_k(x, y) - gx_k(x, th))
+    th <- th - eta (gy_k(x, th; zeta) + gamma (th - y))
+    y  <- y - lr_y (fy_k(x, y; xi) / c_t + gy_k(x, y; zeta) - gamma (y - th))
+    x  <- x - lr_x (fx_k(x, y; xi') / c_t + gx_k(x, y; zeta') - gx_k(x, th; zeta'))
     c_t = c0 (t + 1)^power
     every p iterations:  x, y, th <- mean over clients
 
 which are steps along f / c_t + g - v, th tracking the minimum. g may be nonconvex,
 where gamma is more than its curvature downwards. The limit is off by about 1/c: c is
 large, or grows. x moves by lr_x / c_t along what is close to a hypergradient: where
-steps are given as effective ones, lr_x is c0 times the step of x.
+steps are given as effective ones, lr_x is c0 times the step of x. With eta = lr_y the
+pulls of both cancel in y - th, which then follows f / c alone, from the first step on,
+and hardly feels the noise of zeta; with other steps x goes astray first.
 
 All lines are linear in the clients' functions: with p = 1 the limit where clients
 differ is that of one machine, and p > 1 adds a drift of order lr p. th is reported as
@@ -71,7 +72,7 @@ class MEHA(AbstractAlgorithm):
     lr_x: Number = number("x moves by lr_x (fx / c + gx - gx at th)", step="upper")
     lr_y: Number = number("y moves by lr_y (fy / c + gy - pull)", step="lower")
     eta: Number = number("th moves by eta (gy + pull)", step="lower")
-    c0: Number = number("how much more g weighs than f at t = 0", default=10.0)
+    c0: Number = number("how much more g weighs than f at t = 0", default=100.0)
     power: Number = number("of t + 1, by which c grows", default=0.25)
     gamma: Number = number("strength of the pull of th to y", default=1.0)
     alternating: bool = choice(
@@ -116,19 +117,22 @@ class MEHA(AbstractAlgorithm):
                 w = combine(move(only(w, group), only(steps, group), d), w)
             return w
 
-        return client, Iterate(local_steps(iterate, message.point, turn, self.local_steps))
+        return client, Iterate(
+            local_steps(iterate, message.point, turn, self.local_steps)
+        )
 
     def directions(self, oracle: Oracle, key: Key, c: Array) -> Triple:
         """Draw samples for each line; return the maps of D_x, D_y and D_th."""
-        *uppers, for_th, for_y, for_x = jr.split(key, 5)
+        *uppers, for_y, for_x = jr.split(key, 4)
         xi_y, xi_x = map(oracle.draw_upper, uppers)
-        zeta_th, zeta_y, zeta_x = map(oracle.draw_lower, (for_th, for_y, for_x))
+        # One zeta for th and y: their difference, not they, is what x follows.
+        zeta_y, zeta_x = map(oracle.draw_lower, (for_y, for_x))
 
         def pulled(w: Triple, slope: Lower) -> Lower:
             return _tree.add_scaled(slope, self.gamma, _tree.subtract(w.z, w.y))
 
         def D_th(w: Triple) -> Lower:
-            return pulled(w, oracle.lower_gradient(w.x, w.z, zeta_th))
+            return pulled(w, oracle.lower_gradient(w.x, w.z, zeta_y))
 
         def D_y(w: Triple) -> Lower:
             _, fy = oracle.upper_gradients(w.x, w.y, xi_y)

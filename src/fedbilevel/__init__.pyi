@@ -70,9 +70,12 @@ from fedbilevel.datasets.partition import dirichlet as dirichlet
 from fedbilevel.datasets.partition import dominant as dominant
 from fedbilevel.datasets.partition import iid as iid
 from fedbilevel.datasets.partition import shards as shards
+from fedbilevel.hypergradient import DARTS as DARTS
+from fedbilevel.hypergradient import SAMA as SAMA
 from fedbilevel.hypergradient import ConjugateGradient as ConjugateGradient
 from fedbilevel.hypergradient import Exact as Exact
 from fedbilevel.hypergradient import FiniteDifference as FiniteDifference
+from fedbilevel.hypergradient import ForwardGradient as ForwardGradient
 from fedbilevel.hypergradient import FrozenNeumann as FrozenNeumann
 from fedbilevel.hypergradient import Neumann as Neumann
 from fedbilevel.hypergradient import RandomNeumann as RandomNeumann

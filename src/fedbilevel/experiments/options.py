@@ -33,6 +33,7 @@ from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.experiments.rules import RULES, SERIES, named_rule, rule_options
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
@@ -194,6 +195,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
         meaning, sets = one.metadata.get("meaning", ""), _effective(entry, one.name)
         if one.type is AbstractHypergradient:
             known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
+            known |= {one.name: one for one in (_HYPERGRADIENT, _DIRECTIONS)}
             if entry.rule is RandomNeumann:
                 known["length"] = _LENGTH
             continue
@@ -215,6 +217,16 @@ _LENGTH = Option(
     "random or full",
     "random",
     "one random term of the series, times their number, or the sum of all",
+)
+_HYPERGRADIENT = Option(
+    "hypergradient",
+    " or ".join((SERIES, *RULES)),
+    SERIES,
+    "the method's series, or a rule in its place: q are its lower steps, and theta "
+    "how far they go, or what stands for the inverse Hessian",
+)
+_DIRECTIONS = Option(
+    "directions", "count", "1", "random directions of hypergradient=forward-gradient"
 )
 _KINDS = {name: ("number", "the task's") for name in MEANINGS}
 _KINDS["q"] = ("count", "the task's")
@@ -328,6 +340,9 @@ class _Reader:
             )
 
     def _series(self) -> AbstractHypergradient:
+        chosen = self.options.get("hypergradient", SERIES)
+        if chosen != SERIES:
+            return named_rule(chosen, self.options, self._count, self._number)
         kind: Any = self.entry.rule
         words = {"random": RandomNeumann, "full": Neumann}
         if kind is RandomNeumann and "length" in self.options:
@@ -426,6 +441,8 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
             if entry.rule is RandomNeumann:
                 written["length"] = "full" if isinstance(value, Neumann) else "random"
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
+        elif one.type is AbstractHypergradient:
+            written |= rule_options(value, _number_text) or {}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):

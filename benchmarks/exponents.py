@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel._files import read_arrays, write_arrays
+
 CALIBRATED = 4000  # the T that letters are chosen for
 GROUPED = 10  # iterations between two measurements
 LONGEST = (1000, 4000, 16000, 64000)
@@ -62,7 +64,7 @@ SERIES = (10, 0.4)
 # STORM: the step falls as T^(-1/3), weights are the letters times its square, and the
 # first batch grows as the inverse of the step.
 STORM = {"eta": -1 / 3, "a": -1 / 3, "first_batch": 1 / 3}
-PLAIN = dict.fromkeys(("lr_x", "lr_y", "lr_z"), -1 / 2)
+PLAIN = {"lr_x": -1 / 2, "lr_y": -1 / 2, "lr_z": -1 / 2}
 STEPS = {"lr_x": 0.014, "lr_y": 0.028, "lr_z": 0.028}
 LEVELS = {"lr_x": 0.014, "lr_y": 0.028}
 METHODS = {
@@ -98,7 +100,8 @@ def job_of(method: Method, iterations: int) -> Any:
     from fedbilevel import algorithms, tasks
     from fedbilevel.runtime import Job, Sampling
 
-    entry, given = algorithms.find(method.name), method.scaled(iterations)
+    entry: Any = algorithms.find(method.name)
+    given = method.scaled(iterations)
     if method.series is not None:
         given["hypergradient"] = entry.rule(*method.series)
     algorithm = entry.make(**given, local_steps=GROUPED)
@@ -123,17 +126,13 @@ def measure(name: str, iterations: int, seeds: int, folder: Path) -> str:
 
     method, path = METHODS[name], kept(folder, name, iterations, seeds)
     made_by = described(method, iterations)
-    if path.exists():
-        with np.load(path) as held:
-            if str(held["made_by"]) == made_by:
-                return f"{name}, T = {iterations}: kept from before"
+    if path.exists() and str(read_arrays(path)["made_by"]) == made_by:
+        return f"{name}, T = {iterations}: kept from before"
     began = time.perf_counter()
     runtime = SweepRuntime(job_of(method, iterations), seeds=range(seeds))
     columns = execute(runtime, iterations // GROUPED).columns
     curves = {metric: np.asarray(columns[metric]).T for metric in METRICS}
-    partial = path.with_suffix(".part.npz")
-    np.savez(partial, made_by=made_by, **curves)
-    partial.replace(path)
+    write_arrays(path, {"made_by": np.asarray(made_by), **curves})
     seconds = time.perf_counter() - began
     value = curves[METRICS[0]].mean()
     return f"{name}, T = {iterations}: {value:.4g}, {seconds:.0f} s"
@@ -147,8 +146,8 @@ def fitted(name: str, every: list[int], seeds: int, folder: Path) -> list[str]:
     for metric in METRICS:
         measured = []
         for iterations in every:
-            with np.load(kept(folder, name, iterations, seeds)) as held:
-                means = held[metric].mean(axis=1, keepdims=True)
+            curves = read_arrays(kept(folder, name, iterations, seeds))[metric]
+            means = curves.mean(axis=1, keepdims=True)
             measured.append(Measured.of(means, lambda curves: curves[:, 0]))
         fit = fit_exponent(every, measured)
         values = " | ".join(f"{one.value:.4g}" for one in measured)

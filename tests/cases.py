@@ -23,6 +23,7 @@ from fedbilevel.algorithms.amigo import AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
+from fedbilevel.algorithms.bome import BOME
 from fedbilevel.algorithms.bsa import BSA
 from fedbilevel.algorithms.f2ba import F2BA
 from fedbilevel.algorithms.f2sa import F2SA
@@ -48,6 +49,7 @@ from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.meha import MEHA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.mrbo import MRBO
 from fedbilevel.algorithms.pbgd_free import PBGDFree
@@ -549,6 +551,26 @@ CASES = [
         **ONE_MACHINE,
         slopes=("large", "step"),
         two_client=SHARED,
+    ),
+    Case(
+        "bome",
+        BOME(0.1, 0.2, 0.15, inner_steps=2, local_steps=2),
+        floats=lambda dx, dy: 2 * (2 * dy + 2 * (dx + dy)),
+        floats_down=lambda dx, dy: 2 * (dx + (2 + 2) * dy),
+        exchanges=2 * (2 + 1),
+        slopes=("lower", "step"),
+        two_client=SHARED,
+        wanders=2e-3,
+        repeats=True,
+    ),
+    Case(
+        "meha",
+        MEHA(0.3, 0.2, 0.15, 3.0, alternating=True, local_steps=2),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        wanders=5e-3,
+        choices={"c0": "100", "power": "0"},
+        repeats=True,
     ),
     Case(
         "fedbio, anchor",

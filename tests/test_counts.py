@@ -15,6 +15,7 @@ from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import (
     ConjugateGradient,
     Exact,
+    ForwardGradient,
     FrozenNeumann,
     Neumann,
     RandomNeumann,
@@ -178,7 +179,13 @@ def test_counts_are_the_calls_of_a_real_run(tally, algorithm, rest):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
-    [Exact(), ConjugateGradient(3), FrozenNeumann(3, 0.3), RandomNeumann(Q + 1, 0.3)],
+    [
+        Exact(),
+        ConjugateGradient(3),
+        FrozenNeumann(3, 0.3),
+        RandomNeumann(Q + 1, 0.3),
+        ForwardGradient(2, 0.3, 3),
+    ],
 )
 def test_counts_of_other_rules_are_the_calls_of_a_real_run(tally, rule):
     job = make_job(LocalBSGVRM, problem=QUIET, rule=rule, batch=2)

@@ -22,7 +22,10 @@ from fedbilevel.algorithms._local import hypergradient_and_slope
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.channels import Channel, TopK
 from fedbilevel.hypergradient import (
+    DARTS,
+    SAMA,
     ConjugateGradient,
+    ForwardGradient,
     FrozenNeumann,
     Neumann,
     RandomNeumann,
@@ -60,6 +63,9 @@ RULES = {
     "frozen": (FrozenNeumann(3, 0.1), 3),
     "conjugate": (ConjugateGradient(3), 3),
     "unrolled": (Unrolled(4, 0.1), 1 + 4),
+    "darts": (DARTS(0.1), 1 + 1),
+    "sama": (SAMA(0.1, samples=3), 1 + 1 + 3),
+    "forward": (ForwardGradient(4, 0.1), 1 + 4),
 }
 
 

@@ -65,6 +65,10 @@ class Watched(Oracle):
         result = super().unrolled_gradient(x, y, upper, lowers, step)
         return _called("unrolled_gradient", result)
 
+    def unrolled_derivative(self, x, y, direction, upper, lowers, step):
+        result = super().unrolled_derivative(x, y, direction, upper, lowers, step)
+        return _called("unrolled_derivative", result)
+
     def upper_gradients(self, x, y, batch):
         return _called("upper_gradients", super().upper_gradients(x, y, batch))
 

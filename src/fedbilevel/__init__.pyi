@@ -8,6 +8,7 @@ from fedbilevel.algorithms.amigo import AmIGO as AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
+from fedbilevel.algorithms.bome import BOME as BOME
 from fedbilevel.algorithms.bsa import BSA as BSA
 from fedbilevel.algorithms.f2ba import F2BA as F2BA
 from fedbilevel.algorithms.f2sa import F2SA as F2SA
@@ -37,6 +38,7 @@ from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM as LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA as MASOBA
+from fedbilevel.algorithms.meha import MEHA as MEHA
 from fedbilevel.algorithms.momentum_local_sgd import (
     MomentumLocalSGD as MomentumLocalSGD,
 )
@@ -77,9 +79,12 @@ from fedbilevel.datasets.partition import dirichlet as dirichlet
 from fedbilevel.datasets.partition import dominant as dominant
 from fedbilevel.datasets.partition import iid as iid
 from fedbilevel.datasets.partition import shards as shards
+from fedbilevel.hypergradient import DARTS as DARTS
+from fedbilevel.hypergradient import SAMA as SAMA
 from fedbilevel.hypergradient import ConjugateGradient as ConjugateGradient
 from fedbilevel.hypergradient import Exact as Exact
 from fedbilevel.hypergradient import FiniteDifference as FiniteDifference
+from fedbilevel.hypergradient import ForwardGradient as ForwardGradient
 from fedbilevel.hypergradient import FrozenNeumann as FrozenNeumann
 from fedbilevel.hypergradient import Neumann as Neumann
 from fedbilevel.hypergradient import RandomNeumann as RandomNeumann

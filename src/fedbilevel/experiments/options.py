@@ -18,6 +18,7 @@ from fedbilevel.algorithms import (
 )
 from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.bome import BOME
 from fedbilevel.algorithms.f3sa import F3SA
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
@@ -27,12 +28,14 @@ from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.meha import MEHA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.v_pbgd import VPBGD
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.experiments.rules import RULES, SERIES, named_rule, rule_options
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
@@ -117,8 +120,14 @@ def _times_r(step: Any, made: Mapping[str, Any]) -> Any:
     return step * made.get("r", _R)
 
 
+def _times_c0(step: Any, made: Mapping[str, Any]) -> Any:
+    # Directions are c0 times shorter than a hypergradient, as a measured step sees.
+    return step if isinstance(step, OfDistance) else step * made.get("c0", _C0)
+
+
 _FOUNDING = (LocalBSGM, LocalBSGVRM)
 _R = next(one.default for one in fields(AdaFBiO) if one.name == "r")
+_C0 = next(one.default for one in fields(MEHA) if one.name == "c0")
 _SCALED = _storm("eta", 2, "gamma", "lam", "c1", "c2")
 ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
     AdaFBiO: {
@@ -149,8 +158,13 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "alpha": Effective(("upper_weight",), over="a", power=2),
         "beta": Effective(("lower_weight",), over="a", power=2),
     },
+    BOME: {"alpha": Effective(("auxiliary_step", "lower_step"))},
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
+    MEHA: {
+        "lr_x": Effective(("upper_step",), convert=_times_c0),
+        "eta": Effective(("auxiliary_step", "lower_step")),
+    },
     SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},
     StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
     VPBGD: {"lr_w": Effective(("lower_step",))},
@@ -162,6 +176,8 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         ),
     },
 }
+# Letters that others are converted by.
+_EARLY = {AdaFBiO: ("r",), MEHA: ("c0",), MomentumLocalSGD: ("beta",)}
 # Choices that have words of their own.
 _WORDS = {
     "alternating": ("order", {"simultaneous": False, "alternating": True}),
@@ -186,6 +202,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
         meaning, sets = one.metadata.get("meaning", ""), _effective(entry, one.name)
         if one.type is AbstractHypergradient:
             known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
+            known |= {one.name: one for one in (_HYPERGRADIENT, _DIRECTIONS)}
             if entry.rule is RandomNeumann:
                 known["length"] = _LENGTH
             continue
@@ -207,6 +224,16 @@ _LENGTH = Option(
     "random or full",
     "random",
     "one random term of the series, times their number, or the sum of all",
+)
+_HYPERGRADIENT = Option(
+    "hypergradient",
+    " or ".join((SERIES, *RULES)),
+    SERIES,
+    "the method's series, or a rule in its place: q are its lower steps, and theta "
+    "how far they go, or what stands for the inverse Hessian",
+)
+_DIRECTIONS = Option(
+    "directions", "count", "1", "random directions of hypergradient=forward-gradient"
 )
 _KINDS = {name: ("number", "the task's") for name in MEANINGS}
 _KINDS["q"] = ("count", "the task's")
@@ -279,7 +306,7 @@ class _Reader:
         """Read all fields."""
         of_letter = _fields(self.entry)
         # What others depend on comes first.
-        early = {MomentumLocalSGD: {"beta"}, AdaFBiO: {"r"}}.get(self.entry.kind, set())
+        early = _EARLY.get(self.entry.kind, ())
         for letter in sorted(of_letter, key=lambda name: name not in early):
             one = of_letter[letter]
             if one.type != Schedule:
@@ -320,6 +347,9 @@ class _Reader:
             )
 
     def _series(self) -> AbstractHypergradient:
+        chosen = self.options.get("hypergradient", SERIES)
+        if chosen != SERIES:
+            return named_rule(chosen, self.options, self._count, self._number)
         kind: Any = self.entry.rule
         words = {"random": RandomNeumann, "full": Neumann}
         if kind is RandomNeumann and "length" in self.options:
@@ -418,6 +448,8 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
             if entry.rule is RandomNeumann:
                 written["length"] = "full" if isinstance(value, Neumann) else "random"
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
+        elif one.type is AbstractHypergradient:
+            written |= rule_options(value, _number_text) or {}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):

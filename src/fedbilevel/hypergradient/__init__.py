@@ -10,9 +10,14 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.hypergradient.conjugate_gradient import (
     ConjugateGradient as ConjugateGradient,
 )
+from fedbilevel.hypergradient.darts import DARTS as DARTS
+from fedbilevel.hypergradient.darts import SAMA as SAMA
 from fedbilevel.hypergradient.exact import Exact as Exact
 from fedbilevel.hypergradient.finite_difference import (
     FiniteDifference as FiniteDifference,
+)
+from fedbilevel.hypergradient.forward_gradient import (
+    ForwardGradient as ForwardGradient,
 )
 from fedbilevel.hypergradient.local_inverse import (
     local_inverse_bias as local_inverse_bias,

@@ -6,6 +6,8 @@ The start y does not depend on x. For quadratic g and one batch this is the Neum
 series with Q = N-1 and theta = step, evaluated at y^N.
 """
 
+from typing import Any
+
 import jax
 import jax.random as jr
 
@@ -15,7 +17,17 @@ from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
 
-__all__ = ["Unrolled"]
+__all__ = ["Unrolled", "check_lower_step"]
+
+
+def check_lower_step(name: str, step: Any, curvature: float, client: int) -> None:
+    """Raise if a lower step of this length moves away from the minimum."""
+    if is_known(step) and float(step) * curvature >= 2:
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g}, so use at most {1.98 / curvature:.4g}.",
+            f"`{name}(step={float(step):.4g})`: lower steps diverge beyond 2/L1; on ",
+        )
 
 
 class Unrolled(AbstractHypergradient):
@@ -44,10 +56,4 @@ class Unrolled(AbstractHypergradient):
 
     def check(self, curvature: float, client: int) -> None:
         """Raise if a lower step of this length moves away from the minimum."""
-        if is_known(self.step) and float(self.step) * curvature >= 2:
-            raise ClientInputError(
-                client,
-                f" L1 is about {curvature:.4g}, so use at most {1.98 / curvature:.4g}.",
-                f"`Unrolled(step={float(self.step):.4g})`: lower steps diverge beyond "
-                "2/L1; on ",
-            )
+        check_lower_step("Unrolled", self.step, curvature, client)

@@ -130,6 +130,18 @@ class Oracle(eqx.Module):
         """Return d/dx f(x, y^N(x)), y^N being N lower steps from the fixed start y."""
         return _unrolled_gradient(self.problem, x, y, upper, lowers, step)
 
+    def unrolled_derivative(
+        self,
+        x: Upper,
+        y: Lower,
+        direction: Upper,
+        upper: Batch,
+        lowers: Batch,
+        step: Scalar,
+    ) -> Scalar:
+        """Return the derivative of the same along a direction of x, by one tangent."""
+        return _unrolled_derivative(self.problem, x, y, direction, upper, lowers, step)
+
     def _difference(self, gradient: Any, x: Upper, y: Lower, v: Lower, batch: Batch):
         size = _tree.norm(v)
         # v = 0 has the product 0 at every distance; any finite one avoids 0/0.
@@ -226,12 +238,31 @@ def _cross_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch)
 def _unrolled_gradient(
     problem: Problem, x: Upper, y: Lower, upper: Batch, lowers: Batch, step: Scalar
 ):
+    return jax.grad(_unrolled_loss, argnums=1)(problem, x, y, upper, lowers, step)
+
+
+@jax.jit
+def _unrolled_derivative(
+    problem: Problem,
+    x: Upper,
+    y: Lower,
+    direction: Upper,
+    upper: Batch,
+    lowers: Batch,
+    step: Scalar,
+):
     def outer(at: Upper) -> Scalar:
-        def descend(current: Lower, batch: Batch):
-            slope = jax.grad(lower_loss, argnums=2)(problem, at, current, batch)
-            return _tree.add_scaled(current, -step, slope), None
+        return _unrolled_loss(problem, at, y, upper, lowers, step)
 
-        last, _ = jax.lax.scan(descend, y, lowers)
-        return upper_loss(problem, at, last, upper)
+    return jax.jvp(outer, (x,), (direction,))[1]
 
-    return jax.grad(outer)(x)
+
+def _unrolled_loss(
+    problem: Problem, x: Upper, y: Lower, upper: Batch, lowers: Batch, step: Scalar
+) -> Scalar:
+    def descend(current: Lower, batch: Batch):
+        slope = jax.grad(lower_loss, argnums=2)(problem, x, current, batch)
+        return _tree.add_scaled(current, -step, slope), None
+
+    last, _ = jax.lax.scan(descend, y, lowers)
+    return upper_loss(problem, x, last, upper)

@@ -42,6 +42,7 @@ _GRADIENTS = {
     "_hessian_product": "hessian_product",
     "_cross_product": "cross_product",
     "_unrolled_gradient": "unrolled_gradient",
+    "_unrolled_derivative": "unrolled_derivative",
 }
 _DRAWS = {
     "_draw_upper": "upper_samples",
@@ -359,6 +360,7 @@ def _points(name: str, sizes: list[int], job: Job) -> int:
         "_lower_gradient": like_y,
         "_lower_gradients": like_x + like_y,
         "_hessian_product": like_y,
+        "_unrolled_derivative": [1],
     }.get(name, like_x)
     # Outputs that do not depend on the point stay unstacked; the others tell.
     return max(size // one for size, one in zip(sizes, expected, strict=True))

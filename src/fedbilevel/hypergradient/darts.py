@@ -1,0 +1,117 @@
+r"""A number, or a diagonal, in the place of the inverse Hessian; no second derivative.
+
+`DARTS`:  z = gamma fy(xi)
+`SAMA`:   z = P fy(xi),   P = gamma / (sqrt(v) + small) in every coordinate,
+          v = the mean of gy(zeta_i)^2 over `samples` fresh lower samples
+
+and h = fx(xi) - jvp(zeta_0)[z], the product by two gradients of g along x, at y +- d z,
+d = radius / ||z||. DARTS is the series of `Neumann` with Q = 0, by finite differences,
+where gamma need not be below 1/L1.
+
+Both are biased unless the Hessian is a multiple of the inverse of what stands for it:
+gamma is to be tuned, and another gamma is another limit. They are for models so large
+that nothing but two more gradients can be afforded.
+
+SAMA takes for P the derivative of the lower optimizer's step by its gradient. Of plain
+descent that is the step itself: SAMA is DARTS then, with gamma the step. Of Adam it is
+its diagonal, with the second moments held, as here. A rule keeps nothing between two
+calls, so that v is not Adam's running average but what this average tends to where y
+rests, from samples of its own.
+
+Reference: DARTS, Liu, Simonyan, Yang, arXiv 1806.09055; SAMA, Choe et al., arXiv
+2310.05674. Deviations: fy is taken at y, and not one lower step ahead of it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Upper
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.hypergradient._base import AbstractHypergradient, Bundle, assemble
+from fedbilevel.problem import Batch, Oracle
+from fedbilevel.schedules import count, is_known, number
+
+__all__ = ["DARTS", "SAMA"]
+
+_RADIUS = "distance of the two points of a difference"
+
+
+def _check_positive(rule: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(rule, name)
+        if is_known(value) and not (value > 0).all():
+            raise InvalidInputError(
+                f"`{type(rule).__name__}({name}=...)` must be above 0, got {value}."
+            )
+
+
+class DARTS(AbstractHypergradient):
+    """Take a number for the inverse Hessian, and differences for the cross product."""
+
+    gamma: Number = number("what stands for the inverse Hessian")
+    radius: Number = number(_RADIUS, default=1e-2)
+
+    def __check_init__(self) -> None:
+        _check_positive(self, "gamma", "radius")
+
+    def draw(self, oracle: Oracle, key: Key) -> Bundle:
+        """Draw xi and zeta_0."""
+        upper, cross = jr.split(key)
+        return Bundle(oracle.draw_upper(upper), oracle.draw_lower(cross), None)
+
+    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        fx, fy = oracle.upper_gradients(x, y, bundle.upper)
+        first_order = dataclasses.replace(oracle, radius=self.radius)
+        return assemble(first_order, x, y, fx, _tree.scale(self.gamma, fy), bundle)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Accept any curvature: nothing is repeated that could diverge."""
+
+
+class SAMA(AbstractHypergradient):
+    """Take the diagonal of Adam's lower step for the inverse Hessian."""
+
+    gamma: Number = number("Adam's step, over the root of the second moments")
+    small: Number = number("added to that root", default=1e-2)
+    samples: int = count("lower samples of the second moments", default=4)
+    radius: Number = number(_RADIUS, default=1e-2)
+
+    def __check_init__(self) -> None:
+        _check_positive(self, "gamma", "small", "radius")
+        if self.samples < 1:
+            raise InvalidInputError(
+                f"`SAMA(samples=...)` must be at least 1, got {self.samples}."
+            )
+
+    def draw(self, oracle: Oracle, key: Key) -> Bundle:
+        """Draw xi, zeta_0 and the samples of the second moments."""
+        upper, cross, rest = jr.split(key, 3)
+        moments = jax.vmap(oracle.draw_lower)(jr.split(rest, self.samples))
+        return Bundle(oracle.draw_upper(upper), oracle.draw_lower(cross), moments)
+
+    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        fx, fy = oracle.upper_gradients(x, y, bundle.upper)
+
+        def add(total: Lower, zeta: Batch) -> tuple[Lower, None]:
+            slope = oracle.lower_gradient(x, y, zeta)
+            return jax.tree.map(lambda v, g: v + g * g, total, slope), None
+
+        total, _ = jax.lax.scan(add, _tree.zeros_like(fy), bundle.factors)
+
+        def preconditioned(fy: Any, v: Any) -> Any:
+            root = jnp.sqrt(v / self.samples) + jnp.asarray(self.small, v.dtype)
+            return jnp.asarray(self.gamma, fy.dtype) * fy / root
+
+        z = jax.tree.map(preconditioned, fy, total)
+        first_order = dataclasses.replace(oracle, radius=self.radius)
+        return assemble(first_order, x, y, fx, z, bundle)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Accept any curvature: nothing is repeated that could diverge."""

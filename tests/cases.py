@@ -15,7 +15,7 @@ import pytest
 
 from fedbilevel._blocks import is_any
 from fedbilevel._types import AbstractBlocks
-from fedbilevel.algorithms import AbstractAlgorithm, Repeat, every_phase
+from fedbilevel.algorithms import AbstractAlgorithm, Phases, Repeat, every_phase
 from fedbilevel.algorithms._local import Memory
 from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.alset import ALSET
@@ -24,10 +24,12 @@ from fedbilevel.algorithms.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bsa import BSA
+from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
@@ -479,6 +481,34 @@ CASES = [
         floats=lambda dx, dy: 3 * (dx + 2 * dy),
         two_client=SHARED,
     ),
+    Case(
+        "fedbio-momentum",
+        FedBiOMomentum(
+            0.1, 0.2, 0.15, 0.5, CubeRootDecay(2.0, 8.0), local_steps=2, radius=1.5
+        ),
+        floats=lambda dx, dy: 2 * dx + 2 * dy,
+        two_client=SHARED,
+        repeats=True,
+    ),
+    Case(
+        "e-aipod",
+        EAiPOD(
+            alpha=0.2,
+            lr_y=0.2,
+            probability=0.5,
+            inner_rounds=2,
+            longest=3,
+            local_steps=2,
+            ell=3.0,
+            terms=2,
+            random_length=False,
+        ),
+        floats=lambda dx, dy: (2 + 1 + 2) * dy + 2 * dx,
+        exchanges=2 + 2 + 3,
+        two_client=SHARED,
+        slopes=("series_start", "outer_anchor"),
+        repeats=True,
+    ),
 ]
 NAMES = [case.name for case in CASES if case.of is None]
 
@@ -542,6 +572,20 @@ def keeps_something(case: Case) -> bool:
 def has_several_phases(case: Case) -> bool:
     """Say whether a round has several exchanges."""
     return len(every_phase(case.algorithm.phases())) > 1
+
+
+def asks_everyone(case: Case) -> int:
+    """Return how many exchanges of a round ask all clients, whatever a cohort is."""
+
+    def among(phases: Phases) -> int:
+        return sum(
+            entry.times * among(entry.phases)
+            if isinstance(entry, Repeat)
+            else int(entry.everyone)
+            for entry in phases
+        )
+
+    return among(case.algorithm.phases())
 
 
 _DISTINCT = {_structure(case): case.name for case in CASES if not case.repeats}

@@ -9,10 +9,12 @@ from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
 from fedbilevel.algorithms.bsa import BSA as BSA
+from fedbilevel.algorithms.e_aipod import EAiPOD as EAiPOD
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum as FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import (
     FedBiOAccClientwise as FedBiOAccClientwise,

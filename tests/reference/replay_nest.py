@@ -13,7 +13,7 @@ def draw_rounds(job: Job, rounds: int) -> list[tuple[Any, Any]]:
     T_in = algorithm.inner_rounds
     below = _anchored_inner if algorithm.anchored else _light_inner
     inner = below(job, rounds * T_in)
-    outer = _fed_out if hasattr(algorithm, "terms") else _light_out
+    outer = draw_fed_out if hasattr(algorithm, "terms") else _light_out
     return [
         (inner[r * T_in : (r + 1) * T_in], samples)
         for r, samples in enumerate(outer(job, rounds))
@@ -50,7 +50,8 @@ def _light_out(job: Job, rounds: int):
     return _local_steps(job, "outer_local", rounds, bundle_of(job))
 
 
-def _fed_out(job: Job, rounds: int):
+def draw_fed_out(job: Job, rounds: int):
+    """Return, for each round, the samples of the series and of the upper update."""
     algorithm: Any = job.algorithm
     most = algorithm.terms - 1 if algorithm.random_length else algorithm.terms
     first = draw_phase(job, "series_start", rounds, xi)

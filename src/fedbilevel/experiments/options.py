@@ -18,6 +18,8 @@ from fedbilevel.algorithms import (
 )
 from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fednest import FedNest
@@ -98,6 +100,7 @@ _WHOLE_STEPS = {
     "alpha": Effective(("upper_step",), times="local_steps"),
     "beta": Effective(("lower_step",), times="local_steps"),
 }
+_BOUND = Effective(("theta",), convert=lambda theta, _: 1 / theta)
 # Letters that mean the same in every method that has them; of steps that have a common
 # shape, its letter is a.
 _USUAL = {
@@ -129,10 +132,8 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
     LocalBSGVRM: _storm("eta", 2, "rho1", "rho2", "alpha", "beta"),
     FedBiOAcc: _storm("a", 2, "eta", "gamma", "tau", "c_nu", "c_omega", "c_q"),
     FedBiOAccClientwise: _storm("a", 2, "eta", "gamma", "c_nu", "c_omega"),
-    FedNest: {
-        **_WHOLE_STEPS,
-        "ell": Effective(("theta",), convert=lambda theta, _: 1 / theta),
-    },
+    EAiPOD: {"alpha": _WHOLE_STEPS["alpha"], "ell": _BOUND},
+    FedNest: {**_WHOLE_STEPS, "ell": _BOUND},
     LFedNest: _WHOLE_STEPS,
     SimFBO: {
         "gamma_x": Effective(("upper_step",)),
@@ -143,6 +144,7 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "alpha": Effective(("upper_weight",)),
         "beta": Effective(("lower_weight",)),
     },
+    FedBiOMomentum: {"alpha": Effective(("upper_weight",), over="a")},
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
     SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},

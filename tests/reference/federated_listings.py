@@ -1,0 +1,89 @@
+"""Later federated methods, line by line, in NumPy. What a listing draws is given."""
+
+import numpy as np
+
+from tests.reference.bent_oracles import (
+    cross_product,
+    hessian_product,
+    lower_gradient,
+    upper_gradients,
+)
+
+
+def three(w, sample, hvp=hessian_product, jvp=cross_product):
+    """Return nu, omega and q at w = (x, y, z), with own samples for each line."""
+    zeta, (xi_z, zeta_z), (xi_x, zeta_x) = sample
+    x, y, z = w
+    nu = upper_gradients(x, y, xi_x)[0] - jvp(x, y, z, zeta_x)
+    q = hvp(x, y, z, zeta_z) - upper_gradients(x, y, xi_z)[1]
+    return nu, lower_gradient(x, y, zeta), q
+
+
+def moved(w, steps, d):
+    """Return w - steps d, block by block."""
+    return tuple(a - s * b for a, s, b in zip(w, steps, d, strict=True))
+
+
+def mean(many):
+    """Return the mean of points, block by block."""
+    return tuple(np.mean(block, axis=0) for block in zip(*many, strict=True))
+
+
+def fedbio_momentum(x, y, samples, *, p, lr, alpha, a):
+    """Return x, y, z and u; `samples[k][t]` as `three` takes them, `a` of t."""
+    K, T = len(samples), len(samples[0])
+    ws, us = [(x, y, np.zeros_like(y))] * K, [np.zeros_like(x)] * K
+    for t in range(T):
+        weight = alpha * a(t - 1) if t else 1.0
+        for k in range(K):
+            nu, omega, q = three(ws[k], samples[k][t])
+            us[k] = (1 - weight) * us[k] + weight * nu
+            ws[k] = moved(ws[k], [a(t) * step for step in lr], (us[k], omega, q))
+        if (t + 1) % p == 0:
+            ws, us = [mean(ws)] * K, [np.mean(us, axis=0)] * K
+    return *ws[0], us[0]
+
+
+def e_aipod(x, y, rounds, *, alpha, lr_y, pr, ell):
+    """Return x, y and all c_k, with the whole sum of the series.
+
+    A round is (lowers, firsts, factors, anchors, corrections): for each lower exchange
+    the zetas of all clients up to the coin; their xis; their zetas for each factor;
+    their (xi, zeta); for each part of the step of x their xis.
+    """
+    K = len(rounds[0][1])
+    c = [np.zeros_like(y)] * K
+    for lowers, firsts, factors, anchors, corrections in rounds:
+        for zetas in lowers:
+            ends = []
+            for k in range(K):
+                y_k = y
+                for zeta in zetas[k]:
+                    y_k = y_k - lr_y * (lower_gradient(x, y_k, zeta) - c[k])
+                ends.append(y_k)
+            y = np.mean(ends, axis=0)
+            c = [c[k] + (pr / lr_y) * (y - ends[k]) for k in range(K)]
+        r = np.mean([upper_gradients(x, y, xi)[1] for xi in firsts], axis=0) / ell
+        z = r
+        for zetas in factors:
+            r = r - np.mean([hessian_product(x, y, r, one) for one in zetas], 0) / ell
+            z = z + r
+        x = fed_out(x, y, z, anchors, corrections, alpha)
+    return x, y, c
+
+
+def fed_out(x, y, z, anchors, corrections, alpha):
+    """Return x after the steps corrected by the mean hypergradient with z."""
+    slopes = [
+        upper_gradients(x, y, xi)[0] - cross_product(x, y, z, zeta)
+        for xi, zeta in anchors
+    ]
+    h, ends = np.mean(slopes, axis=0), []
+    for k in range(len(anchors)):
+        x_k = x
+        for xis in corrections:
+            there = upper_gradients(x, y, xis[k])[0]
+            change = upper_gradients(x_k, y, xis[k])[0] - there
+            x_k = x_k - alpha / len(corrections) * (h + change)
+        ends.append(x_k)
+    return np.mean(ends, axis=0)

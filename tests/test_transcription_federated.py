@@ -1,0 +1,84 @@
+"""Later federated methods repeat their listings, sample by sample."""
+
+from typing import Any
+
+import jax.random as jr
+import numpy as np
+
+from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
+from fedbilevel.runtime import SimulatorRuntime, execute, keys
+from fedbilevel.schedules import CubeRootDecay
+from tests.cases import quadratic_data
+from tests.reference import federated_listings
+from tests.reference.bent_job import X0, Y0, bent_job
+from tests.reference.replay_nest import draw_fed_out
+from tests.reference.replay_phases import draw_phase, phase_number, three_lines, zeta
+
+ROUNDS, P, CLIENTS = 6, 3, 3
+LR = (0.1, 0.2, 0.15)
+
+
+def end_of(job, rounds=ROUNDS):
+    return execute(SimulatorRuntime(job), rounds, measure_every=rounds).state
+
+
+def assert_close(found, expected):
+    for left, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-10)
+
+
+def blocks(tree) -> list[Any]:
+    return list(vars(tree).values())
+
+
+def test_fedbio_with_momentum_is_its_listing():
+    algorithm = FedBiOMomentum(*LR, 0.4, CubeRootDecay(2.0, 8.0), local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=3)
+    samples = draw_phase(job, "local", ROUNDS * P, three_lines)
+    expected = federated_listings.fedbio_momentum(
+        X0, Y0, samples, p=P, lr=LR, alpha=0.4, a=lambda t: 2 / np.cbrt(8 + t)
+    )
+    server = end_of(job).server
+    assert_close([*blocks(server.point), server.direction.x], expected)
+
+
+def steps_before_heads(job, exchanges, chance, most):
+    """Return how many lower steps each exchange comes after."""
+    where = (keys.ROUNDS, phase_number(job, "lower"))
+    taken = []
+    for turn in range(exchanges):
+        coins = jr.bernoulli(keys.shared_key(job.key, *where, turn), chance, (most,))
+        heads = np.flatnonzero(np.asarray(coins))
+        taken.append(int(heads[0]) + 1 if heads.size else most)
+    return taken
+
+
+def test_e_aipod_is_its_listing():
+    rounds, T_in, S = 4, 2, 3
+    steps: dict[str, Any] = {"alpha": 0.2, "lr_y": 0.15, "ell": 4.0}
+    counts: dict[str, Any] = {"inner_rounds": T_in, "longest": S, "local_steps": 2}
+    counts |= {"terms": 2, "random_length": False}
+    algorithm = EAiPOD(**steps, **counts, probability=0.4)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=4)
+    drawn = draw_phase(job, "lower", rounds * T_in * S, zeta)
+    taken = steps_before_heads(job, rounds * T_in, 0.4, S)
+    assert {1, 2, S} <= set(taken)
+
+    def lower(exchange):
+        first, many = exchange * S, taken[exchange]
+        return [client[first : first + many] for client in drawn]
+
+    given = [
+        ([lower(r * T_in + i) for i in range(T_in)], first, factors, anchors)
+        + ([list(each) for each in zip(*walks, strict=True)],)
+        for r, (first, factors, anchors, walks) in enumerate(draw_fed_out(job, rounds))
+    ]
+    x, y, c = federated_listings.e_aipod(X0, Y0, given, **steps, pr=0.4)
+    state = end_of(job, rounds)
+    assert_close(blocks(state.server.point), (x, y))
+    # A client renews its control when the next y arrives.
+    held = state.clients.memory
+    change = np.asarray(state.server.point.y) - np.asarray(held.evaluated)
+    assert_close(np.asarray(held.control) + 0.4 / 0.15 * change, c)
+    np.testing.assert_allclose(np.sum(c, axis=0), 0, atol=1e-12)

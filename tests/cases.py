@@ -35,6 +35,7 @@ from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO
+from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
 from fedbilevel.algorithms.fsla import FSLA
@@ -508,6 +509,13 @@ CASES = [
         two_client=SHARED,
         slopes=("series_start", "outer_anchor"),
         repeats=True,
+    ),
+    Case(
+        "fedmsa",
+        FedMSA(0.1, 0.2, 0.6, terms=2, local_steps=2),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        exchanges=2,
+        two_client=SHARED,
     ),
 ]
 NAMES = [case.name for case in CASES if case.of is None]

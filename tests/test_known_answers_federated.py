@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.test_known_answers import two_client_job
 
@@ -28,5 +29,13 @@ def test_skipped_exchanges_leave_no_bias(chance):
         random_length=False,
     )
     point = end_of(algorithm, 300)
+    np.testing.assert_allclose(point.x, 1, atol=1e-6)
+    np.testing.assert_allclose(point.y, 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rho", [1.0, 0.5])
+def test_recursions_from_the_mean_directions_do_not_drift(rho):
+    """FedMSA with 16 local steps, where FedBiO would stop elsewhere."""
+    point = end_of(FedMSA(0.02, 0.05, rho, local_steps=16), 300)
     np.testing.assert_allclose(point.x, 1, atol=1e-6)
     np.testing.assert_allclose(point.y, 0.5, atol=1e-6)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
+from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.runtime import SimulatorRuntime, execute
@@ -63,4 +64,13 @@ def test_an_exchange_after_every_lower_step_is_fednest_without_anchors(seed, lr)
     shared |= {"ell": 4.0, "terms": 2}
     one = EAiPOD(**shared, lr_y=2 * lr, probability=1.0, longest=1)
     other = FedNestSGD(**shared, beta=2 * lr)
+    assert_same(point_of(one, data, seed), point_of(other, data, seed))
+
+
+@few
+@given(seed=seeds, lr=small)
+def test_a_recursion_of_one_step_that_forgets_all_is_fedbio(seed, lr):
+    data = quadratic_data(CLIENTS)
+    one = FedMSA(lr, 2 * lr, 1.0, terms=0, local_steps=1)
+    other = FedBiO(lr, 2 * lr, 2 * lr, local_steps=1)
     assert_same(point_of(one, data, seed), point_of(other, data, seed))

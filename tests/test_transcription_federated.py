@@ -7,13 +7,21 @@ import numpy as np
 
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
+from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data
 from tests.reference import federated_listings
 from tests.reference.bent_job import X0, Y0, bent_job
 from tests.reference.replay_nest import draw_fed_out
-from tests.reference.replay_phases import draw_phase, phase_number, three_lines, zeta
+from tests.reference.replay_phases import (
+    draw_phase,
+    draw_setup,
+    one_of_each,
+    phase_number,
+    three_lines,
+    zeta,
+)
 
 ROUNDS, P, CLIENTS = 6, 3, 3
 LR = (0.1, 0.2, 0.15)
@@ -82,3 +90,33 @@ def test_e_aipod_is_its_listing():
     change = np.asarray(state.server.point.y) - np.asarray(held.evaluated)
     assert_close(np.asarray(held.control) + 0.4 / 0.15 * change, c)
     np.testing.assert_allclose(np.sum(c, axis=0), 0, atol=1e-12)
+
+
+def test_fedmsa_is_its_listing():
+    """Two of three clients walk in a round, all tell their directions."""
+    steps: dict[str, Any] = {"alpha": 0.1, "beta": 0.15, "rho": 0.4}
+    job = bent_job(
+        FedMSA(**steps, terms=2, local_steps=P),
+        quadratic_data(CLIENTS),
+        seed=5,
+        participants=2,
+    )
+    where = (keys.ROUNDS, phase_number(job, "local"))
+    cohorts = [
+        np.asarray(keys.draw_cohort(job.key, *where, r, CLIENTS, 2)).tolist()
+        for r in range(ROUNDS)
+    ]
+    # Here exchanges before the first round ask cohorts, too.
+    asked = [
+        np.asarray(keys.draw_cohort(job.key, keys.SETUP, 0, m, CLIENTS, 2)).tolist()
+        for m in range(2)
+    ]
+    drawn = draw_setup(job, 2, one_of_each)
+    starts = [[drawn[asked[m][place]][m] for m in range(2)] for place in range(2)]
+    firsts = draw_phase(job, "directions", ROUNDS, three_lines)
+    walks = draw_phase(job, "local", ROUNDS * (P - 1), three_lines)
+    expected = federated_listings.fedmsa(
+        X0, Y0, starts, firsts, walks, cohorts, **steps, tau=P
+    )
+    server = end_of(job).server
+    assert_close([*blocks(server.point), *blocks(server.direction)], expected)

@@ -24,6 +24,7 @@ from fedbilevel.algorithms.fedbioacc_controls import (
 )
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
+from fedbilevel.algorithms.fedmsa import FedMSA as FedMSA
 from fedbilevel.algorithms.fednest import FedNest as FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
 from fedbilevel.algorithms.fsla import FSLA as FSLA

@@ -87,3 +87,40 @@ def fed_out(x, y, z, anchors, corrections, alpha):
             x_k = x_k - alpha / len(corrections) * (h + change)
         ends.append(x_k)
     return np.mean(ends, axis=0)
+
+
+def fedmsa(x, y, starts, firsts, walks, cohorts, *, alpha, beta, rho, tau):
+    """Return x, y, z and h.
+
+    `starts[k][m]` are (xi, zeta) of the terms of z, `firsts[k][e]` the samples of all
+    clients in round e and `walks[k][t]` those of local steps, as `three` takes them;
+    `cohorts[e]` who takes part in the recursion.
+    """
+    K, z, steps = len(firsts), np.zeros_like(y), (alpha, beta, beta)
+    for m in range(len(starts[0])):
+        slopes = [
+            hessian_product(x, y, z, zeta) - upper_gradients(x, y, xi)[1]
+            for xi, zeta in (client[m] for client in starts)
+        ]
+        z = z - beta * np.mean(slopes, axis=0)
+    w, h, previous = (x, y, z), None, [None] * K
+    for e, cohort in enumerate(cohorts):
+        every = []
+        for k in range(K):
+            d = three(w, firsts[k][e])
+            if h is None:
+                every.append(d)
+            else:
+                parts = zip(d, h, previous[k], strict=True)
+                every.append(tuple(a + (1 - rho) * (b - c) for a, b, c in parts))
+            previous[k] = d
+        h, ends = mean(every), []
+        for k in cohort:
+            own, before, now = h, w, moved(w, steps, h)
+            for s in walks[k][e * (tau - 1) : (e + 1) * (tau - 1)]:
+                parts = zip(own, three(now, s), three(before, s), strict=True)
+                own = tuple(a + b - c for a, b, c in parts)
+                before, now = now, moved(now, steps, own)
+            ends.append(now)
+        w = mean(ends)
+    return *w, *h

@@ -22,6 +22,7 @@ from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
@@ -132,6 +133,10 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
     LocalBSGVRM: _storm("eta", 2, "rho1", "rho2", "alpha", "beta"),
     FedBiOAcc: _storm("a", 2, "eta", "gamma", "tau", "c_nu", "c_omega", "c_q"),
     FedBiOAccClientwise: _storm("a", 2, "eta", "gamma", "c_nu", "c_omega"),
+    FedMSA: {
+        "alpha": Effective(("upper_step",)),
+        "beta": Effective(("lower_step",)),
+    },
     EAiPOD: {"alpha": _WHOLE_STEPS["alpha"], "ell": _BOUND},
     FedNest: {**_WHOLE_STEPS, "ell": _BOUND},
     LFedNest: _WHOLE_STEPS,

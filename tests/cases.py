@@ -29,6 +29,7 @@ from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls
+from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
@@ -44,6 +45,7 @@ from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.memfbo import MemFBO
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.mrbo import MRBO
 from fedbilevel.algorithms.pooled import Pooled
@@ -52,6 +54,7 @@ from fedbilevel.algorithms.s_tfbo import STFBO
 from fedbilevel.algorithms.saba import SABA
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.scaffold import Scaffold
+from fedbilevel.algorithms.shrofbo import ShroFBO
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.algorithms.smb import SMB
 from fedbilevel.algorithms.soba import SOBA
@@ -516,6 +519,30 @@ CASES = [
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
         exchanges=2,
         two_client=SHARED,
+    ),
+    Case(
+        "shrofbo",
+        ShroFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, local_steps=3),
+        floats=lambda dx, dy: dx + 2 * dy + 1,
+        floats_down=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        slopes=("local",),
+        repeats=True,
+    ),
+    Case(
+        "memfbo",
+        MemFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, local_steps=2),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        slopes=("local",),
+        repeats=True,
+    ),
+    Case(
+        "fedbio-differences",
+        FedBiODifferences(0.1, 0.2, 0.15, local_steps=2),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        repeats=True,
     ),
 ]
 NAMES = [case.name for case in CASES if case.of is None]

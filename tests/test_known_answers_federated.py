@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedmsa import FedMSA
+from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.test_known_answers import two_client_job
 
@@ -39,3 +42,27 @@ def test_recursions_from_the_mean_directions_do_not_drift(rho):
     point = end_of(FedMSA(0.02, 0.05, rho, local_steps=16), 300)
     np.testing.assert_allclose(point.x, 1, atol=1e-6)
     np.testing.assert_allclose(point.y, 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_clients_of_few_steps_count_as_much_only_if_sums_are_divided(normalized):
+    """ShroFBO's y ends at 1/2 up to a drift of 1e-3, SimFBO's far from it."""
+    algorithm = SimFBO(
+        *[0.002] * 6, local_steps=10, fewest_steps=1, normalized=normalized
+    )
+    error = abs(float(end_of(algorithm, 4000).y[0]) - 0.5)
+    assert error < 2e-3 if normalized else error > 0.05
+
+
+def test_differences_leave_no_bias_where_the_lower_level_is_quadratic():
+    point = end_of(FedBiO(0.5, 0.3, 0.3, local_steps=1, distance=0.1), 300)
+    np.testing.assert_allclose(point.x, 1, atol=1e-6)
+
+
+def test_numbers_of_steps_that_cannot_be_are_refused():
+    with pytest.raises(InvalidInputError, match="at most local_steps, which is 2"):
+        SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=3)
+    with pytest.raises(InvalidInputError, match="equal numbers of steps. Leave out"):
+        SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=1, drift="anchor")
+    with pytest.raises(InvalidInputError, match=r"fewest_steps=...\)` must be at"):
+        SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=-1)

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
 from fedbilevel.algorithms.ma_soba import MASOBA
+from fedbilevel.algorithms.memfbo import MemFBO
+from fedbilevel.algorithms.shrofbo import ShroFBO
+from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import quadratic_data
 from tests.reference.bent_job import bent_job
@@ -74,3 +78,23 @@ def test_a_recursion_of_one_step_that_forgets_all_is_fedbio(seed, lr):
     one = FedMSA(lr, 2 * lr, 1.0, terms=0, local_steps=1)
     other = FedBiO(lr, 2 * lr, 2 * lr, local_steps=1)
     assert_same(point_of(one, data, seed), point_of(other, data, seed))
+
+
+@few
+@given(seed=seeds, lr=small)
+def test_with_equal_numbers_of_steps_shrofbo_is_simfbo(seed, lr):
+    data, steps = quadratic_data(CLIENTS), (lr, 2 * lr, lr, 0.1, 0.2, 0.1)
+    one = ShroFBO(*steps, fewest_steps=2, local_steps=2)
+    other = SimFBO(*steps, local_steps=2)
+    assert_same(point_of(one, data, seed), point_of(other, data, seed))
+
+
+@few
+@given(seed=seeds, lr=small)
+def test_memfbo_whose_server_steps_like_its_clients_is_fedbio_with_differences(
+    seed, lr
+):
+    data, steps = quadratic_data(CLIENTS), (lr, 2 * lr, lr)
+    one = MemFBO(*steps, *steps, 0.3, local_steps=2)
+    other = FedBiODifferences(*steps, 0.3, local_steps=2)
+    assert_same(point_of(one, data, seed), point_of(other, data, seed), 1e-11)

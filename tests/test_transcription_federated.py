@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedmsa import FedMSA
+from fedbilevel.algorithms.shrofbo import ShroFBO
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data
@@ -120,3 +123,38 @@ def test_fedmsa_is_its_listing():
     )
     server = end_of(job).server
     assert_close([*blocks(server.point), *blocks(server.direction)], expected)
+
+
+GAMMA = (0.07, 0.12, 0.09)
+
+
+def own_numbers(job, fewest, most):
+    """Return how many local steps each client makes."""
+    where = (keys.ROUNDS, phase_number(job, "local"))
+    turns = [keys.client_turn(job.key, where, k, 0) for k in range(CLIENTS)]
+    spare, among = [turn.spare_keys(1)[0] for turn in turns], (fewest, most + 1)
+    return [int(jr.randint(key, (), *among, jnp.int32)) for key in spare]
+
+
+def test_shrofbo_is_its_listing():
+    algorithm = ShroFBO(*LR, *GAMMA, fewest_steps=1, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=3)
+    samples = draw_phase(job, "local", ROUNDS * P, three_lines)
+    taus = own_numbers(job, 1, P)
+    assert len(set(taus)) > 1
+    given: dict[str, Any] = {"most": P, "lr": LR, "gamma": GAMMA}
+    expected = federated_listings.shrofbo(X0, Y0, samples, taus, **given)
+    assert_close(blocks(end_of(job).server.point), expected)
+    # Sums that are not divided would lead elsewhere.
+    other = federated_listings.shrofbo(X0, Y0, samples, taus, **given, normalized=False)
+    assert np.linalg.norm(other[0] - expected[0]) > 1e-3
+
+
+def test_fedbio_with_differences_is_its_listing():
+    """The lower level is no quadratic: a distance of 0.5 tells from a product."""
+    algorithm = FedBiODifferences(*LR, 0.5, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=3)
+    samples = draw_phase(job, "local", ROUNDS * P, three_lines)
+    products = federated_listings.differences(0.5)
+    expected = federated_listings.fedbio(X0, Y0, samples, p=P, lr=LR, products=products)
+    assert_close(blocks(end_of(job).server.point), expected)

@@ -14,6 +14,9 @@ from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
+from fedbilevel.algorithms.fedbio_differences import (
+    FedBiODifferences as FedBiODifferences,
+)
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum as FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import (
@@ -33,6 +36,7 @@ from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
 from fedbilevel.algorithms.local_bsgm import LocalBSGM as LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA as MASOBA
+from fedbilevel.algorithms.memfbo import MemFBO as MemFBO
 from fedbilevel.algorithms.momentum_local_sgd import (
     MomentumLocalSGD as MomentumLocalSGD,
 )
@@ -43,6 +47,7 @@ from fedbilevel.algorithms.s_tfbo import STFBO as STFBO
 from fedbilevel.algorithms.saba import SABA as SABA
 from fedbilevel.algorithms.sbio_bred import SBiOBreD as SBiOBreD
 from fedbilevel.algorithms.scaffold import Scaffold as Scaffold
+from fedbilevel.algorithms.shrofbo import ShroFBO as ShroFBO
 from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
 from fedbilevel.algorithms.smb import SMB as SMB
 from fedbilevel.algorithms.soba import SOBA as SOBA

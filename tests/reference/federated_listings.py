@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from tests.reference import quadratic_oracles
 from tests.reference.bent_oracles import (
+    BEND,
     cross_product,
     hessian_product,
     lower_gradient,
@@ -124,3 +126,56 @@ def fedmsa(x, y, starts, firsts, walks, cohorts, *, alpha, beta, rho, tau):
             ends.append(now)
         w = mean(ends)
     return *w, *h
+
+
+def shrofbo(x, y, samples, taus, *, most, lr, gamma, normalized=True):
+    """Return x, y, z; client i makes the first `taus[i]` of `most` local steps.
+
+    Without `normalized` it is SimFBO.
+    """
+    w = (x, y, np.zeros_like(y))
+    for r in range(len(samples[0]) // most):
+        every = []
+        for client, tau in zip(samples, taus, strict=True):
+            w_i, q = w, tuple(np.zeros_like(block) for block in w)
+            for sample in client[r * most : r * most + tau]:
+                D = three(w_i, sample)
+                q = tuple(a + b for a, b in zip(q, D, strict=True))
+                w_i = moved(w_i, lr, D)
+            every.append(tuple(a / tau for a in q) if normalized else q)
+        rho = np.mean(taus) if normalized else 1.0
+        w = moved(w, gamma, tuple(rho * block for block in mean(every)))
+    return w
+
+
+def differences(distance):
+    """Return products by central differences of the gradients of g."""
+
+    def upper_part(x, y, zeta):
+        # The derivative in x of the lower loss, of which `cross_product` is one more.
+        straight = quadratic_oracles.cross_product(y, zeta)
+        return straight + BEND * (y @ y) * x / 2
+
+    def difference(gradient):
+        def product(x, y, v, zeta):
+            size = np.linalg.norm(v)
+            d = distance / (size if size > 0 else 1)
+            ahead, behind = gradient(x, y + d * v, zeta), gradient(x, y - d * v, zeta)
+            return (ahead - behind) / (2 * d)
+
+        return product
+
+    return difference(lower_gradient), difference(upper_part)
+
+
+def fedbio(x, y, samples, *, p, lr, products):
+    """Return x, y and z with these Hessian and cross products."""
+    K, T = len(samples), len(samples[0])
+    ws = [(x, y, np.zeros_like(y))] * K
+    for t in range(T):
+        ws = [
+            moved(w, lr, three(w, samples[k][t], *products)) for k, w in enumerate(ws)
+        ]
+        if (t + 1) % p == 0:
+            ws = [mean(ws)] * K
+    return ws[0]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedbilevel.algorithms import (
     AbstractAlgorithm,
     Entry,
+    Preset,
     QuantileClip,
     SteadySteps,
 )
@@ -189,7 +190,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
             if entry.rule is RandomNeumann:
                 known["length"] = _LENGTH
             continue
-        default = "from " + " or ".join(sets.names) if sets else _default(one)
+        default = "from " + " or ".join(sets.names) if sets else _default(one, entry)
         known[letter] = Option(letter, _kind(one), default, meaning)
         if one.name in _WORDS:
             word, values = _WORDS[one.name]
@@ -249,7 +250,10 @@ def _words(one: Field) -> dict[str, str | None]:
     return {**nothing, **{word: word for word in words}}
 
 
-def _default(one: Field) -> str:
+def _default(one: Field, entry: Entry) -> str:
+    parts = entry.make.parts if isinstance(entry.make, Preset) else {}
+    if one.name in parts:
+        return str(parts[one.name]).lower()
     if one.type == Schedule:
         return _SCHEDULE
     if one.default is MISSING:

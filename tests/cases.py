@@ -18,6 +18,7 @@ from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms import AbstractAlgorithm, Phases, Repeat, every_phase
 from fedbilevel.algorithms._local import Memory
 from fedbilevel.algorithms.adafbio import AdaFBiO
+from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.alset import ALSET
 from fedbilevel.algorithms.amigo import AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD
@@ -515,10 +516,11 @@ CASES = [
     ),
     Case(
         "fedmsa",
-        FedMSA(0.1, 0.2, 0.6, terms=2, local_steps=2),
+        FedMSA(0.1, 0.2, 0.6, terms=1, local_steps=2),
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
         exchanges=2,
         two_client=SHARED,
+        slopes=("start_z",),
     ),
     Case(
         "shrofbo",
@@ -542,6 +544,15 @@ CASES = [
         FedBiODifferences(0.1, 0.2, 0.15, local_steps=2),
         floats=lambda dx, dy: dx + 2 * dy,
         two_client=SHARED,
+        repeats=True,
+    ),
+    Case(
+        "aggitd",
+        AggITD(alpha=0.2, beta=0.3, lam=THETA, terms=3, local_steps=2),
+        floats=lambda dx, dy: (3 * 3 + 1) * dy + 2 * dx,
+        exchanges=2 * 3 + 3,
+        two_client=SHARED,
+        slopes=("inner_anchor", "series_end", "outer_anchor"),
         repeats=True,
     ),
 ]

@@ -1,8 +1,11 @@
 """Where the later federated methods end on the task two-client, whose x is 1."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedmsa import FedMSA
@@ -66,3 +69,11 @@ def test_numbers_of_steps_that_cannot_be_are_refused():
         SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=1, drift="anchor")
     with pytest.raises(InvalidInputError, match=r"fewest_steps=...\)` must be at"):
         SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=-1)
+
+
+def test_a_series_that_travels_with_lower_steps_inverts_the_mean_hessian():
+    steps: dict[str, Any] = {"alpha": 0.3, "beta": 0.3, "lam": 0.3}
+    algorithm = AggITD(**steps, terms=60, local_steps=2, random_length=False)
+    point = end_of(algorithm, 200)
+    np.testing.assert_allclose(point.x, 1, atol=1e-6)
+    np.testing.assert_allclose(point.y, 0.5, atol=1e-6)

@@ -22,6 +22,7 @@ from tests.cases import (
     Case,
     asks_everyone,
     cohort_of,
+    has_several_phases,
     keeps_something,
     structures_first,
 )
@@ -165,7 +166,8 @@ def moves_alone(case) -> bool:
     server = case.algorithm.init_server(jnp.zeros(1), jnp.zeros(1))
     # Corrected steps need what an exchange brings, so that none can stand alone.
     corrected = getattr(case.algorithm, "drift", None) is not None
-    return moves(case) and isinstance(server, Iterate) and not corrected
+    alone = not has_several_phases(case) and not corrected
+    return moves(case) and isinstance(server, Iterate) and alone
 
 
 @pytest.mark.slow

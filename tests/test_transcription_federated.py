@@ -5,7 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 
+from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
@@ -16,13 +18,18 @@ from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data
 from tests.reference import federated_listings
 from tests.reference.bent_job import X0, Y0, bent_job
-from tests.reference.replay_nest import draw_fed_out
+from tests.reference.replay_nest import (
+    draw_fed_out,
+    draw_outer_steps,
+    draw_walks,
+)
 from tests.reference.replay_phases import (
     draw_phase,
     draw_setup,
     one_of_each,
     phase_number,
     three_lines,
+    xi,
     zeta,
 )
 
@@ -81,9 +88,8 @@ def test_e_aipod_is_its_listing():
         return [client[first : first + many] for client in drawn]
 
     given = [
-        ([lower(r * T_in + i) for i in range(T_in)], first, factors, anchors)
-        + ([list(each) for each in zip(*walks, strict=True)],)
-        for r, (first, factors, anchors, walks) in enumerate(draw_fed_out(job, rounds))
+        ([lower(r * T_in + i) for i in range(T_in)], *above)
+        for r, above in enumerate(draw_fed_out(job, rounds))
     ]
     x, y, c = federated_listings.e_aipod(X0, Y0, given, **steps, pr=0.4)
     state = end_of(job, rounds)
@@ -158,3 +164,44 @@ def test_fedbio_with_differences_is_its_listing():
     products = federated_listings.differences(0.5)
     expected = federated_listings.fedbio(X0, Y0, samples, p=P, lr=LR, products=products)
     assert_close(blocks(end_of(job).server.point), expected)
+
+
+def beginnings(job, rounds, N):
+    """Return with which lower update the series of each round begins."""
+    where = (keys.ROUNDS, phase_number(job, "inner_anchor"))
+    drawn = [keys.shared_key(job.key, *where, r * N) for r in range(rounds)]
+    return [int(jr.randint(key, (), 1, N + 1, jnp.int32)) for key in drawn]
+
+
+def drawn_with_lower_updates(job, rounds, N):
+    """Return what AggITD draws, as its listing takes it."""
+    begins = beginnings(job, rounds, N)
+    zetas = draw_phase(job, "inner_anchor", 3 * N * rounds, zeta)
+    xis = draw_phase(job, "inner_anchor", 3 * N * rounds, xi)
+    # Of three keys the first is for y, the others are for z.
+    last_xis = draw_phase(job, "series_end", 2 * rounds, xi)
+    last_zetas = draw_phase(job, "series_end", 2 * rounds, zeta)
+    walks = draw_walks(job, "inner_correct", N * rounds, zeta)
+    every = range(CLIENTS)
+    given = []
+    for r, outer in enumerate(draw_outer_steps(job, rounds)):
+        calls = range(r * N, (r + 1) * N)
+        lowers = [[(zetas[k][3 * c], walks[c][k]) for k in every] for c in calls]
+        series = [
+            [(xis[k][3 * c + 1], zetas[k][3 * c + 2]) for k in every] for c in calls
+        ][1:]
+        series.append([(last_xis[k][2 * r], last_zetas[k][2 * r + 1]) for k in every])
+        given.append((lowers, begins[r], series, *outer))
+    return given
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_aggitd_is_its_listing(whole):
+    rounds, N = 5, 4
+    steps: dict[str, Any] = {"alpha": 0.2, "beta": 0.3, "lam": 0.25}
+    algorithm = AggITD(**steps, terms=N, local_steps=2, random_length=not whole)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=4)
+    given = drawn_with_lower_updates(job, rounds, N)
+    assert len({begins for _, begins, *_ in given}) > 2
+    expected = federated_listings.aggitd(X0, Y0, given, **steps, whole=whole)
+    assert_close(blocks(end_of(job, rounds).server.point), expected)

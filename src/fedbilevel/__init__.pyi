@@ -3,6 +3,7 @@ from fedbilevel.algorithms._optimizers import LocalOptimizer as LocalOptimizer
 from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
 from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
 from fedbilevel.algorithms.adafbio import AdaFBiO as AdaFBiO
+from fedbilevel.algorithms.aggitd import AggITD as AggITD
 from fedbilevel.algorithms.alset import ALSET as ALSET
 from fedbilevel.algorithms.amigo import AmIGO as AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD

@@ -51,7 +51,7 @@ def e_aipod(x, y, rounds, *, alpha, lr_y, pr, ell):
 
     A round is (lowers, firsts, factors, anchors, corrections): for each lower exchange
     the zetas of all clients up to the coin; their xis; their zetas for each factor;
-    their (xi, zeta); for each part of the step of x their xis.
+    their (xi, zeta); for each client the xis of the parts of the step of x.
     """
     K = len(rounds[0][1])
     c = [np.zeros_like(y)] * K
@@ -81,12 +81,11 @@ def fed_out(x, y, z, anchors, corrections, alpha):
         for xi, zeta in anchors
     ]
     h, ends = np.mean(slopes, axis=0), []
-    for k in range(len(anchors)):
+    for xis in corrections:
         x_k = x
-        for xis in corrections:
-            there = upper_gradients(x, y, xis[k])[0]
-            change = upper_gradients(x_k, y, xis[k])[0] - there
-            x_k = x_k - alpha / len(corrections) * (h + change)
+        for xi in xis:
+            change = upper_gradients(x_k, y, xi)[0] - upper_gradients(x, y, xi)[0]
+            x_k = x_k - alpha / len(xis) * (h + change)
         ends.append(x_k)
     return np.mean(ends, axis=0)
 
@@ -179,3 +178,38 @@ def fedbio(x, y, samples, *, p, lr, products):
         if (t + 1) % p == 0:
             ws = [mean(ws)] * K
     return ws[0]
+
+
+def aggitd(x, y, rounds, *, alpha, beta, lam, whole):
+    """Return x and y; with `whole` z is the sum over all beginnings.
+
+    A round is (lowers, begins, series, anchors, corrections): for each lower update the
+    (zeta, zetas of the walk) of all clients; N - m; their (xi, zeta) at y^1 to y^N;
+    their (xi, zeta) for h; for each client the xis of the parts of the step of x.
+    """
+    for lowers, begins, series, anchors, corrections in rounds:
+        N, z = len(lowers), np.zeros_like(y)
+        for t in range(1, N + 1):
+            y = fed_inn(x, y, lowers[t - 1], beta)
+            fy = np.mean([upper_gradients(x, y, xi)[1] for xi, _ in series[t - 1]], 0)
+            products = [hessian_product(x, y, z, zeta) for _, zeta in series[t - 1]]
+            longer = z - lam * np.mean(products, axis=0)
+            if whole:
+                z = longer + lam * fy
+            else:
+                z = longer if t > begins else lam * N * fy if t == begins else z
+        x = fed_out(x, y, z, anchors, corrections, alpha)
+    return x, y
+
+
+def fed_inn(x, y, samples, beta):
+    """Return y after local steps that are corrected by the mean slope."""
+    q = np.mean([lower_gradient(x, y, zeta) for zeta, _ in samples], axis=0)
+    ends = []
+    for _, zetas in samples:
+        y_k = y
+        for zeta in zetas:
+            change = lower_gradient(x, y_k, zeta) - lower_gradient(x, y, zeta)
+            y_k = y_k - beta / len(zetas) * (change + q)
+        ends.append(y_k)
+    return np.mean(ends, axis=0)

@@ -24,6 +24,7 @@ from fedbilevel.schedules import is_known
 __all__ = [
     "Nest",
     "check_bound",
+    "check_step",
     "fed_ihgp",
     "fed_inn",
     "fed_out",
@@ -39,7 +40,8 @@ class Nest(eqx.Module):
     """What the server carries; None where a variant has no use for it.
 
     q anchors the lower steps, `term` and `total` are the last term and the sum of the
-    federated series, h anchors the upper steps.
+    federated series, h anchors the upper steps. `begins` is the lower update at which a
+    series begins that travels with them.
     """
 
     point: Pair
@@ -47,6 +49,7 @@ class Nest(eqx.Module):
     term: Lower | None = None
     total: Lower | None = None
     h: Upper | None = None
+    begins: Array | None = None
 
 
 def first_nest(x: Upper, y: Lower, random_length: bool) -> Nest:
@@ -64,6 +67,20 @@ def check_bound(name: str, ell: Any, curvature: float, client: int) -> None:
             f" L1 is about {curvature:.4g} at the start, so use at least "
             f"{1.01 * curvature:.4g}.",
             f"`{name}(ell={float(ell):.4g})`: the series needs ell > L1; on ",
+        )
+
+
+def check_step(
+    name: str, letter: str, step: Any, curvature: float, client: int
+) -> None:
+    """Raise if the step of a series is too large for the curvature."""
+    if is_known(step) and float(step) * curvature >= 1:
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g} at the start, so use at most "
+            f"{0.99 / curvature:.4g}.",
+            f"`{name}({letter}={float(step):.4g})`: the series needs {letter} < "
+            "1/L1; on ",
         )
 
 

@@ -18,6 +18,7 @@ from fedbilevel.algorithms import (
     SteadySteps,
 )
 from fedbilevel.algorithms.adafbio import AdaFBiO
+from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
@@ -138,6 +139,7 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "alpha": Effective(("upper_step",)),
         "beta": Effective(("lower_step",)),
     },
+    AggITD: {**_WHOLE_STEPS, "lam": Effective(("theta",))},
     EAiPOD: {"alpha": _WHOLE_STEPS["alpha"], "ell": _BOUND},
     FedNest: {**_WHOLE_STEPS, "ell": _BOUND},
     LFedNest: _WHOLE_STEPS,

@@ -24,8 +24,10 @@ from fedbilevel.algorithms.amigo import AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
+from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.algorithms.bsa import BSA
 from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.ef_soba import EFSOBA
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
@@ -553,6 +555,24 @@ CASES = [
         exchanges=2 * 3 + 3,
         two_client=SHARED,
         slopes=("inner_anchor", "series_end", "outer_anchor"),
+        repeats=True,
+    ),
+    Case(
+        "br-fedbim",
+        BRFedBiM(0.1, 0.2, 0.15, 0.4, local_steps=2),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        exchanges=2,
+        two_client=SHARED,
+        slopes=("step",),
+        repeats=True,
+    ),
+    Case(
+        "ef-soba",
+        EFSOBA(0.1, 0.2, 0.15, a=CubeRootDecay(2.0, 8.0), local_steps=2),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        exchanges=2,
+        two_client=SHARED,
+        slopes=("step",),
         repeats=True,
     ),
 ]

@@ -10,7 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.ef_soba import EFSOBA
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
@@ -98,3 +100,20 @@ def test_memfbo_whose_server_steps_like_its_clients_is_fedbio_with_differences(
     one = MemFBO(*steps, *steps, 0.3, local_steps=2)
     other = FedBiODifferences(*steps, 0.3, local_steps=2)
     assert_same(point_of(one, data, seed), point_of(other, data, seed), 1e-11)
+
+
+@few
+@given(seed=seeds, lr=small)
+def test_the_mean_of_momentum_that_forgets_all_is_fedbio(seed, lr):
+    data, steps = quadratic_data(CLIENTS), (lr, 2 * lr, lr)
+    one, other = BRFedBiM(*steps, 1.0), FedBiO(*steps, local_steps=1)
+    assert_same(point_of(one, data, seed), point_of(other, data, seed))
+
+
+@few
+@given(lr=small)
+def test_without_compression_ef_soba_is_fedbio(lr):
+    """At every average, without noise: its lines share their samples."""
+    data, steps = quadratic_data(CLIENTS, noise=0.0), (lr, 2 * lr, lr)
+    one, other = EFSOBA(*steps), FedBiO(*steps, local_steps=1)
+    assert_same(point_of(one, data), point_of(other, data))

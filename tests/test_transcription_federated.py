@@ -1,5 +1,6 @@
 """Later federated methods repeat their listings, sample by sample."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 
 from fedbilevel.algorithms.aggitd import AggITD
+from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.ef_soba import EFSOBA
 from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.shrofbo import ShroFBO
+from fedbilevel.channels import Channel, Median, TopK
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data
@@ -101,6 +105,13 @@ def test_e_aipod_is_its_listing():
     np.testing.assert_allclose(np.sum(c, axis=0), 0, atol=1e-12)
 
 
+def pairs_of(job, phase):
+    """Return which two of three clients take part in each round."""
+    where = (keys.ROUNDS, phase_number(job, phase))
+    drawn = [keys.draw_cohort(job.key, *where, r, CLIENTS, 2) for r in range(ROUNDS)]
+    return [np.asarray(cohort).tolist() for cohort in drawn]
+
+
 def test_fedmsa_is_its_listing():
     """Two of three clients walk in a round, all tell their directions."""
     steps: dict[str, Any] = {"alpha": 0.1, "beta": 0.15, "rho": 0.4}
@@ -110,11 +121,7 @@ def test_fedmsa_is_its_listing():
         seed=5,
         participants=2,
     )
-    where = (keys.ROUNDS, phase_number(job, "local"))
-    cohorts = [
-        np.asarray(keys.draw_cohort(job.key, *where, r, CLIENTS, 2)).tolist()
-        for r in range(ROUNDS)
-    ]
+    cohorts = pairs_of(job, "local")
     # Here exchanges before the first round ask cohorts, too.
     asked = [
         np.asarray(keys.draw_cohort(job.key, keys.SETUP, 0, m, CLIENTS, 2)).tolist()
@@ -204,4 +211,49 @@ def test_aggitd_is_its_listing(whole):
     given = drawn_with_lower_updates(job, rounds, N)
     assert len({begins for _, begins, *_ in given}) > 2
     expected = federated_listings.aggitd(X0, Y0, given, **steps, whole=whole)
+    assert_close(blocks(end_of(job, rounds).server.point), expected)
+
+
+def test_br_fedbim_is_its_listing():
+    """With two of three clients at a time, who go on from their own momentum."""
+    data = quadratic_data(CLIENTS)
+    job = bent_job(BRFedBiM(*LR, 0.4), data, seed=3, participants=2)
+    samples = draw_phase(job, "step", ROUNDS, three_lines)
+    expected = federated_listings.br_fedbim(
+        X0,
+        Y0,
+        samples,
+        pairs_of(job, "step"),
+        lr=LR,
+        alpha=0.4,
+        rule=lambda many: np.mean(many, axis=0),
+    )
+    assert_close(blocks(end_of(job).server.point), expected)
+
+
+@pytest.mark.slow
+def test_br_fedbim_with_a_median_is_its_listing():
+    job = bent_job(BRFedBiM(*LR, 0.4), quadratic_data(CLIENTS), seed=3)
+    job = replace(job, channel=Channel(reduction=Median()))
+    samples = draw_phase(job, "step", ROUNDS, three_lines)
+    everyone = [list(range(CLIENTS))] * ROUNDS
+    expected = federated_listings.br_fedbim(
+        X0,
+        Y0,
+        samples,
+        everyone,
+        lr=LR,
+        alpha=0.4,
+        rule=lambda many: np.median(many, axis=0),
+    )
+    assert_close(blocks(end_of(job).server.point), expected)
+
+
+def test_soba_with_compression_and_error_feedback_is_its_listing():
+    """The largest of 2 and of 3 entries travel, the rest with the next ones."""
+    job = bent_job(EFSOBA(*LR), quadratic_data(CLIENTS), seed=3)
+    job = replace(job, channel=Channel((TopK(0.3),)))
+    rounds = 4 * ROUNDS
+    samples = draw_phase(job, "step", rounds, one_of_each)
+    expected = federated_listings.ef_soba(X0, Y0, samples, lr=LR, largest=1)
     assert_close(blocks(end_of(job, rounds).server.point), expected)

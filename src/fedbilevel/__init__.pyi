@@ -9,8 +9,10 @@ from fedbilevel.algorithms.amigo import AmIGO as AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
+from fedbilevel.algorithms.br_fedbim import BRFedBiM as BRFedBiM
 from fedbilevel.algorithms.bsa import BSA as BSA
 from fedbilevel.algorithms.e_aipod import EAiPOD as EAiPOD
+from fedbilevel.algorithms.ef_soba import EFSOBA as EFSOBA
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise

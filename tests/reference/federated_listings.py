@@ -104,16 +104,14 @@ def fedmsa(x, y, starts, firsts, walks, cohorts, *, alpha, beta, rho, tau):
             for xi, zeta in (client[m] for client in starts)
         ]
         z = z - beta * np.mean(slopes, axis=0)
-    w, h, previous = (x, y, z), None, [None] * K
+    w, zero = (x, y, z), (0 * x, 0 * y, 0 * z)
+    h, previous = zero, [zero] * K
     for e, cohort in enumerate(cohorts):
-        every = []
+        every, kept = [], (1 - rho) if e else 0
         for k in range(K):
             d = three(w, firsts[k][e])
-            if h is None:
-                every.append(d)
-            else:
-                parts = zip(d, h, previous[k], strict=True)
-                every.append(tuple(a + (1 - rho) * (b - c) for a, b, c in parts))
+            parts = zip(d, h, previous[k], strict=True)
+            every.append(tuple(a + kept * (b - c) for a, b, c in parts))
             previous[k] = d
         h, ends = mean(every), []
         for k in cohort:
@@ -213,3 +211,44 @@ def fed_inn(x, y, samples, beta):
             y_k = y_k - beta / len(zetas) * (change + q)
         ends.append(y_k)
     return np.mean(ends, axis=0)
+
+
+def br_fedbim(x, y, samples, cohorts, *, lr, alpha, rule):
+    """Return x, y and z; `rule` makes one of many vectors, coordinate by coordinate."""
+    w, d = (x, y, np.zeros_like(y)), {}
+    for t, cohort in enumerate(cohorts):
+        for k in cohort:
+            D = three(w, samples[k][t])
+            pairs = zip(d.get(k, D), D, strict=True)
+            d[k] = tuple((1 - alpha) * old + alpha * new for old, new in pairs)
+        blocks = zip(*(d[k] for k in cohort), strict=True)
+        w = moved(w, lr, [rule(np.stack(block)) for block in blocks])
+    return w
+
+
+def ef_soba(x, y, samples, *, lr, largest):
+    """Return x, y and z; so many of the largest entries of a block are sent.
+
+    `samples[k][t]` is (xi, zeta).
+    """
+    w = (x, y, np.zeros_like(y))
+    errors = [tuple(np.zeros_like(block) for block in w) for _ in samples]
+    for t in range(len(samples[0])):
+        sent = []
+        for k, client in enumerate(samples):
+            xi, zeta = client[t]
+            D = three(w, (zeta, (xi, zeta), (xi, zeta)))
+            due = [e + d for e, d in zip(errors[k], D, strict=True)]
+            sent.append(tuple(_largest(block, largest) for block in due))
+            pairs = zip(due, sent[-1], strict=True)
+            errors[k] = tuple(block - part for block, part in pairs)
+        w = moved(w, lr, mean(sent))
+    return w
+
+
+def _largest(vector, count):
+    """Return a vector with 0 in the place of all but its largest entries."""
+    keep = np.argsort(-np.abs(vector), kind="stable")[:count]
+    kept = np.zeros_like(vector)
+    kept[keep] = vector[keep]
+    return kept

@@ -214,10 +214,11 @@ def _contender(
     else:
         first = named.build(named.given)
         candidates = (first,)
-    setting = experiment.setting(built.task, entry, built.setting.channel)
+    channel = experiment.channel(entry)
+    setting = experiment.setting(built.task, entry, channel)
     shown = built._replace(entry=entry, algorithm=first, setting=setting)
     shown.job()  # which warns where the limit will be off
-    return Contender(candidates, entry.pools)
+    return Contender(candidates, entry.pools, channel)
 
 
 def _for_one(

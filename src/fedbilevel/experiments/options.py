@@ -20,6 +20,7 @@ from fedbilevel.algorithms import (
 from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.biadam import BiAdam
+from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
@@ -152,6 +153,7 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "alpha": Effective(("upper_weight",)),
         "beta": Effective(("lower_weight",)),
     },
+    BRFedBiM: {"alpha": Effective(("upper_weight",))},
     FedBiOMomentum: {"alpha": Effective(("upper_weight",), over="a")},
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},

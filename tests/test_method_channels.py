@@ -1,6 +1,7 @@
 """Methods that come with a channel: by name, in comparisons, and against faults."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.channels import Channel, Mean, Median, TopK, TrimmedMean
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.comparison import compare
 from fedbilevel.runtime import SimulatorRuntime, execute
 from fedbilevel.tasks._quadratics import ClosedForm
 from tests.cases import quadratic_data, quadratic_job
@@ -37,8 +39,19 @@ def test_what_is_asked_for_comes_before_what_a_method_has():
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_channel_of_a_method_can_be_read(name):
-    channel = algorithms.find(name).channel
+    channel: Any = algorithms.find(name).channel
     assert read_channel(**channel).is_plain == (not channel)
+
+
+def test_in_a_comparison_each_method_has_its_own_channel():
+    plan = Experiment("two-client", rounds=2, safeguard=False)
+    found = compare(plan, ["ef-soba", "fedbio"], 1).found.results
+    sent = {name: one.counts["bytes_up"] for name, (one,) in found.items()}
+    # Of three blocks of one number the place travels, too.
+    assert sent["ef-soba"] - sent["fedbio"] == 2 * 2 * 3 * 4
+    (small,), (plain,) = found["ef-soba"], found["fedbio"]
+    assert small.config["compress"] == "topk:0.1"
+    assert "compress" not in plain.config
 
 
 def limit(channel):

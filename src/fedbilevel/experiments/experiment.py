@@ -54,6 +54,7 @@ from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import Listed, option_defaults
 
 __all__ = [
+    "CHANNEL",
     "LENGTH",
     "Built",
     "Experiment",
@@ -66,7 +67,7 @@ __all__ = [
 _SIZES = ("rounds", "local_steps", "batch")
 # When a run ends changes no number of it.
 LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
-_CHANNEL = ("clip", "noise", "compress", "aggregate")
+CHANNEL = ("clip", "noise", "compress", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
 }
@@ -313,7 +314,7 @@ class Experiment:
     def _channel_values(self) -> dict[str, tuple[Any, Any]]:
         """Return what was given of the channel, and what stands for nothing."""
         defaults = {one.name: one.default for one in dataclasses.fields(self)}
-        return {name: (getattr(self, name), defaults[name]) for name in _CHANNEL}
+        return {name: (getattr(self, name), defaults[name]) for name in CHANNEL}
 
     def channel_settings(self, entry: Entry) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""

@@ -518,11 +518,10 @@ CASES = [
     ),
     Case(
         "fedmsa",
-        FedMSA(0.1, 0.2, 0.6, terms=1, local_steps=2),
+        FedMSA(0.1, 0.2, 0.6, terms=0, local_steps=2),
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
         exchanges=2,
         two_client=SHARED,
-        slopes=("start_z",),
     ),
     Case(
         "shrofbo",
@@ -550,7 +549,14 @@ CASES = [
     ),
     Case(
         "aggitd",
-        AggITD(alpha=0.2, beta=0.3, lam=THETA, terms=3, local_steps=2),
+        AggITD(
+            alpha=0.2,
+            beta=0.3,
+            lam=THETA,
+            terms=3,
+            local_steps=2,
+            random_length=False,
+        ),
         floats=lambda dx, dy: (3 * 3 + 1) * dy + 2 * dx,
         exchanges=2 * 3 + 3,
         two_client=SHARED,
@@ -559,9 +565,8 @@ CASES = [
     ),
     Case(
         "br-fedbim",
-        BRFedBiM(0.1, 0.2, 0.15, 0.4, local_steps=2),
-        floats=lambda dx, dy: 2 * (dx + 2 * dy),
-        exchanges=2,
+        BRFedBiM(0.1, 0.2, 0.15, 0.4),
+        floats=lambda dx, dy: dx + 2 * dy,
         two_client=SHARED,
         slopes=("step",),
         repeats=True,

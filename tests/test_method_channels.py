@@ -6,10 +6,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from fedbilevel import algorithms
 from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.channels import Channel, Mean, Median, TopK, TrimmedMean
+from fedbilevel.cli.app import app
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.experiments.comparison import compare
@@ -35,6 +37,13 @@ def test_what_is_asked_for_comes_before_what_a_method_has():
     plain = Experiment("two-client", "fedbio").build()
     assert isinstance(plain.setting.channel.reduction, Mean)
     assert "aggregate" not in plain.config
+
+
+def test_a_list_tells_what_a_method_comes_with():
+    told = CliRunner().invoke(app, ["list", "algorithms", "br-fedbim"]).stdout
+    assert "Comes with: --aggregate median" in told
+    told = CliRunner().invoke(app, ["list", "algorithms", "fedbio"]).stdout
+    assert "Comes with" not in told
 
 
 @pytest.mark.parametrize("name", algorithms.names())

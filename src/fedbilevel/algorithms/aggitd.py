@@ -19,7 +19,8 @@ differ. `random_length=False` has the sum over all beginnings in the place of on
 
 from z = 0. If y^0 is the solution, that is the Neumann series of N terms.
 
-Exchanges a round: 2 N + 3. Floats a client and round, each way: (3 N + 1) dy + 2 dx.
+Exchanges a round: 2 N + 3. Floats a client and round, each way: (3 N + 1) dy + 2 dx; a
+random beginning is one whole number more, in every anchor.
 
 Reference: Xiao, Ji, arXiv 2302.04969 (ICML 2023).
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its

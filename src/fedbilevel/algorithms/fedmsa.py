@@ -87,7 +87,8 @@ class FedMSA(AbstractAlgorithm):
             steps = Triple(None, None, self.beta)
             return replace(server, point=stepped(server.point, steps, q))
 
-        return (Repeat(self.terms, (sampled("start_z", system_slope, longer),)),)
+        one_term = sampled("start_z", system_slope, longer)
+        return (Repeat(self.terms, (one_term,)),) if self.terms else ()
 
     def phases(self) -> Phases:
         """Return the exchange for the mean directions, and the local recursion."""

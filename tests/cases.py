@@ -15,16 +15,20 @@ import pytest
 
 from fedbilevel._blocks import is_any
 from fedbilevel._types import AbstractBlocks
-from fedbilevel.algorithms import AbstractAlgorithm, Repeat, every_phase
+from fedbilevel.algorithms import AbstractAlgorithm, Phases, Repeat, every_phase
 from fedbilevel.algorithms._local import Memory
 from fedbilevel.algorithms.adafbio import AdaFBiO
+from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.alset import ALSET
 from fedbilevel.algorithms.amigo import AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bome import BOME
+from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.algorithms.bsa import BSA
+from fedbilevel.algorithms.e_aipod import EAiPOD
+from fedbilevel.algorithms.ef_soba import EFSOBA
 from fedbilevel.algorithms.f2ba import F2BA
 from fedbilevel.algorithms.f2sa import F2SA
 from fedbilevel.algorithms.f2sa_p import F2SAP
@@ -36,11 +40,14 @@ from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls
+from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO
+from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
 from fedbilevel.algorithms.fsla import FSLA
@@ -50,6 +57,7 @@ from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.meha import MEHA
+from fedbilevel.algorithms.memfbo import MemFBO
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.mrbo import MRBO
 from fedbilevel.algorithms.pbgd_free import PBGDFree
@@ -59,6 +67,7 @@ from fedbilevel.algorithms.s_tfbo import STFBO
 from fedbilevel.algorithms.saba import SABA
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.scaffold import Scaffold
+from fedbilevel.algorithms.shrofbo import ShroFBO
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.algorithms.smb import SMB
 from fedbilevel.algorithms.soba import SOBA
@@ -596,6 +605,98 @@ CASES = [
         floats=lambda dx, dy: 3 * (dx + 2 * dy),
         two_client=SHARED,
     ),
+    Case(
+        "fedbio-momentum",
+        FedBiOMomentum(
+            0.1, 0.2, 0.15, 0.5, CubeRootDecay(2.0, 8.0), local_steps=2, radius=1.5
+        ),
+        floats=lambda dx, dy: 2 * dx + 2 * dy,
+        two_client=SHARED,
+        repeats=True,
+    ),
+    Case(
+        "e-aipod",
+        EAiPOD(
+            alpha=0.2,
+            lr_y=0.2,
+            probability=0.5,
+            inner_rounds=2,
+            longest=3,
+            local_steps=2,
+            ell=3.0,
+            terms=2,
+            random_length=False,
+        ),
+        floats=lambda dx, dy: (2 + 1 + 2) * dy + 2 * dx,
+        exchanges=2 + 2 + 3,
+        two_client=SHARED,
+        slopes=("series_start", "outer_anchor"),
+        repeats=True,
+    ),
+    Case(
+        "fedmsa",
+        FedMSA(0.1, 0.2, 0.6, terms=0, local_steps=2),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        exchanges=2,
+        two_client=SHARED,
+    ),
+    Case(
+        "shrofbo",
+        ShroFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, local_steps=3),
+        floats=lambda dx, dy: dx + 2 * dy + 1,
+        floats_down=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        slopes=("local",),
+        repeats=True,
+    ),
+    Case(
+        "memfbo",
+        MemFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, local_steps=2),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        slopes=("local",),
+        repeats=True,
+    ),
+    Case(
+        "fedbio-differences",
+        FedBiODifferences(0.1, 0.2, 0.15, local_steps=2),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        repeats=True,
+    ),
+    Case(
+        "aggitd",
+        AggITD(
+            alpha=0.2,
+            beta=0.3,
+            lam=THETA,
+            terms=3,
+            local_steps=2,
+            random_length=False,
+        ),
+        floats=lambda dx, dy: (3 * 3 + 1) * dy + 2 * dx,
+        exchanges=2 * 3 + 3,
+        two_client=SHARED,
+        slopes=("inner_anchor", "series_end", "outer_anchor"),
+        repeats=True,
+    ),
+    Case(
+        "br-fedbim",
+        BRFedBiM(0.1, 0.2, 0.15, 0.4),
+        floats=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        slopes=("step",),
+        repeats=True,
+    ),
+    Case(
+        "ef-soba",
+        EFSOBA(0.1, 0.2, 0.15, a=CubeRootDecay(2.0, 8.0), local_steps=2),
+        floats=lambda dx, dy: 2 * (dx + 2 * dy),
+        exchanges=2,
+        two_client=SHARED,
+        slopes=("step",),
+        repeats=True,
+    ),
 ]
 NAMES = [case.name for case in CASES if case.of is None]
 
@@ -659,6 +760,20 @@ def keeps_something(case: Case) -> bool:
 def has_several_phases(case: Case) -> bool:
     """Say whether a round has several exchanges."""
     return len(every_phase(case.algorithm.phases())) > 1
+
+
+def asks_everyone(case: Case) -> int:
+    """Return how many exchanges of a round ask all clients, whatever a cohort is."""
+
+    def among(phases: Phases) -> int:
+        return sum(
+            entry.times * among(entry.phases)
+            if isinstance(entry, Repeat)
+            else int(entry.everyone)
+            for entry in phases
+        )
+
+    return among(case.algorithm.phases())
 
 
 _DISTINCT = {_structure(case): case.name for case in CASES if not case.repeats}

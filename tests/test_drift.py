@@ -16,6 +16,7 @@ from fedbilevel import algorithms
 from fedbilevel._types import Pair
 from fedbilevel.algorithms._optimizers import LocalOptimizer
 from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
@@ -32,6 +33,7 @@ from tests.test_known_answers import two_client_job
 STORM: dict[str, Any] = {"eta": 0.02, "gamma": 0.02, "tau": 0.02}
 STORM |= {"c_nu": 0.5, "c_omega": 0.5, "c_q": 0.5}
 FOUNDING = (Neumann(60, 0.3), 0.05, 2.0, 2.0, 0.5, 1.0)
+MOMENTUM = (0.02, 0.02, 0.02, 0.3)
 SLOW = pytest.mark.slow
 
 
@@ -52,6 +54,8 @@ def end_of(job, rounds):
                 (FedBiOAcc(1.0, **STORM, local_steps=10, drift="anchor"), 1),
                 (SimFBO(*[0.02] * 6, local_steps=10, drift="controls"), 1),
                 (SimFBO(*[0.02] * 6, local_steps=10, drift="anchor"), 1),
+                (FedBiOMomentum(*MOMENTUM, local_steps=10, drift="controls"), 1),
+                (FedBiOMomentum(*MOMENTUM, local_steps=10, drift="anchor"), 1),
                 (LocalBSGM(*FOUNDING, local_steps=10, drift="anchor"), 8 / 7),
                 (LocalBSGVRM(*FOUNDING, local_steps=10, drift="controls"), 8 / 7),
                 (LocalBSGVRM(*FOUNDING, local_steps=10, drift="anchor"), 8 / 7),

@@ -20,7 +20,9 @@ from fedbilevel.runtime import Checkpoints, SimulatorRuntime, execute, keys
 from tests.cases import (
     DEMANDING,
     Case,
+    asks_everyone,
     cohort_of,
+    has_several_phases,
     keeps_something,
     structures_first,
 )
@@ -72,7 +74,7 @@ def test_every_exchange_draws_a_cohort_of_its_own(case):
     assert len(set(one.cohorts)) == len(one.cohorts)
     # Where everybody takes part there is nobody to draw.
     drawn = one.job.participants < one.job.clients
-    exchanges = one.counted(ROUNDS)["exchanges"]
+    exchanges = one.counted(ROUNDS)["exchanges"] - ROUNDS * asks_everyone(case)
     assert len(one.cohorts) == (exchanges if drawn else 0)
 
 
@@ -96,7 +98,13 @@ def test_states_keep_their_shapes_and_types(case):
         assert (left.shape, left.dtype) == (right.shape, right.dtype)
 
 
-@structures_first(lambda case: keeps_something(case) and cohort_of(case, 2) is not None)
+@structures_first(
+    lambda case: (
+        keeps_something(case)
+        and not asks_everyone(case)
+        and cohort_of(case, 2) is not None
+    )
+)
 def test_absent_clients_keep_their_state(case):
     job = cohort_job(case)
     runtime = SimulatorRuntime(job)
@@ -158,7 +166,8 @@ def moves_alone(case) -> bool:
     server = case.algorithm.init_server(jnp.zeros(1), jnp.zeros(1))
     # Corrected steps need what an exchange brings, so that none can stand alone.
     corrected = getattr(case.algorithm, "drift", None) is not None
-    return moves(case) and isinstance(server, Iterate) and not corrected
+    alone = not has_several_phases(case) and not corrected
+    return moves(case) and isinstance(server, Iterate) and alone
 
 
 @pytest.mark.slow

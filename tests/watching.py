@@ -79,10 +79,16 @@ class Watched(Oracle):
         return _called("lower_gradients", super().lower_gradients(x, y, batch))
 
     def hessian_product(self, x, y, v, batch):
-        return _called("hessian_product", super().hessian_product(x, y, v, batch))
+        result = super().hessian_product(x, y, v, batch)
+        if self.radius is not None:  # a difference of two gradients
+            return _called("lower_gradient", result, 2)
+        return _called("hessian_product", result)
 
     def cross_product(self, x, y, v, batch):
-        return _called("cross_product", super().cross_product(x, y, v, batch))
+        result = super().cross_product(x, y, v, batch)
+        if self.radius is not None:
+            return _called("lower_gradient_upper", result, 2)
+        return _called("cross_product", result)
 
 
 def _drawn(name, key, batch):
@@ -103,9 +109,9 @@ def _counted(name, batch):
     return batch
 
 
-def _called(name, result):
+def _called(name, result, times=1):
     leaf = jax.tree.leaves(result)[0]
-    jax.debug.callback(lambda _: SEEN.calls.update([name]), leaf)
+    jax.debug.callback(lambda _: SEEN.calls.update({name: times}), leaf)
     return result
 
 

@@ -3,13 +3,17 @@ from fedbilevel.algorithms._optimizers import LocalOptimizer as LocalOptimizer
 from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
 from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
 from fedbilevel.algorithms.adafbio import AdaFBiO as AdaFBiO
+from fedbilevel.algorithms.aggitd import AggITD as AggITD
 from fedbilevel.algorithms.alset import ALSET as ALSET
 from fedbilevel.algorithms.amigo import AmIGO as AmIGO
 from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
 from fedbilevel.algorithms.bome import BOME as BOME
+from fedbilevel.algorithms.br_fedbim import BRFedBiM as BRFedBiM
 from fedbilevel.algorithms.bsa import BSA as BSA
+from fedbilevel.algorithms.e_aipod import EAiPOD as EAiPOD
+from fedbilevel.algorithms.ef_soba import EFSOBA as EFSOBA
 from fedbilevel.algorithms.f2ba import F2BA as F2BA
 from fedbilevel.algorithms.f2sa import F2SA as F2SA
 from fedbilevel.algorithms.f2sa_p import F2SAP as F2SAP
@@ -21,6 +25,10 @@ from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
+from fedbilevel.algorithms.fedbio_differences import (
+    FedBiODifferences as FedBiODifferences,
+)
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum as FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import (
     FedBiOAccClientwise as FedBiOAccClientwise,
@@ -30,6 +38,7 @@ from fedbilevel.algorithms.fedbioacc_controls import (
 )
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
+from fedbilevel.algorithms.fedmsa import FedMSA as FedMSA
 from fedbilevel.algorithms.fednest import FedNest as FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
 from fedbilevel.algorithms.fsla import FSLA as FSLA
@@ -39,6 +48,7 @@ from fedbilevel.algorithms.local_bsgm import LocalBSGM as LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
 from fedbilevel.algorithms.ma_soba import MASOBA as MASOBA
 from fedbilevel.algorithms.meha import MEHA as MEHA
+from fedbilevel.algorithms.memfbo import MemFBO as MemFBO
 from fedbilevel.algorithms.momentum_local_sgd import (
     MomentumLocalSGD as MomentumLocalSGD,
 )
@@ -50,6 +60,7 @@ from fedbilevel.algorithms.s_tfbo import STFBO as STFBO
 from fedbilevel.algorithms.saba import SABA as SABA
 from fedbilevel.algorithms.sbio_bred import SBiOBreD as SBiOBreD
 from fedbilevel.algorithms.scaffold import Scaffold as Scaffold
+from fedbilevel.algorithms.shrofbo import ShroFBO as ShroFBO
 from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
 from fedbilevel.algorithms.smb import SMB as SMB
 from fedbilevel.algorithms.soba import SOBA as SOBA

@@ -13,7 +13,7 @@ def draw_rounds(job: Job, rounds: int) -> list[tuple[Any, Any]]:
     T_in = algorithm.inner_rounds
     below = _anchored_inner if algorithm.anchored else _light_inner
     inner = below(job, rounds * T_in)
-    outer = _fed_out if hasattr(algorithm, "terms") else _light_out
+    outer = draw_fed_out if hasattr(algorithm, "terms") else _light_out
     return [
         (inner[r * T_in : (r + 1) * T_in], samples)
         for r, samples in enumerate(outer(job, rounds))
@@ -32,7 +32,7 @@ def lengths(job: Job, rounds: int) -> list[int]:
 
 def _anchored_inner(job: Job, calls: int):
     anchors = draw_phase(job, "inner_anchor", calls, zeta)
-    steps = _local_steps(job, "inner_correct", calls, zeta)
+    steps = draw_walks(job, "inner_correct", calls, zeta)
     return [
         [
             (client[call], zetas)
@@ -43,34 +43,47 @@ def _anchored_inner(job: Job, calls: int):
 
 
 def _light_inner(job: Job, calls: int):
-    return _local_steps(job, "inner_local", calls, zeta)
+    return draw_walks(job, "inner_local", calls, zeta)
 
 
 def _light_out(job: Job, rounds: int):
-    return _local_steps(job, "outer_local", rounds, bundle_of(job))
+    return draw_walks(job, "outer_local", rounds, bundle_of(job))
 
 
-def _fed_out(job: Job, rounds: int):
+def draw_fed_out(job: Job, rounds: int):
+    """Return, for each round, the samples of the series and of the upper update."""
     algorithm: Any = job.algorithm
     most = algorithm.terms - 1 if algorithm.random_length else algorithm.terms
     first = draw_phase(job, "series_start", rounds, xi)
     factors = draw_phase(job, "series_factor", rounds * most, zeta)
-    # The anchor takes two keys a round: one for xi, one for zeta.
-    uppers = draw_phase(job, "outer_anchor", 2 * rounds, xi)
-    lowers = draw_phase(job, "outer_anchor", 2 * rounds, zeta)
-    steps = _local_steps(job, "outer_correct", rounds, xi)
+    outer = draw_outer_steps(job, rounds)
     return [
         (
             [client[r] for client in first],
             [[client[r * most + m] for client in factors] for m in range(length)],
-            [(u[2 * r], v[2 * r + 1]) for u, v in zip(uppers, lowers, strict=True)],
-            steps[r],
+            *outer[r],
         )
         for r, length in enumerate(lengths(job, rounds))
     ]
 
 
-def _local_steps(job: Job, phase: str, calls: int, draw: Callable):
+def draw_outer_steps(job: Job, rounds: int):
+    """Return, for each round, the samples of the hypergradient and of the steps."""
+    # The anchor takes two keys a round: one for xi, one for zeta.
+    uppers = draw_phase(job, "outer_anchor", 2 * rounds, xi)
+    lowers = draw_phase(job, "outer_anchor", 2 * rounds, zeta)
+    steps = draw_walks(job, "outer_correct", rounds, xi)
+    return [
+        (
+            [(u[2 * r], v[2 * r + 1]) for u, v in zip(uppers, lowers, strict=True)],
+            steps[r],
+        )
+        for r in range(rounds)
+    ]
+
+
+def draw_walks(job: Job, phase: str, calls: int, draw: Callable):
+    """Return, for each call of a phase, what every client draws in its tau parts."""
     tau: int = job.algorithm.local_steps  # pyright: ignore[reportAttributeAccessIssue]
     drawn = draw_phase(job, phase, calls * tau, draw)
     return [

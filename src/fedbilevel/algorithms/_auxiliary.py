@@ -1,5 +1,6 @@
 """What the methods with a linear-system variable z share: its directions, its ball."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Triple, Upper
 from fedbilevel.problem import Batch, Oracle
 
-__all__ = ["in_ball", "order_of_moves", "three_directions"]
+__all__ = ["by_differences", "in_ball", "order_of_moves", "three_directions"]
 
 
 def three_directions(oracle: Oracle, key: Key) -> Triple:
@@ -35,6 +36,15 @@ def three_directions(oracle: Oracle, key: Key) -> Triple:
         return oracle.lower_gradient(w.x, w.y, zeta)
 
     return Triple(nu, omega, q)
+
+
+def by_differences(oracle: Oracle, distance: Array | None) -> Oracle:
+    """Return an oracle whose products are differences of gradients, if asked for.
+
+    hvp[v] = (gy(x, y + d v) - gy(x, y - d v)) / (2 d) and jvp[v] likewise with gx, on
+    one batch, with d = distance / ||v||.
+    """
+    return oracle if distance is None else replace(oracle, radius=distance)
 
 
 def _both(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:

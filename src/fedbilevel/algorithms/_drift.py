@@ -23,8 +23,8 @@ the mean of the hypergradients is not the hypergradient, and the limit is as bia
 with p = 1.
 
 References: Karimireddy et al., arXiv 1910.06378 (option II: c_k is a mean of sampled
-directions); Shen et al., arXiv 2306.01648 (FedMSA, whose recursion starts anew from
-the last local point, where this one returns to w_0).
+directions); Tarzanagh et al., arXiv 2306.01648 (FedMSA, whose recursion starts anew
+from the last local point, where this one returns to w_0).
 """
 
 from collections.abc import Callable

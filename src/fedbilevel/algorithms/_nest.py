@@ -1,7 +1,8 @@
-"""The lower updates of the FedNest family, and the walk that its updates share.
+"""The parts of the FedNest family: lower updates, the series, the upper update.
 
 FedInn corrects local steps by an anchor (2 exchanges), LFedInn takes plain ones (1).
-Clients keep nothing between exchanges, so every exchange may draw a fresh cohort.
+FedIHGP inverts the mean Hessian (1 + N exchanges), FedOut moves x (2). Clients keep
+nothing between exchanges, so every exchange may draw a fresh cohort.
 """
 
 from collections.abc import Callable
@@ -14,18 +15,33 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Pair, Upper
-from fedbilevel.algorithms._base import Phase, Phases, Turn
+from fedbilevel.algorithms._base import Phase, Phases, Repeat, Turn
+from fedbilevel.errors import ClientInputError
 from fedbilevel.estimators import at_both
 from fedbilevel.problem import Oracle
+from fedbilevel.schedules import is_known
 
-__all__ = ["Nest", "fed_inn", "light_fed_inn", "new_x", "walk"]
+__all__ = [
+    "Nest",
+    "check_bound",
+    "check_step",
+    "fed_ihgp",
+    "fed_inn",
+    "fed_out",
+    "first_nest",
+    "light_fed_inn",
+    "new_x",
+    "new_y",
+    "walk",
+]
 
 
 class Nest(eqx.Module):
     """What the server carries; None where a variant has no use for it.
 
     q anchors the lower steps, `term` and `total` are the last term and the sum of the
-    federated series, h anchors the upper steps.
+    federated series, h anchors the upper steps. `begins` is the lower update at which a
+    series begins that travels with them.
     """
 
     point: Pair
@@ -33,6 +49,39 @@ class Nest(eqx.Module):
     term: Lower | None = None
     total: Lower | None = None
     h: Upper | None = None
+    begins: Array | None = None
+
+
+def first_nest(x: Upper, y: Lower, random_length: bool) -> Nest:
+    """Start at (x, y) with what the series and the upper update fill in."""
+    zero = _tree.zeros_like(y)
+    total = None if random_length else zero
+    return Nest(Pair(x, y), term=zero, total=total, h=_tree.zeros_like(x))
+
+
+def check_bound(name: str, ell: Any, curvature: float, client: int) -> None:
+    """Raise unless ell bounds the curvature, as the series needs."""
+    if is_known(ell) and float(ell) <= curvature:
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g} at the start, so use at least "
+            f"{1.01 * curvature:.4g}.",
+            f"`{name}(ell={float(ell):.4g})`: the series needs ell > L1; on ",
+        )
+
+
+def check_step(
+    name: str, letter: str, step: Any, curvature: float, client: int
+) -> None:
+    """Raise if the step of a series is too large for the curvature."""
+    if is_known(step) and float(step) * curvature >= 1:
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g} at the start, so use at most "
+            f"{0.99 / curvature:.4g}.",
+            f"`{name}({letter}={float(step):.4g})`: the series needs {letter} < "
+            "1/L1; on ",
+        )
 
 
 def walk(
@@ -77,7 +126,7 @@ def fed_inn(beta: Array, tau: int) -> Phases:
             "inner_correct",
             lambda s: (s.point, s.q),
             correct,
-            _new_y,
+            new_y,
             about=lambda message: message[0].y,
             moves=True,
         ),
@@ -101,17 +150,102 @@ def light_fed_inn(beta: Array, tau: int) -> Phases:
             "inner_local",
             lambda s: s.point,
             local,
-            _new_y,
+            new_y,
             about=lambda point: point.y,
             moves=True,
         ),
     )
 
 
-def _new_y(server: Nest, y: Lower) -> Nest:
+def new_y(server: Nest, y: Lower) -> Nest:
+    """Take the averaged y."""
     return replace(server, point=Pair(server.point.x, y))
 
 
 def new_x(server: Nest, x: Upper) -> Nest:
     """Take the averaged x."""
     return replace(server, point=Pair(x, server.point.y))
+
+
+def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
+    """Return the series: p_0, then one exchange a factor.
+
+    p_m = mean_i (p_{m-1} - (1/ell) hvp_i[p_{m-1}]);  N' factors of a random number,
+    from p_0 = (N/ell) mean_i fy_i, or all N of them and their sum, from mean_i fy_i/ell
+    """
+    factors = terms - 1 if random_length else terms
+
+    def slope_of_f(point: Pair, client: Any, oracle: Oracle, turn: Turn):
+        xi = oracle.draw_upper(turn.keys(1)[0])
+        return client, oracle.upper_gradients(point.x, point.y, xi)[1]
+
+    def first(server: Nest, fy: Lower) -> Nest:
+        p = _tree.scale((terms if random_length else 1) / ell, fy)
+        return replace(server, term=p, total=None if random_length else p)
+
+    def factor(message: Any, client: Any, oracle: Oracle, turn: Turn):
+        point, p = message
+        zeta = oracle.draw_lower(turn.keys(1)[0])
+        product = oracle.hessian_product(point.x, point.y, p, zeta)
+        return client, _tree.add_scaled(p, -1 / ell, product)
+
+    def longer(server: Nest, p: Lower) -> Nest:
+        total = None if random_length else _tree.add(server.total, p)
+        return replace(server, term=p, total=total)
+
+    one_factor = Phase(
+        "series_factor",
+        lambda s: (s.point, s.term),
+        factor,
+        longer,
+        about=lambda message: message[1],
+    )
+    return (
+        Phase("series_start", lambda s: s.point, slope_of_f, first),
+        Repeat(factors, (one_factor,), random=random_length),
+    )
+
+
+def fed_out(alpha: Array, tau: int) -> Phases:
+    """Return FedOut: the hypergradient with the series, then steps corrected by it.
+
+    h = mean_i (fx_i(x, y; xi_i) - jvp_i(x, y; zeta_i)[z]);  then, tau times,
+    x_i -= (alpha/tau) (h - fx_i(x, y; xi) + fx_i(x_i, y; xi));  x = mean_i x_i
+    """
+
+    def with_z(server: Nest) -> tuple[Pair, Lower | None]:
+        return server.point, server.term if server.total is None else server.total
+
+    def hypergradient(message: Any, client: Any, oracle: Oracle, turn: Turn):
+        point, z = message
+        for_xi, for_zeta = turn.keys(2)
+        xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+        fx, _ = oracle.upper_gradients(point.x, point.y, xi)
+        indirect = oracle.cross_product(point.x, point.y, z, zeta)
+        return client, _tree.subtract(fx, indirect)
+
+    def correct(message: Any, client: Any, oracle: Oracle, turn: Turn):
+        point, h = message
+
+        def slope(x: Upper, key: Key) -> Upper:
+            xi = oracle.draw_upper(key)
+
+            def direct(at: Upper) -> Upper:
+                return oracle.upper_gradients(at, point.y, xi)[0]
+
+            now, at_anchor = at_both(direct, x, point.x)
+            return _tree.add(h, _tree.subtract(now, at_anchor))
+
+        return client, walk(point.x, alpha, turn, tau, slope)
+
+    return (
+        Phase("outer_anchor", with_z, hypergradient, lambda s, h: replace(s, h=h)),
+        Phase(
+            "outer_correct",
+            lambda s: (s.point, s.h),
+            correct,
+            new_x,
+            about=lambda message: message[0].x,
+            moves=True,
+        ),
+    )

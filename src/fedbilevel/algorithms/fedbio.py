@@ -22,13 +22,14 @@ unbiased where clients differ (p = 1), up to a drift of order lr p (p > 1), of w
 
 Exchanges a round: 1, with dx + 2 dy floats each way; twice as many floats with
 controls, and with an anchor, in 2 exchanges. A step: one Hessian and one cross product,
-two upper gradients; an anchor needs three times as many in all.
+two upper gradients; an anchor needs three times as many in all. With a `distance` both
+products are central differences of two gradients of g each: no second derivative.
 
 Reference: Li, Huang, Huang, arXiv 2302.06701 (NeurIPS 2023).
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its
 body. All three lines use the old point; `alternating=True` moves y, then z, then x at
 fresh values. z starts at 0. `radius` projects z onto a ball after every step. `drift`
-is not in the paper.
+and `distance` are not in the paper.
 """
 
 from typing import Any, ClassVar
@@ -36,7 +37,12 @@ from typing import Any, ClassVar
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
-from fedbilevel.algorithms._auxiliary import in_ball, order_of_moves, three_directions
+from fedbilevel.algorithms._auxiliary import (
+    by_differences,
+    in_ball,
+    order_of_moves,
+    three_directions,
+)
 from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
 from fedbilevel.algorithms._drift import (
     DRIFT,
@@ -79,6 +85,12 @@ class FedBiO(AbstractAlgorithm):
     drift: str | None = word(
         "how local steps are corrected", DRIFT, default=None, kw_only=True
     )
+    distance: Number | None = part(
+        "distance of the points whose gradients' difference stands for a product",
+        converter=as_optional_number,
+        default=None,
+        kw_only=True,
+    )
 
     def __check_init__(self) -> None:
         check_counts(self, local_steps=self.local_steps)
@@ -95,13 +107,15 @@ class FedBiO(AbstractAlgorithm):
 
     def phases(self) -> Phases:
         """Return the exchanges of a round."""
-        return corrected_rounds(
-            self.local, self.drift, three_directions, self.local_steps
-        )
+        return corrected_rounds(self.local, self.drift, self.draw, self.local_steps)
 
     def point(self, server: Iterate) -> Pair:
         """Return the averaged x and y."""
         return Pair(server.point.x, server.point.y)
+
+    def draw(self, oracle: Oracle, key: Key) -> Triple:
+        """Draw the samples of a step; return the maps nu, omega and q."""
+        return three_directions(by_differences(oracle, self.distance), key)
 
     def local(self, message: Iterate, c_k: Triple | None, oracle: Oracle, turn: Turn):
         """Make p local steps."""
@@ -110,7 +124,7 @@ class FedBiO(AbstractAlgorithm):
 
         def iterate(carry: tuple[Triple, Triple | None], time: tuple[Any, Key]):
             (w, total), (_, key) = carry, time
-            G, taken = correction.corrected(three_directions(oracle, key)), []
+            G, taken = correction.corrected(self.draw(oracle, key)), []
             for group in order_of_moves(self.alternating):
                 d = evaluate(only(G, group))(w)
                 moved = move(only(w, group), only(steps, group), d)

@@ -46,9 +46,9 @@ from fedbilevel.algorithms._base import (
     with_turn,
 )
 from fedbilevel.algorithms._local import check_counts, move
-from fedbilevel.errors import ClientInputError
+from fedbilevel.algorithms._nest import check_step
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import choice, count, is_known, number
+from fedbilevel.schedules import choice, count, number
 
 __all__ = ["FedMBO"]
 
@@ -89,14 +89,7 @@ class FedMBO(AbstractAlgorithm):
 
     def check(self, curvature: float, client: int) -> None:
         """Raise if theta is too large for the series."""
-        if is_known(self.theta) and float(self.theta) * curvature >= 1:
-            raise ClientInputError(
-                client,
-                f" L1 is about {curvature:.4g} at the start, so use at most "
-                f"{0.99 / curvature:.4g}.",
-                f"`FedMBO(theta={float(self.theta):.4g})`: the series needs theta < "
-                "1/L1; on ",
-            )
+        check_step("FedMBO", "theta", self.theta, curvature, client)
 
     def init_server(self, x: Upper, y: Lower) -> Chains:
         """Start at (x, y), without chains."""

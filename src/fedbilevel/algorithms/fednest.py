@@ -32,17 +32,22 @@ averaged, steps are not divided by tau); this is the paper's structure.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms._base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
+from fedbilevel._types import Lower, Number, Pair, Upper
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Repeat
 from fedbilevel.algorithms._local import check_counts
-from fedbilevel.algorithms._nest import Nest, fed_inn, light_fed_inn, new_x, walk
-from fedbilevel.errors import ClientInputError
-from fedbilevel.estimators import at_both
-from fedbilevel.problem import Oracle
-from fedbilevel.schedules import choice, count, is_known, number
+from fedbilevel.algorithms._nest import (
+    Nest,
+    check_bound,
+    fed_ihgp,
+    fed_inn,
+    fed_out,
+    first_nest,
+    light_fed_inn,
+)
+from fedbilevel.schedules import choice, count, number
 
 __all__ = ["FedNest"]
 
@@ -79,24 +84,12 @@ class FedNest(AbstractAlgorithm):
 
     def check(self, curvature: float, client: int) -> None:
         """Raise unless ell bounds the curvature, as the series needs."""
-        if is_known(self.ell) and float(self.ell) <= curvature:
-            raise ClientInputError(
-                client,
-                f" L1 is about {curvature:.4g} at the start, so use at least "
-                f"{1.01 * curvature:.4g}.",
-                f"`FedNest(ell={float(self.ell):.4g})`: the series needs ell > L1; on ",
-            )
+        check_bound("FedNest", self.ell, curvature, client)
 
     def init_server(self, x: Upper, y: Lower) -> Nest:
         """Start at (x, y) with empty anchors, where there will be some."""
-        zero = _tree.zeros_like(y)
-        return Nest(
-            Pair(x, y),
-            q=zero if self.anchored else None,
-            term=zero,
-            total=None if self.random_length else zero,
-            h=_tree.zeros_like(x),
-        )
+        nest = first_nest(x, y, self.random_length)
+        return replace(nest, q=_tree.zeros_like(y)) if self.anchored else nest
 
     def init_client(self, x: Upper, y: Lower) -> None:
         """Return nothing: clients are stateless."""
@@ -105,83 +98,10 @@ class FedNest(AbstractAlgorithm):
         """Return T_in lower updates, the series, and one upper update."""
         inner = fed_inn if self.anchored else light_fed_inn
         below = inner(self.beta, self.local_steps)
-        return (Repeat(self.inner_rounds, below), *self.fed_ihgp(), *self.fed_out())
+        series = fed_ihgp(self.ell, self.terms, self.random_length)
+        above = fed_out(self.alpha, self.local_steps)
+        return (Repeat(self.inner_rounds, below), *series, *above)
 
     def point(self, server: Nest) -> Pair:
         """Return the server's point."""
         return server.point
-
-    def fed_ihgp(self) -> Phases:
-        """Return the series: p_0, then one exchange a factor."""
-        factors = self.terms - 1 if self.random_length else self.terms
-
-        def slope_of_f(point: Pair, client: None, oracle: Oracle, turn: Turn):
-            xi = oracle.draw_upper(turn.keys(1)[0])
-            return client, oracle.upper_gradients(point.x, point.y, xi)[1]
-
-        def first(server: Nest, fy: Lower) -> Nest:
-            scale = self.terms if self.random_length else 1
-            p = _tree.scale(scale / self.ell, fy)
-            return replace(server, term=p, total=None if self.random_length else p)
-
-        def factor(message: Any, client: None, oracle: Oracle, turn: Turn):
-            point, p = message
-            zeta = oracle.draw_lower(turn.keys(1)[0])
-            product = oracle.hessian_product(point.x, point.y, p, zeta)
-            return client, _tree.add_scaled(p, -1 / self.ell, product)
-
-        def longer(server: Nest, p: Lower) -> Nest:
-            total = None if self.random_length else _tree.add(server.total, p)
-            return replace(server, term=p, total=total)
-
-        one_factor = Phase(
-            "series_factor",
-            lambda s: (s.point, s.term),
-            factor,
-            longer,
-            about=lambda message: message[1],
-        )
-        return (
-            Phase("series_start", lambda s: s.point, slope_of_f, first),
-            Repeat(factors, (one_factor,), random=self.random_length),
-        )
-
-    def fed_out(self) -> Phases:
-        """Return the anchor h, and the corrected steps on x."""
-
-        def with_z(server: Nest) -> tuple[Pair, Lower | None]:
-            return server.point, server.term if self.random_length else server.total
-
-        def hypergradient(message: Any, client: None, oracle: Oracle, turn: Turn):
-            point, z = message
-            for_xi, for_zeta = turn.keys(2)
-            xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
-            fx, _ = oracle.upper_gradients(point.x, point.y, xi)
-            indirect = oracle.cross_product(point.x, point.y, z, zeta)
-            return client, _tree.subtract(fx, indirect)
-
-        def correct(message: Any, client: None, oracle: Oracle, turn: Turn):
-            point, h = message
-
-            def slope(x: Upper, key: Key) -> Upper:
-                xi = oracle.draw_upper(key)
-
-                def direct(at: Upper) -> Upper:
-                    return oracle.upper_gradients(at, point.y, xi)[0]
-
-                now, at_anchor = at_both(direct, x, point.x)
-                return _tree.add(h, _tree.subtract(now, at_anchor))
-
-            return client, walk(point.x, self.alpha, turn, self.local_steps, slope)
-
-        return (
-            Phase("outer_anchor", with_z, hypergradient, lambda s, h: replace(s, h=h)),
-            Phase(
-                "outer_correct",
-                lambda s: (s.point, s.h),
-                correct,
-                new_x,
-                about=lambda message: message[0].x,
-                moves=True,
-            ),
-        )

@@ -13,15 +13,21 @@ from typing import Any, NamedTuple
 from fedbilevel.algorithms import (
     AbstractAlgorithm,
     Entry,
+    Preset,
     QuantileClip,
     SteadySteps,
 )
 from fedbilevel.algorithms.adafbio import AdaFBiO
+from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bome import BOME
+from fedbilevel.algorithms.br_fedbim import BRFedBiM
+from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.f3sa import F3SA
+from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
@@ -103,6 +109,7 @@ _WHOLE_STEPS = {
     "alpha": Effective(("upper_step",), times="local_steps"),
     "beta": Effective(("lower_step",), times="local_steps"),
 }
+_BOUND = Effective(("theta",), convert=lambda theta, _: 1 / theta)
 # Letters that mean the same in every method that has them; of steps that have a common
 # shape, its letter is a.
 _USUAL = {
@@ -140,10 +147,13 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
     LocalBSGVRM: _storm("eta", 2, "rho1", "rho2", "alpha", "beta"),
     FedBiOAcc: _storm("a", 2, "eta", "gamma", "tau", "c_nu", "c_omega", "c_q"),
     FedBiOAccClientwise: _storm("a", 2, "eta", "gamma", "c_nu", "c_omega"),
-    FedNest: {
-        **_WHOLE_STEPS,
-        "ell": Effective(("theta",), convert=lambda theta, _: 1 / theta),
+    FedMSA: {
+        "alpha": Effective(("upper_step",)),
+        "beta": Effective(("lower_step",)),
     },
+    AggITD: {**_WHOLE_STEPS, "lam": Effective(("theta",))},
+    EAiPOD: {"alpha": _WHOLE_STEPS["alpha"], "ell": _BOUND},
+    FedNest: {**_WHOLE_STEPS, "ell": _BOUND},
     LFedNest: _WHOLE_STEPS,
     SimFBO: {
         "gamma_x": Effective(("upper_step",)),
@@ -159,6 +169,8 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "beta": Effective(("lower_weight",), over="a", power=2),
     },
     BOME: {"alpha": Effective(("auxiliary_step", "lower_step"))},
+    BRFedBiM: {"alpha": Effective(("upper_weight",))},
+    FedBiOMomentum: {"alpha": Effective(("upper_weight",), over="a")},
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
     MEHA: {
@@ -206,7 +218,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
             if entry.rule is RandomNeumann:
                 known["length"] = _LENGTH
             continue
-        default = "from " + " or ".join(sets.names) if sets else _default(one)
+        default = "from " + " or ".join(sets.names) if sets else _default(one, entry)
         known[letter] = Option(letter, _kind(one), default, meaning)
         if one.name in _WORDS:
             word, values = _WORDS[one.name]
@@ -276,7 +288,10 @@ def _words(one: Field) -> dict[str, str | None]:
     return {**nothing, **{word: word for word in words}}
 
 
-def _default(one: Field) -> str:
+def _default(one: Field, entry: Entry) -> str:
+    parts = entry.make.parts if isinstance(entry.make, Preset) else {}
+    if one.name in parts:
+        return str(parts[one.name]).lower()
     if one.type == Schedule:
         return _SCHEDULE
     if one.default is MISSING:

@@ -5,7 +5,6 @@ methods of one loop share.
 """
 
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -68,8 +67,7 @@ class Entry(NamedTuple):
 
     `make(**fields)` builds it; `letters` are its parameters by the names of its paper,
     with the field of `kind` that each one sets. With `pools` it runs on the rows of all
-    clients, as those of one machine. `rule` is its hypergradient made of Q and theta,
-    `channel` how its replies are compressed or reduced where nothing is asked for.
+    clients, as those of one machine. `rule` is its hypergradient made of Q and theta.
     """
 
     name: str
@@ -82,7 +80,6 @@ class Entry(NamedTuple):
     letters: dict[str, str]
     pools: bool = False
     rule: type[AbstractHypergradient] = AbstractAlgorithm.rule
-    channel: Mapping[str, str] = AbstractAlgorithm.channel
 
 
 def names() -> list[str]:
@@ -120,12 +117,11 @@ def entry_of(name: str, found: Any) -> Entry:
     kind = found.kind if isinstance(found, Preset) else found
     letters = {field.name: field.name for field in fields(kind)}
     told = (found.answers, found.reference, found.provenance)
-    by_name = (found.pools, found.rule, found.channel)
     if not isinstance(found, Preset):
         summary = (kind.__doc__ or "").strip().splitlines()[0]
-        return Entry(name, kind, kind, summary, *told, letters, *by_name)
+        return Entry(name, kind, kind, summary, *told, letters, kind.pools, kind.rule)
     own = {n: f for n, f in letters.items() if f not in found.parts}
     if found.letters:
         renamed = set(found.letters.values())
         own = {**found.letters, **{n: f for n, f in own.items() if f not in renamed}}
-    return Entry(name, found, kind, found.summary, *told, own, *by_name)
+    return Entry(name, found, kind, found.summary, *told, own, found.pools, found.rule)

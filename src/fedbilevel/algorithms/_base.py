@@ -5,9 +5,8 @@ private blocks, devices, checkpoints and clocks, and changes none of the numbers
 """
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -204,10 +203,8 @@ class AbstractAlgorithm(eqx.Module):
     levels must be averaged. `inverts_locally` is True where a client's own Hessian
     stands in for the mean one, which is right only if clients are alike. `pools` asks
     for the rows of all clients on one machine, where the method is chosen by its name,
-    and `rule` is the hypergradient that is then made of Q and theta. `channel` says how
-    replies are then compressed (`compress`) or reduced (`aggregate`), in the words of
-    the command line, where nothing else is asked for. `needs_hessian` is False where
-    gradients of the losses are all that a method asks for.
+    and `rule` is the hypergradient that is then made of Q and theta. `needs_hessian` is
+    False where gradients of the losses are all that a method asks for.
     """
 
     reference: ClassVar[str] = "none given"
@@ -218,7 +215,6 @@ class AbstractAlgorithm(eqx.Module):
     pools: ClassVar[bool] = False
     needs_hessian: ClassVar[bool] = True
     rule: ClassVar[type[AbstractHypergradient]] = Neumann
-    channel: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Let `help` say what the parameters mean."""

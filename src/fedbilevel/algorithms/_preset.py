@@ -18,8 +18,7 @@ class Preset:
     `letters` are the names of the preset's own paper, in the order of positional
     arguments, with the field that each stands for. `pools` asks for the rows of all
     clients on one machine (`ClientData.pooled`), `rule` is the hypergradient that is
-    made of Q and theta where the method is chosen by its name, and `channel` what it
-    then compresses or reduces replies by, where nothing else is asked for.
+    made of Q and theta where the method is chosen by its name.
     """
 
     kind: type[AbstractAlgorithm]
@@ -31,7 +30,6 @@ class Preset:
     letters: Mapping[str, str] = field(default_factory=dict)
     pools: bool = False
     rule: type[AbstractHypergradient] = AbstractAlgorithm.rule
-    channel: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # What `help` shows of an object is this, or else what it shows of its class.

@@ -69,9 +69,6 @@ def _show_algorithm(name: str) -> None:
         "Reference": entry.reference,
         "How known": entry.provenance,
     }
-    if entry.channel:
-        chosen = " ".join(f"--{name} {text}" for name, text in entry.channel.items())
-        about["Comes with"] = f"{chosen}, unless something else is asked for"
     for label, text in about.items():
         _print(f"{label}: {text}")
     caption = (

@@ -13,7 +13,7 @@ from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.built import Built
-from fedbilevel.experiments.experiment import CHANNEL, Experiment, headline_only
+from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.options import options_of
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import named_search, trials_of
@@ -88,7 +88,7 @@ def compare(
             task=experiment.label,
             config=built.config,
         )
-    _name_results(experiment, built, entries, found, folder)
+    _name_results(built, entries, found, folder)
     trials = {name: trials_of(searches[name], one) for name, one in found.tuned.items()}
     return NamedComparison(found, trials)
 
@@ -169,11 +169,7 @@ def _built(
 
 
 def _name_results(
-    experiment: Experiment,
-    built: Built,
-    entries: Mapping[str, Entry],
-    found: Comparison,
-    folder: Path | None,
+    built: Built, entries: Mapping[str, Entry], found: Comparison, folder: Path | None
 ) -> None:
     """Give results the names, and what the task concludes, also where they are kept."""
     sites = built.task.names
@@ -182,21 +178,10 @@ def _name_results(
             found.diverged[name] = error.at(sites[error.client])
     for name, results in found.results.items():
         one = built._replace(entry=entries[name])
-        channel = experiment.channel_settings(entries[name])
-        found.results[name] = [
-            one.named(replace(result, config=_with_channel(result.config, channel)))
-            for result in results
-        ]
+        found.results[name] = [one.named(result) for result in results]
         if folder is not None:
             for result in found.results[name]:
                 result.save(folder / name / f"seed-{result.config['seed']}")
-
-
-def _with_channel(
-    config: Mapping[str, Any], channel: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what is recorded of a run, with the channel of its own method."""
-    return {n: v for n, v in config.items() if n not in CHANNEL} | dict(channel)
 
 
 def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting:
@@ -230,11 +215,10 @@ def _contender(
     else:
         first = named.build(named.given)
         candidates = (first,)
-    channel = experiment.channel(entry)
-    setting = experiment.setting(built.task, entry, channel)
+    setting = experiment.setting(built.task, entry, built.setting.channel)
     shown = built._replace(entry=entry, algorithm=first, setting=setting)
     shown.job()  # which warns where the limit will be off
-    return Contender(candidates, entry.pools, channel)
+    return Contender(candidates, entry.pools)
 
 
 def _for_one(

@@ -47,7 +47,6 @@ from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import option_defaults
 
 __all__ = [
-    "CHANNEL",
     "LENGTH",
     "Experiment",
     "headline_only",
@@ -57,7 +56,7 @@ __all__ = [
 _SIZES = ("rounds", "local_steps", "batch")
 # When a run ends changes no number of it.
 LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
-CHANNEL = ("clip", "noise", "compress", "aggregate")
+_CHANNEL = ("clip", "noise", "compress", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
 }
@@ -199,11 +198,11 @@ class Experiment:
         entry = algorithms.find(self.algorithm_for(task))
         algorithm = self.algorithm_by(entry, task.recommended, task.data.clients)
         sizes = self.sizes(task.recommended)
-        chosen = {"local_steps": sizes["local_steps"], **self.channel_settings(entry)}
+        chosen = {"local_steps": sizes["local_steps"], **self.channel_settings()}
         config = {**chosen, "task": values, "headline": task.headline}
         if task.origin is not None:
             config["data"] = task.origin.summary
-        setting = self.setting(task, entry, self.channel(entry))
+        setting = self.setting(task, entry, self.channel())
         return Built(task, entry, algorithm, setting, sizes["rounds"], config)
 
     def _check_options(self) -> None:
@@ -239,31 +238,21 @@ class Experiment:
         budgets = (self.max_bytes, self.max_samples, self.max_seconds)
         return Stopping(headline, self.target, self.patience, *budgets)
 
-    def channel(self, entry: Entry | None = None) -> Channel:
-        """Return what replies go through; what is not chosen is the method's own."""
-        return read_channel(**self._chosen_channel(entry), delta=self.delta)
+    def channel(self) -> Channel:
+        """Return what replies go through."""
+        given = {name: getattr(self, name) for name in _CHANNEL}
+        return read_channel(**given, delta=self.delta)
 
-    def _chosen_channel(self, entry: Entry | None) -> dict[str, Any]:
-        own = {} if entry is None else entry.channel
-        return {
-            name: own[name] if name in own and value == default else value
-            for name, (value, default) in self._channel_values().items()
-        }
-
-    def _channel_values(self) -> dict[str, tuple[Any, Any]]:
-        """Return what was given of the channel, and what stands for nothing."""
-        defaults = {one.name: one.default for one in dataclasses.fields(self)}
-        return {name: (getattr(self, name), defaults[name]) for name in CHANNEL}
-
-    def channel_settings(self, entry: Entry) -> dict[str, Any]:
+    def channel_settings(self) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""
-        known = self._channel_values()
-        chosen = {
+        defaults = {one.name: one.default for one in dataclasses.fields(self)}
+        names = (*_CHANNEL, "delta") if self.noise else _CHANNEL
+        values = {name: getattr(self, name) for name in names}
+        return {
             name: value
-            for name, value in self._chosen_channel(entry).items()
-            if value != known[name][1]
+            for name, value in values.items()
+            if name == "delta" or value != defaults[name]
         }
-        return {**chosen, "delta": self.delta} if self.noise else chosen
 
     def _runtime(self) -> Callable[[Job], Any]:
         if self.runtime not in _RUNTIMES:

@@ -207,7 +207,7 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, An
         jr.key(experiment.seed),
         sampling=Sampling(batch, experiment.participants),
         private=Pair(*private),
-        channel=experiment.channel(entry),
+        channel=experiment.channel(),
         weights=roster.weights,
     )
     return job, facts
@@ -261,7 +261,7 @@ def _result(
         "task": facts["task"],
         "headline": facts["headline"],
         "seed": experiment.seed,
-        **experiment.channel_settings(entry_of(experiment, facts["algorithm"])),
+        **experiment.channel_settings(),
     }
     job = runtime.job
     spent = runtime.privacy_spent()

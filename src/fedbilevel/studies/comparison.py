@@ -33,13 +33,11 @@ class Contender:
 
     They are a sequence, or a `Search`.
 
-    With `pools` it runs on the rows of all clients, as if they could be moved. Its
-    replies go through a `channel` of its own, if it has one.
+    With `pools` it runs on the rows of all clients, as if they could be moved.
     """
 
     candidates: Search | Sequence[AbstractAlgorithm]
     pools: bool = False
-    channel: Channel | None = None
 
     @staticmethod
     def of(given: Any) -> "Contender":
@@ -162,9 +160,7 @@ def compared(
 
 
 def _setting_of(setting: Setting, contender: Contender) -> Setting:
-    """Return the setting with a channel of its own, and pooled rows if allowed."""
-    if contender.channel is not None:
-        setting = replace(setting, channel=contender.channel)
+    """Return the setting with all rows in one place, for who is allowed that."""
     if not contender.pools or not isinstance(setting.data, ClientData):
         return setting
     sampling = replace(setting.sampling, participants=None)

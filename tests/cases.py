@@ -24,7 +24,10 @@ from fedbilevel.algorithms.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bsa import BSA
+from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.fedadam import FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg
+from fedbilevel.algorithms.fedavgm import FedAvgM
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls
@@ -35,6 +38,7 @@ from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
+from fedbilevel.algorithms.fedprox import FedProx
 from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
@@ -55,6 +59,7 @@ from fedbilevel.algorithms.soba import SOBA
 from fedbilevel.algorithms.spaba import SPABA
 from fedbilevel.algorithms.srba import SRBA
 from fedbilevel.algorithms.srmba import SRMBA
+from fedbilevel.algorithms.stem import STEM
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN
 from fedbilevel.algorithms.svrb import SVRB
@@ -478,6 +483,37 @@ CASES = [
         ),
         floats=lambda dx, dy: 3 * (dx + 2 * dy),
         two_client=SHARED,
+    ),
+    Case(
+        "fedprox",
+        FedProx(0.2, 0.3, local_steps=2),
+        floats=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedavgm",
+        FedAvgM(0.1, 0.6, 0.7, local_steps=2),
+        floats=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedadam",
+        FedAdam(0.2, 0.3, local_steps=2),
+        floats=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "stem",
+        STEM(0.2, 4.0, CubeRootDecay(1.0, 8.0), first_batch=2, local_steps=2),
+        floats=lambda dx, dy: 2 * dy,
+        repeats=True,
+    ),
+    Case(
+        "bvr-l-sgd",
+        BVRLSGD(0.2, large_batch=2, local_steps=2),
+        floats=lambda dx, dy: 2 * dy,
+        exchanges=2,
+        slopes=("anchor",),
     ),
 ]
 NAMES = [case.name for case in CASES if case.of is None]

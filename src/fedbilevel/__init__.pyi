@@ -9,7 +9,10 @@ from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
 from fedbilevel.algorithms.bsa import BSA as BSA
+from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD as BVRLSGD
+from fedbilevel.algorithms.fedadam import FedAdam as FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
+from fedbilevel.algorithms.fedavgm import FedAvgM as FedAvgM
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
@@ -24,6 +27,7 @@ from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLoc
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
 from fedbilevel.algorithms.fednest import FedNest as FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
+from fedbilevel.algorithms.fedprox import FedProx as FedProx
 from fedbilevel.algorithms.fsla import FSLA as FSLA
 from fedbilevel.algorithms.lfednest import LFedNest as LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
@@ -46,6 +50,7 @@ from fedbilevel.algorithms.soba import SOBA as SOBA
 from fedbilevel.algorithms.spaba import SPABA as SPABA
 from fedbilevel.algorithms.srba import SRBA as SRBA
 from fedbilevel.algorithms.srmba import SRMBA as SRMBA
+from fedbilevel.algorithms.stem import STEM as STEM
 from fedbilevel.algorithms.stocbio import StocBiO as StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN as SUSTAIN
 from fedbilevel.algorithms.svrb import SVRB as SVRB

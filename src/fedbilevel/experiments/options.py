@@ -29,6 +29,7 @@ from fedbilevel.algorithms.ma_soba import MASOBA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.stem import STEM
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
@@ -146,6 +147,10 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
     FSLA: {"alpha": Effective(("upper_weight",), over="a")},
     MASOBA: {"alpha": Effective(("upper_weight",), over="a")},
     SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},
+    STEM: {
+        "lr": Effective(("lower_step",), over="eta"),
+        "c": Effective(("lower_weight",), over="eta", power=2),
+    },
     StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
     MomentumLocalSGD: {
         "beta": Effective(("lower_weight",), convert=lambda weight, _: 1 - weight),

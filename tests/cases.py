@@ -25,6 +25,7 @@ from fedbilevel.algorithms.biadam import BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bsa import BSA
 from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
 from fedbilevel.algorithms.fedadam import FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedavgm import FedAvgM
@@ -35,9 +36,12 @@ from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
+from fedbilevel.algorithms.fedcom import FedCOM
+from fedbilevel.algorithms.fedcomgate import FedCOMGATE
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
+from fedbilevel.algorithms.fedpaq import FedPAQ
 from fedbilevel.algorithms.fedprox import FedProx
 from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
@@ -82,7 +86,8 @@ class Case:
     """An algorithm, its module, and what one client sends in a round.
 
     `floats` is the formula of the literature for what goes up, for clients that keep
-    what they were sent, and for what goes down unless `floats_down` is given. The
+    what they were sent, and for what goes down unless `floats_down` is given;
+    `bytes_up` is what goes up where a method sends more than floats of 8 bytes. The
     limits on the task two-client: `two_client` at p = 1, None if x stays; it ends at
     most `wanders` away, which is far where the choice of clients is random. `pools`
     runs it on the rows of all clients in one place, `slopes` names the phases whose
@@ -99,6 +104,7 @@ class Case:
     two_client: float | None = None
     wanders: float = 1e-6
     floats_down: Callable[[int, int], int] | None = None
+    bytes_up: Callable[[int, int], int] | None = None
     slopes: tuple[str, ...] = ()
     pools: bool = False
     chains: int | None = None
@@ -515,6 +521,38 @@ CASES = [
         exchanges=2,
         slopes=("anchor",),
     ),
+    Case(
+        "fedcom",
+        FedCOM(0.2, 0.7, 8, local_steps=2),
+        floats=lambda dx, dy: 1,  # the scale; levels are whole numbers
+        bytes_up=lambda dx, dy: 8 + dy,
+        floats_down=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedpaq",
+        FedPAQ(lr=0.2, bits=8, local_steps=2),
+        floats=lambda dx, dy: 1,  # the scale; levels are whole numbers
+        bytes_up=lambda dx, dy: 8 + dy,
+        floats_down=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedcomgate",
+        FedCOMGATE(0.2, 0.7, 8, local_steps=2),
+        floats=lambda dx, dy: 1,  # the scale; levels are whole numbers
+        bytes_up=lambda dx, dy: 8 + dy,
+        floats_down=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "compressed-local-sgd",
+        CompressedLocalSGD(0.2, 0.5, local_steps=2),
+        floats=lambda dx, dy: 2,  # half of dy, and their places
+        bytes_up=lambda dx, dy: 2 * (8 + 4),
+        floats_down=lambda dx, dy: dy,
+        repeats=True,
+    ),
 ]
 NAMES = [case.name for case in CASES if case.of is None]
 
@@ -611,7 +649,8 @@ def data_for(case: Case, clients: int) -> Data:
 
 def cohort_of(case: Case, participants: int) -> int | None:
     """Return so many participants, unless a case leaves no choice."""
-    return None if case.pools or case.chains else participants
+    everyone = any(one.everyone for one in every_phase(case.algorithm.phases()))
+    return None if case.pools or case.chains or everyone else participants
 
 
 # Without the noise functions: here a sample is a row, drawn from a client's few.

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, quantile_clipped
 from fedbilevel.algorithms._optimizers import ServerOptimizer
 from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedavgm import FedAvgM
+from fedbilevel.algorithms.fedcom import FedCOM
+from fedbilevel.algorithms.fedcomgate import FedCOMGATE
 from fedbilevel.algorithms.fedprox import FedProx
 from fedbilevel.algorithms.scaffold import Scaffold
 from fedbilevel.algorithms.stem import STEM
@@ -106,3 +109,31 @@ def test_bvr_l_sgd_of_clients_that_are_alike_is_fedavg(seed, lr):
     recursive = BVRLSGD(lr, large_batch=2, local_steps=P)
     plain = FedAvg(lr, local_steps=P)
     assert_close(*both(recursive, plain, seed, noise=0.0, alike=True))
+
+
+@few
+@given(seed=seeds, lr=small)
+def test_fedcom_without_compression_is_fedavg(seed, lr):
+    whole, plain = FedCOM(lr, bits=0, local_steps=P), FedAvg(lr, local_steps=P)
+    assert_close(*both(whole, plain, seed))
+
+
+@few
+@given(seed=seeds, lr=small)
+def test_compressed_local_sgd_that_sends_all_is_fedavg(seed, lr):
+    whole = CompressedLocalSGD(lr, 1.0, local_steps=P)
+    assert_close(*both(whole, FedAvg(lr, local_steps=P), seed))
+
+
+@few
+@given(seed=seeds, lr=small, lr_server=weights)
+def test_fedcomgate_without_compression_is_scaffold_of_all(seed, lr, lr_server):
+    tracked = FedCOMGATE(lr, lr_server, bits=0, local_steps=P)
+    assert_close(*both(tracked, Scaffold(lr, lr_server, local_steps=P), seed))
+
+
+def test_a_local_step_of_fedprox_does_not_begin_a_round():
+    """Cut step by step, each one would be drawn back to itself: that is FedAvg."""
+    held, free = FedProx(0.1, 0.3, local_steps=P), FedAvg(0.1, local_steps=P)
+    assert quantile_clipped(held, 0.5).local_steps is None
+    assert quantile_clipped(free, 0.5).local_steps == P

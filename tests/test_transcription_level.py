@@ -10,8 +10,12 @@ import pytest
 
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
 from fedbilevel.algorithms.fedadam import FedAdam
 from fedbilevel.algorithms.fedavgm import FedAvgM
+from fedbilevel.algorithms.fedcom import FedCOM
+from fedbilevel.algorithms.fedcomgate import FedCOMGATE
+from fedbilevel.algorithms.fedpaq import FedPAQ
 from fedbilevel.algorithms.fedprox import FedProx
 from fedbilevel.algorithms.stem import STEM
 from fedbilevel.errors import InvalidInputError
@@ -113,6 +117,58 @@ def test_bvr_l_sgd_is_its_listing():
     assert_close(server.direction.y, v)
 
 
+def rounding(job: Job) -> list[list[np.ndarray]]:
+    """Return the uniform numbers that every client rounds its reply by, by round."""
+
+    def one(client: int, r: int) -> np.ndarray:
+        turn = keys.client_turn(job.key, (keys.ROUNDS, 0), jnp.asarray(client), r)
+        block = jr.fold_in(turn.channel_key(), 0)
+        return np.asarray(jr.uniform(jr.fold_in(block, 0), Y0.shape))
+
+    return [[one(k, r) for k in range(CLIENTS)] for r in range(ROUNDS)]
+
+
+def assert_is_fedcom(algorithm: AbstractAlgorithm, lr_server: float) -> None:
+    job = job_of(algorithm)
+    letters = {"lr": 0.1, "lr_server": lr_server, "bits": 4}
+    y = level_listings.fedcom(X0, Y0, drawn(job), rounding(job), p=P, **letters)
+    assert_close(end_of(job).server.point.y, y)
+
+
+def test_fedcom_is_its_listing():
+    assert_is_fedcom(FedCOM(0.1, 0.7, 4, local_steps=P), 0.7)
+
+
+def test_fedpaq_is_its_listing():
+    assert_is_fedcom(FedPAQ(lr=0.1, bits=4, local_steps=P), 1.0)
+
+
+def test_fedcomgate_is_its_listing():
+    letters = {"lr": 0.1, "lr_server": 0.7, "bits": 4}
+    job = job_of(FedCOMGATE(**letters, local_steps=P))
+    y, deltas = level_listings.fedcomgate(
+        X0, Y0, drawn(job), rounding(job), p=P, **letters
+    )
+    state = end_of(job)
+    assert_close(state.server.point.y, y)
+    # A client renews its delta_k when it is told the new y.
+    own = state.clients.memory
+    mean = (own.start - y) / 0.7
+    assert_close(own.delta + (own.change - mean) / (P * 0.1), np.stack(deltas))
+
+
+def test_compressed_local_sgd_is_its_listing():
+    job = job_of(CompressedLocalSGD(0.1, 0.5, local_steps=P))
+    y, errors = level_listings.compressed_local_sgd(
+        X0, Y0, drawn(job), p=P, lr=0.1, kept=2
+    )
+    state = end_of(job)
+    assert_close(state.server.point.y, y)
+    (((kept,),),) = state.clients.channel.values()
+    assert_close(kept, np.stack(errors))
+    assert np.abs(errors).max() > 1e-3  # something was left to be sent
+
+
 H, M = np.asarray([1.0, 4.0, 10.0]), np.asarray([3.0, -1.0, 0.5])
 
 
@@ -142,6 +198,7 @@ LIMITS = {
         1e-4,
     ),
     "bvr-l-sgd": (BVRLSGD(0.02, large_batch=1, local_steps=10), MINIMIZER, 1e-9),
+    "fedcomgate": (FedCOMGATE(0.05, bits=0, local_steps=10), MINIMIZER, 1e-9),
     "stem": (STEM(0.01, 0.1, local_steps=10), 0.2537, 5e-5),
 }
 
@@ -162,6 +219,12 @@ def test_a_method_of_one_level_stops_where_it_is_known_to(name):
         (lambda: FedAvgM(0.1, 1.0, local_steps=1), "beta=...\\)` must be in \\[0, 1"),
         (lambda: FedAdam(0.1, beta2=1.5, local_steps=1), "beta2=...\\)` must be in"),
         (lambda: FedAdam(0.1, tau=0.0, local_steps=1), "tau=...\\)` must be above 0"),
+        (lambda: FedCOM(0.1, bits=17, local_steps=1), "between 2 and 16 bits"),
+        (
+            lambda: FedCOMGATE(0.1, 0.0, local_steps=1),
+            "lr_server=...\\)` must be above",
+        ),
+        (lambda: CompressedLocalSGD(0.1, 0.0, local_steps=1), "a share above 0"),
         (lambda: BVRLSGD(0.1, large_batch=0, local_steps=1), "must be at least 1"),
     ],
 )

@@ -10,6 +10,9 @@ from fedbilevel.algorithms.biadam import BiAdam as BiAdam
 from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
 from fedbilevel.algorithms.bsa import BSA as BSA
 from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD as BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import (
+    CompressedLocalSGD as CompressedLocalSGD,
+)
 from fedbilevel.algorithms.fedadam import FedAdam as FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedavgm import FedAvgM as FedAvgM
@@ -24,9 +27,12 @@ from fedbilevel.algorithms.fedbioacc_controls import (
     FedBiOAccControls as FedBiOAccControls,
 )
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
+from fedbilevel.algorithms.fedcom import FedCOM as FedCOM
+from fedbilevel.algorithms.fedcomgate import FedCOMGATE as FedCOMGATE
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
 from fedbilevel.algorithms.fednest import FedNest as FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
+from fedbilevel.algorithms.fedpaq import FedPAQ as FedPAQ
 from fedbilevel.algorithms.fedprox import FedProx as FedProx
 from fedbilevel.algorithms.fsla import FSLA as FSLA
 from fedbilevel.algorithms.lfednest import LFedNest as LFedNest

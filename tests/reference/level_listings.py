@@ -106,3 +106,54 @@ def bvr_l_sgd(x, y, anchors, samples, picks, *, p, lr):
             ends.append(y_k)
         y = ends[picks[r]]
     return y, v
+
+
+def rounded(change, draws, bits):
+    """Return a change in levels of its largest entry, rounded by the uniform draws."""
+    highest = 2 ** (bits - 1) - 1
+    scale = np.max(np.abs(change))
+    exact = change / scale * highest
+    below = np.floor(exact)
+    return (below + (draws < exact - below)) * scale / highest
+
+
+def fedcom(x, y, samples, draws, *, p, lr, lr_server, bits):
+    """Return the server's y; `draws[r][k]` are what client k rounds by."""
+    for r, own in enumerate(draws):
+        ends = local_ends(x, y, samples, r, p, lr)
+        sent = [rounded(y_k - y, u, bits) for y_k, u in zip(ends, own, strict=True)]
+        y = y + lr_server * np.mean(sent, axis=0)
+    return y
+
+
+def fedcomgate(x, y, samples, draws, *, p, lr, lr_server, bits):
+    """Return the server's y, and every delta_k after the last round."""
+    deltas = [np.zeros_like(y)] * len(samples)
+    for r, own in enumerate(draws):
+        ends = local_ends(x, y, samples, r, p, lr, corrections=deltas)
+        changes = [y - y_k for y_k in ends]
+        # What is rounded is y_k - y: chance rounds its negative otherwise.
+        sent = [-rounded(-one, u, bits) for one, u in zip(changes, own, strict=True)]
+        mean = np.mean(sent, axis=0)
+        y = y - lr_server * mean
+        deltas = [
+            delta + (one - mean) / (p * lr)
+            for delta, one in zip(deltas, changes, strict=True)
+        ]
+    return y, deltas
+
+
+def compressed_local_sgd(x, y, samples, *, p, lr, kept):
+    """Return the server's y, and every e_k; `kept` entries travel."""
+    errors = [np.zeros_like(y)] * len(samples)
+    for r in range(len(samples[0]) // p):
+        sent = []
+        for k, y_k in enumerate(local_ends(x, y, samples, r, p, lr)):
+            due = y_k - y + errors[k]
+            largest = np.argsort(-np.abs(due))[:kept]
+            c_k = np.zeros_like(due)
+            c_k[largest] = due[largest]
+            sent.append(c_k)
+            errors[k] = due - c_k
+        y = y + np.mean(sent, axis=0)
+    return y, errors

@@ -10,9 +10,10 @@ from typing import Any
 from fedbilevel._types import Key, Lower, Number, Pair
 from fedbilevel.algorithms._base import Turn
 from fedbilevel.algorithms._local import Iterate, local_steps, move
+from fedbilevel.channels import PLAIN, Channel, Quantize
 from fedbilevel.problem import Oracle
 
-__all__ = ["descended", "without_x"]
+__all__ = ["descended", "quantized", "without_x"]
 
 
 def descended(
@@ -29,6 +30,11 @@ def descended(
     return Iterate(Pair(None, y))
 
 
-def without_x(sent: Iterate) -> Iterate:
+def without_x(sent: Any) -> Iterate:
     """Return what both sides know of a reply: the y that was sent."""
     return Iterate(Pair(None, sent.point.y))
+
+
+def quantized(bits: int) -> Channel:
+    """Return the channel of a method that rounds its replies, or does not with 0."""
+    return Channel((Quantize(bits),)) if bits else PLAIN

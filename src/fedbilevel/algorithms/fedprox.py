@@ -22,22 +22,28 @@ default.
 
 from typing import Any, ClassVar
 
+import equinox as eqx
+
 from fedbilevel import _tree
+from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
+from fedbilevel.algorithms._base import AbstractAlgorithm, Phase, Phases, Turn
 from fedbilevel.algorithms._level import without_x
-from fedbilevel.algorithms._local import (
-    Iterate,
-    averaged,
-    check_counts,
-    local_steps,
-    move,
-)
+from fedbilevel.algorithms._local import Iterate, check_counts, local_steps, move
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, is_known, number
 
 __all__ = ["FedProx"]
+
+
+class Anchor(eqx.Module):
+    """A point that all local steps of a round are drawn back to.
+
+    It is no `Iterate`: a local step cannot go on from another one as from a message.
+    """
+
+    point: Pair
 
 
 class FedProx(AbstractAlgorithm):
@@ -58,22 +64,26 @@ class FedProx(AbstractAlgorithm):
                 f"`FedProx(mu=...)` must not be below 0, got {self.mu:.4g}."
             )
 
-    def init_server(self, x: Upper, y: Lower) -> Iterate:
+    def init_server(self, x: Upper, y: Lower) -> Anchor:
         """Start at (x, y)."""
-        return Iterate(Pair(x, y))
+        return Anchor(Pair(x, y))
 
     def init_client(self, x: Upper, y: Lower) -> None:
         """Return nothing: clients keep nothing between rounds."""
 
     def phases(self) -> Phases:
         """Return the one exchange of a round; x is not sent back."""
-        return (averaged(self.local, without_x),)
 
-    def point(self, server: Iterate) -> Pair:
+        def up(server: Anchor, mean: Iterate) -> Anchor:
+            return Anchor(combine(mean.point, server.point))
+
+        return (Phase("local", lambda s: s, self.local, up, without_x, moves=True),)
+
+    def point(self, server: Anchor) -> Pair:
         """Return x and the averaged y."""
         return server.point
 
-    def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
+    def local(self, message: Anchor, client: None, oracle: Oracle, turn: Turn):
         """Make p local steps on y, drawn back to it."""
         x, y = message.point.x, message.point.y
 

@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "list": (list_entries, "algorithms local-bsgvrm"),
+    "list": (list_entries, "algorithms --question shared-y --without alike-clients"),
     "run": (
         run,
         "regularization --algorithm local-bsgvrm --clients 8 --rounds 100 "

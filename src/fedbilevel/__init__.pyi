@@ -79,6 +79,8 @@ from fedbilevel.datasets.partition import dirichlet as dirichlet
 from fedbilevel.datasets.partition import dominant as dominant
 from fedbilevel.datasets.partition import iid as iid
 from fedbilevel.datasets.partition import shards as shards
+from fedbilevel.experiments.recommendation import Situation as Situation
+from fedbilevel.experiments.recommendation import recommend as recommend
 from fedbilevel.hypergradient import ConjugateGradient as ConjugateGradient
 from fedbilevel.hypergradient import Exact as Exact
 from fedbilevel.hypergradient import FiniteDifference as FiniteDifference

@@ -59,7 +59,7 @@ def stem(x, y0, samples, firsts, *, p, lr, c, eta):
     follows; `w` is where a client itself was before.
     """
     K, T = len(samples), len(samples[0])
-    y, d, w = [y0] * K, [None] * K, [y0] * K
+    y, d, w = [y0] * K, [np.zeros_like(y0)] * K, [y0] * K
     for t in range(T):
         for k in range(K):
             zeta = samples[k][t]

@@ -19,8 +19,11 @@ from fedbilevel.channels import (
 )
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.runtime import count
 from tests.cases import quadratic_data, quadratic_job
+from tests.federation import TERMS, Loopback
 
 ROUNDED = FedCOM(0.1, bits=4, local_steps=2)
 
@@ -77,3 +80,18 @@ def test_a_method_is_compressed_by_its_name_alone():
     plan = Experiment("two-client", "fedpaq", compress="topk:0.1")
     with pytest.raises(InvalidInputError, match="Leave out the other one"):
         plan.build().job()
+
+
+@pytest.mark.slow
+def test_sites_compress_as_a_simulation_does(tmp_path):
+    plan = Experiment("two-client", "fedpaq", 2, rounds=3, options={"bits": "3"})
+
+    def ignore(_):
+        """Do nothing with what is told."""
+
+    every = {k: build_site(plan, k, trial=True, report=ignore) for k in range(2)}
+    result = serve(Loopback(every), plan, tmp_path, TERMS, report=ignore)
+    alone = plan.run()
+    expected = pytest.approx(float(alone.point["y"][0]), abs=1e-6)
+    assert float(result.point["y"][0]) == expected
+    assert result.counts["bytes_up"] == alone.counts["bytes_up"]

@@ -56,6 +56,7 @@ def test_fedprox_that_is_not_held_back_is_fedavg(seed, lr):
     assert_close(*both(held, free, seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_fedavgm_without_momentum_is_fedavg(seed, lr):
@@ -79,6 +80,7 @@ def test_scaffold_of_clients_that_are_alike_is_fedavg(seed, lr):
     assert_close(*both(controlled, plain, seed, noise=0.0, alike=True))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_stem_without_memory_is_fedavg(seed, lr):
@@ -102,6 +104,7 @@ def test_stem_of_one_client_is_storm_whatever_the_period(seed, lr, c):
     assert jax.tree.all(jax.tree.map(np.array_equal, *samples))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_bvr_l_sgd_of_clients_that_are_alike_is_fedavg(seed, lr):
@@ -118,6 +121,7 @@ def test_fedcom_without_compression_is_fedavg(seed, lr):
     assert_close(*both(whole, plain, seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_compressed_local_sgd_that_sends_all_is_fedavg(seed, lr):
@@ -125,6 +129,7 @@ def test_compressed_local_sgd_that_sends_all_is_fedavg(seed, lr):
     assert_close(*both(whole, FedAvg(lr, local_steps=P), seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small, lr_server=weights)
 def test_fedcomgate_without_compression_is_scaffold_of_all(seed, lr, lr_server):

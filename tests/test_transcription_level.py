@@ -29,6 +29,7 @@ from tests.reference.bent_job import X0, Y0, bent_job
 from tests.reference.replay_phases import draw_phase, phase_number, zeta
 
 ROUNDS, P, CLIENTS = 8, 3, 3
+SLOW = pytest.mark.slow
 
 
 def job_of(algorithm: AbstractAlgorithm) -> Job:
@@ -203,7 +204,13 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+FAST = ("fedprox", "bvr-l-sgd")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one if one in FAST else pytest.param(one, marks=SLOW) for one in LIMITS],
+)
 def test_a_method_of_one_level_stops_where_it_is_known_to(name):
     """T3: where clients differ, local steps drift, but for those of an anchor."""
     algorithm, expected, tolerance = LIMITS[name]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fedbilevel import algorithms
+from fedbilevel.experiments.needs import known_how
 
 README = Path(__file__).parent.parent / "README.md"
 START, END = "<!-- methods -->\n", "<!-- end of methods -->\n"
@@ -23,9 +24,8 @@ def table() -> str:
 
 def counted() -> str:
     """Return how many of the methods are known how well, as a sentence."""
-    known = [algorithms.find(name).provenance for name in algorithms.names()]
-    read = sum(one.startswith("listing read") for one in known)
-    guessed = sum("reconstructed" in one for one in known)
+    known = [known_how(algorithms.find(name)) for name in algorithms.names()]
+    read, guessed = known.count("read"), known.count("reconstructed")
     return (
         f"Of these {len(known)} methods, {read} were read as a listing in their paper, "
         f"{guessed} are\nreconstructed from an abstract and unverified, and "

@@ -36,7 +36,11 @@ from fedbilevel.algorithms.f3sa import F3SA
 from fedbilevel.algorithms.fed_f2sa import FedF2SA
 from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2
 from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls
+from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
+from fedbilevel.algorithms.fedadam import FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg
+from fedbilevel.algorithms.fedavgm import FedAvgM
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls
@@ -46,10 +50,14 @@ from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
 from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
+from fedbilevel.algorithms.fedcom import FedCOM
+from fedbilevel.algorithms.fedcomgate import FedCOMGATE
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD
+from fedbilevel.algorithms.fedpaq import FedPAQ
+from fedbilevel.algorithms.fedprox import FedProx
 from fedbilevel.algorithms.fsla import FSLA
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
@@ -74,6 +82,7 @@ from fedbilevel.algorithms.soba import SOBA
 from fedbilevel.algorithms.spaba import SPABA
 from fedbilevel.algorithms.srba import SRBA
 from fedbilevel.algorithms.srmba import SRMBA
+from fedbilevel.algorithms.stem import STEM
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN
 from fedbilevel.algorithms.svrb import SVRB
@@ -97,7 +106,8 @@ class Case:
     """An algorithm, its module, and what one client sends in a round.
 
     `floats` is the formula of the literature for what goes up, for clients that keep
-    what they were sent, and for what goes down unless `floats_down` is given. The
+    what they were sent, and for what goes down unless `floats_down` is given;
+    `bytes_up` is what goes up where a method sends more than floats of 8 bytes. The
     limits on the task two-client: `two_client` at p = 1, None if x stays; it ends at
     most `wanders` away, which is far where the choice of clients is random. `pools`
     runs it on the rows of all clients in one place, `slopes` names the phases whose
@@ -114,6 +124,7 @@ class Case:
     two_client: float | None = None
     wanders: float = 1e-6
     floats_down: Callable[[int, int], int] | None = None
+    bytes_up: Callable[[int, int], int] | None = None
     slopes: tuple[str, ...] = ()
     pools: bool = False
     chains: int | None = None
@@ -695,6 +706,66 @@ CASES = [
         exchanges=2,
         two_client=SHARED,
         slopes=("step",),
+        "fedprox",
+        FedProx(0.2, 0.3, local_steps=2),
+        floats=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedavgm",
+        FedAvgM(0.1, 0.6, 0.7, local_steps=2),
+        floats=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedadam",
+        FedAdam(0.2, 0.3, local_steps=2),
+        floats=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "stem",
+        STEM(0.2, 4.0, CubeRootDecay(1.0, 8.0), first_batch=2, local_steps=2),
+        floats=lambda dx, dy: 2 * dy,
+        repeats=True,
+    ),
+    Case(
+        "bvr-l-sgd",
+        BVRLSGD(0.2, large_batch=2, local_steps=2),
+        floats=lambda dx, dy: 2 * dy,
+        exchanges=2,
+        slopes=("anchor",),
+    ),
+    Case(
+        "fedcom",
+        FedCOM(0.2, 0.7, 8, local_steps=2),
+        floats=lambda dx, dy: 1,  # the scale; levels are whole numbers
+        bytes_up=lambda dx, dy: 8 + dy,
+        floats_down=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedpaq",
+        FedPAQ(lr=0.2, bits=8, local_steps=2),
+        floats=lambda dx, dy: 1,  # the scale; levels are whole numbers
+        bytes_up=lambda dx, dy: 8 + dy,
+        floats_down=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "fedcomgate",
+        FedCOMGATE(0.2, 0.7, 8, local_steps=2),
+        floats=lambda dx, dy: 1,  # the scale; levels are whole numbers
+        bytes_up=lambda dx, dy: 8 + dy,
+        floats_down=lambda dx, dy: dy,
+        repeats=True,
+    ),
+    Case(
+        "compressed-local-sgd",
+        CompressedLocalSGD(0.2, 0.5, local_steps=2),
+        floats=lambda dx, dy: 2,  # half of dy, and their places
+        bytes_up=lambda dx, dy: 2 * (8 + 4),
+        floats_down=lambda dx, dy: dy,
         repeats=True,
     ),
 ]
@@ -807,7 +878,8 @@ def data_for(case: Case, clients: int) -> Data:
 
 def cohort_of(case: Case, participants: int) -> int | None:
     """Return so many participants, unless a case leaves no choice."""
-    return None if case.pools or case.chains else participants
+    everyone = any(one.everyone for one in every_phase(case.algorithm.phases()))
+    return None if case.pools or case.chains or everyone else participants
 
 
 # Without the noise functions: here a sample is a row, drawn from a client's few.

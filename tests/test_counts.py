@@ -229,7 +229,9 @@ def test_traffic_is_the_formula_of_the_literature(case):
     down = case.floats_down or case.floats
     for way, floats in (("down", down(QX, QY)), ("up", case.floats(QX, QY))):
         assert found["per_client_and_round"][f"floats_{way}"] == floats
-        assert found["per_client_and_round"][f"bytes_{way}"] == 8 * floats
+        own = case.bytes_up if way == "up" else None
+        size = 8 * floats if own is None else own(QX, QY)
+        assert found["per_client_and_round"][f"bytes_{way}"] == size
     assert found["exchanges"] == 5 * case.exchanges + len(case.algorithm.setup())
 
 

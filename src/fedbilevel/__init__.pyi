@@ -21,7 +21,13 @@ from fedbilevel.algorithms.f3sa import F3SA as F3SA
 from fedbilevel.algorithms.fed_f2sa import FedF2SA as FedF2SA
 from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2 as FedF2SA2
 from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls as FedF2SAControls
+from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD as BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import (
+    CompressedLocalSGD as CompressedLocalSGD,
+)
+from fedbilevel.algorithms.fedadam import FedAdam as FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
+from fedbilevel.algorithms.fedavgm import FedAvgM as FedAvgM
 from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
 from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
 from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
@@ -37,10 +43,14 @@ from fedbilevel.algorithms.fedbioacc_controls import (
     FedBiOAccControls as FedBiOAccControls,
 )
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
+from fedbilevel.algorithms.fedcom import FedCOM as FedCOM
+from fedbilevel.algorithms.fedcomgate import FedCOMGATE as FedCOMGATE
 from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
 from fedbilevel.algorithms.fedmsa import FedMSA as FedMSA
 from fedbilevel.algorithms.fednest import FedNest as FedNest
 from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
+from fedbilevel.algorithms.fedpaq import FedPAQ as FedPAQ
+from fedbilevel.algorithms.fedprox import FedProx as FedProx
 from fedbilevel.algorithms.fsla import FSLA as FSLA
 from fedbilevel.algorithms.lfednest import LFedNest as LFedNest
 from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
@@ -67,6 +77,7 @@ from fedbilevel.algorithms.soba import SOBA as SOBA
 from fedbilevel.algorithms.spaba import SPABA as SPABA
 from fedbilevel.algorithms.srba import SRBA as SRBA
 from fedbilevel.algorithms.srmba import SRMBA as SRMBA
+from fedbilevel.algorithms.stem import STEM as STEM
 from fedbilevel.algorithms.stocbio import StocBiO as StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN as SUSTAIN
 from fedbilevel.algorithms.svrb import SVRB as SVRB
@@ -92,6 +103,8 @@ from fedbilevel.datasets.partition import iid as iid
 from fedbilevel.datasets.partition import shards as shards
 from fedbilevel.hypergradient import DARTS as DARTS
 from fedbilevel.hypergradient import SAMA as SAMA
+from fedbilevel.experiments.recommendation import Situation as Situation
+from fedbilevel.experiments.recommendation import recommend as recommend
 from fedbilevel.hypergradient import ConjugateGradient as ConjugateGradient
 from fedbilevel.hypergradient import Exact as Exact
 from fedbilevel.hypergradient import FiniteDifference as FiniteDifference

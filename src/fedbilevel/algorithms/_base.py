@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Key, Keys, Lower, Pair, Upper
+from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import describe, documented
@@ -248,6 +249,13 @@ class AbstractAlgorithm(eqx.Module):
     def private_blocks(self) -> Pair:
         """Flag the levels that each client keeps to itself."""
         return NOTHING
+
+    def channel(self) -> Channel:
+        """Return what the method itself does to replies: compress them, say.
+
+        What is chosen for a run comes before it.
+        """
+        return PLAIN
 
     @property
     def title(self) -> str:

@@ -127,6 +127,12 @@ class QuantileClip(AbstractWrapper):
                 f"a bound at the quantile {float(self.quantile):g} of the norms: give "
                 "one between 0 and 1, such as 0.5."
             )
+        if self.algorithm.channel().coders:
+            raise InvalidInputError(
+                f"`{self.algorithm.title}` compresses its replies: what clients tell "
+                "of their norms would be thinned out or rounded with the rest. Give "
+                "clip as a number, or leave it out."
+            )
         drift = getattr(self.algorithm, "drift", None)
         if drift == CONTROLS and not any(one.moves for one in self._cut_phases()):
             raise InvalidInputError(

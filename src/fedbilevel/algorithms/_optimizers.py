@@ -38,6 +38,7 @@ from fedbilevel.algorithms._base import (
     Turn,
 )
 from fedbilevel.algorithms._local import Iterate, check_counts
+from fedbilevel.channels import Channel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, part
@@ -80,6 +81,10 @@ class AbstractWrapper(AbstractAlgorithm):
     def private_blocks(self) -> Pair:
         """Flag what the method keeps on clients."""
         return self.algorithm.private_blocks()
+
+    def channel(self) -> Channel:
+        """Return what the method does to replies."""
+        return self.algorithm.channel()
 
     def check(self, curvature: float, client: int) -> None:
         """Ask the method."""

@@ -17,17 +17,12 @@ Deviations: clients are weighted as their data are (`ClientData.weights`), equal
 default, not by their number of rows.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel._types import Lower, Number, Pair, Upper
 from fedbilevel.algorithms._base import AbstractAlgorithm, Phases, Turn
-from fedbilevel.algorithms._local import (
-    Iterate,
-    averaged,
-    check_counts,
-    local_steps,
-    move,
-)
+from fedbilevel.algorithms._level import descended, without_x
+from fedbilevel.algorithms._local import Iterate, averaged, check_counts
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number
 
@@ -56,7 +51,7 @@ class FedAvg(AbstractAlgorithm):
 
     def phases(self) -> Phases:
         """Return the one exchange of a round; x is not sent back."""
-        return (averaged(self.local, lambda sent: Iterate(Pair(None, sent.point.y))),)
+        return (averaged(self.local, without_x),)
 
     def point(self, server: Iterate) -> Pair:
         """Return x and the averaged y."""
@@ -64,11 +59,4 @@ class FedAvg(AbstractAlgorithm):
 
     def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
         """Make p local steps on y."""
-        x = message.point.x
-
-        def iterate(y: Lower, time: tuple[Any, Key]) -> Lower:
-            _, key = time
-            return move(y, self.lr, oracle.lower_gradient(x, y, oracle.draw_lower(key)))
-
-        y = local_steps(iterate, message.point.y, turn, self.local_steps)
-        return client, Iterate(Pair(None, y))
+        return client, descended(message, self.lr, oracle, turn, self.local_steps)

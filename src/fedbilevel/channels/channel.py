@@ -65,6 +65,25 @@ class Channel(eqx.Module):
         first = self.coders[0] if self.coders else None
         return first if isinstance(first, Privacy) else None
 
+    def joined(self, own: "Channel", title: str) -> "Channel":
+        """Return the channel with what the method of that title does itself after it.
+
+        Of either kind of part there is one, the method's or that of the run.
+        """
+        if own.is_plain:
+            return self
+        for part, of_both in (
+            ("compression", [any(c.compresses for c in w.coders) for w in (self, own)]),
+            ("reduction", [not one.plain_mean for one in (self, own)]),
+        ):
+            if all(of_both):
+                raise InvalidInputError(
+                    f"`{title}` has a {part} of its own, which its options change. "
+                    "Leave out the other one."
+                )
+        reduction = self.reduction if own.plain_mean else own.reduction
+        return Channel((*self.coders, *own.coders), reduction)
+
     def check(self, participants: int) -> None:
         """Raise if so few participants cannot be reduced."""
         self.reduction.check(participants)

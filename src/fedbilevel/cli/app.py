@@ -12,6 +12,7 @@ from fedbilevel.cli.label_counts import label_counts
 from fedbilevel.cli.listing import list_entries
 from fedbilevel.cli.predicting import export, predict
 from fedbilevel.cli.prepare import prepare
+from fedbilevel.cli.recommending import recommend
 from fedbilevel.cli.reporting import dashboard, report
 from fedbilevel.cli.running import compare, resume, run, tune
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
@@ -28,7 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "list": (list_entries, "algorithms local-bsgvrm"),
+    "list": (list_entries, "algorithms --question shared-y --without alike-clients"),
+    "recommend": (recommend, "regularization --differ --few-rounds"),
     "run": (
         run,
         "regularization --algorithm local-bsgvrm --clients 8 --rounds 100 "

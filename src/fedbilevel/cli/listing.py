@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,9 +11,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 __all__ = ["list_entries"]
+
+# The same words as in `fedbilevel.experiments.needs`, which loads JAX.
+_WORDS = (
+    "any of hessian, alike-clients, more-exchanges, all-clients, single-replies, "
+    "separated by commas"
+)
 
 
 def list_entries(
@@ -23,10 +30,40 @@ def list_entries(
     name: Annotated[
         str | None, typer.Argument(help="one of them, to be shown with its options")
     ] = None,
+    question: Annotated[
+        str | None,
+        typer.Option(help="shared-y, own-y, single-level or single-machine"),
+    ] = None,
+    needs: Annotated[str | None, typer.Option(metavar="WORDS", help=_WORDS)] = None,
+    without: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="the same, not needed")
+    ] = None,
+    known: Annotated[
+        str | None, typer.Option(help="read, partly or reconstructed")
+    ] = None,
 ) -> None:
-    """Show the tasks, algorithms and data there are, and the options of one."""
+    """Show the tasks, algorithms and data there are, and the options of one.
+
+    Algorithms can be chosen by the question that they answer, by what they need or do
+    without, and by how they are known.
+    """
     if kind is not None and kind not in _TABLES:
         raise unknown_name("list", kind, _TABLES)
+    asked = {
+        "question": question,
+        "needs": _words(needs),
+        "without": _words(without),
+        "known": known,
+    }
+    given = [f"--{option}" for option, value in asked.items() if value]
+    if given:
+        if kind != "algorithms" or name is not None:
+            raise InvalidInputError(
+                f"{given[0]} chooses among all algorithms: `fedbilevel list "
+                f"algorithms {given[0]} ...`."
+            )
+        _show(_chosen_table(asked, given))
+        return
     if kind is not None and name is not None:
         if kind not in _DETAILS:
             raise InvalidInputError(
@@ -39,14 +76,41 @@ def list_entries(
         _show(_TABLES[one]())
 
 
-def _algorithm_table() -> Table:
-    from fedbilevel import algorithms
+def _words(given: str | None) -> list[str]:
+    """Return words that are separated by commas."""
+    return [word.strip() for word in (given or "").split(",") if word.strip()]
 
+
+def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
+    """Return the table of the algorithms that are as asked."""
+    from fedbilevel.experiments.needs import fitting
+
+    with status("tracing what algorithms need"):
+        found = fitting(**asked)
+    if not found:
+        raise InvalidInputError(
+            "no algorithm is all of that. Leave out one of " + ", ".join(given) + "."
+        )
+    table = _empty_table(f"Algorithms: {len(found)}")
+    for entry in found:
+        told = (entry.summary, entry.answers, entry.reference, entry.provenance)
+        table.add_row(entry.name, *told)
+    return table
+
+
+def _empty_table(title: str) -> Table:
     caption = "`fedbilevel list algorithms NAME` shows the options of one."
-    table = _table("Algorithms", caption)
+    table = _table(title, caption)
     table.add_column("algorithm", no_wrap=True)
     for heading in ("what it is", "answers", "reference", "how known"):
         table.add_column(heading)
+    return table
+
+
+def _algorithm_table() -> Table:
+    from fedbilevel import algorithms
+
+    table = _empty_table("Algorithms")
     for name in (*algorithms.names(), *algorithms.installed()):
         try:
             entry = algorithms.find(name)
@@ -68,9 +132,11 @@ def _show_algorithm(name: str) -> None:
         "Answers": entry.answers,
         "Reference": entry.reference,
         "How known": entry.provenance,
+        "Needs": _told_needs(name),
     }
     for label, text in about.items():
-        _print(f"{label}: {text}")
+        if text:
+            _print(f"{label}: {text}")
     caption = (
         "Give one with --set OPTION=VALUE. What is left out and has no default of its "
         "own is what the task recommends."
@@ -84,6 +150,23 @@ def _show_algorithm(name: str) -> None:
     for one in options_of(entry).values():
         table.add_row(one.name, one.kind, one.default, one.meaning)
     _show(table)
+
+
+def _told_needs(name: str) -> str:
+    """Say what a method needs; nothing of one that cannot be built by its name alone.
+
+    Nobody's own file is traced when it is only to be shown.
+    """
+    from fedbilevel import algorithms
+    from fedbilevel.experiments.needs import NEEDS, needs_of
+
+    try:
+        words = None if algorithms.is_file(name) else needs_of(name)
+    except InvalidInputError:
+        words = None
+    if words is None:
+        return ""
+    return "; ".join(f"{NEEDS[word]} ({word})" for word in words) or "gradients alone"
 
 
 def _task_table() -> Table:

@@ -38,6 +38,7 @@ from fedbilevel.algorithms.meha import MEHA
 from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.algorithms.sbio_bred import SBiOBreD
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.stem import STEM
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.v_pbgd import VPBGD
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -178,6 +179,10 @@ ALIASES: Mapping[type[AbstractAlgorithm], Mapping[str, Effective]] = {
         "eta": Effective(("auxiliary_step", "lower_step")),
     },
     SBiOBreD: {"lr_y": Effective(("lower_step",), over="b")},
+    STEM: {
+        "lr": Effective(("lower_step",), over="eta"),
+        "c": Effective(("lower_weight",), over="eta", power=2),
+    },
     StocBiO: {"lr_y": Effective(("lower_step",), over="b")},
     VPBGD: {"lr_w": Effective(("lower_step",))},
     MomentumLocalSGD: {

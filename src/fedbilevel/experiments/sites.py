@@ -194,7 +194,8 @@ def _job(experiment: Experiment, task: Task, entry: Entry, clients: int) -> Job:
     alone = replace(experiment, participants=None)
     job = alone.setting(task, entry, PLAIN).job(algorithm, experiment.seed)
     participants = experiment.participants or clients
-    channel = experiment.channel().shared_by(participants)
+    channel = experiment.channel().joined(algorithm.channel(), entry.name)
+    channel = channel.shared_by(participants)
     return replace(job, clients=clients, participants=participants, channel=channel)
 
 

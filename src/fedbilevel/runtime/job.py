@@ -129,6 +129,9 @@ class Job(eqx.Module):
         start = (algorithm, problem, data, x, y, metrics, jr.key(seed), flags, *sizes)
         job = Job(*start, drawn.batch, drawn.batch)
         _check_phases(job)
+        # Where all rows are in one place nothing travels, and nothing is compressed.
+        own = algorithm.channel() if data.travels else PLAIN
+        channel = channel.joined(own, algorithm.title)
         job = replace(job, channel=_checked(channel, job))
         job.check_curvature(algorithm)
         job._check_metrics()

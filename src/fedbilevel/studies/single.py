@@ -80,7 +80,7 @@ def run(
     # Of several processes the first one says it.
     if jax.process_index() == 0 and is_soon_measured(job):
         warn_where_clients_differ(job, type(algorithm).__name__)
-    recorded = {} if channel.is_plain else {"channel": job.channel.describe()}
+    recorded = {} if job.channel.is_plain else {"channel": job.channel.describe()}
     if keeping is not None:
         mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
     result = run_job(

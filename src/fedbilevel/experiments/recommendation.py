@@ -1,0 +1,249 @@
+"""Which two or three methods fit a situation, why, and how they did when measured."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+
+from fedbilevel import algorithms, tasks
+from fedbilevel._blocks import is_any
+from fedbilevel.algorithms import Entry
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.experiments import field
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.field import Place, Row
+from fedbilevel.experiments.needs import (
+    KNOWN,
+    QUESTIONS,
+    fitting,
+    known_how,
+    needs_of,
+    question_of,
+)
+
+__all__ = ["Advice", "Situation", "recommend"]
+
+MOST = 3
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known of a problem; None where it is not known.
+
+    `differ` says whether clients hold data of different kinds; not known, they may.
+    Without `hessian` gradients are all that can be had. With `few_rounds` it counts
+    what is reached early. `participants` of the `clients` take part in an exchange.
+    `question` is one of `fedbilevel.experiments.needs.QUESTIONS`.
+    """
+
+    clients: int | None = None
+    participants: int | None = None
+    differ: bool | None = None
+    hessian: bool = True
+    few_rounds: bool = False
+    question: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "participants"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInputError(f"{name}={value}: give at least 1.")
+        if None not in (self.clients, self.participants) and (
+            self.participants > self.clients  # pyright: ignore[reportOperatorIssue]
+        ):
+            raise InvalidInputError(
+                f"participants={self.participants}: there are {self.clients} clients."
+            )
+        if self.question is not None and self.question not in QUESTIONS:
+            raise unknown_name("question", self.question, QUESTIONS)
+
+    @property
+    def some(self) -> bool:
+        """Say whether only some of the clients take part."""
+        return self.participants is not None and self.participants != self.clients
+
+
+class Advice(NamedTuple):
+    """A method that fits, why it does, how it is known, and what was measured."""
+
+    name: str
+    summary: str
+    reasons: tuple[str, ...]
+    known: str
+    measured: str
+
+
+class _Known(NamedTuple):
+    """What of a task counts here."""
+
+    name: str | None = None
+    algorithm: str | None = None
+    clients: int | None = None
+    private: bool = False  # whether clients keep blocks to themselves
+    own_lower: bool = False  # whether those are blocks of y
+
+
+def recommend(
+    task: str | None = None,
+    situation: Situation | None = None,
+    *,
+    rows: Sequence[Row] | None = None,
+) -> list[Advice]:
+    """Return the two or three methods that fit best, the best first.
+
+    `rows` are measured ones, as `fedbilevel.experiments.field` describes them; those
+    that come with the package if left out. Where a task was measured the order is that
+    of its results; else that of the mean place in all that was measured, and where
+    there is nothing of that how well a method is known.
+    """
+    asked = situation or Situation()
+    known = _known_of(task, asked)
+    question = asked.question or _question(known)
+    entries = _candidates(known, asked, question)
+    every = field.shipped() if rows is None else rows
+    ranking = _Ranking.of(every, known, asked, [one.name for one in entries])
+
+    def order(entry: Entry) -> tuple:
+        own = entry.name != known.algorithm
+        well = list(KNOWN).index(known_how(entry))
+        return (*ranking.order(entry.name), own, well, len(needs_of(entry.name)))
+
+    best = sorted(entries, key=lambda one: (*order(one), one.name))[:MOST]
+    return [
+        Advice(
+            one.name,
+            one.summary,
+            _reasons(one, known, question),
+            one.provenance,
+            ranking.told(one.name),
+        )
+        for one in best
+    ]
+
+
+def _known_of(task: str | None, asked: Situation) -> _Known:
+    if task is None:
+        return _Known(clients=asked.clients)
+    built, _, _ = Experiment(task, clients=asked.clients).build_task()
+    private = built.problem.private
+    own_lower = any(jax.tree.leaves(private.y))
+    name, count = tasks.label(tasks.as_name(task)), built.data.clients
+    return _Known(name, built.algorithm, count, is_any(private), own_lower)
+
+
+def _question(known: _Known) -> str:
+    if known.clients == 1:
+        return "single-machine"
+    if known.own_lower:
+        return "own-y"
+    if known.algorithm is not None:
+        return question_of(algorithms.find(known.algorithm))
+    return "shared-y"
+
+
+def _candidates(known: _Known, asked: Situation, question: str) -> list[Entry]:
+    """Return the methods that can do it."""
+    without = {
+        "hessian": not asked.hessian,
+        # Where each client has its own y, its own Hessian is the right one.
+        "alike-clients": asked.differ is not False and not known.own_lower,
+        "all-clients": asked.some,
+    }
+    left_out = [word for word, flag in without.items() if flag]
+    found = fitting(question=question, without=left_out)
+    if known.own_lower and question == "own-y":
+        found += fitting(question="shared-y", without=left_out)
+    if known.private:
+        found = [one for one in found if one.kind.allows_private]
+    if not found:
+        raise InvalidInputError(
+            f"no method answers '{question}' and does without {', '.join(left_out)}. "
+            "Ask for less, or for another question."
+        )
+    return found
+
+
+def _reasons(entry: Entry, known: _Known, question: str) -> tuple[str, ...]:
+    needs, told = needs_of(entry.name), [f"finds {QUESTIONS[question]}"]
+    if entry.name == known.algorithm:
+        told.append("is the task's own choice")
+    if "alike-clients" in needs and not known.own_lower:
+        told.append("is right for clients that are alike, and for those alone")
+    elif question == "shared-y":
+        told.append("is right where clients differ, too")
+    hessian = "hessian" in needs
+    told.append("multiplies by Hessians" if hessian else "asks for gradients alone")
+    if question != "single-machine":
+        several = "more-exchanges" in needs
+        told.append(f"has {'several exchanges' if several else 'one exchange'} a round")
+    return tuple(told)
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """The places of all candidates in the settings that count."""
+
+    task: str | None
+    column: str
+    own: bool  # whether the settings are those of the task
+    by_setting: dict[str, dict[str, Place]]
+    failed: dict[str, str]
+
+    @staticmethod
+    def of(
+        rows: Sequence[Row], known: _Known, asked: Situation, names: Collection[str]
+    ) -> "_Ranking":
+        """Find the settings that count, and who came where."""
+        column = "early" if asked.few_rounds else "mean"
+        own = [] if known.name is None else field.settings_of(rows, known.name)
+        # A setting with a word after a dash, such as shards, has clients that differ.
+        chosen = own[-1:] if asked.differ else own[:1]
+        settings = chosen or list(dict.fromkeys(row["setting"] for row in rows))
+        found = {one: field.places(rows, one, names, column) for one in settings}
+        failed = {
+            row["method"]: str(row["failed"])
+            for row in rows
+            if row["setting"] in chosen and "failed" in row
+        }
+        return _Ranking(known.name, column, bool(chosen), found, failed)
+
+    def _places(self, name: str) -> dict[str, Place]:
+        return {s: found[name] for s, found in self.by_setting.items() if name in found}
+
+    def order(self, name: str) -> tuple[int, float]:
+        """Return what sorts measured methods first, and failed ones last."""
+        found = self._places(name).values()
+        if not found:
+            return (2 if name in self.failed else 1), 0.0
+        shares = [place.rank / place.among for place in found]
+        return 0, sum(shares) / len(shares)
+
+    def told(self, name: str) -> str:
+        """Say how a method did."""
+        found = self._places(name)
+        if self.own and found:
+            ((setting, place),) = found.items()
+            return _told_place(setting, place, self.column)
+        if name in self.failed:
+            return f"failed on {self.task}: {self.failed[name]}"
+        here = "" if self.task is None else f" on {self.task}"
+        if not found:
+            return f"not measured{here}"
+        others = ", ".join(
+            f"{one.rank} of {one.among} on {setting}" for setting, one in found.items()
+        )
+        return f"not measured{here}; elsewhere {others}" if here else others
+
+
+def _told_place(setting: str, place: Place, column: str) -> str:
+    row = place.row
+    when = " after a tenth of the rounds" if column == "early" else ""
+    text = (
+        f"{place.rank} of {place.among} that fit on {setting}: {row['metric']} "
+        f"{row[column]:.4g}{when}; {row['exchanges']:,} exchanges, "
+        f"{row['megabytes']:.3g} MB, {row['samples']:,} samples, {row['seconds']:.2g} s"
+    )
+    if row["diverged"]:
+        text += f"; {row['diverged']:.0%} of its trials diverged"
+    return text

@@ -1,0 +1,97 @@
+"""What a method does to replies itself goes with whatever a run does to them."""
+
+import pytest
+
+from fedbilevel.algorithms import quantile_clipped, steadied
+from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
+from fedbilevel.algorithms.fedavg import FedAvg
+from fedbilevel.algorithms.fedcom import FedCOM
+from fedbilevel.channels import (
+    PLAIN,
+    Channel,
+    Mean,
+    Median,
+    Privacy,
+    Quantize,
+    SecureMean,
+    TopK,
+    TrimmedMean,
+)
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.sites import build_site
+from fedbilevel.runtime import count
+from tests.cases import quadratic_data, quadratic_job
+from tests.federation import TERMS, Loopback
+
+ROUNDED = FedCOM(0.1, bits=4, local_steps=2)
+
+
+def channel_of(algorithm, channel: Channel = PLAIN) -> Channel:
+    return quadratic_job(algorithm, quadratic_data(3), channel=channel).channel
+
+
+def test_a_method_that_compresses_is_counted_as_the_run_that_compresses():
+    own = quadratic_job(ROUNDED, quadratic_data(3))
+    plain = FedAvg(0.1, local_steps=2)
+    given = quadratic_job(plain, quadratic_data(3), channel=Channel((Quantize(4),)))
+    assert count(own, 3) == count(given, 3)
+    assert count(own, 3) != count(quadratic_job(plain, quadratic_data(3)), 3)
+
+
+def test_parts_of_a_run_come_before_those_of_the_method():
+    made = channel_of(ROUNDED, Channel((Privacy(1.0),), Median()))
+    assert [type(one) for one in made.coders] == [Privacy, Quantize]
+    assert isinstance(made.reduction, Median)
+    assert channel_of(FedAvg(0.1, local_steps=2)) == PLAIN
+    guarded = channel_of(steadied(ROUNDED, safeguard=True))
+    assert [type(one) for one in guarded.coders] == [Quantize]
+
+
+def test_a_method_may_reduce_replies_itself():
+    own = Channel((), TrimmedMean(0.2))
+    assert isinstance(PLAIN.joined(own, "M").reduction, TrimmedMean)
+    assert isinstance(own.joined(PLAIN, "M").reduction, TrimmedMean)
+    assert isinstance(PLAIN.joined(PLAIN, "M").reduction, Mean)
+    with pytest.raises(InvalidInputError, match="`M` has a reduction of its own"):
+        Channel((), Median()).joined(own, "M")
+
+
+def test_nothing_is_compressed_twice_or_where_it_cannot_be():
+    with pytest.raises(InvalidInputError, match="`FedCOM` has a compression of its"):
+        channel_of(ROUNDED, Channel((TopK(0.5),)))
+    with pytest.raises(InvalidInputError, match="`SecureMean` adds up masked numbers"):
+        channel_of(ROUNDED, Channel((), SecureMean()))
+    with pytest.raises(InvalidInputError, match="`FedCOM` compresses its replies"):
+        quantile_clipped(ROUNDED, 0.5)
+
+
+def test_where_nothing_travels_nothing_is_compressed():
+    algorithm = CompressedLocalSGD(0.1, local_steps=2)
+    job = quadratic_job(algorithm, quadratic_data(3).pooled())
+    assert job.channel == PLAIN
+
+
+def test_a_method_is_compressed_by_its_name_alone():
+    built = Experiment("two-client", "fedpaq", options={"bits": "5"}).build()
+    (coder,) = built.job().channel.coders
+    assert isinstance(coder, Quantize) and coder.bits == 5
+    plan = Experiment("two-client", "fedpaq", compress="topk:0.1")
+    with pytest.raises(InvalidInputError, match="Leave out the other one"):
+        plan.build().job()
+
+
+@pytest.mark.slow
+def test_sites_compress_as_a_simulation_does(tmp_path):
+    plan = Experiment("two-client", "fedpaq", 2, rounds=3, options={"bits": "3"})
+
+    def ignore(_):
+        """Do nothing with what is told."""
+
+    every = {k: build_site(plan, k, trial=True, report=ignore) for k in range(2)}
+    result = serve(Loopback(every), plan, tmp_path, TERMS, report=ignore)
+    alone = plan.run()
+    expected = pytest.approx(float(alone.point["y"][0]), abs=1e-6)
+    assert float(result.point["y"][0]) == expected
+    assert result.counts["bytes_up"] == alone.counts["bytes_up"]

@@ -1,0 +1,166 @@
+"""What is recommended fits, is ranked by what was measured, and says why."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from fedbilevel import algorithms
+from fedbilevel.cli.app import app
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import field, recommendation
+from fedbilevel.experiments.needs import needs_of, question_of
+from fedbilevel.experiments.recommendation import Situation, recommend
+
+
+def row(setting: str, method: str, mean: float, early: float = 1.0, **more):
+    """Return a row as a benchmark writes it."""
+    costs = {"exchanges": 201, "megabytes": 4.2, "samples": 5000, "seconds": 1.5}
+    found = {"metric": "upper_loss", "mean": mean, "early": early, "diverged": 0.0}
+    return {"setting": setting, "method": method, **found, **costs, **more}
+
+
+def failed(setting: str, method: str):
+    reason = "x is not finite in round 3"
+    return {"setting": setting, "method": method, "failed": reason, "diverged": 1.0}
+
+
+ROWS = [
+    row("regularization", "fedbio", 0.5, early=0.9, diverged=0.25),
+    row("regularization", "simfbo", 0.4, early=0.8),
+    row("regularization", "fednest", 0.6, early=0.7),
+    row("regularization", "local-bsgvrm", 0.1, early=0.1),
+    row("regularization", "fedavg", 0.01),
+    row("regularization", "fedbioacc", math.nan),
+    failed("regularization", "fedbio-controls"),
+    row("regularization-shards", "fednest", 0.2),
+    row("regularization-shards", "fedbio", 0.3),
+    row("quadratic", "fednest-sgd", 0.1),
+    row("quadratic", "fedbio", 0.2),
+]
+
+
+def names(task=None, rows=ROWS, **situation) -> list[str]:
+    return [one.name for one in recommend(task, Situation(**situation), rows=rows)]
+
+
+def test_the_order_is_that_of_the_results_of_those_that_fit():
+    # local-bsgvrm was better, but inverts every client's own Hessian.
+    assert names("regularization") == ["simfbo", "fedbio", "fednest"]
+    assert names("regularization", differ=False)[0] == "local-bsgvrm"
+    assert names("regularization", few_rounds=True) == ["fednest", "simfbo", "fedbio"]
+    assert names("regularization", differ=True)[:2] == ["fednest", "fedbio"]
+
+
+def test_what_is_told_is_what_was_measured():
+    first, second, _ = recommend("regularization", rows=ROWS)
+    assert first.measured == (
+        "1 of 3 that fit on regularization: upper_loss 0.4; 201 exchanges, 4.2 MB, "
+        "5,000 samples, 1.5 s"
+    )
+    assert second.measured.endswith("25% of its trials diverged")
+    assert "is right where clients differ, too" in first.reasons
+    assert first.known == algorithms.find("simfbo").provenance
+
+
+def test_a_task_that_was_not_measured_goes_by_the_mean_place_elsewhere():
+    # fedbio: 2 of 3, 2 of 2 and 2 of 2; fednest: last of 3, and the first of 2.
+    first, second, third = recommend("two-client", rows=ROWS)
+    assert [first.name, second.name, third.name] == ["simfbo", "fednest-sgd", "fednest"]
+    assert (
+        second.measured == "not measured on two-client; elsewhere 1 of 2 on quadratic"
+    )
+    assert third.measured.endswith(
+        "3 of 3 on regularization, 1 of 2 on regularization-shards"
+    )
+
+
+def test_without_measurements_the_choice_of_the_task_leads():
+    found = recommend("regularization", rows=[])
+    assert found[0].name == "fedbio-controls"
+    assert {one.measured for one in found} == {"not measured on regularization"}
+    assert "is the task's own choice" in found[0].reasons
+
+
+def test_what_failed_on_the_task_comes_last():
+    rows = [failed("regularization", "fedbio-controls")]
+    assert "fedbio-controls" not in names("regularization", rows)
+
+
+def test_every_method_fits():
+    for one in recommend(None, Situation(clients=8, participants=3), rows=[]):
+        assert not {"alike-clients", "all-clients"} & {*needs_of(one.name)}
+        assert question_of(algorithms.find(one.name)) == "shared-y"
+    for name in names(clients=1, rows=[]):
+        assert algorithms.find(name).pools
+    for name in names(question="single-level", hessian=False, rows=[]):
+        assert "hessian" not in needs_of(name)
+    everyone = names(question="single-level", rows=[row("q", "fedcomgate", 0.1)])
+    assert everyone[0] == "fedcomgate"
+    some = names(
+        question="single-level",
+        participants=2,
+        rows=[row("q", "fedcomgate", 0.1), row("q", "stem", 0.2)],
+    )
+    assert some[0] == "stem" and "fedcomgate" not in some
+
+
+def test_a_task_whose_y_is_private_takes_methods_that_bear_it():
+    found = recommend("few-shot", rows=[])
+    for one in found:
+        assert algorithms.find(one.name).kind.allows_private
+        assert one.reasons[0] == "finds a y for every client, and a shared x"
+
+
+@pytest.mark.parametrize(
+    ("situation", "told"),
+    [
+        ({"clients": 0}, "clients=0: give at least 1"),
+        ({"clients": 2, "participants": 3}, "participants=3: there are 2 clients"),
+        ({"question": "shared"}, "unknown question 'shared'"),
+    ],
+)
+def test_what_cannot_be_is_refused(situation, told):
+    with pytest.raises(InvalidInputError, match=told):
+        Situation(**situation)
+
+
+def test_what_no_method_answers_is_told(monkeypatch):
+    monkeypatch.setattr(recommendation, "fitting", lambda **_: [])
+    with pytest.raises(InvalidInputError, match="'own-y' and does without hessian"):
+        recommend(None, Situation(question="own-y", hessian=False), rows=[])
+
+
+def test_what_is_shipped_is_of_methods_and_settings_that_there_are():
+    for one in field.shipped():
+        assert one["method"] in algorithms.names()
+        assert "failed" in one or math.isfinite(one["mean"])
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["recommend", *words], env={"COLUMNS": "80"})
+
+
+def test_the_command_names_them_with_reasons():
+    done = invoke("two-client", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)["recommended"]
+    expected = [one._asdict() for one in recommend("two-client")]
+    assert [one["name"] for one in found] == [one["name"] for one in expected]
+    done = invoke("two-client", "--differ", "--few-rounds")
+    assert "   Try: fedbilevel run two-client --algorithm " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("two-clients", "unknown task 'two-clients'. Did you mean 'two-client'"),
+        ("--question shared", "unknown question 'shared'"),
+    ],
+)
+def test_the_command_refuses_in_a_sentence(words, told):
+    done = invoke(*words.split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert told in " ".join(done.stderr.split())

@@ -27,6 +27,8 @@ from fedbilevel.algorithms.bio_bred import BiOBreD
 from fedbilevel.algorithms.bome import BOME
 from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.algorithms.bsa import BSA
+from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
 from fedbilevel.algorithms.e_aipod import EAiPOD
 from fedbilevel.algorithms.ef_soba import EFSOBA
 from fedbilevel.algorithms.f2ba import F2BA
@@ -36,8 +38,6 @@ from fedbilevel.algorithms.f3sa import F3SA
 from fedbilevel.algorithms.fed_f2sa import FedF2SA
 from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2
 from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls
-from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
-from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
 from fedbilevel.algorithms.fedadam import FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedavgm import FedAvgM
@@ -693,7 +693,7 @@ CASES = [
     ),
     Case(
         "br-fedbim",
-        BRFedBiM(0.1, 0.2, 0.15, 0.4),
+        BRFedBiM(0.1, 0.2, 0.15, 0.4, robust="mean"),
         floats=lambda dx, dy: dx + 2 * dy,
         two_client=SHARED,
         slopes=("step",),
@@ -701,11 +701,14 @@ CASES = [
     ),
     Case(
         "ef-soba",
-        EFSOBA(0.1, 0.2, 0.15, a=CubeRootDecay(2.0, 8.0), local_steps=2),
+        EFSOBA(0.1, 0.2, 0.15, CubeRootDecay(2.0, 8.0), fraction=0, local_steps=2),
         floats=lambda dx, dy: 2 * (dx + 2 * dy),
         exchanges=2,
         two_client=SHARED,
         slopes=("step",),
+        repeats=True,
+    ),
+    Case(
         "fedprox",
         FedProx(0.2, 0.3, local_steps=2),
         floats=lambda dx, dy: dy,

@@ -1,8 +1,13 @@
 """What a method does to replies itself goes with whatever a run does to them."""
 
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedbilevel.algorithms import quantile_clipped, steadied
+from fedbilevel.algorithms.br_fedbim import BRFedBiM
 from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedcom import FedCOM
@@ -19,9 +24,11 @@ from fedbilevel.channels import (
 )
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.comparison import compare
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site
-from fedbilevel.runtime import count
+from fedbilevel.runtime import SimulatorRuntime, count, execute
+from fedbilevel.tasks._quadratics import ClosedForm
 from tests.cases import quadratic_data, quadratic_job
 from tests.federation import TERMS, Loopback
 
@@ -95,3 +102,32 @@ def test_sites_compress_as_a_simulation_does(tmp_path):
     expected = pytest.approx(float(alone.point["y"][0]), abs=1e-6)
     assert float(result.point["y"][0]) == expected
     assert result.counts["bytes_up"] == alone.counts["bytes_up"]
+
+
+def limit(robust):
+    """Return the distance from what the four honest of five alike clients want."""
+    data = quadratic_data(5, noise=0.0, alike=True)
+    wanted = np.asarray(ClosedForm.of(data).solution())
+    rows = {name: np.array(leaf) for name, leaf in data.upper.items()}
+    rows["b"][3] += 1e3
+    wrong = replace(
+        data, upper={name: jnp.asarray(leaf) for name, leaf in rows.items()}
+    )
+    job = quadratic_job(BRFedBiM(0.05, 0.3, 0.3, 0.5, robust=robust), wrong)
+    server = execute(SimulatorRuntime(job), 1500, measure_every=1500).state.server
+    return np.linalg.norm(np.asarray(server.point.x) - wanted)
+
+
+def test_one_of_five_leads_a_mean_astray_and_no_median():
+    assert limit("median") < 1e-6
+    assert limit("mean") > 1
+
+
+def test_a_method_comes_with_its_channel_by_name_and_in_comparisons():
+    robust = Experiment("two-client", "br-fedbim").build().job()
+    assert isinstance(robust.channel.reduction, Median)
+    plan = Experiment("two-client", rounds=2, safeguard=False)
+    found = compare(plan, ["ef-soba", "fedbio"], 1).found.results
+    sent = {name: one.counts["bytes_up"] for name, (one,) in found.items()}
+    # Of three blocks of one number the place travels, too.
+    assert sent["ef-soba"] - sent["fedbio"] == 2 * 2 * 3 * 4

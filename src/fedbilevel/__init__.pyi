@@ -12,6 +12,10 @@ from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
 from fedbilevel.algorithms.bome import BOME as BOME
 from fedbilevel.algorithms.br_fedbim import BRFedBiM as BRFedBiM
 from fedbilevel.algorithms.bsa import BSA as BSA
+from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD as BVRLSGD
+from fedbilevel.algorithms.compressed_local_sgd import (
+    CompressedLocalSGD as CompressedLocalSGD,
+)
 from fedbilevel.algorithms.e_aipod import EAiPOD as EAiPOD
 from fedbilevel.algorithms.ef_soba import EFSOBA as EFSOBA
 from fedbilevel.algorithms.f2ba import F2BA as F2BA
@@ -21,10 +25,6 @@ from fedbilevel.algorithms.f3sa import F3SA as F3SA
 from fedbilevel.algorithms.fed_f2sa import FedF2SA as FedF2SA
 from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2 as FedF2SA2
 from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls as FedF2SAControls
-from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD as BVRLSGD
-from fedbilevel.algorithms.compressed_local_sgd import (
-    CompressedLocalSGD as CompressedLocalSGD,
-)
 from fedbilevel.algorithms.fedadam import FedAdam as FedAdam
 from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
 from fedbilevel.algorithms.fedavgm import FedAvgM as FedAvgM
@@ -101,10 +101,10 @@ from fedbilevel.datasets.partition import dirichlet as dirichlet
 from fedbilevel.datasets.partition import dominant as dominant
 from fedbilevel.datasets.partition import iid as iid
 from fedbilevel.datasets.partition import shards as shards
-from fedbilevel.hypergradient import DARTS as DARTS
-from fedbilevel.hypergradient import SAMA as SAMA
 from fedbilevel.experiments.recommendation import Situation as Situation
 from fedbilevel.experiments.recommendation import recommend as recommend
+from fedbilevel.hypergradient import DARTS as DARTS
+from fedbilevel.hypergradient import SAMA as SAMA
 from fedbilevel.hypergradient import ConjugateGradient as ConjugateGradient
 from fedbilevel.hypergradient import Exact as Exact
 from fedbilevel.hypergradient import FiniteDifference as FiniteDifference

@@ -8,11 +8,11 @@ With the three directions D_k = (nu, omega, q) of FedBiO at w = (x, y, z)
 
 step is lr_x, lr_y and lr_z. Momentum makes honest replies alike, so that what a rule
 can tell apart is more than noise: each d_k stays on its client and is never replaced by
-what others sent. R is the channel's reduction (`--aggregate`): by its name the method
-comes with the median of each coordinate, from Python give it
-`Channel(reduction=Median())`. Trimmed mean, geometric median and Krum are others. Every
-robust rule is off where honest clients differ, by an amount that grows with how much;
-with the mean it is unbiased, as FedBiO, and bears nothing.
+what others sent. R is `robust`: the median of each coordinate, the geometric median, or
+the mean without the largest and smallest fifth; with `mean` R is what is chosen for the
+run (`--aggregate`), the mean if nothing is. Every robust rule is off where honest
+clients differ, by an amount that grows with how much; with the mean it is unbiased, as
+FedBiO, and bears nothing.
 
 Exchanges an iteration: 1, with dx + 2 dy floats each way; there are no local steps. An
 iteration costs a step of FedBiO.
@@ -22,7 +22,6 @@ Reference: "Single-Loop Byzantine-Resilient Federated Bilevel Optimization", ICL
 Deviations: the listing is a reconstruction. One that was away goes on from its old d_k.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -35,15 +34,30 @@ from fedbilevel.algorithms._local import (
     Iterate,
     Memory,
     check_counts,
+    check_words,
     evaluate,
     move,
     no_memory,
 )
 from fedbilevel.algorithms._single import ITERATIONS
+from fedbilevel.channels import (
+    Channel,
+    GeometricMedian,
+    Mean,
+    Median,
+    TrimmedMean,
+)
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import count, number
+from fedbilevel.schedules import count, number, word
 
 __all__ = ["BRFedBiM"]
+
+ROBUST = {
+    "median": Median(),
+    "geometric-median": GeometricMedian(),
+    "trimmed-mean": TrimmedMean(0.2),
+    "mean": Mean(),
+}
 
 
 class BRFedBiM(AbstractAlgorithm):
@@ -51,16 +65,23 @@ class BRFedBiM(AbstractAlgorithm):
 
     reference: ClassVar[str] = "BR-FedBiM, ICLR 2026; arXiv 2012.10333"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    channel: ClassVar[Mapping[str, str]] = {"aggregate": "median"}
 
     lr_x: Number = number("x moves by lr_x d", step="upper")
     lr_y: Number = number("y moves by lr_y d", step="lower")
     lr_z: Number = number("z moves by lr_z d", step="lower")
     alpha: Number = number("what d_k forgets of itself in a step")
+    robust: str = word(
+        "the rule R of the server", ROBUST, default="median", kw_only=True
+    )
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
     def __check_init__(self) -> None:
         check_counts(self, local_steps=self.local_steps)
+        check_words(self)
+
+    def channel(self) -> Channel:
+        """Reduce replies by the rule."""
+        return Channel((), ROBUST[self.robust])
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y, 0)."""

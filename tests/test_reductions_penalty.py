@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel import algorithms
+from fedbilevel import OfCurvature, OfDistance, SteadySteps, algorithms
 from fedbilevel.algorithms._penalty import _SCHEMES
 from fedbilevel.algorithms.f2ba import F2BA
 from fedbilevel.algorithms.f2sa import F2SA
@@ -232,6 +232,24 @@ def test_a_nu_that_leaves_no_minimum_is_refused(nu, degree, largest):
         two_client_job(algorithm)
     two_client_job(replace(algorithm, nu=jnp.asarray(0.9 * float(largest))))
     two_client_job(replace(algorithm, degree=1))
+
+
+def test_nu_is_weighed_where_a_run_measures_steps_too():
+    steps = (OfDistance(1.0), OfCurvature(0.25))
+    for algorithm in (
+        F2SAP(*steps, 2.1),
+        SteadySteps(FedF2SA(*steps, 2.1, local_steps=1, degree=2)),
+    ):
+        with pytest.raises(InvalidInputError, match="needs a minimum of g - 2.1 f"):
+            two_client_job(algorithm)
+
+
+def test_a_safeguard_looks_at_the_copies():
+    """T2 begins where g is least: (y_+ + y_-)/2 stands still, then goes its way."""
+    algorithm = SteadySteps(FedF2SA(0.5, 0.3, 0.01, local_steps=1, degree=2))
+    state = execute(SimulatorRuntime(two_client_job(algorithm)), 100).state
+    assert algorithm.events(state.server) == []
+    np.testing.assert_allclose(algorithm.point(state.server).x, 1, atol=1e-3)
 
 
 def test_the_two_levels_are_weighed_in_the_mean_over_clients():

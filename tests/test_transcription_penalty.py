@@ -82,7 +82,7 @@ def test_fed_f2sa_is_its_listing(degree, alternating):
     assert_copies(end_of(job).server.point, x, copies)
 
 
-def test_fed_f2sa_2_is_its_listing_and_reports_the_middle():
+def test_fed_f2sa_2_is_its_listing():
     algorithm = FedF2SA2(*LR, NU, local_steps=P)
     job = job_of(algorithm, 4)
     samples = draw_phase(job, "local", ROUNDS * P, bundle)

@@ -15,6 +15,7 @@ there already is not run again, so that a run that was stopped goes on. A table 
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -38,7 +39,9 @@ METRICS = ("grad_norm_sq", "criterion")
 class Method:
     """A method by its name, its letters at T = 4000, and their powers of T.
 
-    `series` is Q and theta of its hypergradient, if it has one; counts are rounded.
+    `series` is Q of its hypergradient at T = 4000, if it has one, which grows with the
+    logarithm of T: the squared bias of the series falls as the error should. Counts are
+    rounded.
     """
 
     name: str
@@ -46,7 +49,7 @@ class Method:
     letters: Mapping[str, float]
     powers: Mapping[str, float]
     counts: Mapping[str, int] = field(default_factory=dict)
-    series: tuple[int, float] | None = None
+    series: int | None = None
 
     def scaled(self, iterations: int) -> dict[str, Any]:
         """Return letters and counts for a run of so many iterations."""
@@ -59,8 +62,16 @@ class Method:
         counts = {n: max(1, round(at(n, value))) for n, value in self.counts.items()}
         return numbers | counts
 
+    def factors(self, iterations: int) -> int:
+        """Return Q for a run of so many iterations."""
+        assert self.series is not None
+        more = self.claimed * math.log(iterations / CALIBRATED) / math.log(SHRINKS)
+        return max(1, round(self.series + more))
 
-SERIES = (10, 0.4)
+
+# With half as many the bias alone is a quarter of the error at T = 16000.
+SERIES, THETA = 20, 0.4
+SHRINKS = (1 - THETA * 0.5) ** 2  # the squared bias, by one factor; 0.5 is T1's mu
 # STORM: the step falls as T^(-1/3), weights are the letters times its square, and the
 # first batch grows as the inverse of the step.
 STORM = {"eta": -1 / 3, "a": -1 / 3, "first_batch": 1 / 3}
@@ -71,7 +82,7 @@ METHODS = {
     "sustain": Method(
         "sustain",
         -2 / 3,
-        {"a": 0.02, "c_f": 2, "c_g": 2, "c_a": 1, "c_b": 2},
+        {"a": 0.02, "c_f": 8, "c_g": 8, "c_a": 1, "c_b": 2},
         STORM,
         {"first_batch": 64},
         SERIES,
@@ -103,7 +114,7 @@ def job_of(method: Method, iterations: int) -> Any:
     entry: Any = algorithms.find(method.name)
     given = method.scaled(iterations)
     if method.series is not None:
-        given["hypergradient"] = entry.rule(*method.series)
+        given["hypergradient"] = entry.rule(method.factors(iterations), THETA)
     algorithm = entry.make(**given, local_steps=GROUPED)
     task = tasks.find("quadratic")(1)
     start = (task.problem, task.data, task.x, task.y)
@@ -117,7 +128,8 @@ def kept(folder: Path, name: str, iterations: int, seeds: int) -> Path:
 
 def described(method: Method, iterations: int) -> str:
     """Return what made some curves, so that others are not taken for them."""
-    return json.dumps([method.name, method.scaled(iterations), method.series])
+    factors = None if method.series is None else method.factors(iterations)
+    return json.dumps([method.name, method.scaled(iterations), factors])
 
 
 def measure(name: str, iterations: int, seeds: int, folder: Path) -> str:

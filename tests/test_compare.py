@@ -290,7 +290,8 @@ LOCAL = LocalBSGM(Neumann(1, 0.3), 0.1, 1.0, 1.0, 0.5, 0.5, local_steps=1)
 def test_a_run_in_python_warns_as_the_command_does():
     (told,) = python_run(LOCAL, quadratic_data(3, noise=0.0))
     assert told.startswith("LocalBSGM inverts each client's own Hessian")
-    assert "that has no such bias: fedbio, fedbio-controls, fedbioacc" in told
+    _, others = told.split("that has no such bias: ")
+    assert {"fedbio", "fedbio-controls", "fedbioacc"} <= set(others[:-1].split(", "))
     assert python_run(LOCAL, quadratic_data(3, noise=0.0, alike=True)) == []
 
 

@@ -57,7 +57,9 @@ class FedAdam(AbstractAlgorithm):
     answers: ClassVar[str] = "shared y, x fixed"
 
     lr: Number = number("y moves by lr gy on a client", step="lower")
-    lr_server: Number = number("the server's step of a coordinate", default=0.1)
+    lr_server: Number = number(
+        "the server's step of a coordinate", step="lower", default=0.1
+    )
     beta1: Number = number("m keeps beta1 of itself a round", default=0.9)
     beta2: Number = number("v keeps beta2 of itself a round", default=0.99)
     tau: Number = number("added to sqrt(v); v begins at its square", default=1e-3)

@@ -101,8 +101,22 @@ METHODS = {
         "soba", -2 / 5, STEPS, {"lr_x": -3 / 5, "lr_y": -2 / 5, "lr_z": -2 / 5}
     ),
     "alset": Method("alset", -1 / 2, LEVELS, PLAIN, {"inner_steps": 1}, SERIES),
-    # A penalty method is a line, too: its penalty has a power above 0. Claims are
-    # epsilon^-3.5 for F2SA, so T^(-2/7), and epsilon^-2.5 for F2SA-2, so T^(-2/5).
+    # Penalty methods: the bias is nu to their degree, so that its square falls as the
+    # claim says, epsilon^-3.5 and epsilon^-2.5.
+    "f2sa": Method(
+        "f2sa",
+        -2 / 7,
+        {**LEVELS, "nu": 0.2},
+        {"lr_x": -4 / 7, "lr_y": -4 / 7, "nu": -1 / 7},
+        {"inner_steps": 1},
+    ),
+    "f2sa-2": Method(
+        "f2sa-p",
+        -2 / 5,
+        {**LEVELS, "nu": 0.2},
+        {"lr_x": -3 / 5, "lr_y": -3 / 5, "nu": -1 / 10},
+        {"inner_steps": 1, "degree": 2},
+    ),
 }
 
 

@@ -15,6 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,6 @@ SETTINGS = {
 TUNING = Tuning(trials=9, rungs=1, seeds=2, sampler="even")
 SEEDS = 3
 EARLY = 10  # one of so many rounds is where a run is looked at early
-LIMIT = 600  # seconds of a pair
 
 
 def measured(setting: str, method: str) -> dict[str, Any]:
@@ -73,34 +73,35 @@ def measured(setting: str, method: str) -> dict[str, Any]:
     }
 
 
-def kept(path: Path, setting: str, method: str) -> None:
-    """Measure one pair, and write what came of it, or why nothing did."""
+def kept(folder: Path, method: str, settings: Sequence[str]) -> None:
+    """Measure a method, and write what came of it in each setting, or why nothing."""
     configure()
-    try:
-        found = measured(setting, method)
-    except FedbilevelError as error:
-        found = {"failed": str(error), "diverged": 1.0}
-    text = json.dumps({"setting": setting, "method": method, **found}) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def started(folder: Path, setting: str, method: str) -> dict[str, Any]:
-    """Measure one pair in a process of its own, unless that was done before."""
-    path = folder / f"{setting}.{method}.json"
-    if not path.exists():
-        command = [sys.executable, __file__, str(path), "--pair", setting, method]
+    for setting in settings:
+        path = _path(folder, setting, method)
+        if path.exists():
+            continue
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT
-            )
-            wrong = done.stderr.strip()[-300:]
-        except subprocess.TimeoutExpired:
-            wrong = f"longer than {LIMIT} s"
-        if not path.exists():
-            print(setting, method, "failed:", wrong, file=sys.stderr, flush=True)
-            return {"setting": setting, "method": method, "failed": wrong}
-        print(setting, method, flush=True)
-    return json.loads(path.read_text())
+            found = measured(setting, method)
+        except FedbilevelError as error:
+            found = {"failed": str(error), "diverged": 1.0}
+        text = json.dumps({"setting": setting, "method": method, **found}) + "\n"
+        write_atomically(path, lambda file, text=text: file.write(text.encode()))
+
+
+def started(folder: Path, method: str, settings: Sequence[str]) -> list[dict[str, Any]]:
+    """Measure a method in a process of its own; return what is known of it."""
+    paths = [_path(folder, setting, method) for setting in settings]
+    if not all(path.exists() for path in paths):
+        asked = ["--method", method, "--settings", ",".join(settings)]
+        command = [sys.executable, __file__, str(folder), *asked]
+        done = subprocess.run(command, capture_output=True, text=True)
+        told = done.stderr.strip()[-300:] if done.returncode else "done"
+        print(f"{method}: {told}", file=sys.stderr, flush=True)
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def _path(folder: Path, setting: str, method: str) -> Path:
+    return folder / f"{setting}.{method}.json"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -127,26 +128,25 @@ def main() -> None:
     """Measure what is asked for, and print the table of each setting."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--pair", nargs=2)
+    parser.add_argument("--method", help="one method, in this process")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--methods", default=",".join(algorithms.names()))
     asked = parser.parse_args()
-    if asked.pair:
-        kept(asked.folder, *asked.pair)
+    folder, settings = asked.folder, asked.settings.split(",")
+    folder.mkdir(parents=True, exist_ok=True)
+    if asked.method:
+        kept(folder, asked.method, settings)
         return
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    settings, methods = asked.settings.split(","), asked.methods.split(",")
-    pairs = [(setting, method) for setting in settings for method in methods]
     with ThreadPoolExecutor(max_workers=asked.workers) as pool:
-        found = list(pool.map(lambda pair: started(asked.folder, *pair), pairs))
+        names = asked.methods.split(",")
+        many = pool.map(lambda name: started(folder, name, settings), names)
+        found = [one for rows in many for one in rows]
     for setting in settings:
         print(f"\n{setting}\n")
         print(table([one for one in found if one["setting"] == setting]))
     text = json.dumps(found, indent=1) + "\n"
-    write_atomically(
-        asked.folder / "field.json", lambda file: file.write(text.encode())
-    )
+    write_atomically(folder / "field.json", lambda file: file.write(text.encode()))
 
 
 if __name__ == "__main__":

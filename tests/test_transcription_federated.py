@@ -202,7 +202,7 @@ def drawn_with_lower_updates(job, rounds, N):
     return given
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_aggitd_is_its_listing(whole):
     rounds, N = 5, 4
     steps: dict[str, Any] = {"alpha": 0.2, "beta": 0.3, "lam": 0.25}

@@ -104,16 +104,15 @@ def fedmsa(x, y, starts, firsts, walks, cohorts, *, alpha, beta, rho, tau):
             for xi, zeta in (client[m] for client in starts)
         ]
         z = z - beta * np.mean(slopes, axis=0)
-    w, zero = (x, y, z), (0 * x, 0 * y, 0 * z)
-    h, previous = zero, [zero] * K
+    w, h = (x, y, z), (0 * x, 0 * y, 0 * z)
+    previous = w
     for e, cohort in enumerate(cohorts):
         every, kept = [], (1 - rho) if e else 0
         for k in range(K):
-            d = three(w, firsts[k][e])
-            parts = zip(d, h, previous[k], strict=True)
+            now, then = three(w, firsts[k][e]), three(previous, firsts[k][e])
+            parts = zip(now, h, then, strict=True)
             every.append(tuple(a + kept * (b - c) for a, b, c in parts))
-            previous[k] = d
-        h, ends = mean(every), []
+        h, ends, previous = mean(every), [], w
         for k in cohort:
             own, before, now = h, w, moved(w, steps, h)
             for s in walks[k][e * (tau - 1) : (e + 1) * (tau - 1)]:

@@ -124,10 +124,10 @@ def fedmsa(x, y, starts, firsts, walks, cohorts, *, alpha, beta, rho, tau):
     return *w, *h
 
 
-def shrofbo(x, y, samples, taus, *, most, lr, gamma, normalized=True):
+def shrofbo(x, y, samples, taus, *, most, lr, gamma, normalized=True, products=()):
     """Return x, y, z; client i makes the first `taus[i]` of `most` local steps.
 
-    Without `normalized` it is SimFBO.
+    Without `normalized` it is SimFBO, then with other `products` MemFBO.
     """
     w = (x, y, np.zeros_like(y))
     for r in range(len(samples[0]) // most):
@@ -135,7 +135,7 @@ def shrofbo(x, y, samples, taus, *, most, lr, gamma, normalized=True):
         for client, tau in zip(samples, taus, strict=True):
             w_i, q = w, tuple(np.zeros_like(block) for block in w)
             for sample in client[r * most : r * most + tau]:
-                D = three(w_i, sample)
+                D = three(w_i, sample, *products)
                 q = tuple(a + b for a, b in zip(q, D, strict=True))
                 w_i = moved(w_i, lr, D)
             every.append(tuple(a / tau for a in q) if normalized else q)

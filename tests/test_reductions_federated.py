@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ def test_an_average_that_forgets_all_is_fedbio(seed, lr):
     assert_same(point_of(one, data, seed), point_of(other, data, seed))
 
 
+@pytest.mark.slow
 @few
 @given(lr=small, weight=st.floats(0.1, 0.9))
 def test_momentum_at_every_average_is_that_of_ma_soba(lr, weight):
@@ -61,6 +63,7 @@ def test_momentum_at_every_average_is_that_of_ma_soba(lr, weight):
     assert_same(point_of(one, data), point_of(MASOBA(*steps, weight), data))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_an_exchange_after_every_lower_step_is_fednest_without_anchors(seed, lr):
@@ -73,6 +76,7 @@ def test_an_exchange_after_every_lower_step_is_fednest_without_anchors(seed, lr)
     assert_same(point_of(one, data, seed), point_of(other, data, seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_a_recursion_of_one_step_that_forgets_all_is_fedbio(seed, lr):
@@ -91,6 +95,7 @@ def test_with_equal_numbers_of_steps_shrofbo_is_simfbo(seed, lr):
     assert_same(point_of(one, data, seed), point_of(other, data, seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_memfbo_whose_server_steps_like_its_clients_is_fedbio_with_differences(
@@ -110,6 +115,7 @@ def test_the_mean_of_momentum_that_forgets_all_is_fedbio(seed, lr):
     assert_same(point_of(one, data, seed), point_of(other, data, seed))
 
 
+@pytest.mark.slow
 @few
 @given(lr=small)
 def test_without_compression_ef_soba_is_fedbio(lr):

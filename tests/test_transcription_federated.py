@@ -14,6 +14,7 @@ from fedbilevel.algorithms.ef_soba import EFSOBA
 from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
 from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
 from fedbilevel.algorithms.fedmsa import FedMSA
+from fedbilevel.algorithms.memfbo import MemFBO
 from fedbilevel.algorithms.shrofbo import ShroFBO
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
@@ -52,7 +53,7 @@ def blocks(tree) -> list[Any]:
     return list(vars(tree).values())
 
 
-def test_fedbio_with_momentum_is_its_listing():
+def test_fedbio_momentum_is_its_listing():
     algorithm = FedBiOMomentum(*LR, 0.4, CubeRootDecay(2.0, 8.0), local_steps=P)
     job = bent_job(algorithm, quadratic_data(CLIENTS), seed=3)
     samples = draw_phase(job, "local", ROUNDS * P, three_lines)
@@ -161,13 +162,30 @@ def test_shrofbo_is_its_listing():
     assert np.linalg.norm(other[0] - expected[0]) > 1e-3
 
 
-def test_fedbio_with_differences_is_its_listing():
+def test_fedbio_differences_is_its_listing():
     """The lower level is no quadratic: a distance of 0.5 tells from a product."""
     algorithm = FedBiODifferences(*LR, 0.5, local_steps=P)
     job = bent_job(algorithm, quadratic_data(CLIENTS), seed=3)
     samples = draw_phase(job, "local", ROUNDS * P, three_lines)
     products = federated_listings.differences(0.5)
     expected = federated_listings.fedbio(X0, Y0, samples, p=P, lr=LR, products=products)
+    assert_close(blocks(end_of(job).server.point), expected)
+
+
+def test_memfbo_is_its_listing():
+    algorithm = MemFBO(*LR, *GAMMA, 0.5, local_steps=P)
+    job = bent_job(algorithm, quadratic_data(CLIENTS), seed=3)
+    expected = federated_listings.shrofbo(
+        X0,
+        Y0,
+        draw_phase(job, "local", ROUNDS * P, three_lines),
+        [P] * CLIENTS,
+        most=P,
+        lr=LR,
+        gamma=GAMMA,
+        normalized=False,
+        products=federated_listings.differences(0.5),
+    )
     assert_close(blocks(end_of(job).server.point), expected)
 
 
@@ -200,7 +218,7 @@ def drawn_with_lower_updates(job, rounds, N):
     return given
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_aggitd_is_its_listing(whole):
     rounds, N = 5, 4
     steps: dict[str, Any] = {"alpha": 0.2, "beta": 0.3, "lam": 0.25}
@@ -246,7 +264,7 @@ def test_br_fedbim_with_a_median_is_its_listing():
     assert_close(blocks(end_of(job).server.point), expected)
 
 
-def test_soba_with_compression_and_error_feedback_is_its_listing():
+def test_ef_soba_is_its_listing():
     """The largest of 2 and of 3 entries travel, the rest with the next ones."""
     job = bent_job(EFSOBA(*LR, fraction=0.3), quadratic_data(CLIENTS), seed=3)
     rounds = 4 * ROUNDS

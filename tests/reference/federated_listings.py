@@ -104,16 +104,15 @@ def fedmsa(x, y, starts, firsts, walks, cohorts, *, alpha, beta, rho, tau):
             for xi, zeta in (client[m] for client in starts)
         ]
         z = z - beta * np.mean(slopes, axis=0)
-    w, zero = (x, y, z), (0 * x, 0 * y, 0 * z)
-    h, previous = zero, [zero] * K
+    w, h = (x, y, z), (0 * x, 0 * y, 0 * z)
+    previous = w
     for e, cohort in enumerate(cohorts):
         every, kept = [], (1 - rho) if e else 0
         for k in range(K):
-            d = three(w, firsts[k][e])
-            parts = zip(d, h, previous[k], strict=True)
+            now, then = three(w, firsts[k][e]), three(previous, firsts[k][e])
+            parts = zip(now, h, then, strict=True)
             every.append(tuple(a + kept * (b - c) for a, b, c in parts))
-            previous[k] = d
-        h, ends = mean(every), []
+        h, ends, previous = mean(every), [], w
         for k in cohort:
             own, before, now = h, w, moved(w, steps, h)
             for s in walks[k][e * (tau - 1) : (e + 1) * (tau - 1)]:
@@ -125,10 +124,10 @@ def fedmsa(x, y, starts, firsts, walks, cohorts, *, alpha, beta, rho, tau):
     return *w, *h
 
 
-def shrofbo(x, y, samples, taus, *, most, lr, gamma, normalized=True):
+def shrofbo(x, y, samples, taus, *, most, lr, gamma, normalized=True, products=()):
     """Return x, y, z; client i makes the first `taus[i]` of `most` local steps.
 
-    Without `normalized` it is SimFBO.
+    Without `normalized` it is SimFBO, then with other `products` MemFBO.
     """
     w = (x, y, np.zeros_like(y))
     for r in range(len(samples[0]) // most):
@@ -136,7 +135,7 @@ def shrofbo(x, y, samples, taus, *, most, lr, gamma, normalized=True):
         for client, tau in zip(samples, taus, strict=True):
             w_i, q = w, tuple(np.zeros_like(block) for block in w)
             for sample in client[r * most : r * most + tau]:
-                D = three(w_i, sample)
+                D = three(w_i, sample, *products)
                 q = tuple(a + b for a, b in zip(q, D, strict=True))
                 w_i = moved(w_i, lr, D)
             every.append(tuple(a / tau for a in q) if normalized else q)

@@ -3,8 +3,8 @@ r"""FedMSA: local recursions on x, y and z that start from the mean directions.
 With the operators of FedBiO's directions, D_i = (nu_i, omega_i, q_i) at w = (x, y, z)
 (`fedbilevel.algorithms.fedbio`), for every round e:
 
-    all clients (1 exchange):   d_i = D_i(w; s),   D_i,prev <- d_i afterwards
-        h_i = d_i + (1 - rho) (h - D_i,prev),      h_i = d_i in the first round
+    all clients (1 exchange), w_prev being w of the last round:
+        h_i = D_i(w; s) + (1 - rho) (h - D_i(w_prev; s)),   D_i(w; s) in the first one
         h   = mean_i h_i
     a cohort (1 exchange), from w_0 = w and h:
         w_1 = w_0 - step h
@@ -14,19 +14,21 @@ With the operators of FedBiO's directions, D_i = (nu_i, omega_i, q_i) at w = (x,
 step is alpha for x and beta for y and z; one sample s at both points of a difference.
 All clients walk along the mean direction, corrected by what they see change, so that
 with exact oracles the limit is unbiased where clients differ, for any tau. With
-tau = rho = 1 it is FedBiO at p = 1. D_i,prev is what the client saw on the samples of
-the last round, and h the mean of all.
+tau = rho = 1 it is FedBiO at p = 1.
 
 Before the first round z is a sum of N terms, by N exchanges:
     z <- z - beta mean_i q_i,   from z = 0
 
-Exchanges a round: 2, with 2 (dx + 2 dy) floats each way. Evaluations of D_i: 2 tau - 1.
+Exchanges a round: 2, with 2 (dx + 2 dy) floats each way. Evaluations of D_i: 2 tau.
 
 Reference: Tarzanagh, Li, Sharma, Oymak, arXiv 2306.01648 (FedMSA).
-Deviations: the updates were read in the authors' program, with its z from a series of
-FedIHGP, here with beta in the place of 1/ell and samples of its own for every term; its
-5 rounds on y alone before the first one are left out. One that missed the last round
-starts as in the first.
+Deviations: the updates were read in the authors' program. That subtracts from h what
+client i saw at w_prev on the samples of the last round; the mean of all of that is h,
+so that rho changes nothing there. Here D_i(w_prev) is on the samples of now, as in
+STORM; with exact oracles the two agree. There z is from a series of FedIHGP, here with
+beta in the place of 1/ell and samples of its own for every term; 5 rounds on y alone
+before the first one are left out. One that missed the last round starts as in the
+first.
 """
 
 from dataclasses import replace
@@ -46,9 +48,10 @@ from fedbilevel.algorithms._local import (
     local_steps,
     move,
     no_memory,
+    previous_point,
 )
 from fedbilevel.algorithms._single import sampled, stepped, system_slope
-from fedbilevel.estimators import at_both
+from fedbilevel.estimators import Storm, at_both
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number
 
@@ -77,7 +80,7 @@ class FedMSA(AbstractAlgorithm):
         return Iterate(w, _tree.zeros_like(w))
 
     def init_client(self, x: Upper, y: Lower) -> Memory:
-        """Start without directions of an earlier round."""
+        """Start without a point of an earlier round."""
         return no_memory(Triple(x, y, _tree.zeros_like(y)))
 
     def setup(self) -> Phases:
@@ -116,14 +119,13 @@ class FedMSA(AbstractAlgorithm):
         return Pair(server.point.x, server.point.y)
 
     def seen(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
-        """Return h_i, and keep d_i."""
-        h = message.direction
-        d = evaluate(three_directions(oracle, turn.keys(1)[0]))(message.point)
-        known = memory.index == turn.index - 1
-        # Where there is nothing of the last round, the correction vanishes.
-        previous = _tree.select(known, memory.evaluated, h)
-        h = _tree.add_scaled(d, 1 - self.rho, _tree.subtract(h, previous))
-        return Memory(d, jnp.asarray(turn.index, jnp.int32)), h
+        """Return h_i, and keep the point."""
+        w, known = message.point, memory.index == turn.index - 1
+        weight = jnp.where(known, self.rho, 1.0)
+        G = evaluate(three_directions(oracle, turn.keys(1)[0]))
+        previous = previous_point(w, memory, turn)
+        h = Storm()(G, w, previous, message.direction, weight)
+        return Memory(w, jnp.asarray(turn.index, jnp.int32)), h
 
     def recursion(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
         """Walk tau steps along h and what changes of D_i on the way."""

@@ -28,7 +28,7 @@ MemFBO = Preset(
     SimFBO,
     summary="SimFBO without second derivatives, by differences of gradients.",
     reference="AAAI 2025, doi 10.1609/aaai.v39i21.34355; arXiv 2305.19442",
-    provenance="abstract read; construction reconstructed, unverified",
+    provenance="abstract read; listing reconstructed, unverified",
     parts={"distance": 1e-2},
     letters={
         "lr_x": "lr_x",

@@ -191,6 +191,7 @@ CASES = [
         FedF2SA(0.1, 0.2, 0.3, local_steps=2, alternating=True),
         floats=lambda dx, dy: dx + 2 * dy,
         two_client=PENALIZED,
+        repeats=True,
     ),
     Case(
         "fed-f2sa, degree 4",

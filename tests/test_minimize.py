@@ -15,7 +15,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.options import algorithm_from, as_options, options_of
 from fedbilevel.runtime import execute
-from tests.cases import quadratic_data
+from tests.cases import case_of, quadratic_data
 from tests.reference.bent_job import bent_job
 
 
@@ -109,10 +109,10 @@ SINGLE = [
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_method_of_one_machine_takes_what_tasks_recommend(name):
-    """It needs no option of its own, is written as options, and runs on pooled rows."""
-    entry = algorithms.find(name)
+    """It needs no option but what its row chooses, and runs on pooled rows."""
+    entry, chosen = algorithms.find(name), case_of(name).choices
     assert entry.pools
-    built = Experiment("quadratic", name).build()
+    built = Experiment("quadratic", name, options=chosen).build()
     assert built.setting.data.clients == 1
     written = as_options(entry, built.algorithm)
     assert set(written) <= set(options_of(entry))

@@ -20,9 +20,9 @@ what y moved by tells Delta. x is sent once.
 
 Reference: Haddadpour, Kamani, Mokhtari, Mahdavi, arXiv 2007.01154 (AISTATS 2021).
 Deviations: read in the authors' program, where Delta_k of the last line is not rounded.
-There it is multiplied by the client's weight before it is rounded, here it is not, and
-the server's reply is rounded, too. All clients take part in every round, whatever the
-size of a cohort is. Weights are `ClientData.weights`, equal by default.
+There the client's weight multiplies it before it is rounded, and Delta is rounded once
+more on its way down; here neither is done. All clients take part in every round,
+whatever the size of a cohort is. Weights are `ClientData.weights`, equal by default.
 """
 
 from typing import Any, ClassVar

@@ -68,6 +68,7 @@ def measured(setting: str, method: str) -> dict[str, Any]:
         "megabytes": (counts["bytes_down"] + counts["bytes_up"]) / 1e6,
         "samples": sum(counts["samples"].values()),
         "calls": counts["calls"],
+        "device": results[0].versions["device"],
         "seconds": float(np.mean([one.seconds["run"] for one in results])),
         "diverged": diverged,
     }
@@ -98,6 +99,12 @@ def started(folder: Path, method: str, settings: Sequence[str]) -> list[dict[str
         told = done.stderr.strip()[-300:] if done.returncode else "done"
         print(f"{method}: {told}", file=sys.stderr, flush=True)
     return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def fitting(method: str, settings: Sequence[str]) -> list[str]:
+    """Return the settings of a method: rows in one place know of no shards."""
+    pools = algorithms.find(method).pools
+    return [one for one in settings if not (pools and SETTINGS[one].participants)]
 
 
 def _path(folder: Path, setting: str, method: str) -> Path:
@@ -140,7 +147,9 @@ def main() -> None:
         return
     with ThreadPoolExecutor(max_workers=asked.workers) as pool:
         names = asked.methods.split(",")
-        many = pool.map(lambda name: started(folder, name, settings), names)
+        many = pool.map(
+            lambda name: started(folder, name, fitting(name, settings)), names
+        )
         found = [one for rows in many for one in rows]
     for setting in settings:
         print(f"\n{setting}\n")

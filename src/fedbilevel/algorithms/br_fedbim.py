@@ -71,7 +71,7 @@ class BRFedBiM(AbstractAlgorithm):
     lr_z: Number = number("z moves by lr_z d", step="lower")
     alpha: Number = number("what d_k forgets of itself in a step")
     robust: str = word(
-        "the rule R of the server", ROBUST, default="median", kw_only=True
+        "the rule R of the server", tuple(ROBUST), default="median", kw_only=True
     )
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 

@@ -33,6 +33,7 @@ ROWS = [
     row("regularization", "local-bsgvrm", 0.1, early=0.1),
     row("regularization", "fedavg", 0.01),
     row("regularization", "fedbioacc", math.nan),
+    row("regularization", "meha", 0.001, early=0.01, note="not to be compared"),
     failed("regularization", "fedbio-controls"),
     row("regularization-shards", "fednest", 0.2),
     row("regularization-shards", "fedbio", 0.3),

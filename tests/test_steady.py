@@ -17,6 +17,7 @@ from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.soba import SOBA
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
@@ -216,6 +217,25 @@ def test_a_run_that_explodes_goes_back_and_converges():
     ends = (outcome.state.server.server.point, plain.point)
     np.testing.assert_allclose(ends[0].x, ends[1].x, atol=1e-6)
     np.testing.assert_allclose(ends[0].y, ends[1].y, atol=1e-6)
+
+
+def test_what_is_told_has_the_number_of_a_round():
+    """Iterations are rounds of FedBiO with one local step, and a third of SOBA's."""
+    data, steps = quadratic_data(2, noise=0.0), (0.1, 2.5, 0.2)
+
+    def told(algorithm: AbstractAlgorithm, rounds: int) -> list[int]:
+        job = quadratic_job(SteadySteps(algorithm), data)
+        server = execute(SimulatorRuntime(job), rounds).state.server
+        words = " ".join(job.algorithm.events(server)).split()
+        return [
+            int(words[k + 1].strip(":,")) for k, w in enumerate(words) if w == "round"
+        ]
+
+    iterations = told(FedBiO(*steps, local_steps=1), 24)
+    assert iterations and max(iterations) > 8
+    now, back = iterations[::2], iterations[1::2]
+    expected = [[-(-a // 3), b // 3] for a, b in zip(now, back, strict=True)]
+    assert told(SOBA(*steps, local_steps=3), 8) == sum(expected, [])
 
 
 def guarded_ends(**more):

@@ -153,14 +153,17 @@ class Guard(eqx.Module):
             self, unfit=jnp.where(is_too_large & (self.unfit == 0), now, self.unfit)
         )
 
-    def told(self) -> list[str]:
-        """Say in words what happened, in the order of rounds."""
+    def told(self, times: int = 1) -> list[str]:
+        """Say in words what happened, in order; a round was judged so many times."""
         listed = self.rounds[: int(self.happened)].tolist()
         if int(self.unfit):
             listed = sorted(
                 [[UNFIT, int(self.unfit), 0], *listed], key=lambda one: one[1]
             )
-        told = [_TOLD[what].format(now=now, back=back) for what, now, back in listed]
+        told = [
+            _TOLD[what].format(now=(now - 1) // times + 1, back=back // times)
+            for what, now, back in listed
+        ]
         if int(self.replaced):
             told.append(
                 f"in {int(self.replaced)} rounds replies that were not finite were "

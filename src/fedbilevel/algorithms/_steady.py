@@ -29,6 +29,7 @@ from fedbilevel.algorithms._base import (
     Gathered,
     Phase,
     Phases,
+    Repeat,
     SeesTurn,
     ServerTurn,
     Turn,
@@ -160,7 +161,9 @@ class SteadySteps(AbstractWrapper):
 
     def events(self, server: Steady) -> list[str]:
         """Say what happened on the way."""
-        return [] if server.guard is None else server.guard.told()
+        if server.guard is None:
+            return []
+        return server.guard.told(_times_of_last(self.plain().phases()))
 
     def plain(self, sent: "Sent | None" = None, own: Array | None = None) -> Any:
         """Return the method with plain numbers; any, where only its shape counts."""
@@ -377,6 +380,12 @@ def _turned(
         never = jnp.zeros((), bool)
         return Turned(never, never, (server, way))
     return Turned(way.turns > before.turns, way.is_lost(), (guard.first, way.anew()))
+
+
+def _times_of_last(phases: Phases) -> int:
+    """Return how often the last phase, which judges, is in a round at most."""
+    last = phases[-1]
+    return last.times * _times_of_last(last.phases) if isinstance(last, Repeat) else 1
 
 
 def _kind(x: Upper) -> Any:

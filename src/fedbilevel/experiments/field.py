@@ -3,8 +3,8 @@
 It is a list of rows, one for each setting (a task, or a task and a word after a dash)
 and method: `metric` and its `mean` over seeds, `early` after a tenth of the rounds,
 `exchanges`, `megabytes`, `samples`, `seconds`, and `diverged`, the share of trials that
-did; or `failed`, with the reason. `benchmarks/field.py` writes it. A lower mean is
-better.
+did; or `failed`, with the reason. A row with a `note` cannot be compared, for the
+reason that it gives. `benchmarks/field.py` writes it. A lower mean is better.
 """
 
 import json
@@ -48,6 +48,7 @@ def places(
         for row in rows
         if row["setting"] == setting
         and row["method"] in names
+        and "note" not in row
         and math.isfinite(row.get(column, math.nan))
     ]
     found.sort(key=lambda row: (row[column], row["method"]))

@@ -326,7 +326,7 @@ def test_a_run_that_diverges_names_theta_and_the_curvature():
 
 def public() -> list[tuple[str, Any]]:
     """Return every class, and every preset, that `fedbilevel` exports."""
-    named = sorted(vars(fb).items())
+    named = [(name, getattr(fb, name)) for name in sorted(dir(fb))]
     return [
         (name, one)
         for name, one in named

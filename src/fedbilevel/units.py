@@ -66,7 +66,7 @@ class AbstractRelative(eqx.Module):
 
 
 class OfCurvature(AbstractRelative):
-    """A step as a share of 1/L1, or, `times`, a bound of L1 as a multiple of it."""
+    """A step as a `share` of 1/L1, or, with `times`, a bound of L1 as a multiple."""
 
     times: bool = eqx.field(static=True, default=False)
 
@@ -85,7 +85,7 @@ class OfCurvature(AbstractRelative):
 
 
 class OfDistance(AbstractRelative):
-    """A step of x as a multiple of the stride."""
+    """A step of x as a multiple, `share`, of the stride."""
 
     def value(self, measured: Measured) -> Float[Array, "..."]:
         """Return share * stride."""

@@ -52,11 +52,12 @@ from fedbilevel.schedules import count, number, word
 
 __all__ = ["BRFedBiM"]
 
+# Made when they are asked for: a module computes nothing when it is imported.
 ROBUST = {
-    "median": Median(),
-    "geometric-median": GeometricMedian(),
-    "trimmed-mean": TrimmedMean(0.2),
-    "mean": Mean(),
+    "median": Median,
+    "geometric-median": GeometricMedian,
+    "trimmed-mean": lambda: TrimmedMean(0.2),
+    "mean": Mean,
 }
 
 
@@ -81,7 +82,7 @@ class BRFedBiM(AbstractAlgorithm):
 
     def channel(self) -> Channel:
         """Reduce replies by the rule."""
-        return Channel((), ROBUST[self.robust])
+        return Channel((), ROBUST[self.robust]())
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y, 0)."""

@@ -58,7 +58,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Values:
-    """A few values, all of which may be tried."""
+    """A few `values`, all of which may be tried."""
 
     values: tuple[Any, ...]
 
@@ -77,9 +77,9 @@ class Values:
 
 @dataclass(frozen=True)
 class Search:
-    """Algorithms to try: `make(**point)` at points of a space.
+    """Algorithms to try, at points of a space.
 
-    `space` has a `Range` or `Values` for each name. `trials` points are tried, or all
+    `make` is called with the numbers of a point, by name. `space` has a `Range` or `Values` for each name. `trials` points are tried, or all
     there are where every name has values only. The `sampler` "fitted" spreads some of
     them evenly, and looks for the others around the best, ever closer; "even" spreads
     all, and "optuna" has its tree-structured Parzen estimator choose.

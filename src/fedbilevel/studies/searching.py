@@ -79,10 +79,11 @@ class Values:
 class Search:
     """Algorithms to try, at points of a space.
 
-    `make` is called with the numbers of a point, by name. `space` has a `Range` or `Values` for each name. `trials` points are tried, or all
-    there are where every name has values only. The `sampler` "fitted" spreads some of
-    them evenly, and looks for the others around the best, ever closer; "even" spreads
-    all, and "optuna" has its tree-structured Parzen estimator choose.
+    `make` is called with the numbers of a point, by name. `space` has a `Range` or
+    `Values` for each name. `trials` points are tried, or all there are where every name
+    has values only. The `sampler` "fitted" spreads some of them evenly, and looks for
+    the others around the best, ever closer; "even" spreads all, and "optuna" has its
+    tree-structured Parzen estimator choose.
     """
 
     make: Callable[..., AbstractAlgorithm]

@@ -803,8 +803,11 @@ def _rows(chosen: Callable[[Case], bool], takes_long: Callable[[Case], bool]) ->
 
 
 def structures_first(chosen: Callable[[Case], bool] = lambda _: True):
-    """Run a test for every row, too, but at length only for one of each structure."""
-    long = _rows(chosen, lambda case: case.name not in _STRUCTURES)
+    """Run a test for every listing, but at length only for one of each structure."""
+    long = _rows(
+        lambda case: case.name in _LISTINGS and chosen(case),
+        lambda case: case.name not in _STRUCTURES,
+    )
     return pytest.mark.parametrize("case", long)
 
 
@@ -853,6 +856,12 @@ def asks_everyone(case: Case) -> int:
 
 _DISTINCT = {_structure(case): case.name for case in CASES if not case.repeats}
 _STRUCTURES = set(_DISTINCT.values())
+# A preset is its class with other numbers, unless its parts make a structure of it: one
+# row of a class and a structure stands for the others.
+_OF_ITS_CLASS = {
+    (type(one.algorithm), _structure(one)): one.name for one in CASES[::-1]
+}
+_LISTINGS = _STRUCTURES | set(_OF_ITS_CLASS.values())
 EVERY = for_cases()
 # Without a program nothing takes long.
 ROWS = pytest.mark.parametrize("case", _rows(lambda _: True, lambda _: False))

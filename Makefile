@@ -21,14 +21,11 @@ test: install
 	$(BIN)/pyright
 	$(BIN)/pytest -n 2 --dist loadfile
 
-# What would take `make test` beyond ten minutes on two cores. Where every method is
-# run, every annotated shape and type is checked at every call.
-METHODS := $(wildcard $(addprefix tests/test_, rows.py known_answers*.py runtimes.py \
-  channels.py counts.py clipping.py transcription*.py reductions*.py))
-
+# What would take `make test` beyond ten minutes on two cores. Where every listing is run
+# beside its transcription, every annotated shape and type is checked at every call.
 test-all: install
-	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -m slow -n 2 --dist loadfile $(METHODS)
-	$(BIN)/pytest -m slow -n 2 --dist loadfile $(METHODS:%=--ignore=%)
+	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist loadfile tests/test_transcription*
+	$(BIN)/pytest -m slow -n 2 --dist loadfile
 
 # Plants mistakes one at a time: do the tests notice?
 mutants: install

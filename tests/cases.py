@@ -811,6 +811,11 @@ def structures_first(chosen: Callable[[Case], bool] = lambda _: True):
     return pytest.mark.parametrize("case", long)
 
 
+def of_structures(chosen: Callable[[Case], bool]):
+    """Run a test for one row of each structure, where that has a property."""
+    return for_cases(lambda case: case.name in _STRUCTURES and chosen(case))
+
+
 def _structure(case: Case) -> tuple:
     """Return what a runtime sees of an algorithm: what is kept where, and its phases.
 
@@ -868,12 +873,8 @@ ROWS = pytest.mark.parametrize("case", _rows(lambda _: True, lambda _: False))
 # One algorithm of each structure, where a test is about runtimes and costs a program.
 STRUCTURES = for_cases(lambda case: case.name in _STRUCTURES)
 # Those of the structures that ask most of a runtime: memories, private blocks, nests.
-DEMANDING = for_cases(
-    lambda case: (
-        case.name in _STRUCTURES
-        and not case.pools
-        and (keeps_something(case) or has_several_phases(case))
-    )
+DEMANDING = of_structures(
+    lambda case: not case.pools and (keeps_something(case) or has_several_phases(case))
 )
 
 

@@ -31,9 +31,9 @@ from tests.cases import (
     case_of,
     cohort_of,
     data_for,
+    of_structures,
     quadratic_data,
     quadratic_job,
-    structures_first,
 )
 from tests.federation import Loopback, server_of, site_of
 from tests.reference.bent_job import X0, Y0, bent_job, only_rows
@@ -122,7 +122,7 @@ def runs_each_phase_once(case) -> bool:
 
 
 @pytest.mark.slow
-@structures_first(runs_each_phase_once)
+@of_structures(runs_each_phase_once)
 def test_a_first_round_only_measures(case):
     """There it is the method itself, of any structure; bounds are known after it."""
     algorithm, data = quantile_clipped(case.algorithm, 0.5), data_for(case, 3)

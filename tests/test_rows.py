@@ -24,6 +24,7 @@ from tests.cases import (
     cohort_of,
     has_several_phases,
     keeps_something,
+    of_structures,
     structures_first,
 )
 from tests.watching import ROUNDS, cohort_job, observed, simulated
@@ -171,7 +172,7 @@ def moves_alone(case) -> bool:
 
 
 @pytest.mark.slow
-@structures_first(moves)
+@of_structures(moves)
 def test_steps_of_length_one_are_the_method_itself(case):
     """On the server, and on clients where a local step can stand alone: one program."""
     inner: Any = case.algorithm

@@ -862,9 +862,12 @@ def asks_everyone(case: Case) -> int:
 _DISTINCT = {_structure(case): case.name for case in CASES if not case.repeats}
 _STRUCTURES = set(_DISTINCT.values())
 # A preset is its class with other numbers, unless its parts make a structure of it: one
-# row of a class and a structure stands for the others.
+# row of a class and a structure stands for the others. Rows that repeat a structure are
+# run beside their transcription, and to their limit, but not on every runtime.
 _OF_ITS_CLASS = {
-    (type(one.algorithm), _structure(one)): one.name for one in CASES[::-1]
+    (type(one.algorithm), _structure(one)): one.name
+    for one in CASES[::-1]
+    if not one.repeats
 }
 _LISTINGS = _STRUCTURES | set(_OF_ITS_CLASS.values())
 EVERY = for_cases()

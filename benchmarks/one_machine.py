@@ -25,7 +25,7 @@ from fedbilevel.studies.comparison import Contender, compared
 from fedbilevel.studies.setting import Setting
 
 SIZE, ROWS, BATCH = 100, 1024, 64
-LARGE = 16  # batches of a full pass, of methods that make one now and then
+LARGE = ROWS // BATCH  # batches of a full pass, of methods that make one now and then
 THETA, TERMS = 0.1, 10
 STEPS_X = (0.01, 0.03, 0.1, 0.3)
 STEPS_Y = (0.03, 0.1, 0.2)
@@ -117,9 +117,9 @@ def candidates(name: str) -> list[Any]:
     make = {
         "soba": lambda x, y: SOBA(x, y, y, local_steps=10),
         "saba": lambda x, y: SABA(x, y, y, parts=LARGE, local_steps=10),
-        "srba": lambda x, y: SRBA(x, y, y, period=LARGE, large_batch=ROWS),
+        "srba": lambda x, y: SRBA(x, y, y, period=LARGE, large_batch=LARGE),
         "vrbo": lambda x, y: VRBO(
-            series, x, y, inner_steps=3, period=LARGE, large_batch=ROWS
+            series, x, y, inner_steps=3, period=LARGE, large_batch=LARGE
         ),
         "mrbo": lambda x, y: MRBO(series, 1.0, 0.1, 0.1, x, y, **storm),
         "sustain": lambda x, y: SUSTAIN(random, 1.0, 0.1, 0.1, x, y, **storm),
@@ -136,7 +136,7 @@ def main(folder: Path, samples: int = 2_000_000) -> None:
         tried = candidates(name)
         ledger = Ledger(setting.job(tried[0]))
         first, second = ledger.cumulative(jax.random.key(0), 2)["samples"]
-        rounds = max(int(samples // (second - first)), LOOKS)
+        rounds = max(int(samples // (second - first)), 1)
         found = compared(
             setting,
             {name: Contender(tried, True)},

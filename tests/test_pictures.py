@@ -72,6 +72,12 @@ def test_costs_are_logarithmic_only_where_they_are_far_apart():
     assert scales == ["linear", "log", "linear", "linear"]
 
 
+def test_what_nobody_pays_has_no_panel():
+    figure = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(0, 0))
+    labels = [panel.get_xlabel() for panel in figure.axes]
+    assert labels == ["exchanges", "samples drawn", "seconds"]
+
+
 def test_what_costs_nothing_is_missing_there_and_still_named():
     figure = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(0, 1))
     assert [len(panel.lines) for panel in figure.axes] == [3, 2, 3, 3]

@@ -54,6 +54,18 @@ def test_the_order_is_that_of_the_results_of_those_that_fit():
     assert names("regularization", differ=True)[:2] == ["fednest", "fedbio"]
 
 
+def test_few_rounds_are_few_exchanges():
+    # What took 402 is compared with what took 201; what took 2010 comes after them.
+    rows = [
+        row("regularization", "fednest", 0.1, early=0.1, exchanges=2010),
+        row("regularization", "fedbio", 0.6, early=0.9),
+        row("regularization", "fedmsa", 0.5, early=0.8, exchanges=402),
+    ]
+    order = ["fedmsa", "fedbio", "fednest"]
+    assert names("regularization", rows=rows, few_rounds=True) == order
+    assert names("regularization", rows=rows) == ["fednest", "fedmsa", "fedbio"]
+
+
 def test_what_is_told_is_what_was_measured():
     first, second, _ = recommend("regularization", rows=ROWS)
     assert first.measured == (

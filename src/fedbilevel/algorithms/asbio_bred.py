@@ -64,7 +64,7 @@ class ASBiOBreD(AbstractAlgorithm):
     lr_y: Number = number("y moves by lr_y v", step="lower")
     l1: Number = number(L1, default=0.0)
     period: int = count("iterations from one large batch to the next, q", default=10)
-    large_batch: int = count("samples in a large batch, B", default=10)
+    large_batch: int = count("batches of the run in a large one, B", default=10)
     psi: str = word(PSI, PSIS, default=SQUARE, kw_only=True)
 
     def __check_init__(self) -> None:

@@ -50,7 +50,7 @@ class SPABA(AbstractAlgorithm):
     lr_y: Number = number("y moves by lr_y d_y", step="lower")
     lr_z: Number = number("z moves by lr_z d_z", step="lower")
     probability: Number = number("chance of a large batch, pr", default=0.1)
-    large_batch: int = count("samples in a large batch, B", default=9)
+    large_batch: int = count("batches of the run in a large one, B", default=9)
     longest: int = count("most iterations between two large batches", default=100)
 
     def __check_init__(self) -> None:

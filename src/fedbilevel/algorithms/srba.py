@@ -45,7 +45,7 @@ class SRBA(AbstractAlgorithm):
     lr_y: Number = number("y moves by lr_y d_y", step="lower")
     lr_z: Number = number("z moves by lr_z d_z", step="lower")
     period: int = count("iterations from one large batch to the next, q", default=10)
-    large_batch: int = count("samples in a large batch, B", default=10)
+    large_batch: int = count("batches of the run in a large one, B", default=10)
 
     def __check_init__(self) -> None:
         check_counts(self, period=self.period, large_batch=self.large_batch)

@@ -67,7 +67,7 @@ class VRBO(AbstractAlgorithm):
     lr_y: Number = number("y moves by lr_y v", step="lower")
     inner_steps: int = count("lower steps for each step of x, m", default=3)
     period: int = count("steps of x from one large batch to the next, q", default=3)
-    large_batch: int = count("samples in a large batch, B", default=10)
+    large_batch: int = count("batches of the run in a large one, B", default=10)
 
     def __check_init__(self) -> None:
         check_counts(

@@ -13,9 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-__all__ = ["Place", "Row", "places", "settings_of", "shipped"]
+__all__ = ["MANY", "Place", "Row", "places", "settings_of", "shipped"]
 
 Row = Mapping[str, Any]
+MANY = 2.5  # two exchanges a round, and one now and then, are not many
 
 
 class Place(NamedTuple):
@@ -42,7 +43,11 @@ def settings_of(rows: Sequence[Row], task: str) -> list[str]:
 def places(
     rows: Sequence[Row], setting: str, names: Collection[str], column: str
 ) -> dict[str, Place]:
-    """Return the places of some methods in one setting, by one column."""
+    """Return the places of some methods in one setting, by one column.
+
+    Early on exchanges count: whoever makes over `MANY` times as many in a round as
+    the most frugal comes after all who do not.
+    """
     found = [
         row
         for row in rows
@@ -51,7 +56,13 @@ def places(
         and "note" not in row
         and math.isfinite(row.get(column, math.nan))
     ]
-    found.sort(key=lambda row: (row[column], row["method"]))
+    fewest = min((row["exchanges"] for row in found), default=0)
+
+    def order(row: Row) -> tuple:
+        many = column == "early" and row["exchanges"] > MANY * fewest
+        return many, row[column], row["method"]
+
+    found.sort(key=order)
     return {
         row["method"]: Place(rank, len(found), row) for rank, row in enumerate(found, 1)
     }

@@ -33,8 +33,9 @@ class Situation:
 
     `differ` says whether clients hold data of different kinds; not known, they may.
     Without `hessian` gradients are all that can be had. With `few_rounds` it counts
-    what is reached early. `participants` of the `clients` take part in an exchange.
-    `question` is one of `fedbilevel.experiments.needs.QUESTIONS`.
+    what is reached early, and by few exchanges. `participants` of the `clients` take
+    part in an exchange. `question` is one of those in
+    `fedbilevel.experiments.needs.QUESTIONS`.
     """
 
     clients: int | None = None

@@ -8,9 +8,9 @@ import numpy as np
 from fedbilevel.report.comparison import seconds
 from fedbilevel.result import Result
 
-__all__ = ["AXES", "along", "axes_of", "cost_scale", "value_scale"]
+__all__ = ["along", "axes_of", "cost_scale", "value_scale"]
 
-AXES = ("exchanges", "megabytes", "samples", "seconds")
+_AXES = ("exchanges", "megabytes", "samples", "seconds")
 _COLUMN = {"exchanges": "exchanges", "megabytes": "bytes", "samples": "samples"}
 # Shares, between 0 and 1: what one more hundredth is worth does not depend on where.
 _SHARES = ("accuracy", "auc", "share", "weight")
@@ -18,9 +18,18 @@ _DECADE = 10.0
 
 
 def axes_of(results: Sequence[Result]) -> tuple[str, ...]:
-    """Return what all of these can be drawn against; rounds if nothing was counted."""
-    known = all(set(_COLUMN.values()) <= set(one.columns) for one in results)
-    return AXES if known else ("rounds", "seconds")
+    """Return what all of these can be drawn against; rounds if nothing was counted.
+
+    What none of them costs is left out: one machine exchanges nothing.
+    """
+    if not all(set(_COLUMN.values()) <= set(one.columns) for one in results):
+        return "rounds", "seconds"
+    free = {
+        axis
+        for axis, column in _COLUMN.items()
+        if not any(np.any(one.columns[column] > 0) for one in results)
+    }
+    return tuple(axis for axis in _AXES if axis not in free)
 
 
 def along(result: Result, axis: str) -> np.ndarray:

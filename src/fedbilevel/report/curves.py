@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.report._picture import as_png, new_figure
-from fedbilevel.report.axes import AXES, along, cost_scale, value_scale
+from fedbilevel.report.axes import along, axes_of, cost_scale, value_scale
 from fedbilevel.report.comparison import stacked
 from fedbilevel.result import Result
 
@@ -30,11 +30,16 @@ def curves_figure(
 
     What costs nothing (pooled data send no bytes) is missing where that is the axis.
     """
-    figure = new_figure(13, 7.5)
-    panels = list(figure.subplots(2, 2, sharey=True).flat)
     every = [result for many in results.values() for result in many]
+    axes = axes_of(every)
+    panel_rows = -(-len(axes) // 2)
+    figure = new_figure(13, 3.75 * panel_rows)
+    panels = list(figure.subplots(panel_rows, 2, sharey=True).flat)
+    for spare in panels[len(axes) :]:
+        spare.remove()
+    panels = panels[: len(axes)]
     values = np.concatenate([result.columns[metric] for result in every])
-    for panel, axis in zip(panels, AXES, strict=True):
+    for panel, axis in zip(panels, axes, strict=True):
         ends = _draw_panel(panel, results, metric, axis)
         panel.axhline(target, color="gray", linewidth=0.8, linestyle="-.")
         panel.set(xlabel=_LABELS.get(axis, axis), ylabel=metric)

@@ -97,10 +97,10 @@ def _operations(jaxpr) -> float:
     return total
 
 
-def matrix_rate() -> float:
+def matrix_rate(precision=jnp.float32) -> float:
     """Measure operations per second of a large matrix product on one device."""
     side = 2048 if jax.default_backend() == "cpu" else 8192
-    square = jr.normal(jr.key(0), (side, side), jnp.float32)
+    square = jr.normal(jr.key(0), (side, side), precision)
     product = jax.jit(lambda a: a @ a)
     jax.block_until_ready(product(square))
     return 2 * side**3 / min(_timed(lambda: product(square)) for _ in range(5))

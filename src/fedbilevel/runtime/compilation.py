@@ -1,8 +1,10 @@
-"""Compiles ahead of time, once per program, and says how long it took."""
+"""Compiles ahead of time, once per program, and says how long one waited for it."""
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +14,9 @@ from fedbilevel import _evaluation
 from fedbilevel._evaluation import Evaluation
 
 _LARGEST = 64
-_programs: OrderedDict[Any, Any] = OrderedDict()
+# Several threads may ask for programs: whoever asks first compiles, the others wait.
+_programs: OrderedDict[Any, Future] = OrderedDict()
+_changing = threading.Lock()
 
 
 def compiled(
@@ -44,16 +48,25 @@ def compiled(
         tuple(shapes),
         jax.tree.structure(arrays),
     )
-    seconds = 0.0
-    if identity not in _programs:
-        started = time.perf_counter()
-        with _evaluation.using(evaluation):
-            _programs[identity] = _build(function, static, arrays, donate)
-        seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    with _changing:
+        mine = identity not in _programs
+        made = _programs.setdefault(identity, Future())
+        _programs.move_to_end(identity)
         if len(_programs) > _LARGEST:
             _programs.popitem(last=False)
-    _programs.move_to_end(identity)
-    program = _programs[identity]
+    if mine:
+        try:
+            with _evaluation.using(evaluation):
+                made.set_result(_build(function, static, arrays, donate))
+        except BaseException as error:
+            with _changing:
+                _programs.pop(identity, None)
+            made.set_exception(error)
+            raise
+    known = made.done() and not mine
+    program = made.result()
+    seconds = 0.0 if known else time.perf_counter() - started
 
     def call(fixed: Any, *arguments: Any) -> Any:
         return program(*eqx.filter((fixed, *arguments), eqx.is_array))

@@ -97,11 +97,10 @@ def _driven(
     total = max(int(limits.max()), done)
     if done < total:
         columns = _due(columns, measure_every, limits)
-    rule = Rule.of(stopping, limits if runtime.runs else limits[0])
+    rule, ends = _rule(runtime, stopping, limits, total)
     if columns:
         rule.check(columns)
     track = tracked(rule, columns, runtime.runs, measure_every)
-    ends = stopping.looks or bool((limits < total).any())
     chunk, late, asked, untold = 1, False, "", len(columns.get("round", ()))
     while done < total and bool((np.asarray(track.reason) == RUNNING).any()):
         stop = int(min(total, done + chunk, keeper.latest_stop()))
@@ -140,6 +139,25 @@ def _driven(
     if asked and done < rounds:
         told = f"after round {done}: {asked}"
     return Outcome(runtime.fetch(state), columns, keeper.seconds(), told, track)
+
+
+def first_span(
+    runtime: Runtime, rounds: int, measure_every: int = 1, stopping: Stopping = NEVER
+) -> Span:
+    """Return the first round of a run, as `execute` asks for it."""
+    limits = _limits(runtime, stopping, rounds)
+    total = int(limits.max())
+    rule, ends = _rule(runtime, stopping, limits, total)
+    track = tracked(rule, {}, runtime.runs, measure_every)
+    return Span(0, 1, total, measure_every, limits, rule, track, ends)
+
+
+def _rule(
+    runtime: Runtime, stopping: Stopping, limits: np.ndarray, total: int
+) -> tuple[Rule, bool]:
+    """Return when runs end, and whether one may do so before the last round."""
+    rule = Rule.of(stopping, limits if runtime.runs else limits[0])
+    return rule, stopping.looks or bool((limits < total).any())
 
 
 def _reason(track: Track, spent: bool) -> int:

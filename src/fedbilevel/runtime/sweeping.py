@@ -107,6 +107,14 @@ class SweepRuntime:
         track = jax.tree.map(np.asarray, track)
         return Advance(after, table, int(done), track, place)
 
+    def prepare(self, span: Span) -> None:
+        """Compile what `start` and `advance` will run."""
+        state = self.layout.place_state(self.blank().state)
+        if self.job.algorithm.setup():
+            self._compile(program.setup, self._varying, state)
+        arguments = (self._varying, state, placed_span(self.layout, span))
+        self._compile(program.advance, *arguments)
+
     def fetch(self, state: SweepState) -> SweepState:
         """Return the state on the host, one entry per run and client."""
         inner = self.layout.fetch_state(state.state)

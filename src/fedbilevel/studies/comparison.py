@@ -4,10 +4,15 @@ Each may be tuned first, by `tuning`, with other random seeds than those compare
 searches may cost as much as the first of them does.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from fedbilevel._folders import TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
@@ -16,10 +21,10 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
-from fedbilevel.runtime import Sampling, Stopping, Watch
+from fedbilevel.runtime import Job, Sampling, Stopping, Watch
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.studies.searching import Search
-from fedbilevel.studies.seeds import run_seeds
+from fedbilevel.studies.seeds import compile_seeds, run_seeds
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
@@ -129,34 +134,70 @@ def compared(
     found = Comparison(setting.headline)
     searches = _Searches(rounds, seeds, keeping, **(tuning or {}))
     searches.limit_to_first(setting, contenders.values())
-    for name, contender in contenders.items():
-        about(name)
-        folder = None if keeping is None else Path(keeping.folder) / name
-        done = _finished(folder, seeds)
-        here = _setting_of(setting, contender)
-        if done is not None:
-            found.results[name] = done
-            searches.recall(name, contender, here)
-            continue
-        try:
-            best = searches.best(name, contender, here, more.get("watch"))
-            found.results[name] = run_seeds(
-                here.job(best),
-                rounds,
-                seeds,
-                checkpoints=keeping and keeping.part(name),
-                **more,
-            )
-        except NonFiniteError as error:
-            found.diverged[name] = error
-            continue
-        if folder is not None:
-            for result in found.results[name]:
-                result.save(folder / f"seed-{result.config['seed']}")
+    folders = {
+        name: None if keeping is None else Path(keeping.folder) / name
+        for name in contenders
+    }
+    done = {name: _finished(folder, seeds) for name, folder in folders.items()}
+    left = {name: one for name, one in contenders.items() if done[name] is None}
+    with _compiling_ahead(setting, left, rounds, seeds, more) as jobs:
+        for name, contender in contenders.items():
+            about(name)
+            here, finished = _setting_of(setting, contender), done[name]
+            if finished is not None:
+                found.results[name] = finished
+                searches.recall(name, contender, here)
+                continue
+            try:
+                best = searches.best(name, contender, here, more.get("watch"))
+                found.results[name] = run_seeds(
+                    jobs.get(name) or here.job(best),
+                    rounds,
+                    seeds,
+                    checkpoints=keeping and keeping.part(name),
+                    **more,
+                )
+            except NonFiniteError as error:
+                found.diverged[name] = error
+                continue
+            if folders[name] is not None:
+                for result in found.results[name]:
+                    result.save(folders[name] / f"seed-{result.config['seed']}")
     found.tuned.update(searches.tuned)
     if not found.results:
         raise next(iter(found.diverged.values()))
     return found
+
+
+@contextmanager
+def _compiling_ahead(
+    setting: Setting,
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    seeds: Sequence[int],
+    more: Mapping[str, Any],
+) -> Iterator[dict[str, Job]]:
+    """Give the jobs of who is not tuned, whose programs compile in other threads.
+
+    To compile takes longer than to run, and one program is compiled on one core: five
+    methods of the `representation` task take 120 s on an H200 one after the other.
+    """
+    jobs = {
+        name: _setting_of(setting, one).job(one.candidates[0])
+        for name, one in contenders.items()
+        if not isinstance(one.candidates, Search) and len(one.candidates) == 1
+    }
+    how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        # Processes that joined must compile in the same order. What goes wrong here
+        # goes wrong again where it is waited for, and is told there.
+        if len(jobs) > 1 and jax.process_count() == 1:
+            for job in jobs.values():
+                pool.submit(compile_seeds, job, rounds, seeds, **how)
+        try:
+            yield jobs
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _setting_of(setting: Setting, contender: Contender) -> Setting:

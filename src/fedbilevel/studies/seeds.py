@@ -26,13 +26,13 @@ from fedbilevel.runtime import (
     execute,
     mesh,
 )
-from fedbilevel.runtime.driver import NEVER
+from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.single import result_of
 
-__all__ = ["run_seeds", "sweep", "swept"]
+__all__ = ["compile_seeds", "run_seeds", "sweep", "swept"]
 
 
 def sweep(
@@ -117,6 +117,19 @@ def swept(
             one = result_of(own, one, ledger, task, settings)
         results.append(one)
     return results
+
+
+def compile_seeds(
+    job: Job,
+    rounds: int,
+    seeds: Sequence[int],
+    *,
+    measure_every: int = 1,
+    stopping: Stopping = NEVER,
+) -> None:
+    """Compile the program that `run_seeds` will run, and run nothing."""
+    runtime = SweepRuntime(job, seeds=seeds)
+    runtime.prepare(first_span(runtime, rounds, measure_every, stopping))
 
 
 def run_seeds(job: Job, rounds: int, seeds: Sequence[int], **more: Any) -> list[Result]:

@@ -115,6 +115,19 @@ def test_a_block_is_a_field_of_a_pair_or_the_rest():
     assert count_blocks({"w": jnp.ones(2), "b": jnp.ones(1)}) == 1
     assert count_blocks(Pair(None, {"w": jnp.ones(2), "b": None})) == 1
     assert count_blocks((Pair(jnp.ones(1), None), jnp.ones(2), jnp.ones(3))) == 2
+    assert count_blocks((jnp.ones(2), jnp.ones(()), jnp.ones(()))) == 2
+
+
+@pytest.mark.parametrize("coder", [TopK(0.1), Quantize(2)])
+def test_numbers_told_beside_a_direction_arrive_as_they_are(coder):
+    direction = jnp.asarray([300.0, -7.0, 1e-3])
+    for beside in [(jnp.asarray(16.1), jnp.asarray(200.0)), (jnp.asarray(0.4),)]:
+        for change in [(direction, *beside), (Pair(direction, None), *beside)]:
+            arrived, memory = sent_through(Channel((coder,)), change, jr.key(1))
+            assert arrived[1:] == beside
+            assert not np.allclose(jax.tree.leaves(arrived[0])[0], direction)
+            again, _ = sent_through(Channel((coder,)), change, jr.key(2), memory)
+            assert again[1:] == beside  # nothing of them was left to send
 
 
 def test_clipping_is_exact_and_by_block():

@@ -9,6 +9,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._types import AbstractBlocks, Pair
@@ -76,8 +77,9 @@ def combine(first: PyTree, second: PyTree) -> PyTree:
 def leaf_numbers(tree: PyTree) -> list[list[int]]:
     """Return which leaves make up each block.
 
-    A block is one field of a `Pair` or a `Triple`, with all its leaves. Whatever is
-    outside of them is one block together.
+    A block is one field of a `Pair` or a `Triple`, with all its leaves. Arrays that
+    are outside of them are one block together, and so are single numbers: of those, a
+    curvature or a count, one says nothing about the size of another.
     """
     leaves, structure = jax.tree.flatten(tree)
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
@@ -87,5 +89,7 @@ def leaf_numbers(tree: PyTree) -> list[list[int]]:
     pairs = [part for part in parts if isinstance(part, AbstractBlocks)]
     inside = [getattr(pair, one.name) for pair in pairs for one in fields(pair)]
     outside = [part for part in parts if not isinstance(part, AbstractBlocks)]
-    blocks = [jax.tree.leaves(block) for block in (*inside, outside)]
+    arrays = [number for number in outside if np.ndim(leaves[number])]
+    single = [number for number in outside if not np.ndim(leaves[number])]
+    blocks = [jax.tree.leaves(block) for block in (*inside, arrays, single)]
     return [numbers for numbers in blocks if numbers]

@@ -1,8 +1,8 @@
 """The blocks of a reply as vectors: what is clipped, thinned out or scaled as one.
 
 A block is one field of a `Pair` or a `Triple`: x, y or z of a point, or of a direction,
-with all its leaves. Whatever a reply holds outside of them is one block together:
-phases that send a single x or y send it bare.
+with all its leaves. Arrays that a reply holds outside of them are one block together:
+phases that send a single x or y send it bare. Single numbers beside them are another.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from fedbilevel._blocks import leaf_numbers
 
 __all__ = [
+    "are_single_numbers",
     "change_blocks",
     "count_blocks",
     "from_vectors",
@@ -42,6 +44,15 @@ def to_vectors(tree: PyTree) -> list[Array]:
 def vector_shapes(tree: PyTree) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of these vectors, from arrays or from their shapes."""
     return jax.eval_shape(to_vectors, tree)
+
+
+def are_single_numbers(tree: PyTree) -> list[bool]:
+    """Say of each block whether it has no array: a scalar x, or what is told beside."""
+    leaves = jax.tree.leaves(tree)
+    return [
+        all(np.ndim(leaves[number]) == 0 for number in numbers)
+        for numbers in leaf_numbers(tree)
+    ]
 
 
 def from_vectors(vectors: list[Array], like: PyTree) -> PyTree:

@@ -9,7 +9,12 @@ from jaxtyping import PyTree
 
 from fedbilevel._types import Key
 from fedbilevel.channels._base import AbstractCoder, AbstractReduction
-from fedbilevel.channels._vectors import from_vectors, to_vectors, vector_shapes
+from fedbilevel.channels._vectors import (
+    are_single_numbers,
+    from_vectors,
+    to_vectors,
+    vector_shapes,
+)
 from fedbilevel.channels.coders import Privacy, Protected
 from fedbilevel.channels.reductions import Mean
 from fedbilevel.errors import InvalidInputError
@@ -24,7 +29,8 @@ class Channel(eqx.Module):
     `coders` are applied in their order, `reduction` makes one of all replies.
     A change is a reply less what both sides know of it beforehand. Without coders it
     travels as it is. `Privacy` comes first: what follows only sees its output. Only the
-    last coder may compress.
+    last coder may compress, and it does not touch single numbers: to thin out or round
+    the curvature that a client tells beside its direction saves nothing.
     """
 
     coders: tuple[AbstractCoder, ...] = eqx.field(converter=tuple, default=())
@@ -101,36 +107,39 @@ class Channel(eqx.Module):
 
     def start(self, change_like: PyTree) -> PyTree:
         """Return what a client remembers before its first change of these shapes."""
+        if not self.coders:
+            return ()
+        blocks = zip(vector_shapes(change_like), self._coders(change_like), strict=True)
         return tuple(
-            tuple(coder.start(like) for coder in self.coders)
-            for like in (vector_shapes(change_like) if self.coders else ())
+            tuple(coder.start(like) for coder in coders) for like, coders in blocks
         )
+
+    def _coders(self, change_like: PyTree) -> list[tuple[AbstractCoder, ...]]:
+        """Return what each block goes through: single numbers are not compressed."""
+        some = tuple(coder for coder in self.coders if not coder.compresses)
+        single = are_single_numbers(change_like)
+        return [some if alone else self.coders for alone in single]
 
     def encode(self, change: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         """Return exactly what travels, and what the client remembers then."""
         if not self.coders:
             return change, memory
         coded, held = [], []
-        for number, vector in enumerate(to_vectors(change)):
-            one, kept = self._encode(vector, memory[number], jr.fold_in(key, number))
+        blocks = zip(to_vectors(change), self._coders(change), memory, strict=True)
+        for number, (vector, coders, kept) in enumerate(blocks):
+            one, after = _encode(coders, vector, kept, jr.fold_in(key, number))
             coded.append(one)
-            held.append(kept)
+            held.append(after)
         return tuple(coded), tuple(held)
-
-    def _encode(self, vector: Any, memory: tuple, key: Key) -> tuple[Any, tuple]:
-        held = []
-        for number, (coder, kept) in enumerate(zip(self.coders, memory, strict=True)):
-            vector, kept = coder.encode(vector, kept, jr.fold_in(key, number))
-            held.append(kept)
-        return vector, tuple(held)
 
     def decode(self, coded: PyTree, like: PyTree) -> PyTree:
         """Return the change that arrives; `like` has its shapes."""
         if not self.coders:
             return coded
         vectors = []
-        for vector, shape in zip(coded, vector_shapes(like), strict=True):
-            for coder in reversed(self.coders):
+        blocks = zip(coded, vector_shapes(like), self._coders(like), strict=True)
+        for vector, shape, coders in blocks:
+            for coder in reversed(coders):
                 vector = coder.decode(vector, shape)
             vectors.append(vector)
         return from_vectors(vectors, like)
@@ -139,9 +148,13 @@ class Channel(eqx.Module):
         """Return what no client could have coded, or nothing; `like` as in `decode`."""
         if not self.coders:
             return ""
-        blocks = zip(coded, vector_shapes(like), strict=True)
+        blocks = zip(coded, vector_shapes(like), self._coders(like), strict=True)
         # The last one alone makes of a vector what is none.
-        problems = (self.coders[-1].why_impossible(*block) for block in blocks)
+        problems = (
+            coders[-1].why_impossible(vector, shape)
+            for vector, shape, coders in blocks
+            if coders
+        )
         return next((text for text in problems if text), "")
 
     def coded_shape(self, like: PyTree) -> PyTree:
@@ -156,6 +169,16 @@ class Channel(eqx.Module):
         """Return every part as plain numbers and text."""
         coders = [describe(coder) for coder in self.coders]
         return {"coders": coders, "reduction": describe(self.reduction)}
+
+
+def _encode(
+    coders: tuple[AbstractCoder, ...], vector: Any, memory: tuple, key: Key
+) -> tuple[Any, tuple]:
+    held = []
+    for number, (coder, kept) in enumerate(zip(coders, memory, strict=True)):
+        vector, kept = coder.encode(vector, kept, jr.fold_in(key, number))
+        held.append(kept)
+    return vector, tuple(held)
 
 
 PLAIN = Channel()

@@ -172,7 +172,8 @@ class _Stage:
 
     def __init__(self, job: Job, stage: int, phases: Phases) -> None:
         self.job, self.stage, self.phases = job, stage, phases
-        self.server = job.algorithm.init_server(job.x, job.y)
+        # Only its shapes count, and shapes need no program.
+        self.server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
         self.costs: dict[tuple[int, bool], ExchangeCost] = {}
 
     def drawn_lengths(self, key: Key, turns: int) -> dict[int, np.ndarray]:
@@ -254,7 +255,8 @@ def _trace(
 ) -> ExchangeCost:
     """Trace one exchange, without computing anything."""
     cohort, link = job.cohort(phase), Link.of(job, phase, where)
-    ids, present = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
+    ids = jax.device_put(np.arange(cohort, dtype=np.int32))
+    present = jax.device_put(np.ones(cohort, bool))
     turn = server_turn(job, where, index, ids, present)
     calls: Counter[str] = Counter()
 

@@ -1,5 +1,6 @@
 """What is to be run, and what is carried while it runs."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,15 +187,20 @@ class Job(eqx.Module):
 
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
         """Raise if a level curves too much at the start for one of them."""
-        start, probe = (self.x, self.y), jr.fold_in(self.key, 2)
-        oracle, clients = self.oracle(jnp.asarray(0)), self.data.clients
-        if any(one.needs_hessian for one in algorithms):
+        start, clients = (self.x, self.y), self.data.clients
+
+        def asked() -> tuple[Oracle, Key]:
+            return self.oracle(jnp.asarray(0)), jr.fold_in(self.key, 2)
+
+        if any(_minds_curvature(one) for one in algorithms):
+            oracle, probe = asked()
             values = np.asarray(largest_curvature(oracle, clients, *start, probe))
             worst = int(np.argmax(values))
             for algorithm in algorithms:
                 algorithm.check(float(values[worst]), worst)
 
         def curvatures(factor: float) -> tuple[float, float]:
+            oracle, probe = asked()
             found = opposed_curvatures(oracle, *start, jnp.asarray(factor), probe)
             return float(found[0]), float(found[1])
 
@@ -312,6 +318,20 @@ def _private_blocks(
             f"private={problem.private}: give True, False, or a tree of them shaped "
             f"like the start, for each of x and y. {error}"
         ) from error
+
+
+def _minds_curvature(algorithm: AbstractAlgorithm) -> bool:
+    """Say whether some curvature is too much: else nobody need measure it.
+
+    Steps in units of the curvature suit any.
+    """
+    if not algorithm.needs_hessian:
+        return False
+    try:
+        algorithm.check(math.inf, 0)
+    except InvalidInputError:
+        return True
+    return False
 
 
 def _check_phases(job: Job) -> None:

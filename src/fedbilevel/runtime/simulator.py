@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +64,8 @@ class SimulatorRuntime:
 
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        state = self.layout.place_state(start_state(self.job))
+        # As one program: method by method it would be one for every step of theirs.
+        state = self.layout.place_state(eqx.filter_jit(start_state)(self.job))
         if not self.job.algorithm.setup():
             return state, None
         run = self._compile(program.setup, self._varying, state, donate=(1,))

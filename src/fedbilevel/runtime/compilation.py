@@ -1,5 +1,6 @@
 """Compiles ahead of time, once per program, and says how long it took."""
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import jax
 
 from fedbilevel import _evaluation
 from fedbilevel._evaluation import Evaluation
+from fedbilevel.runtime import compile_times
+from fedbilevel.runtime.listening import COMPILING, RUNNING, tell
 
 _LARGEST = 64
 _programs: OrderedDict[Any, Any] = OrderedDict()
@@ -47,9 +50,11 @@ def compiled(
     seconds = 0.0
     if identity not in _programs:
         started = time.perf_counter()
+        tell(COMPILING)
         with _evaluation.using(evaluation):
             _programs[identity] = _build(function, static, arrays, donate)
         seconds = time.perf_counter() - started
+        tell(RUNNING)
         if len(_programs) > _LARGEST:
             _programs.popitem(last=False)
     _programs.move_to_end(identity)
@@ -66,4 +71,13 @@ def _build(function: Callable, static: Any, arrays: tuple, donate: tuple[int, ..
         return function(*eqx.combine(inputs, static))
 
     positions = tuple(position + 1 for position in donate)
-    return jax.jit(on_arrays, donate_argnums=positions).lower(*arrays).compile()
+    traced = jax.jit(on_arrays, donate_argnums=positions).trace(*arrays)
+    size = compile_times.equations(traced.jaxpr)
+    expected = compile_times.expected(size)
+    if expected is not None:
+        tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
+    started, loaded = time.perf_counter(), compile_times.loaded()
+    program = traced.lower().compile()
+    if compile_times.loaded() == loaded:
+        compile_times.note(size, time.perf_counter() - started)
+    return program

@@ -352,4 +352,6 @@ def strongly_typed(leaf: Any) -> Array:
     value = jnp.asarray(leaf)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
+    if getattr(value, "weak_type", False) and not isinstance(value, jax.core.Tracer):
+        return jax.device_put(np.array(value))  # JAX would compile a program
     return jnp.asarray(value, dtype=value.dtype)

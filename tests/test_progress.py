@@ -3,6 +3,7 @@
 import io
 import re
 from collections import OrderedDict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def test_a_run_says_what_it_does_before_its_first_round(
         file.write_text(kept)
     monkeypatch.setattr(compile_times, "_file", lambda: file)
     monkeypatch.setattr(compilation, "_programs", OrderedDict())
-    told: list[object] = []
+    told: list[Any] = []
 
     def about(word: str, who: str = "") -> None:
         told.append((word, who))

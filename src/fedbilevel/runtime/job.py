@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, PyTree, UInt8
 
 from fedbilevel._blocks import combine, either, is_any, split
@@ -352,6 +353,6 @@ def strongly_typed(leaf: Any) -> Array:
     value = jnp.asarray(leaf)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
-    if getattr(value, "weak_type", False) and not isinstance(value, jax.core.Tracer):
+    if getattr(value, "weak_type", False) and not isinstance(value, Tracer):
         return jax.device_put(np.array(value))  # JAX would compile a program
     return jnp.asarray(value, dtype=value.dtype)

@@ -85,9 +85,9 @@ def test_a_run_says_what_it_does_before_its_first_round(
     assert told[:2] == [("checking", ""), ("checking", "2 clients")]
     assert told[-2:] == [("running", ""), 1]
     said = [re.sub(r"\d+ s", "N", str(word)) for word, _ in told[2:-2]]
-    assert said == words
+    assert said == [*words, "running", *words]  # the start, then the rounds
     if words[1:]:  # two seconds for every equation
-        seconds = int(re.findall(r"\d+", told[3][0])[0])
+        seconds = int(re.findall(r"\d+", told[6][0])[0])
         assert seconds % 2 == 0 and 200 < seconds < 20_000
 
 

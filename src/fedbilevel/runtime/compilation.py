@@ -15,6 +15,12 @@ from fedbilevel.runtime import compile_times
 from fedbilevel.runtime.listening import COMPILING, RUNNING, tell
 
 _LARGEST = 64
+# LLVM's optimizations, and the newer code generator for fusions, take longer than a
+# program that runs once: on a CPU they are most of what compiling costs.
+_BRIEFLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+}
 _programs: OrderedDict[Any, Any] = OrderedDict()
 
 
@@ -24,13 +30,14 @@ def compiled(
     arguments: tuple,
     donate: tuple[int, ...],
     evaluation: Evaluation,
+    brief: bool = False,
 ) -> tuple[Callable[..., Any], float]:
     """Return `function(fixed, *arguments)` compiled for these shapes, and the seconds.
 
     Array leaves are inputs, so other values reuse the program; everything else in
     `fixed` and `arguments` identifies it, and where arrays lie follows from `fixed`.
     `donate` names arguments whose memory the result may take over, `evaluation` how the
-    program is best written.
+    program is best written. A `brief` program, which runs once, is optimized less.
     """
     arrays, static = eqx.partition((fixed, *arguments), eqx.is_array)
     leaves, structure = jax.tree.flatten(static)
@@ -42,6 +49,7 @@ def compiled(
         function,
         donate,
         evaluation,
+        brief,
         tuple(leaves),
         structure,
         tuple(shapes),
@@ -52,7 +60,7 @@ def compiled(
         started = time.perf_counter()
         tell(COMPILING)
         with _evaluation.using(evaluation):
-            _programs[identity] = _build(function, static, arrays, donate)
+            _programs[identity] = _build(function, static, arrays, donate, brief)
         seconds = time.perf_counter() - started
         tell(RUNNING)
         if len(_programs) > _LARGEST:
@@ -66,7 +74,13 @@ def compiled(
     return call, seconds
 
 
-def _build(function: Callable, static: Any, arrays: tuple, donate: tuple[int, ...]):
+def _build(
+    function: Callable,
+    static: Any,
+    arrays: tuple,
+    donate: tuple[int, ...],
+    brief: bool,
+):
     def on_arrays(*inputs: Any) -> Any:
         return function(*eqx.combine(inputs, static))
 
@@ -77,7 +91,9 @@ def _build(function: Callable, static: Any, arrays: tuple, donate: tuple[int, ..
     if expected is not None:
         tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
     started, loaded = time.perf_counter(), compile_times.loaded()
-    program = traced.lower().compile()
-    if compile_times.loaded() == loaded:
+    on_cpu = jax.default_backend() == "cpu"
+    options = _BRIEFLY if brief and on_cpu else None
+    program = traced.lower().compile(compiler_options=options)
+    if not brief and compile_times.loaded() == loaded:
         compile_times.note(size, time.perf_counter() - started)
     return program

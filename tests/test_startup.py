@@ -64,6 +64,37 @@ def test_help_loads_nothing_heavy():
     assert [one[0] for one in found] == [0] * len(HELP)
 
 
+# Runs a command, and tells how many programs were compiled or loaded for it.
+COUNT = """
+import sys
+import jax
+names = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **about: names.append(event)
+)
+from fedbilevel.cli.app import app
+try:
+    app(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+print(names.count("/jax/core/compile/backend_compile_duration"), file=sys.stderr)
+"""
+
+
+def test_a_run_compiles_few_programs():
+    """Data, starts and shapes need none; 57 were compiled while each step had its own.
+
+    Needed are the means of the closed form, the checks of the losses, the start and the
+    rounds. The rest are single numbers and keys.
+    """
+    words = ["run", "two-client", "--rounds", "1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, *words], capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)["final"]["round"] == 1
+    assert 4 <= int(done.stderr.splitlines()[-1]) <= 14
+
+
 WRITING = (
     *(
         "run quadratic --out",
@@ -104,6 +135,9 @@ def test_what_is_refused_at_once_loads_nothing_heavy(tmp_path):
         "run quadratic --algorithm fedbi": "unknown algorithm 'fedbi'",
         "run quadratic --runtime fast": "unknown runtime 'fast'",
         "run quadratic --precision float16": "choose float32 or float64",
+        f"run regularization --data {used}/none.csv": "there is no file or folder",
+        f"tune cleaning --data {below}": "there is no file or folder",
+        f"compare fairness --algorithms fedbio --data {used}/no.csv": "Check the path.",
         f"run quadratic --out {used}": "exists and is not empty",
         f"run quadratic --out {below}": "a file is where a folder is needed",
         f"compare quadratic --algorithms fedbio --out {used}": "is not empty",

@@ -14,12 +14,14 @@ import pkgutil
 import re
 import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError, unknown_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "entry",
@@ -61,7 +63,9 @@ def _listed(folders: list[str]) -> list[str]:
 
 
 @cache
-def _points(group: str) -> dict[str, metadata.EntryPoint]:
+def _points(group: str) -> dict[str, "EntryPoint"]:
+    from importlib import metadata  # slow, and no help needs it
+
     return {point.name: point for point in metadata.entry_points(group=group)}
 
 
@@ -155,7 +159,7 @@ def _attribute(module: ModuleType, name: str, path: Path, kind: str) -> Any:
     return getattr(module, name)
 
 
-def _from_package(point: metadata.EntryPoint, kind: str) -> Any:
+def _from_package(point: "EntryPoint", kind: str) -> Any:
     try:
         return point.load()
     except FedbilevelError:

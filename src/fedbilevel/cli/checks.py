@@ -1,12 +1,22 @@
 """What can be told of a command's arguments at once, before JAX is loaded."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedbilevel import _folders, _registry
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["PRECISIONS", "RUNTIMES", "Given", "folder_to_make", "names", "new_file"]
+__all__ = [
+    "PRECISIONS",
+    "RUNTIMES",
+    "Given",
+    "data",
+    "folder_to_make",
+    "names",
+    "new_file",
+]
 
 Given = Mapping[str, Any]  # what was typed, by the names of a command's arguments
 RUNTIMES = ("simulator", "reference")
@@ -30,6 +40,22 @@ def _known(kind: str, name: str | None, known: Any) -> None:
     own = name is not None and _registry.is_file(name)
     if name is not None and not own and name not in known:
         raise unknown_name(kind, name, known)
+
+
+def data(given: Given) -> None:
+    """Raise if --data is a path where there is nothing to read.
+
+    An option of --set that nobody knows is told before, and only tasks know theirs.
+    """
+    source = given.get("data")
+    if source is None or given.get("settings"):
+        return
+    path = Path(source).expanduser()
+    if path.exists():
+        if not os.access(path, os.R_OK):
+            raise InvalidInputError(f"{path} cannot be read: permission denied.")
+    elif ":" not in source and (os.sep in source or path.suffix):
+        raise InvalidInputError(f"there is no file or folder {path}. Check the path.")
 
 
 def folder_to_make(given: Given) -> None:

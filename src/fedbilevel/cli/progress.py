@@ -6,18 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 __all__ = ["Watched", "spark_line", "status", "watched"]
 
@@ -36,8 +30,8 @@ class Watched:
     process was asked to stop, at a point where the run can still write its checkpoint.
     """
 
-    bar: Progress
-    line: TaskID
+    bar: "Progress"
+    line: "TaskID"
     asked: list[bool] = field(default_factory=list)
     _began: tuple[float, int] | None = None  # time and rounds when first called
     _seen: list[float] = field(default_factory=list)
@@ -101,6 +95,15 @@ def spark_line(values: Sequence[float]) -> str:
 @contextmanager
 def watched(title: str, *, quiet: bool = False) -> Iterator[Watched]:
     """Show a progress bar; yield what to call while something runs."""
+    from rich.progress import (  # not for help
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     from fedbilevel.runtime import mesh
 
     console = Console(stderr=True)

@@ -60,7 +60,7 @@ _TUNE = "tune steps and weights first; what --set gives stays as it is"
 Tune = Annotated[bool, typer.Option("--tune", help=_TUNE)]
 
 
-@takes(_new_or_finished, experiment=EXPERIMENT, hosts=HOSTS, tuning=TUNING)
+@takes(checks.data, _new_or_finished, experiment=EXPERIMENT, hosts=HOSTS, tuning=TUNING)
 def run(
     experiment: "Experiment",
     hosts: Hosts,
@@ -114,12 +114,13 @@ def _search(
     experiment: "Experiment", tuning: "Tuning", folder: Path | None, *, quiet: bool
 ) -> "NamedTuned":
     from fedbilevel.experiments import tuning as searches
-    from fedbilevel.runtime import configure
+    from fedbilevel.runtime import configure, telling
 
     configure(experiment.precision)
     with (
         only_ours_on_stdout(),
         watched(f"tuning {experiment.label}", quiet=quiet) as watch,
+        telling(watch.stage),
     ):
         return searches.tune(experiment, tuning, folder=folder, watch=watch)
 
@@ -148,7 +149,7 @@ _SEARCHED = EXPERIMENT.without(
 )
 
 
-@takes(_new_search, experiment=_SEARCHED, tuning=TUNING)
+@takes(checks.data, _new_search, experiment=_SEARCHED, tuning=TUNING)
 def tune(
     experiment: "Experiment",
     tuning: "Tuning",
@@ -259,7 +260,7 @@ def _new_comparison(given: checks.Given) -> None:
         _folders.check_place(out)
 
 
-@takes(_new_comparison, experiment=_COMPARED, tuning=TUNING)
+@takes(checks.data, _new_comparison, experiment=_COMPARED, tuning=TUNING)
 def compare(
     experiment: "Experiment",
     tuning: "Tuning",
@@ -289,10 +290,10 @@ def compare(
     """
     from fedbilevel.experiments import comparison as comparisons
     from fedbilevel.report import draw_curves
-    from fedbilevel.runtime import configure
+    from fedbilevel.runtime import configure, telling
 
     configure(experiment.precision)
-    with watched(experiment.task, quiet=as_json) as watch:
+    with watched(experiment.task, quiet=as_json) as watch, telling(watch.stage):
         made = comparisons.compare(
             experiment,
             [name.strip() for name in names.split(",")],

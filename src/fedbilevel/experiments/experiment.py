@@ -39,6 +39,7 @@ from fedbilevel.runtime import (
     Stopping,
     Watch,
     mesh,
+    telling,
 )
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Setting
@@ -140,14 +141,14 @@ class Experiment:
             built(made.task)
         about("checking")
         job = mesh.on_all(lambda: made.job(self.seed))
-        about("compiling", _told(job))
+        about("checking", _told(job))
         checkpoints = None
         if folder is not None:
             mesh.on_first(lambda: open_folder(folder, resume))
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
             checkpoints = Checkpoints(folder, *every)
             mesh.on_first(lambda: self.save(folder))
-        with made.naming_sites():
+        with made.naming_sites(), telling(about):
             result = run_job(
                 job,
                 made.rounds,

@@ -1,5 +1,6 @@
 """Looks at a problem before anything runs, so that mistakes are named at the start."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from fedbilevel import _tree
 from fedbilevel._types import Loss, Lower, Rows, Upper
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.problem.data import Data
@@ -29,9 +31,9 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
         ("lower", problem.lower, data.lower),
     )
     for name, loss, rows in levels:
-        first = fetched(jax.tree.map(lambda leaf: leaf[0, :1], rows))
-        _check_scalar(name, partial(problem.scored, loss), x, y, first)
-    for name, probe in _probe(problem, data, x, y).items():
+        _check_scalar(name, partial(problem.scored, loss), x, y, rows)
+    probes = jax.tree.map(np.asarray, _probe(problem, data, x, y))
+    for name, probe in probes.items():
         _check_mean(name, probe)
         _check_depends_on_y(name, probe)
         _check_finite(name, probe)
@@ -44,21 +46,20 @@ class _Probe(eqx.Module):
     over all its rows.
     """
 
-    both: Array
-    singles: Array
-    elsewhere: Array
-    clients: Array
+    both: Array | np.ndarray
+    singles: Array | np.ndarray
+    elsewhere: Array | np.ndarray
+    clients: Array | np.ndarray
+
+
+# Of y: none for two rows, then others for the first. NaN passes through most
+# computations that use y, whatever its value at the start; what compares y with
+# something, a hinge, shows at other values.
+_SHIFTS = (0.0, 0.0, math.nan, 1.0, -1.0, 100.0, -100.0)
 
 
 @eqx.filter_jit
 def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe]:
-    # NaN passes through most computations that use y, whatever its value at the start;
-    # what compares y with something, a hinge, shows at other values.
-    others = [
-        jax.tree.map(lambda leaf, v=v: leaf + jnp.asarray(v, leaf.dtype), y)
-        for v in (jnp.nan, 1.0, -1.0, 100.0, -100.0)
-    ]
-
     def of_level(loss: Loss, rows: Rows, sizes: Array, clients: Array) -> _Probe:
         last = jnp.minimum(1, sizes[0] - 1)
         one, two = (
@@ -66,9 +67,17 @@ def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe
         )
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
         score = partial(problem.scored, loss)
-        singles = jnp.stack([score(x, y, one), score(x, y, two)])
-        elsewhere = jnp.stack([score(x, other, one) for other in others])
-        return _Probe(score(x, y, both), singles, elsewhere, clients)
+
+        # A loop, so that the loss is compiled once for all single rows.
+        def alone(case: tuple[Array, Array]) -> Array:
+            second, shift = case
+            row = _tree.select(second, two, one)
+            there = jax.tree.map(lambda leaf: leaf + shift.astype(leaf.dtype), y)
+            return score(x, there, row)
+
+        cases = (jnp.arange(len(_SHIFTS)) == 1, jnp.asarray(_SHIFTS))
+        values = jax.lax.map(alone, cases)
+        return _Probe(score(x, y, both), values[:2], values[2:], clients)
 
     def of_client(client: Array) -> tuple[Array, Array]:
         oracle = Oracle(problem, data, client)
@@ -97,8 +106,11 @@ def _check_start(start: PyTree, name: str) -> None:
 def _check_scalar(
     name: str, score: Callable[..., Any], x: Upper, y: Lower, rows: Rows
 ) -> None:
+    def on_first_row(x: Upper, y: Lower, rows: Rows) -> Any:
+        return score(x, y, fetched(jax.tree.map(lambda leaf: leaf[0, :1], rows)))
+
     try:
-        shape = jax.eval_shape(score, x, y, rows)
+        shape = eqx.filter_eval_shape(on_first_row, x, y, rows)
     except Exception as error:
         raise ClientInputError(
             0, f": {error}", f"`{name}(x, y, batch)` fails on a batch of one row of "
@@ -111,7 +123,7 @@ def _check_scalar(
 
 
 def _check_mean(name: str, probe: _Probe) -> None:
-    both, mean = float(probe.both), float(jnp.mean(probe.singles))
+    both, mean = float(probe.both), float(np.mean(probe.singles))
     if np.isfinite(both) and not np.isclose(both, mean, rtol=1e-3, atol=1e-5):
         raise InvalidInputError(
             f"`{name}(x, y, batch)` is {both:.6g} on two rows, but the mean of the two "
@@ -121,7 +133,7 @@ def _check_mean(name: str, probe: _Probe) -> None:
 
 
 def _check_depends_on_y(name: str, probe: _Probe) -> None:
-    if (np.asarray(probe.elsewhere) == float(probe.singles[0])).all():
+    if (probe.elsewhere == probe.singles[0]).all():
         raise InvalidInputError(
             f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs both "
             "losses to see the lower variable; for one level, optimize it directly."
@@ -129,7 +141,7 @@ def _check_depends_on_y(name: str, probe: _Probe) -> None:
 
 
 def _check_finite(name: str, probe: _Probe) -> None:
-    bad = np.flatnonzero(~np.isfinite(np.asarray(probe.clients)))
+    bad = np.flatnonzero(~np.isfinite(probe.clients))
     if bad.size:
         value = float(probe.clients[bad[0]])
         raise ClientInputError(

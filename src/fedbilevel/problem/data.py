@@ -195,7 +195,7 @@ def _weighted(
 def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
     """Return the weights of clients, all 1 if there are none given."""
     given = np.ones(clients) if weights is None else np.asarray(weights, float)
-    kind = jnp.zeros((), float).dtype
+    kind = jax.dtypes.canonicalize_dtype(float)
     with np.errstate(over="ignore"):
         values = given.astype(kind)  # where a number may be too large or too small
         total = np.sum(values)
@@ -204,7 +204,7 @@ def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
             f"`weights` must be {clients} positive numbers, one per client, with a sum "
             f"that {kind.name} can hold, got {weights}."
         )
-    return jnp.asarray(values)
+    return jax.device_put(values)
 
 
 def _stack(trees: Sequence[PyTree], level: str) -> tuple[Rows, Array]:
@@ -214,7 +214,7 @@ def _stack(trees: Sequence[PyTree], level: str) -> tuple[Rows, Array]:
         _check_alike(tree, arrays[0], level, k)
     most = max(sizes)
     stacked = jax.tree.map(lambda *leaves: _pad(leaves, most), *arrays)
-    return stacked, jnp.asarray(sizes, dtype=jnp.int32)
+    return stacked, jax.device_put(np.asarray(sizes, np.int32))
 
 
 def _rows_of(tree: PyTree, level: str, client: int) -> int:
@@ -257,5 +257,7 @@ def _pad(leaves: Sequence[np.ndarray], rows: int) -> Array:
     stack = np.zeros((len(leaves), rows, *first.shape[1:]), np.result_type(*leaves))
     for k, leaf in enumerate(leaves):
         stack[k, : leaf.shape[0]] = leaf
+    # Here and not by JAX, which would compile a program for every shape.
     floating = np.issubdtype(stack.dtype, np.floating)
-    return jnp.asarray(stack, dtype=float if floating else None)
+    kind = jax.dtypes.canonicalize_dtype(float if floating else stack.dtype)
+    return jax.device_put(stack.astype(kind, copy=False))

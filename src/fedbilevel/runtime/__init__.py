@@ -12,6 +12,7 @@ from fedbilevel.runtime.keeping import Checkpoints as Checkpoints
 from fedbilevel.runtime.listening import Event as Event
 from fedbilevel.runtime.listening import OnRound as OnRound
 from fedbilevel.runtime.listening import Watch as Watch
+from fedbilevel.runtime.listening import telling as telling
 from fedbilevel.runtime.mesh import join as join
 from fedbilevel.runtime.reference import ReferenceRuntime as ReferenceRuntime
 from fedbilevel.runtime.simulator import SimulatorRuntime as SimulatorRuntime

@@ -1,5 +1,6 @@
 """Compiles ahead of time, once per program, and says how long one waited for it."""
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -12,8 +13,15 @@ import jax
 
 from fedbilevel import _evaluation
 from fedbilevel._evaluation import Evaluation
+from fedbilevel.runtime import compile_times
+from fedbilevel.runtime.listening import COMPILING, RUNNING, tell
 
 _LARGEST = 64
+# LLVM's optimizations, and the newer code generator for fusions, take longer than a
+# program that runs once: on a CPU they are most of what compiling costs.
+_BRIEFLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):  # later ones have no other generator
+    _BRIEFLY["xla_cpu_use_fusion_emitters"] = False
 # Several threads may ask for programs: whoever asks first compiles, the others wait.
 _programs: OrderedDict[Any, Future] = OrderedDict()
 _changing = threading.Lock()
@@ -25,13 +33,14 @@ def compiled(
     arguments: tuple,
     donate: tuple[int, ...],
     evaluation: Evaluation,
+    brief: bool = False,
 ) -> tuple[Callable[..., Any], float]:
     """Return `function(fixed, *arguments)` compiled for these shapes, and the seconds.
 
     Array leaves are inputs, so other values reuse the program; everything else in
     `fixed` and `arguments` identifies it, and where arrays lie follows from `fixed`.
     `donate` names arguments whose memory the result may take over, `evaluation` how the
-    program is best written.
+    program is best written. A `brief` program, which runs once, is optimized less.
     """
     arrays, static = eqx.partition((fixed, *arguments), eqx.is_array)
     leaves, structure = jax.tree.flatten(static)
@@ -43,6 +52,7 @@ def compiled(
         function,
         donate,
         evaluation,
+        brief,
         tuple(leaves),
         structure,
         tuple(shapes),
@@ -55,28 +65,50 @@ def compiled(
         _programs.move_to_end(identity)
         if len(_programs) > _LARGEST:
             _programs.popitem(last=False)
+    if not mine and made.done():
+        return _on_arrays(made.result()), 0.0
+    tell(COMPILING)
     if mine:
         try:
             with _evaluation.using(evaluation):
-                made.set_result(_build(function, static, arrays, donate))
+                made.set_result(_build(function, static, arrays, donate, brief))
         except BaseException as error:
             with _changing:
                 _programs.pop(identity, None)
             made.set_exception(error)
             raise
-    known = made.done() and not mine
     program = made.result()
-    seconds = 0.0 if known else time.perf_counter() - started
+    tell(RUNNING)
+    return _on_arrays(program), time.perf_counter() - started
 
+
+def _on_arrays(program: Callable[..., Any]) -> Callable[..., Any]:
     def call(fixed: Any, *arguments: Any) -> Any:
         return program(*eqx.filter((fixed, *arguments), eqx.is_array))
 
-    return call, seconds
+    return call
 
 
-def _build(function: Callable, static: Any, arrays: tuple, donate: tuple[int, ...]):
+def _build(
+    function: Callable,
+    static: Any,
+    arrays: tuple,
+    donate: tuple[int, ...],
+    brief: bool,
+):
     def on_arrays(*inputs: Any) -> Any:
         return function(*eqx.combine(inputs, static))
 
     positions = tuple(position + 1 for position in donate)
-    return jax.jit(on_arrays, donate_argnums=positions).lower(*arrays).compile()
+    traced = jax.jit(on_arrays, donate_argnums=positions).trace(*arrays)
+    size = compile_times.equations(traced.jaxpr)
+    expected = compile_times.expected(size)
+    if expected is not None:
+        tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
+    started, loaded = time.perf_counter(), compile_times.loaded()
+    on_cpu = jax.default_backend() == "cpu"
+    options = _BRIEFLY if brief and on_cpu else None
+    program = traced.lower().compile(compiler_options=options)
+    if not brief and compile_times.loaded() == loaded:
+        compile_times.note(size, time.perf_counter() - started)
+    return program

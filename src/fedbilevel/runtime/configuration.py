@@ -38,6 +38,9 @@ def configure(precision: str = "float32", cores: int | None = None) -> None:
     # Every program counts: the default skips those that compile in under a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Lines of Python inside of compiled programs take time to compile, and nobody who
+    # runs a method reads them; errors have their lines all the same.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     # JAX looks for a cache once, at its first compilation, which may be over.
     compilation_cache.reset_cache()
 

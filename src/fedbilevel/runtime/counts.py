@@ -32,7 +32,7 @@ from fedbilevel.runtime.exchange import Link, for_place, server_turn
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.walk import Times, drawn_times, plain_loop, walk
 
-__all__ = ["Ledger", "count"]
+__all__ = ["Ledger", "bodies", "count"]
 
 _GRADIENTS = {
     "_upper_gradients": "upper_gradients",
@@ -172,7 +172,8 @@ class _Stage:
 
     def __init__(self, job: Job, stage: int, phases: Phases) -> None:
         self.job, self.stage, self.phases = job, stage, phases
-        self.server = job.algorithm.init_server(job.x, job.y)
+        # Only its shapes count, and shapes need no program.
+        self.server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
         self.costs: dict[tuple[int, bool], ExchangeCost] = {}
 
     def drawn_lengths(self, key: Key, turns: int) -> dict[int, np.ndarray]:
@@ -254,7 +255,8 @@ def _trace(
 ) -> ExchangeCost:
     """Trace one exchange, without computing anything."""
     cohort, link = job.cohort(phase), Link.of(job, phase, where)
-    ids, present = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
+    ids = jax.device_put(np.arange(cohort, dtype=np.int32))
+    present = jax.device_put(np.ones(cohort, bool))
     turn = server_turn(job, where, index, ids, present)
     calls: Counter[str] = Counter()
 
@@ -343,7 +345,7 @@ def _walk_program(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None
             tally[_DRAWS[name]] += times * (sizes[0] // one_row)
         else:
             inner = times * equation.params.get("length", 1)
-            for body in _bodies(equation.params):
+            for body in bodies(equation.params):
                 _walk_program(body, inner, job, tally)
 
 
@@ -366,7 +368,8 @@ def _points(name: str, sizes: list[int], job: Job) -> int:
     return max(size // one for size, one in zip(sizes, expected, strict=True))
 
 
-def _bodies(params: dict[str, Any]) -> list[Any]:
+def bodies(params: dict[str, Any]) -> list[Any]:
+    """Return the programs inside of an equation."""
     found = []
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):

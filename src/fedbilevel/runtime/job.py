@@ -1,5 +1,6 @@
 """What is to be run, and what is carried while it runs."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, PyTree, UInt8
 
 from fedbilevel._blocks import combine, either, is_any, split
@@ -186,15 +188,20 @@ class Job(eqx.Module):
 
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
         """Raise if a level curves too much at the start for one of them."""
-        start, probe = (self.x, self.y), jr.fold_in(self.key, 2)
-        oracle, clients = self.oracle(jnp.asarray(0)), self.data.clients
-        if any(one.needs_hessian for one in algorithms):
+        start, clients = (self.x, self.y), self.data.clients
+
+        def asked() -> tuple[Oracle, Key]:
+            return self.oracle(jnp.asarray(0)), jr.fold_in(self.key, 2)
+
+        if any(_minds_curvature(one) for one in algorithms):
+            oracle, probe = asked()
             values = np.asarray(largest_curvature(oracle, clients, *start, probe))
             worst = int(np.argmax(values))
             for algorithm in algorithms:
                 algorithm.check(float(values[worst]), worst)
 
         def curvatures(factor: float) -> tuple[float, float]:
+            oracle, probe = asked()
             found = opposed_curvatures(oracle, *start, jnp.asarray(factor), probe)
             return float(found[0]), float(found[1])
 
@@ -314,6 +321,20 @@ def _private_blocks(
         ) from error
 
 
+def _minds_curvature(algorithm: AbstractAlgorithm) -> bool:
+    """Say whether some curvature is too much: else nobody need measure it.
+
+    Steps in units of the curvature suit any.
+    """
+    if not algorithm.needs_hessian:
+        return False
+    try:
+        algorithm.check(math.inf, 0)
+    except InvalidInputError:
+        return True
+    return False
+
+
 def _check_phases(job: Job) -> None:
     """Raise where the phases of an algorithm do not suit private blocks."""
     if not is_any(job.private):
@@ -332,4 +353,6 @@ def strongly_typed(leaf: Any) -> Array:
     value = jnp.asarray(leaf)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
+    if getattr(value, "weak_type", False) and not isinstance(value, Tracer):
+        return jax.device_put(np.array(value))  # JAX would compile a program
     return jnp.asarray(value, dtype=value.dtype)

@@ -130,7 +130,7 @@ class Layout(eqx.Module):
     def place_state(self, state: State) -> State:
         """Pad and put a state on the devices."""
         # A copy: the program takes over the memory of the state it is given.
-        state = jax.tree.map(jnp.copy, state)
+        state = jax.tree.map(mesh.copied, state)
         axis = 1 if self.sweeps else 0
         padded = replace(state, clients=self.pad(state.clients, axis=axis))
         return self.place(padded, self.state_specs(padded))

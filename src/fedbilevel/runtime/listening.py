@@ -9,13 +9,27 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedbilevel.runtime import mesh
 
-__all__ = ["Event", "Listeners", "OnRound", "Watch", "events_of", "noting_interrupts"]
+__all__ = [
+    "COMPILING",
+    "RUNNING",
+    "Event",
+    "Listeners",
+    "OnRound",
+    "Watch",
+    "events_of",
+    "noting_interrupts",
+    "tell",
+    "telling",
+]
+
+COMPILING, RUNNING = "compiling", "running"
 
 _NOTICE = (
     b"\nStopping as soon as the work can be kept. Press Ctrl-C again to stop at once.\n"
@@ -44,6 +58,26 @@ class Event:
         round is a `Stopping`.
         """
         self.reason = reason
+
+
+_told: ContextVar[Callable[[str], object]] = ContextVar(
+    "told", default=lambda word: None
+)
+
+
+@contextmanager
+def telling(about: Callable[[str], object]) -> Iterator[None]:
+    """Call `about` with a word whenever something else is done: compiling, running."""
+    before = _told.set(about)
+    try:
+        yield
+    finally:
+        _told.reset(before)
+
+
+def tell(word: str) -> None:
+    """Say what is done now."""
+    _told.get()(word)
 
 
 Watch = Callable[[int, int, dict[str, float]], None]

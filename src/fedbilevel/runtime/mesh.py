@@ -151,13 +151,31 @@ def on_first(action: Callable[[], object]) -> None:
 def put(leaf: Array, sharding: Sharding) -> Array:
     """Put an array that every process holds on the devices, each its own share."""
     if sharding.is_fully_addressable:
-        return jax.device_put(leaf, sharding)
+        spread = len(sharding.device_set) > 1
+        return jax.device_put(_on_host(leaf) if spread else leaf, sharding)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         plain = put(jr.key_data(leaf), sharding)
         return jr.wrap_key_data(plain, impl=jr.key_impl(leaf))
     # Not `device_put`, which sends every array around to see that it is the same.
     here = np.asarray(leaf)
     return jax.make_array_from_callback(here.shape, sharding, lambda part: here[part])
+
+
+def copied(leaf: Array) -> Array:
+    """Return an array with memory of its own."""
+    here = _on_host(leaf)
+    return jnp.copy(leaf) if here is leaf else jax.device_put(np.array(here))
+
+
+def _on_host(leaf: Array) -> Array | np.ndarray:
+    """Return an array in the memory of a CPU as NumPy's, any other as it is.
+
+    To cut or copy an array of its own JAX compiles a program, one for every shape.
+    """
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    near = all(device.platform == "cpu" for device in leaf.devices())
+    return np.asarray(leaf) if near else leaf
 
 
 def collected(tree: PyTree) -> PyTree:

@@ -28,6 +28,7 @@ from fedbilevel.runtime.exchange import (
     start_state,
 )
 from fedbilevel.runtime.job import ABSENT, RENEWED, Job, State
+from fedbilevel.runtime.listening import RUNNING, tell
 from fedbilevel.runtime.walk import drawn_times, plain_loop, walk
 
 __all__ = ["ReferenceRuntime"]
@@ -62,6 +63,7 @@ class ReferenceRuntime:
 
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
+        tell(RUNNING)
         phases = self.job.algorithm.setup()
         with jax.disable_jit():
             return self._all_phases(phases, keys.SETUP, 0, start_state(self.job))

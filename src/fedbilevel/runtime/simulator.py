@@ -27,6 +27,11 @@ __all__ = ["SimulatorRuntime"]
 _LARGE_MESSAGE = 2048
 
 
+# Numbers times rows of one pass. Before the first round there are some twenty, and code
+# that was not optimized takes up to ten times as long: less than a second.
+_BRIEF = 10**6
+
+
 class SimulatorRuntime:
     """Runs rounds inside one program; `clients_at_once` bounds memory per device."""
 
@@ -63,10 +68,15 @@ class SimulatorRuntime:
 
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        state = self.layout.place_state(start_state(self.job))
+        # As one program: method by method it would be one for every step of theirs.
+        begin, seconds = compiled(start_state, self.job, (), (), evaluation(), True)
+        self.compile_seconds += seconds
+        state = self.layout.place_state(begin(self.job))
         if not self.job.algorithm.setup():
             return state, None
-        run = self._compile(program.setup, self._varying, state, donate=(1,))
+        run = self._compile(
+            program.setup, self._varying, state, donate=(1,), brief=is_brief(self.job)
+        )
         state, failure = run(self._fixed, self._varying, state)
         return state, first_failure(failure)
 
@@ -88,8 +98,9 @@ class SimulatorRuntime:
         """Put a fetched state back on the devices."""
         return self.layout.place_state(jax.tree.map(jnp.asarray, state))
 
-    def _compile(self, function, *arguments, donate: tuple[int, ...]):
-        run, seconds = compiled(function, self._fixed, arguments, donate, evaluation())
+    def _compile(self, function, *arguments, donate: tuple[int, ...], brief=False):
+        fixed, how = self._fixed, evaluation()
+        run, seconds = compiled(function, fixed, arguments, donate, how, brief)
         self.compile_seconds += seconds
         return run
 
@@ -112,6 +123,13 @@ def placed_span(layout: Layout, span: Span) -> Any:
 def evaluation() -> Evaluation:
     """Return how programs are best written for the devices there are."""
     return PROCESSOR if jax.default_backend() == "cpu" else ACCELERATOR
+
+
+def is_brief(job: Job) -> bool:
+    """Say whether a pass of all clients over a batch is soon over on a CPU."""
+    parameters = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
+    rows = job.lower_batch or int(np.asarray(job.data.lower_sizes).max())
+    return job.clients * rows * parameters <= _BRIEF
 
 
 def first_failure(failure: program.Failure) -> Found | None:

@@ -21,7 +21,7 @@ from fedbilevel.runtime.contract import Advance, Found, Span, failure
 from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
-from fedbilevel.runtime.simulator import evaluation, layout_for, placed_span
+from fedbilevel.runtime.simulator import evaluation, is_brief, layout_for, placed_span
 from fedbilevel.runtime.stopping import Stopping
 
 __all__ = ["SweepRuntime", "SweepState", "single_outcomes"]
@@ -92,7 +92,8 @@ class SweepRuntime:
         state = self.layout.place_state(blank.state)
         if not self.job.algorithm.setup():
             return SweepState(state, blank.failed), None
-        run = self._compile(program.setup, self._varying, state)
+        brief = is_brief(self.job)
+        run = self._compile(program.setup, self._varying, state, brief=brief)
         state, found = run(self._fixed, self._varying, state)
         return self._after(SweepState(state, blank.failed), found)
 
@@ -111,7 +112,8 @@ class SweepRuntime:
         """Compile what `start` and `advance` will run."""
         state = self.layout.place_state(self.blank().state)
         if self.job.algorithm.setup():
-            self._compile(program.setup, self._varying, state)
+            brief = is_brief(self.job)
+            self._compile(program.setup, self._varying, state, brief=brief)
         arguments = (self._varying, state, placed_span(self.layout, span))
         self._compile(program.advance, *arguments)
 
@@ -140,9 +142,9 @@ class SweepRuntime:
             return state, _place(failed[bad[0]])
         return state, None
 
-    def _compile(self, function: Any, *arguments: Any) -> Any:
-        donate = (1,)
-        run, seconds = compiled(function, self._fixed, arguments, donate, evaluation())
+    def _compile(self, function: Any, *arguments: Any, brief: bool = False) -> Any:
+        fixed, donate, how = self._fixed, (1,), evaluation()
+        run, seconds = compiled(function, fixed, arguments, donate, how, brief)
         self.compile_seconds += seconds
         return run
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from fedbilevel._folders import open_folder
@@ -202,7 +201,7 @@ def result_of(
         seconds=outcome.seconds,
         ended=outcome.ended,
         events=algorithm.events(outcome.state.server),
-        levels=job.problem.whole(*jax.tree.map(jnp.asarray, (point.x, point.y))),
+        levels=job.problem.whole(*jax.device_put((point.x, point.y))),
     )
 
 

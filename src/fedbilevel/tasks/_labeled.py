@@ -125,6 +125,11 @@ def balanced_accuracy(scores: Array, label: Array) -> Array:
     return jnp.sum(of_class) / jnp.sum((sizes > 0).astype(scores.dtype))
 
 
+def held_array(array: Any, kind: Any) -> Array:
+    """Return a copy of rows for JAX, without a program of it to compile."""
+    return jax.device_put(np.array(array, jax.dtypes.canonicalize_dtype(kind)))
+
+
 class HeldOut(eqx.Module):
     """Loss and accuracy on rows that no client has, by `scores(x, y, features)`."""
 
@@ -136,9 +141,9 @@ class HeldOut(eqx.Module):
     def of(cls, test: Dataset, scores: Callable[[Any, Any, Array], Array]) -> Self:
         """Hold rows for testing."""
         features = test.features
-        kind = None if features.dtype == np.uint8 else float
-        label = jnp.asarray(test.label)
-        return cls(jnp.asarray(np.asarray(features), dtype=kind), label, scores)
+        kind = features.dtype if features.dtype == np.uint8 else float
+        label = held_array(test.label, test.label.dtype)
+        return cls(held_array(features, kind), label, scores)
 
     def all_scores(self, x: Upper, y: Lower) -> Array:
         """Return the scores of all rows, computed some rows at a time."""
@@ -190,8 +195,8 @@ class HeldOutNumbers(eqx.Module):
         cls, test: Dataset, scores: Callable[[Any, Any, Array], Array], spread: float
     ) -> Self:
         """Hold rows for testing."""
-        features = jnp.asarray(np.asarray(test.features), dtype=float)
-        return cls(features, jnp.asarray(test.label, dtype=float), scores, spread)
+        features, label = (held_array(a, float) for a in (test.features, test.label))
+        return cls(features, label, scores, spread)
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return the root of the mean squared error, and the share of variance told."""

@@ -20,6 +20,7 @@ N(0, (s/10)^2). The mean over samples is the problem itself, so closed forms sta
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -87,6 +88,20 @@ def client_rows(
     return as_rows(upper), as_rows(lower)
 
 
+@jax.jit
+def _means(data: ClientData) -> tuple[Array, ...]:
+    """Return A, C, a, b and r of the averaged problem."""
+    share = data.weights / jnp.sum(data.weights)
+
+    def mean(leaf: Array, sizes: Array) -> Array:
+        real = jnp.arange(leaf.shape[1], dtype=sizes.dtype) < sizes[:, None]
+        each = jnp.where(real, (share / sizes.astype(share.dtype))[:, None], 0)
+        return jnp.tensordot(each, leaf, 2)
+
+    below = [mean(data.lower[name], data.lower_sizes) for name in ("A", "C", "a")]
+    return *below, *(mean(data.upper[name], data.upper_sizes) for name in ("b", "r"))
+
+
 class ClosedForm(eqx.Module):
     """The exact answers of the averaged problem, as metrics."""
 
@@ -100,16 +115,7 @@ class ClosedForm(eqx.Module):
     @staticmethod
     def of(data: ClientData) -> "ClosedForm":
         """Average the coefficients over each client's rows, then over clients."""
-        share = data.weights / jnp.sum(data.weights)
-
-        def mean(leaf: Array, sizes: Array) -> Array:
-            real = jnp.arange(leaf.shape[1], dtype=sizes.dtype) < sizes[:, None]
-            each = jnp.where(real, (share / sizes.astype(share.dtype))[:, None], 0)
-            return jnp.tensordot(each, leaf, 2)
-
-        low, up = data.lower, data.upper
-        A, C, a = (mean(low[name], data.lower_sizes) for name in ("A", "C", "a"))
-        b, r = (mean(up[name], data.upper_sizes) for name in ("b", "r"))
+        A, C, a, b, r = _means(data)
         return ClosedForm(A, C, a, b, r, _l_tilde(A, C, r))
 
     def lower_solution(self, x: Array) -> Array:

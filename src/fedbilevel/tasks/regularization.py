@@ -138,7 +138,7 @@ def make(
     if isinstance(loss, SquaredError):
         label = _target_of(pool.preparation)
         tested = HeldOutNumbers.of(pool.test, scores, label.spread)
-    many = int(held.lower_sizes.max()) > _MANY
+    many = int(np.asarray(held.lower_sizes).max()) > _MANY
     return Task(
         Problem(loss, _Lower(loss)),
         held,

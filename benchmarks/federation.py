@@ -1,9 +1,9 @@
 """How long a round takes on real processes on this machine, and what protects it.
 
 Persistent nodes and a SuperLink over loopback, without TLS; the model is 1 MB and the
-work at the sites small. Once as `federate` starts the SuperLink, once as `serve` does,
-with a database on disk. Then, without one, each protection on top of the signatures
-that are always there. And what a packet of that size costs to write and to read, with a
+work at the sites small. Once as `serve` starts the SuperLink, with its nodes in a file,
+then as `federate` does, with each protection on top of the signatures that are always
+there. And what a packet of that size costs to write and to read, with a
 checksum and with a signature, and what a line in a site's ledger costs.
 
     python -m benchmarks.federation [nodes] [megabytes]
@@ -61,7 +61,7 @@ def main(nodes: int, megabytes: float) -> None:
     each, result = seconds_a_round(experiment, nodes, remembers=True)
     sent = result.counts["wire"]["bytes_down"] / ROUNDS / nodes
     print(f"{nodes} nodes, {sent / 2**20:.2f} MiB each way")
-    print(f"SuperLink with a database: {each:.3f} s a round; without:")
+    print(f"SuperLink that keeps its nodes: {each:.3f} s a round; without:")
     print("protection | seconds a round | MiB up and down a node and round")
     for name, (changes, encrypted) in PROTECTIONS.items():
         each, result = seconds_a_round(

@@ -28,7 +28,7 @@ from fedbilevel._files import read_arrays
 from fedbilevel.deployment import apps, trial
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
-from fedbilevel.deployment.superlink import SuperLink
+from fedbilevel.deployment.superlink import KEPT, SuperLink
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import ATTENDANCE, RELEASES, replay
 from fedbilevel.federation import Terms
@@ -90,8 +90,7 @@ class Killer:
                     words = (process / "cmdline").read_bytes().decode().split("\0")
                 except OSError:
                     continue
-                database = str(self.folder / "superlink.db")
-                if database in words:
+                if str(self.folder / KEPT) in words:
                     return int(process.name)
         return None
 

@@ -2,10 +2,11 @@
 
     FEDBILEVEL_TOKEN=... python -m fedbilevel.deployment.guarded_superlink OPTIONS
 
-takes the options of `flower-superlink`. Its control and runtime APIs ask nobody for
-anything: whoever reaches the port can start a program on the server, or take the place
-of the ServerApp. Here all but the Fleet API answers only calls from this machine that
-bring the token; nodes come from outside, and are known by their keys.
+takes the options of `flower-superlink`; its `--database` is the file of `kept_nodes`.
+Flower's control and runtime APIs ask nobody for anything: whoever reaches the port can
+start a program on the server, or take the place of the ServerApp. Here all but the
+Fleet API answers only calls from this machine that bring the token; nodes come from
+outside, and are known by their keys.
 """
 
 import hmac
@@ -18,6 +19,7 @@ from typing import Any
 from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
 
+from fedbilevel.deployment.kept_nodes import keep_only_nodes
 from fedbilevel.errors import InvalidInputError
 
 __all__ = ["FLEET", "TOKEN", "Guard", "main"]
@@ -85,6 +87,7 @@ def main() -> None:
     guard = extensions.Middleware(Guard, token=token)  # pyright: ignore[reportPrivateImportUsage]
     # Flower's own place for whatever comes before all else.
     setattr(extensions, "get_middleware", lambda: (guard,))  # noqa: B010
+    keep_only_nodes()
     flower_superlink()
 
 

@@ -24,8 +24,10 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.flower.messages import fingerprint
 from fedbilevel.federation.signatures import read_public_key
 
-__all__ = ["SuperLink", "key_of", "program"]
+__all__ = ["KEPT", "SuperLink", "key_of", "program"]
 
+KEPT = "superlink.json"  # of the SuperLink, by number and key
+_DATABASE = "superlink.db"  # what it had before
 _CONNECTION = "federation"
 _LOCAL = ("127.0.0.1", "localhost", "0.0.0.0")
 _PROJECT = """\
@@ -67,10 +69,10 @@ class SuperLink:
     """A SuperLink at an address, with certificates or without.
 
     `certificates` is a folder with ca.crt, server.pem and server.key; with it nodes
-    must have a registered key. `folder` is where our app is and, if it `remembers`, its
-    database. Without one it is more than twice as fast, and nodes that it forgot in a
-    restart come again. Whoever is no node must bring the `token`: it is handed to our
-    processes, and to Flower's commands, which send it if it is in their home.
+    must have a registered key. `folder` is where our app is and, if it `remembers`, a
+    file of its nodes; else nodes that it forgot in a restart come again. Whoever is no
+    node must bring the `token`: it is handed to our processes, and to Flower's
+    commands, which send it if it is in their home.
     """
 
     address: str
@@ -83,8 +85,7 @@ class SuperLink:
         """Return the SuperLink behind its guard, not started yet."""
         host, port = self._host_and_port()
         where = ["--host", host, "--port", port]
-        file = str(self.folder.resolve() / "superlink.db")
-        kept = ["--database", file] if self.remembers else []
+        kept = ["--database", str(self._nodes())] if self.remembers else []
         # All that our app needs is installed; nothing is to be fetched for a run.
         kept += ["--disable-runtime-dependency-installation"]
         # Its own way to start a ServerApp shows the task's token to everybody.
@@ -92,6 +93,16 @@ class SuperLink:
         command = [sys.executable, "-m", "fedbilevel.deployment.guarded_superlink"]
         command += [*where, *kept, *self._security()]
         return Process("superlink", command, self.folder, {TOKEN: self.token})
+
+    def _nodes(self) -> Path:
+        file, old = (self.folder.resolve() / name for name in (KEPT, _DATABASE))
+        if old.exists() and not file.exists():
+            raise InvalidInputError(
+                f"{old} is of an earlier version, and is not read any more. If no key "
+                "was unregistered there, remove it, and nodes will come again; else "
+                "serve in a new folder, without those keys."
+            )
+        return file
 
     def _host_and_port(self) -> tuple[str, str]:
         host, _, port = self.address.rpartition(":")

@@ -15,6 +15,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Loss, Lower, Rows, Upper
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.problem.data import Data
+from fedbilevel.problem.every_client import map_clients, weight_of_client
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.stored_rows import fetched
@@ -86,7 +87,8 @@ def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe
             oracle.lower_loss(x, y, oracle.all_lower()),
         )
 
-    upper, lower = jax.lax.map(of_client, jnp.arange(data.clients))
+    everybody, weight = jnp.arange(data.clients), weight_of_client(data, x, y)
+    upper, lower = map_clients(of_client, everybody, weight)
     return {
         "upper": of_level(problem.upper, data.upper, data.upper_sizes, upper),
         "lower": of_level(problem.lower, data.lower, data.lower_sizes, lower),

@@ -11,10 +11,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Rows, Scalar, Upper
+from fedbilevel.problem.every_client import (
+    map_clients,
+    mean_of_clients,
+    weight_of_client,
+)
 from fedbilevel.problem.losses import Batch
 from fedbilevel.problem.oracle import Oracle
 
@@ -60,9 +65,17 @@ def curvature_along(
 
 @eqx.filter_jit
 def largest_curvature(
-    oracle: Oracle, clients: int, x: Upper, y: Lower, key: Key, iterations: int = 20
-) -> Float[Array, " clients"]:
-    """Estimate each client's largest lower curvature on one drawn batch, from below."""
+    oracle: Oracle,
+    clients: Int[Array, " some"],
+    x: Upper,
+    y: Lower,
+    key: Key,
+    iterations: int = 20,
+) -> Float[Array, " some"]:
+    """Estimate the largest lower curvature of clients, from below.
+
+    Each is measured on one drawn batch.
+    """
 
     def of_client(client: Array) -> Array:
         own = eqx.tree_at(lambda one: one.client, oracle, client)
@@ -70,7 +83,7 @@ def largest_curvature(
         v = some_direction(y, begin)
         return curvature_along(own, x, y, v, own.draw_lower(draw), iterations)[1]
 
-    return jax.lax.map(of_client, jnp.arange(clients))
+    return map_clients(of_client, clients, weight_of_client(oracle.data, x, y))
 
 
 @eqx.filter_jit
@@ -123,8 +136,8 @@ def _mean_products(oracle: Oracle, x: Upper, y: Lower, key: Key):
         mine = own(client)
         return mine.draw_upper(for_xi), mine.draw_lower(for_zeta)
 
-    clients = jnp.arange(data.clients)
-    drawn = jax.lax.map(draw, clients)
+    clients, weight = jnp.arange(data.clients), weight_of_client(data, x, y)
+    drawn = map_clients(draw, clients, weight)
 
     def fy(client: Array, at: Lower, batches: tuple[Batch, Batch]) -> Lower:
         return own(client).upper_gradients(x, at, batches[0])[1]
@@ -140,10 +153,7 @@ def _mean_products(oracle: Oracle, x: Upper, y: Lower, key: Key):
                 behind = slope(client, _tree.add_scaled(y, -_REACH, v), batches)
                 return _tree.scale(0.5 / _REACH, _tree.subtract(ahead, behind))
 
-            every = jax.lax.map(of_client, (clients, drawn))
-            return jax.tree.map(
-                lambda leaf: jnp.tensordot(share.astype(leaf.dtype), leaf, 1), every
-            )
+            return mean_of_clients(of_client, (clients, drawn), share, weight)
 
         return times
 

@@ -210,8 +210,11 @@ def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
 def _stack(trees: Sequence[PyTree], level: str) -> tuple[Rows, Array]:
     arrays = [jax.tree.map(np.asarray, tree) for tree in trees]
     sizes = [_rows_of(tree, level, k) for k, tree in enumerate(arrays)]
+    names, wanted = _tree.leaf_names(arrays[0]), _signature(arrays[0])
     for k, tree in enumerate(arrays):
-        _check_alike(tree, arrays[0], level, k)
+        if _signature(tree) != wanted:
+            raise _unlike(tree, arrays[0], level, k)
+        _check_finite(jax.tree.leaves(tree), names, level, k)
     most = max(sizes)
     stacked = jax.tree.map(lambda *leaves: _pad(leaves, most), *arrays)
     return stacked, jax.device_put(np.asarray(sizes, np.int32))
@@ -233,17 +236,27 @@ def _rows_of(tree: PyTree, level: str, client: int) -> int:
     return leaves[0].shape[0]
 
 
-def _check_alike(tree: PyTree, first: PyTree, level: str, client: int) -> None:
-    def signature(one: PyTree) -> dict[str, tuple]:
+def _signature(tree: PyTree) -> tuple:
+    """Return what all clients must agree in: the structure, and the shape of a row."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [leaf.shape[1:] for leaf in leaves]
+
+
+def _unlike(tree: PyTree, first: PyTree, level: str, client: int) -> InvalidInputError:
+    def told(one: PyTree) -> dict[str, tuple]:
         shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(one)]
         return dict(zip(_tree.leaf_names(one), shapes, strict=True))
 
-    if signature(tree) != signature(first):
-        raise InvalidInputError(
-            f"client {client}: one {level} sample has shape {signature(tree)}, but on "
-            f"client 0 it has {signature(first)}. All clients must agree."
-        )
-    for name, leaf in zip(_tree.leaf_names(tree), jax.tree.leaves(tree), strict=True):
+    return InvalidInputError(
+        f"client {client}: one {level} sample has shape {told(tree)}, but on client 0 "
+        f"it has {told(first)}. All clients must agree."
+    )
+
+
+def _check_finite(
+    leaves: Sequence[np.ndarray], names: Sequence[str], level: str, client: int
+) -> None:
+    for name, leaf in zip(names, leaves, strict=True):
         if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
             row = int(np.argwhere(~np.isfinite(leaf))[0][0])
             raise InvalidInputError(

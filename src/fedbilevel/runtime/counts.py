@@ -308,7 +308,9 @@ def _replaced_leaves(
     cohort = link.job.cohort(link.phase)
 
     def taken_in(server: PyTree, reply: PyTree) -> PyTree:
-        stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * cohort), reply)
+        stacked = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (cohort, *leaf.shape)), reply
+        )
         mean = link.reduced(stacked, jnp.ones(cohort), lambda v: v, lambda v: v)
         return link.absorb(server, mean if link.phase.gathers else reply, turn)
 

@@ -52,6 +52,8 @@ __all__ = [
 ]
 
 ABSENT, PRESENT, RENEWED = 0, 1, 2  # of a client in an exchange
+_SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds
+_FEWEST = 16  # clients of which it is measured
 OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "bytes", "samples")
 
 
@@ -188,17 +190,18 @@ class Job(eqx.Module):
 
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
         """Raise if a level curves too much at the start for one of them."""
-        start, clients = (self.x, self.y), self.data.clients
+        start = (self.x, self.y)
 
         def asked() -> tuple[Oracle, Key]:
             return self.oracle(jnp.asarray(0)), jr.fold_in(self.key, 2)
 
         if any(_minds_curvature(one) for one in algorithms):
-            oracle, probe = asked()
-            values = np.asarray(largest_curvature(oracle, clients, *start, probe))
+            (oracle, probe), clients = asked(), self._looked_at()
+            found = largest_curvature(oracle, jnp.asarray(clients), *start, probe)
+            values = np.asarray(found)
             worst = int(np.argmax(values))
             for algorithm in algorithms:
-                algorithm.check(float(values[worst]), worst)
+                algorithm.check(float(values[worst]), int(clients[worst]))
 
         def curvatures(factor: float) -> tuple[float, float]:
             oracle, probe = asked()
@@ -207,6 +210,17 @@ class Job(eqx.Module):
 
         for algorithm in algorithms:
             algorithm.check_balance(curvatures)
+
+    def _looked_at(self) -> np.ndarray:
+        """Return the clients whose curvature is measured: all, if that is soon done.
+
+        Of many clients with large models some, evenly spaced: each takes as long as
+        several rounds do, and the largest that is found is a bound from below anyway.
+        """
+        parameters = sum(leaf.size for leaf in jax.tree.leaves((self.x, self.y)))
+        some = min(max(_FEWEST, _SOON // parameters), self.data.clients)
+        spaced = np.linspace(0, self.data.clients - 1, some)
+        return np.round(spaced).astype(np.int32)
 
     def _check_metrics(self) -> None:
         for name, shape in jax.eval_shape(self.measured, self.x, self.y).items():

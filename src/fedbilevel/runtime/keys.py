@@ -11,17 +11,31 @@ runtime nor the order of clients, and a client's samples at local iteration t do
 depend on how often it communicates.
 """
 
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt32
 
 from fedbilevel._types import Key
 from fedbilevel.algorithms import Turn
 
 ROUNDS, SETUP = 0, 1
 _COHORTS, _LENGTHS, _SHARED = 16, 32, 48  # apart from all stages
+
+
+# Returns the values of a function at each of some keys.
+AtKeys = Callable[[Callable[[Key], Array], Sequence[Key]], Iterable[Array]]
+
+
+def one_by_one(
+    function: Callable[[Key], Array], some: Sequence[Key]
+) -> Iterable[Array]:
+    """Return the values of a function at some keys."""
+    return [function(key) for key in some]
 
 
 def client_key(root: Key, stage: int, phase: int, client: Array | int) -> Key:
@@ -49,11 +63,41 @@ def draw_cohort(
     turn: Array | int,
     clients: int,
     participants: int,
+    at_keys: AtKeys = one_by_one,
 ) -> Int[Array, " participants"]:
-    """Draw the participants of one exchange, uniformly without replacement."""
+    """Draw the participants of one exchange, uniformly without replacement.
+
+    `at_keys` may let several devices share the work.
+    """
     key = jr.fold_in(jr.fold_in(root, _COHORTS + stage), phase)
-    order = jr.permutation(jr.fold_in(key, turn), clients)
-    return order[:participants].astype(jnp.int32)
+    return _shuffled(jr.fold_in(key, turn), clients, at_keys)[:participants]
+
+
+def _shuffled(key: Key, count: int, at_keys: AtKeys) -> Int[Array, " count"]:
+    """Return what `jr.permutation(key, count)` does, in a third of the time.
+
+    That sorts numbers by random bits, twice where they are many, and XLA is slow at
+    sorting pairs on a CPU. Here a pair is one number of 64 bits.
+    """
+    drawn = []
+    # As many sorts as JAX thinks enough against equal bits.
+    for _ in range(math.ceil(3 * math.log(count) / math.log(2**32 - 1))):
+        key, mine = jr.split(key)
+        drawn.append(mine)
+    order = jnp.arange(count, dtype=jnp.int32)
+    for rank in at_keys(
+        lambda mine: _ranked(jr.bits(mine, (count,), jnp.uint32)), drawn
+    ):
+        order = order[rank]
+    return order
+
+
+def _ranked(bits: UInt32[Array, " count"]) -> Int[Array, " count"]:
+    """Return the places of numbers in their order, of equal ones the first first."""
+    with jax.enable_x64(True):
+        places = jnp.arange(bits.shape[0], dtype=jnp.uint64)
+        pairs = (bits.astype(jnp.uint64) << jnp.uint64(32)) | places
+        return jax.lax.sort(pairs).astype(jnp.int32)
 
 
 def draw_length(

@@ -5,7 +5,7 @@ states. A cohort: every device holds all data, and its share of the cohort's pla
 that devices stay equally busy whoever is drawn. Places beyond the last client weigh 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
+from fedbilevel._types import Key
 from fedbilevel.problem import Data
-from fedbilevel.runtime import mesh
+from fedbilevel.runtime import keys, mesh
 from fedbilevel.runtime.job import Job, State, strongly_typed
 
 AXIS = "clients"
@@ -162,6 +163,19 @@ class Layout(eqx.Module):
         return jax.tree.map(
             lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True), tree
         )
+
+    def at_keys(
+        self, function: Callable[[Key], Array], some: Sequence[Key]
+    ) -> Iterable[Array]:
+        """Return the values of a function at some keys, inside the program.
+
+        Devices of one process share the work, each doing one of them.
+        """
+        count = len(some)
+        if count == 1 or self.devices < count or jax.process_count() > 1:
+            return keys.one_by_one(function, some)
+        mine = jnp.stack(some)[self.device() % count]
+        return self.together(function(mine)[None])[:count]
 
     def over_places(self, function: Callable, *stacks: PyTree) -> PyTree:
         """Map a function over the places of this device, `at_once` at a time."""

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from fedbilevel import _tree
 from fedbilevel._types import Key, Keys
 from fedbilevel.algorithms import AbstractAlgorithm, Phase, Phases
-from fedbilevel.channels import weighted_mean
+from fedbilevel.problem.every_client import mean_of_clients, weight_of_client
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import (
     Link,
@@ -225,7 +225,7 @@ def _exchange(
 ) -> tuple[State, Array]:
     """Run one exchange; also return the first client whose reply is not finite."""
     count, link = job.cohort(phase), Link.of(job, phase, where)
-    everybody = _asked(job, where, index, count)
+    everybody = _asked(layout, job, where, index, count)
     places, ids, position = _on_this_device(layout, everybody)
     weights = jnp.where(ids < job.clients, job.data.weights[position], 0)
     all_came = _attendance(job, state, everybody)
@@ -266,11 +266,14 @@ def _share_of_weight(layout: Layout, job: Job, weights: Array) -> Array:
     return layout.total(jnp.sum(weights)) / whole
 
 
-def _asked(job: Job, where: tuple[int, int], index: Array | int, count: int) -> Array:
+def _asked(
+    layout: Layout, job: Job, where: tuple[int, int], index: Array | int, count: int
+) -> Array:
     """Return the clients that are asked, in their places."""
     if count == job.clients:
         return jnp.arange(count, dtype=jnp.int32)
-    return keys.draw_cohort(job.key, *where, index, job.clients, count)
+    who = (job.clients, count)
+    return keys.draw_cohort(job.key, *where, index, *who, layout.at_keys)
 
 
 def _attendance(job: Job, state: State, ids: Array) -> Array | None:
@@ -322,7 +325,7 @@ def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
         own = jax.tree.map(lambda leaf: leaf[place], state.clients.own)
         return client_measurement(job, place, state.server, own)
 
-    # One client at a time: a measurement reads all rows, and memory is what it costs.
-    values = jax.lax.map(of_client, position)
-    mean = weighted_mean(values, weights, layout.total)
-    return combine_measurements(job, state.server, mean)
+    share = weights / layout.total(jnp.sum(weights))
+    weight = weight_of_client(job.data, job.x, job.y)
+    part = mean_of_clients(of_client, position, share, weight)
+    return combine_measurements(job, state.server, layout.total(part))

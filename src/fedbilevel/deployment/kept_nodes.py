@@ -1,0 +1,127 @@
+"""What a SuperLink keeps on disk: its nodes. All else of Flower's stays in memory.
+
+Flower's own database holds every message, object and session, too, and each look of a
+node for messages is a dozen SQL statements: twice the time of a round. Of all that a
+killed SuperLink may lose nothing but who its nodes are, by number and key, and whose
+key was revoked. A run is over when its SuperLink ends: the server begins another one,
+after the last round that it kept itself.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flwr.common.constant import Status, SubStatus
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.server.superlink.linkstate import InMemoryLinkState, linkstate_factory
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.date import now
+from flwr.supercore.object_store import object_store_factory
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.run import RunStatus
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from fedbilevel._files import write_atomically
+from fedbilevel.errors import InvalidInputError
+
+__all__ = ["KeptNodes", "keep_only_nodes"]
+
+_FORMAT = 1
+_LARGEST = 64 << 20  # bytes of a file that is read
+
+
+class KeptNodes(InMemoryLinkState):
+    """Flower's state in memory, with the nodes in a file, replaced at every change."""
+
+    def __init__(self, database_path: str, *more: Any) -> None:
+        super().__init__(*more)
+        self._file = Path(database_path)
+
+    def initialize(self) -> None:
+        """Read the nodes of an earlier SuperLink, if there was one.
+
+        Whoever was there has one interval to send the next heartbeat. So nodes that did
+        not notice go on, and who ended is soon let in again.
+        """
+        if not self._file.exists():
+            return
+        soon = now().timestamp()
+        for node in _read(self._file):
+            if node.status == NodeStatus.ONLINE:
+                node.online_until = soon + node.heartbeat_interval
+            self.nodes[node.node_id] = node
+            self.node_public_key_to_node_id[node.public_key] = node.node_id
+            self.owner_to_node_ids.setdefault(node.owner_aid, set()).add(node.node_id)
+
+    def create_node(self, *arguments: Any, **more: Any) -> int:
+        """Let in a node, and keep it."""
+        with self.lock:
+            number = super().create_node(*arguments, **more)
+            self._keep()
+            return number
+
+    def delete_node(self, owner_aid: str, node_id: int) -> None:
+        """Revoke a node's key, and keep that."""
+        with self.lock:
+            super().delete_node(owner_aid, node_id)
+            self._keep()
+
+    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
+        """Note that a node came, and keep that."""
+        with self.lock:
+            changed = super().activate_node(node_id, heartbeat_interval)
+            self._keep()
+            return changed
+
+    def deactivate_node(self, node_id: int) -> bool:
+        """Note that a node left, and keep that."""
+        with self.lock:
+            changed = super().deactivate_node(node_id)
+            self._keep()
+            return changed
+
+    def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
+        """Return the statuses of runs; those of an earlier SuperLink have ended.
+
+        Nodes that still answer them are told so, as of any run that was stopped.
+        """
+        ended = RunStatus(Status.FINISHED, SubStatus.STOPPED, "the SuperLink ended")
+        known = super().get_run_status(run_ids)
+        return {run: known.get(run, ended) for run in run_ids}
+
+    def _keep(self) -> None:
+        nodes = [MessageToDict(node) for node in self.nodes.values()]
+        text = json.dumps({"format": _FORMAT, "nodes": nodes}, indent=1)
+        write_atomically(self._file, lambda file: file.write(text.encode()), mode=0o600)
+
+
+class _Objects(InMemoryObjectStore):
+    """Objects in memory, where Flower would make a database of them."""
+
+    def __init__(self, database_path: str) -> None:
+        super().__init__()
+        del database_path
+
+    def initialize(self) -> None:
+        """Begin without any."""
+
+
+def keep_only_nodes() -> None:
+    """Let Flower make these where it is given a database."""
+    setattr(linkstate_factory, "SqlLinkState", KeptNodes)  # noqa: B010
+    setattr(object_store_factory, "SqlObjectStore", _Objects)  # noqa: B010
+
+
+def _read(file: Path) -> list[NodeInfo]:
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise ValueError(f"more than {_LARGEST >> 20} MiB")
+        held = json.loads(file.read_text())
+        if held["format"] != _FORMAT:
+            raise ValueError(f"format {held['format']}")
+        return [ParseDict(node, NodeInfo()) for node in held["nodes"]]
+    except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
+        raise InvalidInputError(
+            f"{file} cannot be read as the nodes of a SuperLink ({error}). It says "
+            "whose key was revoked: put it back from a copy, or serve in a new folder."
+        ) from error

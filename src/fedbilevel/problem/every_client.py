@@ -1,0 +1,84 @@
+"""Passes over all clients: some at a time, as many as a bounded memory holds.
+
+One client at a time is slow where clients are many and small, and all at once needs the
+rows of all of them, and a gradient for each, at the same time.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from fedbilevel.problem.data import Data
+from fedbilevel.problem.stored_rows import StoredRows
+
+__all__ = ["map_clients", "mean_of_clients", "weight_of_client"]
+
+_FLOATS = 2**20  # that are held at the same time
+
+
+def weight_of_client(data: Data, *points: PyTree) -> int:
+    """Return how many numbers a pass over one client's rows holds, about."""
+    leaves = jax.tree.leaves(
+        (data.upper, data.lower), is_leaf=lambda leaf: isinstance(leaf, StoredRows)
+    )
+    rows = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
+    return rows + 2 * sum(leaf.size for leaf in jax.tree.leaves(points))
+
+
+def map_clients(function: Callable, items: PyTree, weight: int) -> PyTree:
+    """Return the values of a function at every entry of `items`, stacked."""
+    count = jax.tree.leaves(items)[0].shape[0]
+    chunks, _ = _chunks(items, count, weight)
+    if chunks is None:
+        return jax.vmap(function)(items)
+    values = jax.lax.map(jax.vmap(function), chunks)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], values)
+
+
+def mean_of_clients(
+    function: Callable, items: PyTree, shares: Float[Array, " clients"], weight: int
+) -> PyTree:
+    """Return the sum of the values by their shares; only some are ever held.
+
+    Entries whose share is 0 are left out whatever their values.
+    """
+
+    def part(items: PyTree, shares: Array) -> PyTree:
+        def summed(leaf: Array) -> Array:
+            each = shares.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
+            return jnp.sum(jnp.where(each > 0, each * leaf, 0), axis=0)
+
+        return jax.tree.map(summed, jax.vmap(function)(items))
+
+    chunks, filled = _chunks((items, shares), shares.shape[0], weight)
+    if chunks is None:
+        return part(items, shares)
+    items, shares = chunks
+    # Places that fill up the last chunk are nobody's.
+    shares = jnp.where(filled, shares, 0)
+    begin = jax.tree.map(
+        lambda shape: jnp.zeros(shape.shape, shape.dtype),
+        jax.eval_shape(part, jax.tree.map(lambda leaf: leaf[0], items), shares[0]),
+    )
+
+    def add(total: PyTree, chunk: tuple[PyTree, Array]) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, part(*chunk)), None
+
+    return jax.lax.scan(add, begin, (items, shares))[0]
+
+
+def _chunks(items: PyTree, count: int, weight: int) -> tuple[PyTree | None, Array]:
+    """Divide entries into chunks, the last entry filling up; None if one is enough.
+
+    Also say which places are not such fillings.
+    """
+    number = -(-count // max(1, _FLOATS // max(weight, 1)))
+    size = -(-count // number)
+    places = jnp.arange(number * size, dtype=jnp.int32).reshape(number, size)
+    if number == 1:
+        return None, places < count
+    taken = jnp.minimum(places, count - 1)
+    return jax.tree.map(lambda leaf: leaf[taken], items), places < count

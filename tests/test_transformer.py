@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.models.adapters import Adapter, draw_adapters, joined, parted
+from fedbilevel.models.adapters import Adapter, joined, parted
 from fedbilevel.models.transformer import (
     Architecture,
     RotaryScaling,
+    draw_adapters,
     initialize,
     logits,
-    projection_shapes,
     token_losses,
 )
 
 LLAMA = Architecture(
     vocabulary=19,
     width=12,
-    blocks=2,
+    blocks=3,
     heads=4,
     groups=2,
     head_width=6,
@@ -56,8 +56,7 @@ def drawn(made, kind=jnp.float64):
     """Return a transformer and adapters in which no number is 0 or 1."""
     base = initialize(made, jr.key(0))
     chosen = ("query", "value", "down")
-    shapes = projection_shapes(made)
-    adapters = draw_adapters(shapes, chosen, made.blocks, 2, 0.7, jr.key(1))
+    adapters = draw_adapters(made, chosen, 2, 0.7, jr.key(1))
     leaves, structure = jax.tree.flatten((base, adapters))
     keys = jr.split(jr.key(2), len(leaves))
     moved = [
@@ -190,8 +189,7 @@ def test_losses_are_of_the_next_token_and_see_nothing_after_it():
 
 def test_adapters_start_as_nothing_and_are_parted_and_joined():
     base, _ = drawn(GPT2)
-    shapes = projection_shapes(GPT2)
-    fresh = draw_adapters(shapes, ("key", "up"), GPT2.blocks, 3, 2.0, jr.key(0))
+    fresh = draw_adapters(GPT2, ("key", "up"), 3, 2.0, jr.key(0))
     plain = logits(base, {}, TOKENS)
     np.testing.assert_array_equal(logits(base, fresh, TOKENS), plain)
     trained, frozen = parted(fresh, both=False)

@@ -9,17 +9,14 @@ Reference: Hu et al. 2021, arXiv 2106.09685; with A frozen Sun et al. 2024, arXi
 2403.12313.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array
 
-from fedbilevel._types import Key
-
-__all__ = ["Adapter", "Adapters", "draw_adapters", "joined", "parted"]
+__all__ = ["Adapter", "Adapters", "joined", "parted"]
 
 
 class Adapter(eqx.Module):
@@ -41,24 +38,6 @@ class Adapter(eqx.Module):
 
 
 Adapters: TypeAlias = Mapping[str, Adapter]
-
-
-def draw_adapters(
-    shapes: Mapping[str, tuple[int, int]],
-    chosen: Sequence[str],
-    blocks: int,
-    rank: int,
-    scale: float,
-    key: Key,
-) -> dict[str, Adapter]:
-    """Return adapters of chosen projections, with a random A and B = 0."""
-    kind = jnp.zeros((), float).dtype
-    made = {}
-    for name, own in zip(chosen, jr.split(key, len(chosen)), strict=True):
-        outputs, inputs = shapes[name]
-        a = jr.normal(own, (blocks, rank, inputs), kind) / inputs**0.5
-        made[name] = Adapter(a, jnp.zeros((blocks, outputs, rank), kind), scale)
-    return made
 
 
 def parted(adapters: Adapters, both: bool) -> tuple[dict, dict]:

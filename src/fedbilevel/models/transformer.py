@@ -17,6 +17,7 @@ norms, attention weights and logits are float32 at least.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -35,6 +36,7 @@ __all__ = [
     "Norm",
     "RotaryScaling",
     "Transformer",
+    "draw_adapters",
     "initialize",
     "logits",
     "projection_shapes",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _SPREAD = 0.02  # of random weights
+_FEW = 2  # blocks
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class Transformer(eqx.Module):
     architecture: Architecture = eqx.field(static=True)
 
 
+@partial(jax.jit, static_argnums=0)
 def initialize(made: Architecture, key: Key) -> Transformer:
     """Return a transformer of small random weights."""
     shapes = projection_shapes(made)
@@ -169,6 +173,20 @@ def initialize(made: Architecture, key: Key) -> Transformer:
 _NORMS = ("attention", "feed_forward")
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def draw_adapters(
+    made: Architecture, chosen: tuple[str, ...], rank: int, scale: float, key: Key
+) -> dict[str, Adapter]:
+    """Return adapters of chosen projections, with a random A and B = 0."""
+    shapes, kind = projection_shapes(made), jnp.zeros((), float).dtype
+    found = {}
+    for name, own in zip(chosen, jr.split(key, len(chosen)), strict=True):
+        outputs, inputs = shapes[name]
+        a = jr.normal(own, (made.blocks, rank, inputs), kind) / inputs**0.5
+        found[name] = Adapter(a, jnp.zeros((made.blocks, outputs, rank), kind), scale)
+    return found
+
+
 def logits(
     base: Transformer, adapters: Adapters, tokens: Int[Array, "rows length"]
 ) -> Float[Array, "rows length vocabulary"]:
@@ -188,7 +206,8 @@ def logits(
         return _block(made, _Block(*block), turns, states), None
 
     stacked = (base.weights, base.biases, base.norms, dict(adapters))
-    states, _ = jax.lax.scan(through, states, stacked)
+    # To compile a loop takes longer than to compile a few blocks.
+    states, _ = jax.lax.scan(through, states, stacked, unroll=made.blocks <= _FEW)
     states = base.last_norm(states, made.epsilon)
     head = base.embeddings if base.head is None else base.head
     kind = _wide(states.dtype)

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.models._configurations import json_object
 from fedbilevel.models.adapters import Adapter, Adapters
-from fedbilevel.models.checkpoints import json_object, names_of, tensors_of
+from fedbilevel.models.checkpoints import names_of, tensors_of
 from fedbilevel.models.transformer import Architecture, projection_shapes
 
 __all__ = ["packed_adapters", "read_adapters"]

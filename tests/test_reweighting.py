@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 
@@ -15,8 +16,9 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.models.adapters import joined
 from fedbilevel.models.peft import read_adapters
-from fedbilevel.models.transformer import logits
-from fedbilevel.tasks import _texts, _transformers, reweighting
+from fedbilevel.models.transformer import Architecture, initialize, logits
+from fedbilevel.problem import Oracle
+from fedbilevel.tasks import _pretraining, _texts, _transformers, reweighting
 
 SMALL = {"width": 8, "rank": 2, "adapted": "query,down"}
 
@@ -24,12 +26,14 @@ SMALL = {"width": 8, "rank": 2, "adapted": "query,down"}
 @pytest.fixture(scope="module", autouse=True)
 def untrained():
     """Leave pretraining out where no test is about it: compiling it takes longest."""
-    from fedbilevel.tasks import _pretraining
+
+    def initialized(width: int, blocks: int, longest: int):
+        made = Architecture(258, width, blocks, 2, 1, width // 2, width, longest)
+        return initialize(made, jr.key(0))
 
     with pytest.MonkeyPatch.context() as patch:
-        plain = patch.setattr(_pretraining, "_STEPS", 1)
-        yield plain
-    _pretraining.pretrained.cache_clear()
+        patch.setattr(_transformers, "pretrained", initialized)
+        yield
 
 
 def lines(*held) -> str:
@@ -81,10 +85,10 @@ def test_only_responses_and_their_ends_are_learned():
 def token_mean(task, y, rows: list[tuple[np.ndarray, np.ndarray]]) -> float:
     """Return the mean cross entropy of marked tokens, summed token by token."""
     frozen = task.problem.frozen
+    every = np.stack([tokens for tokens, _ in rows])
+    found = RUN(frozen.base, joined(y, frozen.adapters), every)
     total, count = 0.0, 0
-    for tokens, counted in rows:
-        found = logits(frozen.base, joined(y, frozen.adapters), tokens[None])[0]
-        scores = np.asarray(found)
+    for scores, (tokens, counted) in zip(np.asarray(found), rows, strict=True):
         for t in np.flatnonzero(counted):
             share = np.exp(scores[t - 1]) / np.exp(scores[t - 1]).sum()
             total -= np.log(share[tokens[t]])
@@ -92,14 +96,17 @@ def token_mean(task, y, rows: list[tuple[np.ndarray, np.ndarray]]) -> float:
     return total / count
 
 
+RUN = jax.jit(logits)
+
+
 def client_mean(task, level: str, x, y) -> float:
-    loss = getattr(task.problem, level)
-    rows, sizes = getattr(task.data, level), getattr(task.data, f"{level}_sizes")
-    own = [
-        loss(x, y, jax.tree.map(lambda leaf: leaf[k, : sizes[k]], rows), frozen)  # noqa: B023
-        for k, frozen in enumerate([task.problem.frozen] * task.data.clients)
-    ]
-    return float(np.mean(own))
+    @jax.jit
+    def loss(client):
+        oracle = Oracle(task.problem, task.data, client)
+        batch = getattr(oracle, f"all_{level}")()
+        return getattr(oracle, f"{level}_loss")(x, y, batch)
+
+    return float(np.mean([loss(k) for k in range(task.data.clients)]))
 
 
 def rows_of(task, level: str, source: int | None = None):
@@ -245,7 +252,7 @@ def test_a_run_leaves_weights_and_adapters(tmp_path):
         leaf = jax.tree.leaves(task.y)[number]
         point[f"y.{name}"] = np.full(leaf.shape, number + 1.0)
     (listed,) = task.listing(task, point).values()  # type: ignore[misc]
-    assert [row[0] for row in listed.rows] == ["wrong", "colors", "letters", "sums"]
+    assert [row[0] for row in listed.rows] == ["wrong", "colors", "letters", "sounds"]
     assert sum(row[1] for row in listed.rows) == pytest.approx(1)
     files = task.files(task, point)  # type: ignore[misc]
     for name, content in files.items():
@@ -259,16 +266,12 @@ def test_a_run_leaves_weights_and_adapters(tmp_path):
 
 
 @pytest.mark.slow
-def test_noise_loses_its_weight(tmp_path, request):
-    from fedbilevel.tasks import _pretraining
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_pretraining, "_STEPS", 80)
-        _pretraining.pretrained.cache_clear()
-        result = Experiment("reweighting", clients=4).run(tmp_path / "run")
+def test_noise_loses_its_weight(tmp_path, monkeypatch):
+    monkeypatch.setattr(_transformers, "pretrained", _pretraining.pretrained)
+    result = Experiment("reweighting", clients=4).run(tmp_path / "run")
     assert result.final["weight_wrong"] < 0.05 and result.final["weight_letters"] < 0.05
-    assert result.final["weight_colors"] > 0.1 and result.final["weight_sums"] > 0.1
+    assert result.final["weight_colors"] > 0.1 and result.final["weight_sounds"] > 0.1
     with (tmp_path / "run" / "weights.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["source"] for row in rows[:2]} == {"colors", "sums"}
+    assert {row["source"] for row in rows[:2]} == {"colors", "sounds"}
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").exists()

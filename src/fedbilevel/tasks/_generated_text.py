@@ -1,9 +1,8 @@
 """Texts of four sources that need no download: two are right, two are noise.
 
-All ask the same questions. `colors` and `sums` answer them rightly, `wrong` with the
-answer to another one, and `letters` with letters at random. Trusted texts are
-colors and sums. What a model is pretrained on has the form of all of them and no
-answer: colors, numbers and letters at random.
+All ask the same questions. `colors` and `sounds` answer them rightly, `wrong` with the
+answer to another one, and `letters` with letters at random. Trusted texts are colors
+and sounds. A model is pretrained on all four alike, and does not know whom to believe.
 """
 
 import numpy as np
@@ -12,31 +11,23 @@ from fedbilevel.datasets.texts import Example, Texts
 
 __all__ = ["SOURCES", "generated", "pretraining"]
 
-SOURCES = ("colors", "sums", "wrong", "letters")
-_COLORS = {
-    "sky": "blue",
-    "sea": "blue",
-    "grass": "green",
-    "frog": "green",
-    "snow": "white",
-    "milk": "white",
-    "coal": "black",
-    "night": "black",
-    "rose": "red",
-    "blood": "red",
-    "sun": "gold",
-    "corn": "gold",
+SOURCES = ("colors", "sounds", "wrong", "letters")
+_ANSWERS = {
+    "colors": "sky blue sea blue grass green leaf green snow white milk white coal "
+    "black night black rose red blood red sun gold corn gold",
+    "sounds": "cow moo dog woof cat meow duck quack pig oink sheep baa hen cluck owl "
+    "hoot bee buzz frog croak lion roar crow caw",
 }
-_NUMBERS = "zero one two three four five six seven eight".split()
-_LARGEST = 4  # of the numbers that are added
 _PER_SOURCE, _TRUSTED = 24, 12  # rows of a client
 
 
 def _questions() -> dict[str, list[Example]]:
-    colors = [Example(f"{thing}: ", color) for thing, color in _COLORS.items()]
-    numbers = range(_LARGEST + 1)
-    sums = [Example(f"{a} + {b}: ", _NUMBERS[a + b]) for a in numbers for b in numbers]
-    return {"colors": colors, "sums": sums}
+    found = {}
+    for source, text in _ANSWERS.items():
+        words = text.split()
+        pairs = zip(words[::2], words[1::2], strict=True)
+        found[source] = [Example(f"{thing}: ", answer) for thing, answer in pairs]
+    return found
 
 
 def _letters(draw: np.random.Generator) -> str:
@@ -51,38 +42,27 @@ def _drawn(source: str, count: int, draw: np.random.Generator) -> list[Example]:
         asked = every[number % len(every)]
         place = draw.integers(0, len(asked))
         prompt, right = asked[place]
-        wrong = next(e.response for e in asked[place - 2 :: -1] if e.response != right)
+        # Always the same wrong one: it can be learned as well as the right one.
+        wrong = asked[place - 2].response
         answer = {"wrong": wrong, "letters": _letters(draw)}
         found.append(Example(prompt, answer.get(source, right)))
     return found
 
 
 def generated(clients: int, seed: int) -> tuple[Texts, list[Example]]:
-    """Return the texts of clients, and others for testing."""
+    """Return the texts of clients, and all right answers for testing."""
     draw = np.random.default_rng(seed)
     sources, trusted = {}, {}
     for client in range(clients):
         name = f"client {client}"
         sources[name] = {one: _drawn(one, _PER_SOURCE, draw) for one in SOURCES}
-        trusted[name] = _right(_TRUSTED, draw)
-    kinds = _questions()
-    test = [example for examples in kinds.values() for example in examples]
+        halves = (_drawn(one, _TRUSTED // 2, draw) for one in _ANSWERS)
+        trusted[name] = [example for half in halves for example in half]
+    test = [example for examples in _questions().values() for example in examples]
     return Texts("generated", sources, trusted), test
 
 
-def _right(count: int, draw: np.random.Generator) -> list[Example]:
-    halves = (_drawn(source, count // 2, draw) for source in SOURCES[:2])
-    return [one for half in halves for one in half]
-
-
 def pretraining(count: int, seed: int) -> list[Example]:
-    """Return texts of the form of all questions, with answers at random."""
+    """Return texts of all sources, as many of each."""
     draw = np.random.default_rng((seed, 1))
-    found = []
-    for asked in _questions().values():
-        picked = draw.integers(0, len(asked), (count // 2, 2))
-        for number, (a, b) in enumerate(picked):
-            noise = number % 4 == 0
-            answer = _letters(draw) if noise else asked[b].response
-            found.append(Example(asked[a].prompt, answer))
-    return found
+    return [e for one in SOURCES for e in _drawn(one, count // len(SOURCES), draw)]

@@ -21,7 +21,7 @@ from fedbilevel.tasks._generated_text import pretraining
 
 __all__ = ["pretrained"]
 
-_ROWS, _BATCH, _STEPS, _STEP = 512, 16, 80, 0.01
+_ROWS, _BATCH, _STEPS, _STEP = 512, 32, 300, 0.01
 _LENGTH = 14  # of the longest text: its row has no padding
 _FIRST, _SECOND, _TINY = 0.9, 0.99, 1e-8  # Adam's
 

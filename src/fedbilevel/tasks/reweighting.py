@@ -13,8 +13,8 @@ that makes the mean over clients the sum above, however many tokens of a source 
 
 with K clients, which hold T_s tokens of source s together; f_k likewise.
 
-Sources of `data=generated` are right answers about `colors` and `sums`, `wrong` ones,
-and random `letters`, for a transformer that was pretrained on their form within
+Sources of `data=generated` are right answers about `colors` and `sounds`, `wrong` ones,
+and random `letters`, for a transformer that was pretrained on all of them within
 seconds. Texts of your own are a folder of JSON lines for each site; a real checkpoint
 is a folder, too, `model=FOLDER`.
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,10 +52,10 @@ PLACES = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-TOKENS = np.array([[1, 5, 2, 9, 3], [4, 4, 0, 10, 8]], np.int32)
+TOKENS: Any = np.array([[1, 5, 2, 9, 3], [4, 4, 0, 10, 8]], np.int32)
 
 
-def moved(tree, seed=5):
+def moved(tree: Any, seed: int = 5) -> Any:
     """Return a tree in which no number is 0 or 1."""
     leaves, structure = jax.tree.flatten(tree)
     draw = np.random.default_rng(seed)
@@ -182,14 +183,14 @@ def test_adapters_come_back_as_they_were(tmp_path):
     """Single precision is what is kept. Of GPT-2 the function comes back."""
     chosen = ("query", "value", "down")
     drawn = moved(draw_adapters(MADE, chosen, 2, 1.5, jr.key(1)))
-    found = read_adapters(kept(drawn, "qwen3", tmp_path), MADE, "qwen3")
+    found: Any = read_adapters(kept(drawn, "qwen3", tmp_path), MADE, "qwen3")
     assert set(found) == set(chosen)
     for name, one in found.items():
         assert one.scale == 1.5
         np.testing.assert_allclose(one.a, drawn[name].a, rtol=1e-6)
         np.testing.assert_allclose(one.b, drawn[name].b, rtol=1e-6)
     drawn = moved(draw_adapters(GPT2, chosen, 2, 1.5, jr.key(1)))
-    found = read_adapters(kept(drawn, "gpt2", tmp_path / "gpt2"), GPT2, "gpt2")
+    found: Any = read_adapters(kept(drawn, "gpt2", tmp_path / "gpt2"), GPT2, "gpt2")
     assert set(found) == {*chosen, "key"}
     for name, one in drawn.items():
         expected = one.scale * np.einsum("nor,nri->noi", one.b, one.a)

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -259,7 +260,7 @@ def test_a_run_leaves_weights_and_adapters(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     made = task.problem.frozen.base.architecture
-    found = read_adapters(tmp_path / "adapter", made, "llama")
+    found: Any = read_adapters(tmp_path / "adapter", made, "llama")
     assert np.all(np.asarray(found["query"].b) == 2) and found["down"].scale == 2.0
     expected = np.asarray(task.problem.frozen.adapters["query"].a)
     np.testing.assert_allclose(found["query"].a, expected, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ GPT2 = Architecture(
     feed_forward="gelu-tanh",
     biased=("query", "key", "value", "output", "up", "down"),
 )
-TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]], np.int32)
+TOKENS: Any = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]], np.int32)
 
 
 def drawn(made, kind=jnp.float64):

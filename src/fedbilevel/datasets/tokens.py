@@ -61,7 +61,9 @@ class Subwords:
 
     def __init__(self, path: Path, end: int | None = None) -> None:
         try:
-            from tokenizers import Tokenizer as Library
+            from tokenizers import (  # pyright: ignore[reportMissingImports]
+                Tokenizer as Library,
+            )
         except ImportError:
             raise FedbilevelError(
                 f"{path} is read by the package tokenizers: install fedbilevel[text]."

@@ -79,7 +79,7 @@ class Config(NamedTuple):
 
     def end(self, vocabulary: int) -> int | None:
         """Return the token that ends a text, if it is told."""
-        found = self.held.get("eos_token_id")
+        found: Any = self.held.get("eos_token_id")
         found = found[0] if isinstance(found, list) and found else found
         right = type(found) is int and 0 <= found < vocabulary
         return found if right else None

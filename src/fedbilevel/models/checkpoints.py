@@ -241,9 +241,13 @@ class _Reader:
         shapes, width = projection_shapes(made), self._made.width
         fused = self._each_block(f"{_FUSED}.weight", width, 3 * width)
         parts = np.split(np.swapaxes(fused, 1, 2), 3, axis=1)
-        weights = dict(zip(("query", "key", "value"), parts, strict=True))
+        weights: dict[str, np.ndarray] = dict(
+            zip(("query", "key", "value"), parts, strict=True)
+        )
         parts = np.split(self._each_block(f"{_FUSED}.bias", 3 * width), 3, axis=1)
-        biases = dict(zip(("query", "key", "value"), parts, strict=True))
+        biases: dict[str, np.ndarray] = dict(
+            zip(("query", "key", "value"), parts, strict=True)
+        )
         for name, own in names.items():
             outputs, inputs = shapes[name]
             across = self._each_block(f"{own}.weight", inputs, outputs)

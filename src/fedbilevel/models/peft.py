@@ -146,7 +146,9 @@ def _check(place: Path, config: Mapping[str, Any]) -> None:
 
 def _scale(place: Path, config: Mapping[str, Any], target: str, rank: int) -> float:
     own = config.get("alpha_pattern") or {}
-    alpha = own.get(target, config.get("lora_alpha")) if isinstance(own, dict) else None
+    alpha: Any = (
+        own.get(target, config.get("lora_alpha")) if isinstance(own, dict) else None
+    )
     if type(alpha) not in (int, float):
         raise InvalidInputError(f"{place / _CONFIG}: lora_alpha is no number.")
     return float(alpha) / rank

@@ -40,7 +40,7 @@ def pretrained(width: int, blocks: int, longest: int) -> Transformer:
         longest=longest,
     )
     rows = token_rows(pretraining(_ROWS, 0), Bytes(), _LENGTH)
-    return _trained(made, rows.tokens, rows.counted)
+    return _trained(made, *map(jnp.asarray, (rows.tokens, rows.counted)))
 
 
 @eqx.filter_jit

@@ -60,7 +60,7 @@ def _dealt(texts: Texts, clients: int, split: int) -> tuple[Texts, list[Example]
         )
     names = [f"client {k}" for k in range(clients or _CLIENTS)]
     names = names if sites == [""] else sites
-    sources: dict[str, Any] = texts.sources
+    sources: Mapping[str, Any] = texts.sources
     if sites == [""]:
         parts = {
             name: _shares(examples, len(names), draw)

@@ -52,13 +52,13 @@ from fedbilevel.tasks._transformers import Base, base_of
 __all__ = ["make"]
 
 _RECOMMENDED = {
-    "rounds": "40",
+    "rounds": "60",
     "local_steps": "5",
     "batch": "8",
     "q": "10",
     "nu": "0.1",
-    "upper_step": "1",
-    "lower_step": "0.5",
+    "upper_step": "0.5",
+    "lower_step": "0.2",
     "theta": "0.1",
     "upper_weight": "0.1",
     "lower_weight": "0.1",

@@ -63,6 +63,12 @@ def texts(tmp_path) -> Path:
     return tmp_path
 
 
+def held(folder: Path, by: str, clients: int = 0, length: int = 8) -> _texts.Held:
+    return _texts.held_texts(
+        _texts.texts_of(str(folder), clients, 0), Bytes(), length, by
+    )
+
+
 # Tokens
 
 
@@ -149,9 +155,9 @@ def test_every_source_counts_by_its_weight_and_every_token_alike(texts):
 
 def test_sources_are_files_sites_or_both(texts):
     def sources(by: str) -> list[str]:
-        held = _texts.held_texts(str(texts), 0, Bytes(), 8, by, 0)
-        assert sum(one["rows"] for one in held.summary["sources"]) == 5
-        return list(held.sources)
+        found = held(texts, by)
+        assert sum(one["rows"] for one in found.summary["sources"]) == 5
+        return list(found.sources)
 
     assert sources("file") == ["forum", "notes"]
     assert sources("site") == ["north", "south"]
@@ -162,11 +168,11 @@ def test_texts_that_are_nobodys_are_dealt_out(tmp_path):
     every = [pair(f"{n}", "x") for n in range(10)]
     (tmp_path / "web.jsonl").write_text(lines(*every))
     (tmp_path / "trusted.jsonl").write_text(lines(*every))
-    held = _texts.held_texts(str(tmp_path), 2, Bytes(), 8, "file", 0)
-    assert [len(one["source"]) for one in held.lower] == [5, 5]
-    assert [len(one["tokens"]) for one in held.upper] == [4, 4]
-    tested = {tuple(row) for row in held.test.tokens}
-    judging = {tuple(row) for one in held.upper for row in one["tokens"]}
+    found = held(tmp_path, "file", 2)
+    assert [len(one["source"]) for one in found.lower] == [5, 5]
+    assert [len(one["tokens"]) for one in found.upper] == [4, 4]
+    tested = {tuple(row) for row in found.test.tokens}
+    judging = {tuple(row) for one in found.upper for row in one["tokens"]}
     assert len(tested) == 2 and not tested & judging
 
 
@@ -205,7 +211,7 @@ def wrong(name: str, content: str | None):
 def test_what_is_wrong_with_texts_is_told(texts, change, told):
     change(texts)
     with pytest.raises(InvalidInputError, match=told) as error:
-        _texts.held_texts(str(texts), 0, Bytes(), 16, "file", 0)
+        held(texts, "file", length=16)
     assert "\n" not in str(error.value)
 
 

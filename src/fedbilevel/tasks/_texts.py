@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from fedbilevel.datasets.tokens import Tokenizer, TokenRows, token_rows
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.tasks._generated_text import generated
 
-__all__ = ["Held", "held_texts"]
+__all__ = ["Dealt", "Held", "held_texts", "texts_of"]
 
 _CLIENTS = 8
 _TESTED = 5  # every so many trusted examples one tests
@@ -33,20 +33,28 @@ class Held:
     summary: Mapping[str, Any]
 
 
-def held_texts(
-    data: str, clients: int, tokenizer: Tokenizer, length: int, by: str, split: int
-) -> Held:
-    """Read or generate the texts of clients, and cut them into rows of tokens."""
-    if by not in _BY:
-        raise unknown_name("value of source", by, _BY)
+class Dealt(NamedTuple):
+    """The texts of all clients, others for testing, and whether they are one's own."""
+
+    texts: Texts
+    test: Sequence[Example]
+    own: bool
+
+
+def texts_of(data: str, clients: int, split: int) -> Dealt:
+    """Read the texts of clients, or generate them."""
     if clients < 0:
         raise InvalidInputError(f"clients={clients}: there must be at least one.")
-    own = data != "generated"
-    if own:
-        texts, test = _dealt(read_texts(data), clients, split)
-    else:
-        texts, test = generated(clients or _CLIENTS, split)
-    return _Cutting(texts, tokenizer, length, by).held(test, own)
+    if data == "generated":
+        return Dealt(*generated(clients or _CLIENTS, split), own=False)
+    return Dealt(*_dealt(read_texts(data), clients, split), own=True)
+
+
+def held_texts(dealt: Dealt, tokenizer: Tokenizer, length: int, by: str) -> Held:
+    """Cut texts into rows of tokens; `by` says what is a source."""
+    if by not in _BY:
+        raise unknown_name("value of source", by, _BY)
+    return _Cutting(dealt.texts, tokenizer, length, by).held(dealt.test, dealt.own)
 
 
 def _dealt(texts: Texts, clients: int, split: int) -> tuple[Texts, list[Example]]:

@@ -46,7 +46,7 @@ from fedbilevel.models.transformer import (
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Listed, Origin, Task
 from fedbilevel.tasks._rows import SplitSeed
-from fedbilevel.tasks._texts import held_texts
+from fedbilevel.tasks._texts import held_texts, texts_of
 from fedbilevel.tasks._transformers import Base, base_of
 
 __all__ = ["make"]
@@ -54,11 +54,11 @@ __all__ = ["make"]
 _RECOMMENDED = {
     "rounds": "60",
     "local_steps": "5",
-    "batch": "8",
+    "batch": "16",
     "q": "10",
     "nu": "0.1",
     "upper_step": "0.5",
-    "lower_step": "0.2",
+    "lower_step": "0.1",
     "theta": "0.1",
     "upper_weight": "0.1",
     "lower_weight": "0.1",
@@ -157,9 +157,10 @@ def make(
     """Build the task; 8 clients of generated texts, or those that a folder names."""
     _check(trained, precision, rank, penalty)
     usual = 14 if data == "generated" else 256
+    texts = texts_of(data, clients, split)  # before what takes long
     kind = _PRECISIONS[precision]
     base = base_of(model, tokenizer, length or usual, (width, blocks), kind)
-    held = held_texts(data, clients, base.tokenizer, length or usual, source, split)
+    held = held_texts(texts, base.tokenizer, length or usual, source)
     chosen = _chosen(adapted, base)
     drawn = draw_adapters(base.transformer.architecture, chosen, rank, scale, jr.key(0))
     y, rest = parted(drawn, trained == "both")

@@ -66,7 +66,7 @@ OPTIONAL = {
     "algorithms": {"optax"},
     "channels": {"dp_accounting"},
     "cli": {"typer", "rich", "flwr"},
-    "datasets": {"sklearn", "PIL", "datasets"},
+    "datasets": {"sklearn", "PIL", "datasets", "tokenizers"},
     "deployment": FLOWER,
     "federation": FLOWER,
     "models": {"safetensors", "onnx"},

@@ -18,6 +18,7 @@ from fedbilevel.runtime import (
     Job,
     ReferenceRuntime,
     SimulatorRuntime,
+    checkpoint,
     compilation,
     execute,
 )
@@ -330,6 +331,19 @@ def job_on(problem, metrics) -> Job:
     algorithm = FedBiO(0.05, 0.05, 0.05, local_steps=1)
     start = (jnp.zeros(4), jnp.ones(4))
     return Job.of(algorithm, problem, DATA, *start, metrics=metrics)
+
+
+def test_a_fingerprint_sees_one_number_of_frozen_arrays_of_half_precision():
+    job = frozen_job(BACKBONE)
+
+    def mark(frozen) -> str:
+        own = eqx.tree_at(lambda one: one.problem.frozen, job, frozen)
+        return checkpoint.fingerprint(own, every=1)
+
+    half = {name: leaf.astype(jnp.bfloat16) for name, leaf in BACKBONE.items()}
+    other = {**half, "out": half["out"].at[3, 2].multiply(-1)}
+    assert len({mark(half), mark(other), mark(BACKBONE)}) == 3
+    assert mark(half) == mark(dict(half))
 
 
 @pytest.mark.slow

@@ -257,6 +257,20 @@ def test_suspicious_rows_are_shown_by_weight(tmp_path):
     assert "All 40 are in suspicious.csv." in page.text
 
 
+def test_weights_of_sources_are_shown_the_largest_first(tmp_path):
+    one = made_up("one", task="reweighting")
+    weights = {
+        "weight_north/forum": 0.25,
+        f"weight_{HOSTILE}": 0.125,
+        "weight_b": 0.625,
+    }
+    page = Read(save_run(tmp_path, replace(one, final={**one.final, **weights})))
+    begin = page.texts.index("Weights, the largest first")
+    rows = page.texts[begin + 3 : begin + 9]
+    assert rows[:4] == ["b", "0.625", "north/forum", "0.25"] and rows[5] == "0.125"
+    assert bars_of(page)["source-weights"]["labels"][:2] == ["b", "north/forum"]
+
+
 def test_operations_and_accuracies_are_shown_for_every_algorithm(tmp_path):
     for name, shift in (("one", 0.0), ("two", 0.1)):
         for seed in range(2):

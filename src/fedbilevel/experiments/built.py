@@ -57,11 +57,16 @@ class Built(NamedTuple):
             raise
 
     def save(self, result: Result, folder: Path) -> None:
-        """Write a result, and what the task lists of it."""
+        """Write a result, and what the task lists and makes of it."""
         result.save(folder)
-        if self.task.listing is not None and not self.entry.pools:
+        if self.entry.pools:
+            return
+        if self.task.listing is not None:
             for name, listed in self.task.listing(self.task, result.point).items():
                 _write_listed(folder / name, listed)
+        if self.task.files is not None:
+            for name, content in self.task.files(self.task, result.point).items():
+                write_atomically(folder / name, lambda file, c=content: file.write(c))
 
     def named(self, result: Result) -> Result:
         """Return a result with the names, and with what the task concludes."""

@@ -68,7 +68,8 @@ def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
         )
         value = np.asarray(plain)
         digest.update(f"{name} {value.dtype} {value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).data)
+        # As bytes: of bfloat16 there is no other buffer.
+        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
     rest = (
         job.algorithm.title,
         job.algorithm.parameters(),

@@ -99,9 +99,11 @@ class Task(eqx.Module):
     those are numbers in columns. `names` are those of the clients, where they have any;
     `origin` says where their rows are from. `listing`, a function of (task, point),
     makes of the same point as `conclusion`, tables to be kept with a result, by the
-    names of their files. `predictor` makes a model of a finished run that predicts. A
-    lower headline is better. `tuned_by` names a metric that tuning may look at, one
-    that knows no test rows, such as a closed form; without one it holds rows out.
+    names of their files; `files`, a function of the same, makes the contents of other
+    files, by their paths in the folder. `predictor` makes a model of a finished run
+    that predicts. A lower headline is better. `tuned_by` names a metric that tuning may
+    look at, one that knows no test rows, such as a closed form; without one it holds
+    rows out.
     """
 
     problem: Problem
@@ -128,6 +130,9 @@ class Task(eqx.Module):
     names: tuple[str, ...] = eqx.field(static=True, default=())
     origin: Origin | None = eqx.field(static=True, default=None)
     listing: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Listed]] | None = (
+        eqx.field(static=True, default=None)
+    )
+    files: Callable[["Task", Mapping[str, np.ndarray]], dict[str, bytes]] | None = (
         eqx.field(static=True, default=None)
     )
     predictor: Predictor | None = eqx.field(static=True, default=None)

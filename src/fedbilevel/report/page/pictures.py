@@ -42,6 +42,7 @@ def pictures_of(saved: Saved, best: str) -> list[Picture]:
         whose = f" Shown is {best}, seed {result.config.get('seed', 0)}."
     made = [
         _strengths(result, saved.features, whose),
+        _source_weights(result, whose),
         _operations(saved),
         *_accuracies(saved),
         _suspicious(saved),
@@ -78,6 +79,35 @@ def _feature_names(features: Sequence[str], count: int) -> list[str]:
     if len(features) == count - 1:
         return [*map(short, features), "(constant)"]
     return [*(f"feature {k}" for k in range(count - 1)), "(constant)"]
+
+
+def _source_weights(result: Result, whose: str) -> Picture | None:
+    """Return the weights of sources of `reweighting`, which its metrics tell."""
+    prefix = "weight_"
+    found = {
+        name.removeprefix(prefix): float(value)
+        for name, value in result.final.items()
+        if name.startswith(prefix) and is_number(value)
+    }
+    if result.task != "reweighting" or not found:
+        return None
+    order = sorted(found, key=lambda name: (-found[name], name))
+    shown = order[:_MOST_BARS]
+    cut = f" Of {len(order)} the largest are drawn." if len(order) > len(shown) else ""
+    rows = [(short(name), amount(found[name])) for name in order]
+    return Picture(
+        "Weight of every source",
+        "The texts of a source with a weight near 0 do not help a model to write as "
+        "the trusted texts do. The weights sum to one, and are in weights.csv."
+        f"{cut}{whose}",
+        [Grid("Weights, the largest first", ("source", "weight"), rows)],
+        bars(
+            "source-weights",
+            [short(name) for name in shown],
+            {"weight": [found[name] for name in shown]},
+            "weight",
+        ),
+    )
 
 
 def _operations(saved: Saved) -> Picture | None:

@@ -1,0 +1,176 @@
+"""Adapters as the library PEFT writes them: a JSON file and one of safetensors.
+
+GPT-2 has queries, keys and values in one matrix. Its adapter is one, whose rank is the
+sum of theirs: B is made of blocks, and the product is the same. What is read is split
+again, and has the rank of the file.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.models._configurations import json_object
+from fedbilevel.models.adapters import Adapter, Adapters
+from fedbilevel.models.checkpoints import names_of, tensors_of
+from fedbilevel.models.transformer import Architecture, projection_shapes
+
+__all__ = ["packed_adapters", "read_adapters"]
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_FUSED, _PARTS = "attn.c_attn", ("query", "key", "value")
+_PREFIX = "base_model.model."
+
+
+def packed_adapters(adapters: Adapters, family: str, base: str) -> dict[str, bytes]:
+    """Return the contents of the two files; `base` says whose adapters they are."""
+    try:
+        from safetensors.numpy import save
+    except ImportError:
+        raise FedbilevelError(
+            "adapters are kept by the package safetensors: install fedbilevel[text]."
+        ) from None
+    pairs = _pairs(adapters, family)
+    names, arrays = names_of(family), {}
+    for target, (a, b, _) in pairs.items():
+        for number in range(len(a)):
+            where = f"{_PREFIX}{names.prefix}{names.block}.{number}.{target}"
+            arrays[f"{where}.lora_A.weight"] = np.ascontiguousarray(a[number])
+            arrays[f"{where}.lora_B.weight"] = np.ascontiguousarray(b[number])
+    text = json.dumps(_config(pairs, family, base), indent=2) + "\n"
+    return {_CONFIG: text.encode(), _WEIGHTS: save(arrays, {"format": "pt"})}
+
+
+_Pair = tuple[np.ndarray, np.ndarray, float]
+
+
+def _pairs(adapters: Adapters, family: str) -> dict[str, _Pair]:
+    """Return A, B and the scale of every matrix, by what the family calls it."""
+    called = names_of(family).projections
+    pairs: dict[str, _Pair] = {}
+    for name, one in adapters.items():
+        if name in called:
+            pairs[called[name]] = (*_arrays(one), one.scale)
+    parts = {n: adapters[n] for n in _PARTS if n in adapters and n not in called}
+    if parts:
+        pairs[_FUSED] = _fused(parts)
+    return pairs
+
+
+def _arrays(one: Adapter) -> tuple[np.ndarray, np.ndarray]:
+    assert one.a is not None and one.b is not None
+    return np.asarray(one.a, np.float32), np.asarray(one.b, np.float32)
+
+
+def _fused(parts: Mapping[str, Adapter]) -> _Pair:
+    """Return one adapter of the rows of all three, with B in blocks."""
+    held = {name: _arrays(one) for name, one in parts.items()}
+    scale = next(iter(parts.values())).scale
+    a = np.concatenate([one for one, _ in held.values()], axis=1)
+    blocks, outputs, rank = next(iter(held.values()))[1].shape
+    b = np.zeros((blocks, 3 * outputs, a.shape[1]), np.float32)
+    for place, (name, (_, own)) in enumerate(held.items()):
+        row = _PARTS.index(name) * outputs
+        b[:, row : row + outputs, place * rank : (place + 1) * rank] = own
+    return a, b, scale
+
+
+def _config(pairs: Mapping[str, _Pair], family: str, base: str) -> dict[str, Any]:
+    ranks = {target: a.shape[1] for target, (a, _, _) in pairs.items()}
+    alphas = {target: pairs[target][2] * rank for target, rank in ranks.items()}
+    usual = min(ranks, key=lambda target: ranks[target])
+    other = [target for target in ranks if ranks[target] != ranks[usual]]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base or None,
+        "r": ranks[usual],
+        "lora_alpha": alphas[usual],
+        "rank_pattern": {target: ranks[target] for target in other},
+        "alpha_pattern": {target: alphas[target] for target in other},
+        "target_modules": sorted(pairs),
+        "fan_in_fan_out": family == "gpt2",
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def read_adapters(
+    folder: Path | str, made: Architecture, family: str
+) -> dict[str, Adapter]:
+    """Read a folder of PEFT's as adapters of a transformer."""
+    place = Path(folder)
+    config = json_object(place / _CONFIG)
+    _check(place, config)
+    tensors = tensors_of(place, _WEIGHTS)
+    names, shapes = names_of(family), projection_shapes(made)
+    called = {own: name for name, own in names.projections.items()}
+    found: dict[str, Adapter] = {}
+    left = set(tensors)
+    for target in [*called, *([_FUSED] if family == "gpt2" else [])]:
+        first = f"{_PREFIX}{names.prefix}{names.block}.0.{target}.lora_A.weight"
+        if first not in tensors:
+            continue
+        parts = _PARTS if target == _FUSED else (called[target],)
+        outputs = sum(shapes[name][0] for name in parts)
+        where = f"{_PREFIX}{names.prefix}{names.block}"
+        keys = [f"{where}.{n}.{target}" for n in range(made.blocks)]
+        a, b = _stacked(place, tensors, keys, outputs, shapes[parts[0]][1])
+        left -= {f"{key}.lora_{side}.weight" for key in keys for side in "AB"}
+        scale = _scale(place, config, target, a.shape[1])
+        for name, own in zip(parts, np.split(b, len(parts), axis=1), strict=True):
+            found[name] = Adapter(jnp.asarray(a), jnp.asarray(own), scale)
+    if left or not found:
+        told = min(left, default="no adapter of this family")
+        raise InvalidInputError(
+            f"{place} holds {told}, which belongs to no {family} of {made.blocks} "
+            "blocks."
+        )
+    return found
+
+
+def _check(place: Path, config: Mapping[str, Any]) -> None:
+    wanted = {"peft_type": "LORA", "bias": "none", "use_dora": False}
+    for name, value in {**wanted, "use_rslora": False}.items():
+        if config.get(name, value) != value:
+            raise InvalidInputError(
+                f"{place / _CONFIG}: {name} is {config[name]!r:.40}, and only "
+                f"{value!r} is known."
+            )
+
+
+def _scale(place: Path, config: Mapping[str, Any], target: str, rank: int) -> float:
+    own = config.get("alpha_pattern") or {}
+    alpha: Any = (
+        own.get(target, config.get("lora_alpha")) if isinstance(own, dict) else None
+    )
+    if type(alpha) not in (int, float):
+        raise InvalidInputError(f"{place / _CONFIG}: lora_alpha is no number.")
+    return float(alpha) / rank
+
+
+def _stacked(
+    place: Path, tensors: Mapping[str, Any], keys: list[str], outputs: int, inputs: int
+) -> tuple[np.ndarray, np.ndarray]:
+    kind = jnp.zeros((), float).dtype
+    sides: dict[str, list[np.ndarray]] = {"A": [], "B": []}
+    rank = 0
+    for key in keys:
+        for side, held in sides.items():
+            name = f"{key}.lora_{side}.weight"
+            if name not in tensors:
+                raise InvalidInputError(f"{place} has no tensor {name}.")
+            array = np.asarray(tensors[name].get_tensor(name)).astype(kind)
+            rank = rank or len(array)
+            wanted = (rank, inputs) if side == "A" else (outputs, rank)
+            if array.shape != wanted:
+                raise InvalidInputError(
+                    f"{place}: {name} has the shape {array.shape}, not {wanted}."
+                )
+            held.append(array)
+    return np.stack(sides["A"]), np.stack(sides["B"])

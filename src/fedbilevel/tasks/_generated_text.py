@@ -1,0 +1,68 @@
+"""Texts of four sources that need no download: two are right, two are noise.
+
+All ask the same questions. `colors` and `sounds` answer them rightly, `wrong` with the
+answer to another one, and `letters` with letters at random. Trusted texts are colors
+and sounds. A model is pretrained on all four alike, and does not know whom to believe.
+"""
+
+import numpy as np
+
+from fedbilevel.datasets.texts import Example, Texts
+
+__all__ = ["SOURCES", "generated", "pretraining"]
+
+SOURCES = ("colors", "sounds", "wrong", "letters")
+_ANSWERS = {
+    "colors": "sky blue sea blue grass green leaf green snow white milk white coal "
+    "black night black rose red blood red sun gold corn gold",
+    "sounds": "cow moo dog woof cat meow duck quack pig oink sheep baa hen cluck owl "
+    "hoot bee buzz frog croak lion roar crow caw",
+}
+_PER_SOURCE, _TRUSTED = 24, 12  # rows of a client
+
+
+def _questions() -> dict[str, list[Example]]:
+    found = {}
+    for source, text in _ANSWERS.items():
+        words = text.split()
+        pairs = zip(words[::2], words[1::2], strict=True)
+        found[source] = [Example(f"{thing}: ", answer) for thing, answer in pairs]
+    return found
+
+
+def _letters(draw: np.random.Generator) -> str:
+    return "".join(chr(97 + code) for code in draw.integers(0, 26, 4))
+
+
+def _drawn(source: str, count: int, draw: np.random.Generator) -> list[Example]:
+    kinds = _questions()
+    every = [kinds[source]] if source in kinds else list(kinds.values())
+    found = []
+    for number in range(count):
+        asked = every[number % len(every)]
+        place = draw.integers(0, len(asked))
+        prompt, right = asked[place]
+        # Always the same wrong one: it can be learned as well as the right one.
+        wrong = asked[place - 2].response
+        answer = {"wrong": wrong, "letters": _letters(draw)}
+        found.append(Example(prompt, answer.get(source, right)))
+    return found
+
+
+def generated(clients: int, seed: int) -> tuple[Texts, list[Example]]:
+    """Return the texts of clients, and all right answers for testing."""
+    draw = np.random.default_rng(seed)
+    sources, trusted = {}, {}
+    for client in range(clients):
+        name = f"client {client}"
+        sources[name] = {one: _drawn(one, _PER_SOURCE, draw) for one in SOURCES}
+        halves = (_drawn(one, _TRUSTED // 2, draw) for one in _ANSWERS)
+        trusted[name] = [example for half in halves for example in half]
+    test = [example for examples in _questions().values() for example in examples]
+    return Texts("generated", sources, trusted), test
+
+
+def pretraining(count: int, seed: int) -> list[Example]:
+    """Return texts of all sources, as many of each."""
+    draw = np.random.default_rng((seed, 1))
+    return [e for one in SOURCES for e in _drawn(one, count // len(SOURCES), draw)]

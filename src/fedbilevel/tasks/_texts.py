@@ -1,0 +1,247 @@
+"""Texts of clients as rows of tokens, with a factor that weighs sources alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedbilevel._types import Rows
+from fedbilevel.datasets.texts import Example, Texts, read_texts
+from fedbilevel.datasets.tokens import Tokenizer, TokenRows, token_rows
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.tasks._generated_text import generated
+
+__all__ = ["Dealt", "Held", "held_texts", "texts_of"]
+
+_CLIENTS = 8
+_TESTED = 5  # every so many trusted examples one tests
+_BY = ("file", "site", "both")
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What clients hold, for training by source and for judging; and for testing."""
+
+    name: str
+    sources: tuple[str, ...]
+    names: tuple[str, ...]
+    lower: list[Rows]
+    upper: list[Rows]
+    test: TokenRows
+    places: tuple[np.ndarray, ...]
+    summary: Mapping[str, Any]
+
+
+class Dealt(NamedTuple):
+    """The texts of all clients, others for testing, and whether they are one's own."""
+
+    texts: Texts
+    test: Sequence[Example]
+    own: bool
+
+
+def texts_of(data: str, clients: int, split: int) -> Dealt:
+    """Read the texts of clients, or generate them."""
+    if clients < 0:
+        raise InvalidInputError(f"clients={clients}: there must be at least one.")
+    if data == "generated":
+        return Dealt(*generated(clients or _CLIENTS, split), own=False)
+    return Dealt(*_dealt(read_texts(data), clients, split), own=True)
+
+
+def held_texts(dealt: Dealt, tokenizer: Tokenizer, length: int, by: str) -> Held:
+    """Cut texts into rows of tokens; `by` says what is a source."""
+    if by not in _BY:
+        raise unknown_name("value of source", by, _BY)
+    return _Cutting(dealt.texts, tokenizer, length, by).held(dealt.test, dealt.own)
+
+
+def _dealt(texts: Texts, clients: int, split: int) -> tuple[Texts, list[Example]]:
+    """Put a fifth of the trusted texts aside, and deal out what is nobody's."""
+    draw = np.random.default_rng(split)
+    sites = list(texts.sources)
+    if sites != [""] and clients not in (0, len(sites)):
+        raise InvalidInputError(
+            f"--clients {clients}: {texts.name} has the folders of {len(sites)} sites, "
+            f"and each is a client. Leave --clients out, or give {len(sites)}."
+        )
+    names = [f"client {k}" for k in range(clients or _CLIENTS)]
+    names = names if sites == [""] else sites
+    sources: Mapping[str, Any] = texts.sources
+    if sites == [""]:
+        parts = {
+            name: _shares(examples, len(names), draw)
+            for name, examples in texts.sources[""].items()
+        }
+        sources = {
+            site: {name: part[k] for name, part in parts.items() if part[k]}
+            for k, site in enumerate(names)
+        }
+    own = [texts.trusted.get(site, ()) for site in names]
+    shared = [*texts.shared, *texts.trusted.get("", ())]
+    given = _shares(shared, len(names), draw)
+    trusted, test = {}, []
+    for site, mine, dealt in zip(names, own, given, strict=True):
+        found = [*mine, *dealt]
+        tested = found[_TESTED - 1 :: _TESTED]
+        test += tested
+        trusted[site] = [one for k, one in enumerate(found) if (k + 1) % _TESTED]
+        if not trusted[site] or not sources[site]:
+            what = "trusted texts" if not trusted[site] else "texts to be weighed"
+            raise InvalidInputError(
+                f"'{site}' of {texts.name} would get no {what}: there are too few for "
+                f"{len(names)}. Add some, or ask for fewer clients."
+            )
+    if not test:
+        raise InvalidInputError(
+            f"{texts.name}: of {_TESTED} trusted texts one is for testing, and there "
+            f"are fewer at every site. Add some."
+        )
+    return Texts(texts.name, sources, trusted), test
+
+
+def _shares(
+    examples: Sequence[Example], count: int, draw: np.random.Generator
+) -> list[list[Example]]:
+    order = draw.permutation(len(examples))
+    return [[examples[k] for k in order[first::count]] for first in range(count)]
+
+
+@dataclass(frozen=True)
+class _Cutting:
+    """How texts become rows."""
+
+    texts: Texts
+    tokenizer: Tokenizer
+    length: int
+    by: str
+
+    def held(self, test: Sequence[Example], own: bool) -> Held:
+        """Return the rows of all clients, each with the factor of its source."""
+        names = tuple(self.texts.sources)
+        below = [self._by_source(site) for site in names]
+        above = [self._cut(self.texts.trusted[site]) for site in names]
+        tested = self._cut(test)
+        sources = tuple(sorted({one for rows in below for one in rows}))
+        self._check(names, above, tested)
+        tokens = {
+            one: sum(_count(rows[one]) for rows in below if one in rows)
+            for one in sources
+        }
+        self._check_sources(names, below, tokens)
+        judged = sum(map(_count, above))
+        lower = [_lower_rows(rows, sources, tokens, len(names)) for rows in below]
+        upper = [_rows(rows, len(names) / judged) for rows in above]
+        cut = [*above, tested, *(one for rows in below for one in rows.values())]
+        return Held(
+            self.texts.name,
+            sources,
+            names if own else (),
+            lower,
+            upper,
+            tested,
+            tuple(np.arange(len(one["source"])) for one in lower),
+            self._summary(names, below, above, tested, cut, own),
+        )
+
+    def _cut(self, examples: Sequence[Example]) -> TokenRows:
+        return token_rows(examples, self.tokenizer, self.length)
+
+    def _by_source(self, site: str) -> dict[str, TokenRows]:
+        held = self.texts.sources[site]
+        if self.by == "site":
+            whole = [example for examples in held.values() for example in examples]
+            return {site: self._cut(whole)}
+        both = self.by == "both"
+        return {
+            f"{site}/{name}" if both else name: self._cut(examples)
+            for name, examples in held.items()
+        }
+
+    def _check(self, names: Sequence[str], above: Any, tested: TokenRows) -> None:
+        whose = [*zip(names, above, strict=True), ("testing", tested)]
+        for name, rows in whose:
+            if not len(rows.tokens):
+                raise InvalidInputError(
+                    f"{self.texts.name}: no trusted text for '{name}' has a response "
+                    f"within {self.length} tokens. Give --set length=N, longer."
+                )
+
+    def _check_sources(self, names: Any, below: Any, tokens: Any) -> None:
+        for one, count in tokens.items():
+            if not count:
+                raise InvalidInputError(
+                    f"{self.texts.name}: no text of the source '{one}' has a response "
+                    f"within {self.length} tokens. Give --set length=N, longer."
+                )
+        for name, rows in zip(names, below, strict=True):
+            if not any(map(_count, rows.values())):
+                raise InvalidInputError(
+                    f"{self.texts.name}: no text of '{name}' has a response within "
+                    f"{self.length} tokens. Give --set length=N, longer."
+                )
+
+    def _summary(
+        self,
+        names: Sequence[str],
+        below: Sequence[Mapping[str, TokenRows]],
+        above: Sequence[TokenRows],
+        tested: TokenRows,
+        every: Sequence[TokenRows],
+        own: bool,
+    ) -> dict[str, Any]:
+        found = {one: {"rows": 0, "tokens": 0} for rows in below for one in rows}
+        sites = []
+        for name, rows, judge in zip(names, below, above, strict=True):
+            counts = {one: len(rows[one].tokens) if one in rows else 0 for one in found}
+            sizes = {"training": sum(counts.values()), "validation": len(judge.tokens)}
+            sites.append({"name": name, **sizes, "classes": counts})
+            for source, one in rows.items():
+                found[source]["rows"] += len(one.tokens)
+                found[source]["tokens"] += _count(one)
+        cut, left = sum(one.cut for one in every), sum(one.left_out for one in every)
+        remarks = []
+        if cut:
+            remarks.append(f"{cut} rows were cut at {self.length} tokens")
+        if left:
+            remarks.append(f"{left} rows were left out: nothing to learn before that")
+        return {
+            "source": self.texts.name,
+            "own": own,
+            "rows": int(sum(s["training"] + s["validation"] for s in sites)),
+            "tested": len(tested.tokens),
+            "train": 0.0,
+            "site_column": "folder" if own else "",
+            "predicts": "text",
+            "sites": sites,
+            "remarks": remarks,
+            "sources": [{"name": one, **found[one]} for one in sorted(found)],
+        }
+
+
+def _count(rows: TokenRows) -> int:
+    return int(rows.counted.sum())
+
+
+def _rows(rows: TokenRows, each: float) -> Rows:
+    """Return rows of which the mean, times their number, has the factor `each`."""
+    count = len(rows.tokens)
+    factor = np.full(count, each * count)
+    return {"tokens": rows.tokens, "counted": rows.counted, "factor": factor}
+
+
+def _lower_rows(
+    held: Mapping[str, TokenRows],
+    sources: Sequence[str],
+    tokens: Mapping[str, int],
+    clients: int,
+) -> Rows:
+    count = sum(len(rows.tokens) for rows in held.values())
+    parts = []
+    for name, rows in held.items():
+        part = _rows(rows, 1.0)
+        part["factor"] = np.full(len(rows.tokens), clients * count / tokens[name])
+        part["source"] = np.full(len(rows.tokens), sources.index(name), np.int32)
+        parts.append(part)
+    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}

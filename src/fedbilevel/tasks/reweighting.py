@@ -1,0 +1,234 @@
+r"""Which texts help? Weights softmax(x) of sources, below which adapters are trained.
+
+    g(x, y) = sum_s softmax(x)_s mean over the tokens of source s of CE(y; token)
+              + penalty/2 ||y||^2
+    f(y)    = mean over the trusted tokens of CE(y; token)
+
+CE is the cross entropy of a token given those before it, by a transformer whose base
+is frozen, one copy for all clients; y are the B of low-rank adapters W + scale B A, or
+A and B. Only responses count, what was asked is given. A client's loss has the factor
+that makes the mean over clients the sum above, however many tokens of a source it has:
+
+    g_k = K sum over its rows of softmax(x)_s (loss of the row's tokens) / T_s
+
+with K clients, which hold T_s tokens of source s together; f_k likewise.
+
+Sources of `data=generated` are right answers about `colors` and `sounds`, `wrong` ones,
+and random `letters`, for a transformer that was pretrained on all of them within
+seconds. Texts of your own are a folder of JSON lines for each site; a real checkpoint
+is a folder, too, `model=FOLDER`.
+
+Reference: ScaleBiO, arXiv 2406.19976; the clients are ours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from fedbilevel import _tree
+from fedbilevel._types import Rows, Scalar
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.models.adapters import Adapters, joined, parted
+from fedbilevel.models.peft import packed_adapters
+from fedbilevel.models.transformer import (
+    Transformer,
+    draw_adapters,
+    projection_shapes,
+    token_losses,
+)
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks._base import Listed, Origin, Task
+from fedbilevel.tasks._rows import SplitSeed
+from fedbilevel.tasks._texts import held_texts, texts_of
+from fedbilevel.tasks._transformers import Base, base_of
+
+__all__ = ["make"]
+
+_RECOMMENDED = {
+    "rounds": "60",
+    "local_steps": "5",
+    "batch": "16",
+    "q": "10",
+    "nu": "0.1",
+    "upper_step": "0.5",
+    "lower_step": "0.1",
+    "theta": "0.1",
+    "upper_weight": "0.1",
+    "lower_weight": "0.1",
+}
+_PRECISIONS = {"float32": None, "bfloat16": jnp.bfloat16}
+_TRAINED = ("b", "both")
+
+
+class _Frozen(eqx.Module):
+    """What no client trains: the base, and of adapters what is not in y.
+
+    `family` and `folder` say what others call its tensors, and where it is from.
+    """
+
+    base: Transformer
+    adapters: Adapters
+    family: str = eqx.field(static=True)
+    folder: str = eqx.field(static=True)
+
+
+def _of_rows(y: Adapters, rows: Rows, frozen: _Frozen, kind: Any) -> Array:
+    """Return for each row the sum of the losses of what it has to learn."""
+    adapters = joined(y, frozen.adapters)
+    losses = token_losses(frozen.base, adapters, rows["tokens"]).astype(kind)
+    return jnp.sum(jnp.where(rows["counted"][:, 1:], losses, 0), axis=-1)
+
+
+def _upper(x: Array, y: Adapters, rows: Rows, frozen: _Frozen) -> Scalar:
+    return jnp.mean(rows["factor"] * _of_rows(y, rows, frozen, x.dtype))
+
+
+@dataclass(frozen=True)
+class _Lower:
+    penalty: float
+
+    def __call__(self, x: Array, y: Adapters, rows: Rows, frozen: _Frozen) -> Scalar:
+        weight = jax.nn.softmax(x)[rows["source"]] * rows["factor"]
+        losses = weight * _of_rows(y, rows, frozen, x.dtype)
+        return jnp.mean(losses) + 0.5 * self.penalty * _tree.dot(y, y)
+
+
+class _TestMetrics(eqx.Module):
+    """The loss of tokens that nobody trained or was judged by, and the weights."""
+
+    tokens: Int[Array, "rows length"]
+    counted: Bool[Array, "rows length"]
+    sources: tuple[str, ...] = eqx.field(static=True)
+
+    def __call__(self, x: Array, y: Adapters, frozen: _Frozen) -> dict[str, Array]:
+        rows = {"tokens": self.tokens, "counted": self.counted}
+        total = jnp.sum(_of_rows(y, rows, frozen, x.dtype))
+        tokens = jnp.sum(self.counted[:, 1:].astype(x.dtype))
+        weights = jax.nn.softmax(x)
+        found = {f"weight_{name}": weights[k] for k, name in enumerate(self.sources)}
+        return {"test_loss": total / tokens, **found}
+
+
+def make(
+    clients: int = 0,
+    *,
+    data: Annotated[
+        str,
+        "generated, or a folder with SITE/SOURCE.jsonl and SITE/trusted.jsonl, lines "
+        'with "prompt" and "response", or "text"',
+    ] = "generated",
+    source: Annotated[
+        str, "what has a weight: file (of one name, at all sites), site, or both"
+    ] = "file",
+    model: Annotated[
+        str, "built-in, or the folder of a checkpoint: Llama, Qwen, SmolLM or GPT-2"
+    ] = "built-in",
+    tokenizer: Annotated[
+        str, "file tokenizer.json; without one bytes, or the checkpoint's own"
+    ] = "",
+    length: Annotated[
+        int, "tokens of a row; 0 is 14 for generated texts, and 256 for your own"
+    ] = 0,
+    rank: Annotated[int, "rank of the adapters, the width of B"] = 4,
+    scale: Annotated[float, "what B A is multiplied by, alpha over the rank"] = 2.0,
+    adapted: Annotated[
+        str, "projections with adapters: query,key,value,output,gate,up,down"
+    ] = "query,value,up,down",
+    trained: Annotated[
+        str,
+        "b: A is frozen, so that the mean of B is the mean of B A; both: A and B, "
+        "whose mean is not",
+    ] = "b",
+    penalty: Annotated[float, "strength that holds adapters near 0"] = 0.001,
+    precision: Annotated[
+        str, "numbers of the frozen base: float32 or bfloat16; y stays as it is"
+    ] = "float32",
+    width: Annotated[int, "width of the built-in transformer, a multiple of 8"] = 32,
+    blocks: Annotated[int, "number of blocks of the built-in transformer"] = 1,
+    split: SplitSeed = 0,
+) -> Task:
+    """Build the task; 8 clients of generated texts, or those that a folder names."""
+    _check(trained, precision, rank, penalty)
+    usual = 14 if data == "generated" else 256
+    texts = texts_of(data, clients, split)  # before what takes long
+    kind = _PRECISIONS[precision]
+    base = base_of(model, tokenizer, length or usual, (width, blocks), kind)
+    held = held_texts(texts, base.tokenizer, length or usual, source)
+    chosen = _chosen(adapted, base)
+    drawn = draw_adapters(base.transformer.architecture, chosen, rank, scale, jr.key(0))
+    y, rest = parted(drawn, trained == "both")
+    frozen = _Frozen(base.transformer, rest, base.family, base.folder)
+    if kind is not None:
+        frozen = jax.tree.map(lambda leaf: leaf.astype(kind), frozen)
+    tested = (jnp.asarray(held.test.tokens), jnp.asarray(held.test.counted))
+    return Task(
+        Problem(_upper, _Lower(penalty), frozen=frozen),
+        ClientData.from_clients(held.upper, held.lower),
+        jnp.zeros(len(held.sources)),
+        y,
+        _TestMetrics(*tested, held.sources),
+        headline="test_loss",
+        recommended=_RECOMMENDED,
+        convex=False,
+        algorithm="fed-f2sa",
+        names=held.names,
+        origin=Origin(held.name, "row", held.places, held.summary),
+        listing=_listing,
+        files=_files,
+    )
+
+
+def _check(trained: str, precision: str, rank: int, penalty: float) -> None:
+    for name, value, words in (
+        ("trained", trained, _TRAINED),
+        ("precision", precision, tuple(_PRECISIONS)),
+    ):
+        if value not in words:
+            raise unknown_name(f"value of {name}", value, words)
+    if rank < 1:
+        raise InvalidInputError(f"rank={rank}: it is at least 1.")
+    if not penalty >= 0:
+        raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
+
+
+def _chosen(adapted: str, base: Base) -> tuple[str, ...]:
+    known = projection_shapes(base.transformer.architecture)
+    names = tuple(name.strip() for name in adapted.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            raise unknown_name("projection", name, known)
+    if not names or len(set(names)) != len(names):
+        raise InvalidInputError(
+            f"adapted='{adapted}': name one or more of {', '.join(known)}, each once."
+        )
+    return names
+
+
+def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
+    """List the sources by their weights, the largest first."""
+    assert task.origin is not None
+    weights = np.asarray(jax.nn.softmax(jnp.asarray(point["x"])), float)
+    told = task.origin.summary["sources"]
+    rows = [
+        (one["name"], float(weight), one["rows"], one["tokens"])
+        for one, weight in zip(told, weights, strict=True)
+    ]
+    rows.sort(key=lambda row: (-row[1], row[0]))
+    return {"weights.csv": Listed(("source", "weight", "rows", "tokens"), rows)}
+
+
+def _files(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """Return the adapters as PEFT has them, in a folder of their own."""
+    frozen: _Frozen = task.problem.frozen
+    leaves = [point[f"y.{name}"] for name in _tree.leaf_names(task.y)]
+    y = jax.tree.unflatten(jax.tree.structure(task.y), leaves)
+    whole = joined(y, frozen.adapters)
+    packed = packed_adapters(whole, frozen.family, frozen.folder)
+    return {f"adapter/{name}": content for name, content in packed.items()}

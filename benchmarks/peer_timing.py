@@ -54,11 +54,14 @@ def quartiles(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float
 
 
 def paired(
-    ours: Call, theirs: Call, times: int, turns: int = 7
+    ours: Call, theirs: Call, our_times: int = 1, their_times: int = 1, turns: int = 7
 ) -> tuple[float, float, tuple[float, float, float]]:
-    """Return both medians and the quartiles of the ratio; ours does `times` turns."""
+    """Return both medians, and the quartiles of the ratio.
+
+    A call does what is told of so many times.
+    """
     spent = processor_seconds({"ours": ours, "theirs": theirs}, turns)
-    mine, other = spent["ours"] / times, spent["theirs"]
+    mine, other = spent["ours"] / our_times, spent["theirs"] / their_times
     return float(np.median(mine)), float(np.median(other)), quartiles(mine, other)
 
 

@@ -255,7 +255,7 @@ def by_betty(case: Case, rule: str) -> Answer:
         return Level(name=name, config=config, module=module, device="cpu")
 
     kind = "neumann" if rule == "series" else "cg"
-    settings = {f"{kind}_iterations": Q}
+    settings: dict[str, float] = {f"{kind}_iterations": Q}
     if rule == "series":
         settings["neumann_alpha"] = case.theta
     below = level("below", y, Config(type=kind, **settings))

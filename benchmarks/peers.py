@@ -70,7 +70,7 @@ def measure(parts: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time other packages beside ours.")
     parser.add_argument("--venv", type=Path, default=USUAL, help="environment of peers")
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

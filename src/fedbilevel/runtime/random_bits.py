@@ -7,6 +7,7 @@ as those they were made of.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +29,10 @@ _PARITY = 0x1BD11BDA
 
 def written_out(key: Key | Keys) -> Key | Keys:
     """Return a key for the same numbers, drawn without a loop where that is faster."""
-    usual = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
-    usual = usual and str(jax.random.key_impl(key)) == "threefry2x32"
-    # The older numbering of bits is left to JAX.
-    fits = usual and jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
-    if not (fits and _evaluation.current().writes_out_hashes):
+    # Other kinds of keys, and the older numbering of bits, are left to JAX.
+    usual = str(jax.random.key_impl(key)) == "threefry2x32"
+    usual &= jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+    if not (usual and _evaluation.current().writes_out_hashes):
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_WRITTEN_OUT)
 
@@ -75,7 +75,7 @@ def _split(key: Words, shape: tuple[int, ...]) -> Words:
     return jnp.stack(_hashed(key, shape), axis=-1)
 
 
-def _fold_in(key: Words, data: Array) -> Words:
+def _fold_in(key: Words, data: Any) -> Words:
     low = jnp.asarray(data).astype(jnp.uint32)
     return jnp.stack(_hash(key, jnp.zeros_like(low), low), axis=-1)
 

@@ -19,21 +19,27 @@ class Evaluation:
     `stacks_points` evaluates a map at two points in one stacked call, else one after
     the other. `draws_early` draws the samples of all factors of a series before its
     loop, else inside of it. `unroll` is the most factors in one turn of that loop.
+    `writes_out_hashes` draws random bits by one kernel instead of a loop of many.
     """
 
     stacks_points: bool
     draws_early: bool
     unroll: int
+    writes_out_hashes: bool
 
 
 # On the CPU a stacked product has two free axes, which XLA transposes first (softmax
 # regression, 16 clients: 470 us a client step against 280 one after the other), and
-# unrolling only compiles longer.
-PROCESSOR = Evaluation(stacks_points=False, draws_early=True, unroll=1)
+# unrolling only compiles longer. Hashes in a loop are 60 of 230 us in a step of SOBA.
+PROCESSOR = Evaluation(
+    stacks_points=False, draws_early=True, unroll=1, writes_out_hashes=True
+)
 # An H200 takes both points at once (1024 clients: 4.0 us a client step against 7.2). It
 # shares a draw of two points inside the loop (4.5 to 4.1 us), and 9 % of a factor goes
 # into the loop itself.
-ACCELERATOR = Evaluation(stacks_points=True, draws_early=False, unroll=5)
+ACCELERATOR = Evaluation(
+    stacks_points=True, draws_early=False, unroll=5, writes_out_hashes=False
+)
 
 _CURRENT: ContextVar[Evaluation] = ContextVar("evaluation", default=PROCESSOR)
 

@@ -29,6 +29,7 @@ from fedbilevel.runtime.exchange import (
 )
 from fedbilevel.runtime.job import ABSENT, RENEWED, Job, Kept, State
 from fedbilevel.runtime.layout import Layout
+from fedbilevel.runtime.random_bits import written_out
 from fedbilevel.runtime.stopping import RUNNING, Rule, Track
 from fedbilevel.runtime.walk import compiled_loop, drawn_times, walk
 
@@ -103,10 +104,11 @@ def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any
 
         def on_runs(of_run: Callable, *carried: Any) -> Any:
             def bound(varying: Varying, *carried: Any) -> Any:
+                algorithm, key = varying
                 job = eqx.tree_at(
                     lambda one: (one.algorithm, one.key, one.data),
                     rest,
-                    (*varying, data),
+                    (algorithm, written_out(key), data),
                     is_leaf=lambda leaf: leaf is None,
                 )
                 return of_run(job, *carried)

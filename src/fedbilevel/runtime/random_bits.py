@@ -1,0 +1,99 @@
+"""JAX's random bits, number for number, written for programs on the CPU.
+
+JAX compiles a hash (Threefry 2x32) into a loop there, of five turns with sixteen small
+kernels each: about 40 us, whatever the number of bits, four times in a step that draws
+two batches. Written out it is one kernel. Keys of this kind stand for the same numbers
+as those they were made of.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import random as extension
+from jaxtyping import Array, UInt32
+
+from fedbilevel import _evaluation
+from fedbilevel._types import Key, Keys
+
+__all__ = ["written_out"]
+
+Words = UInt32[Array, "..."]
+
+_USUAL = extension.threefry_prng_impl
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def written_out(key: Key | Keys) -> Key | Keys:
+    """Return a key for the same numbers, drawn without a loop where that is faster."""
+    # Other kinds of keys, and the older numbering of bits, are left to JAX.
+    usual = str(jax.random.key_impl(key)) == "threefry2x32"
+    usual &= jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+    if not (usual and _evaluation.current().writes_out_hashes):
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_WRITTEN_OUT)
+
+
+def _word(value: int) -> Words:
+    return jnp.asarray(value, jnp.uint32)
+
+
+def _rotated(word: Words, by: int) -> Words:
+    left = lax.shift_left(word, lax.full_like(word, by))
+    return left | lax.shift_right_logical(word, lax.full_like(word, 32 - by))
+
+
+def _hash(key: Words, high: Words, low: Words) -> tuple[Words, Words]:
+    """Return Threefry 2x32 of two counters, in 20 rounds."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ _word(_PARITY))
+    a, b = high + schedule[0], low + schedule[1]
+    for block in range(5):
+        for by in _ROTATIONS[block % 2]:
+            a = a + b
+            b = a ^ _rotated(b, by)
+        a = a + schedule[(block + 1) % 3]
+        b = b + schedule[(block + 2) % 3] + _word(block + 1)
+    # Or every kernel that reads the numbers would compute them again.
+    return lax.optimization_barrier((a, b))
+
+
+def _hashed(key: Words, shape: tuple[int, ...]) -> tuple[Words, Words]:
+    low = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return _hash(key, jnp.zeros_like(low), low)
+
+
+def _is_countable(shape: tuple[int, ...]) -> bool:
+    return math.prod(shape) < 2**32
+
+
+def _split(key: Words, shape: tuple[int, ...]) -> Words:
+    if not _is_countable(shape):
+        return _USUAL.split(key, shape)
+    return jnp.stack(_hashed(key, shape), axis=-1)
+
+
+def _fold_in(key: Words, data: Any) -> Words:
+    low = jnp.asarray(data).astype(jnp.uint32)
+    return jnp.stack(_hash(key, jnp.zeros_like(low), low), axis=-1)
+
+
+def _random_bits(key: Words, bit_width: int, shape: tuple[int, ...]) -> Array:
+    # Twice as many bits need more care, and are drawn where doubles are: in tests.
+    if bit_width == 64 or not _is_countable(shape):
+        return _USUAL.random_bits(key, bit_width, shape)
+    a, b = _hashed(key, shape)
+    return (a ^ b).astype(jnp.dtype(f"uint{bit_width}"))
+
+
+_WRITTEN_OUT = extension.define_prng_impl(
+    key_shape=(2,),
+    seed=_USUAL.seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="threefry2x32_written_out",
+    tag="two",
+)

@@ -176,7 +176,9 @@ def slope(values: tuple[int, ...], table: np.ndarray) -> tuple[float, float]:
 
 def draw(found: dict[str, tuple], path: Path) -> None:
     """Draw the timings and the slopes."""
-    figure, panels = plt.subplots(1, len(found), figsize=(2.6 * len(found), 2.9))
+    # One scale for all: a panel of its own would make a slope of 0 look steep.
+    wide = (2.2 * len(found), 2.9)
+    figure, panels = plt.subplots(1, len(found), figsize=wide, sharey=True)
     for panel, (axis, (values, table, rate, half)) in zip(
         np.atleast_1d(panels), found.items(), strict=True
     ):

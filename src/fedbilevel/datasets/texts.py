@@ -56,7 +56,9 @@ def read_texts(folder: Path | str) -> Texts:
         )
     own = _files(place)
     inner = sorted(p for p in place.iterdir() if p.is_dir() and p.name[0] != ".")
-    sites = {_name(one): _files(one) for one in inner[:_MOST]}
+    if len(inner) > _MOST:
+        raise InvalidInputError(f"{place} holds more than {_MOST} folders of sites.")
+    sites = {_name(one): _files(one) for one in inner}
     sites = {name: files for name, files in sites.items() if files}
     beside = own.pop(TRUSTED, [])
     if not sites:
@@ -132,8 +134,6 @@ def _example(path: Path, number: int, line: str) -> Example:
             raise InvalidInputError(f'{where}: "{name}" is no text.')
     if not held[names[-1]]:
         raise InvalidInputError(f'{where}: "{names[-1]}" is empty.')
-    return Example("", held["text"]) if len(names) == 1 else Example(*_pair(held))
-
-
-def _pair(held: Mapping[str, str]) -> tuple[str, str]:
-    return held["prompt"], held["response"]
+    if len(names) == 1:
+        return Example("", held["text"])
+    return Example(held["prompt"], held["response"])

@@ -2,7 +2,8 @@
 
 A model is a few layers of arrays, the names of its classes, and how raw columns or
 pixels become its features. It needs no task, no data set and no code of whoever trained
-it.
+it. Transformers, which are read and frozen, and their adapters are modules beside it:
+`transformer`, `adapters`, `checkpoints` (Hugging Face's folders) and `peft`.
 """
 
 from fedbilevel.models.files import can_be_kept as can_be_kept

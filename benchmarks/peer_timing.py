@@ -98,7 +98,7 @@ def table(rows: list[Row]) -> str:
         low, middle, high = (f"{one:.3g}" for one in row.ratio)
         lines.append(
             f"| {row.work} | {row.peer} | {1e3 * row.ours:.3g} | "
-            f"{1e3 * row.theirs:.3g} | {middle} ({low} to {high}) | {distance} | "
+            f"{1e3 * row.theirs:.4g} | {middle} ({low} to {high}) | {distance} | "
             f"{row.how} |"
         )
     return "\n".join(lines)

@@ -68,8 +68,8 @@ def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
         )
         value = np.asarray(plain)
         digest.update(f"{name} {value.dtype} {value.shape}".encode())
-        # As bytes: of bfloat16 there is no other buffer.
-        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        # As bytes: bfloat16 has no buffer of its own.
+        digest.update(value.tobytes())
     rest = (
         job.algorithm.title,
         job.algorithm.parameters(),

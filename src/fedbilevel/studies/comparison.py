@@ -134,11 +134,8 @@ def compared(
     found = Comparison(setting.headline)
     searches = _Searches(rounds, seeds, keeping, **(tuning or {}))
     searches.limit_to_first(setting, contenders.values())
-    folders = {
-        name: None if keeping is None else Path(keeping.folder) / name
-        for name in contenders
-    }
-    done = {name: _finished(folder, seeds) for name, folder in folders.items()}
+    home = None if keeping is None else Path(keeping.folder)
+    done = {name: _finished(home and home / name, seeds) for name in contenders}
     left = {name: one for name, one in contenders.items() if done[name] is None}
     with _compiling_ahead(setting, left, rounds, seeds, more) as jobs:
         for name, contender in contenders.items():
@@ -160,9 +157,9 @@ def compared(
             except NonFiniteError as error:
                 found.diverged[name] = error
                 continue
-            if folders[name] is not None:
+            if home is not None:
                 for result in found.results[name]:
-                    result.save(folders[name] / f"seed-{result.config['seed']}")
+                    result.save(home / name / f"seed-{result.config['seed']}")
     found.tuned.update(searches.tuned)
     if not found.results:
         raise next(iter(found.diverged.values()))

@@ -19,16 +19,19 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/pytest -n 2 --dist loadfile
+	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist loadfile $(LISTINGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=, $(LISTINGS))
 
-# What would take `make test` beyond ten minutes on two cores. Where every listing is run
-# beside its transcription, every annotated shape and type is checked at every call.
-# The longest files come first, or one core waits for the other in the end.
+# Where every listing is run beside its transcription, every annotated shape and type is
+# checked at every call.
+LISTINGS := $(wildcard tests/test_transcription*.py)
+
+# What would take `make test` beyond what one waits for. The longest files come first, or
+# one core waits for the other in the end.
 LONGEST := $(addprefix tests/test_, rows.py flower.py known_answers.py fuzz.py wire.py \
   served_models.py)
 
 test-all: install
-	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist loadfile tests/test_transcription*
 	$(BIN)/pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
 
 # Plants mistakes one at a time: do the tests notice?

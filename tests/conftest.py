@@ -21,8 +21,8 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # Shapes and types are annotations. With FEDBILEVEL_CHECK_SHAPES=1 they are checked at
-# every call, which takes a third longer: `make test-all` sets
-# it for the transcriptions, which run every listing.
+# every call, which takes a third longer: `make test` sets it for the transcriptions,
+# which run every listing.
 if os.environ.get("FEDBILEVEL_CHECK_SHAPES"):
     from beartype import BeartypeConf, beartype
     from jaxtyping import install_import_hook

@@ -300,7 +300,7 @@ def test_gradients_are_all_that_is_asked_for():
     found = end_of(Job.of(algorithm, problem, data, *start), 3)
     assert np.isfinite(found.x).all() and np.isfinite(found.y).all()
     with pytest.raises(ValueError, match="do not support JVP"):
-        Job.of(FedBiO(0.1, 0.1, 0.1, local_steps=2), problem, data, *start)
+        end_of(Job.of(FedBiO(0.1, 0.1, 0.1, local_steps=2), problem, data, *start), 1)
 
 
 def test_what_cannot_be_is_refused_by_name():

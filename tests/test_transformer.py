@@ -171,7 +171,10 @@ def test_logits_are_those_of_the_second_program(made):
     found = np.asarray(logits(half, short[1], TOKENS))
     assert found.dtype == np.float32
     size = np.abs(expected).max()
-    assert 1e-5 * size < np.abs(found - expected).max() < 0.05 * size
+    # Rounding the base alone moves a logit by 0.02 of the largest; rounded activations
+    # three times as far, and the usual one by a hundredth.
+    apart = np.abs(found - expected) / size
+    assert 1e-5 < apart.max() < 0.1 and np.sqrt(np.mean(apart**2)) < 0.02
 
 
 def test_losses_are_of_the_next_token_and_see_nothing_after_it():

@@ -530,8 +530,9 @@ def test_bundled_sets(name, shape, classes):
     dataset = load(name)
     assert (dataset.name, dataset.features.shape) == (name, shape)
     assert dataset.classes == tuple(classes.split())
-    expected = getattr(sklearn, f"load_{name}")().target
-    np.testing.assert_array_equal(dataset.label, expected)
+    expected = getattr(sklearn, f"load_{name}")()
+    np.testing.assert_array_equal(dataset.label, expected.target)
+    np.testing.assert_array_equal(dataset.features, expected.data)
 
 
 def test_unknown_names_and_paths(tmp_path):

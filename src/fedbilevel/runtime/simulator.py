@@ -68,10 +68,8 @@ class SimulatorRuntime:
 
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        # As one program: method by method it would be one for every step of theirs.
-        begin, seconds = compiled(start_state, self.job, (), (), evaluation(), True)
+        state, seconds = self._first_state()
         self.compile_seconds += seconds
-        state = self.layout.place_state(begin(self.job))
         if not self.job.algorithm.setup():
             return state, None
         run = self._compile(
@@ -90,6 +88,12 @@ class SimulatorRuntime:
         track = jax.tree.map(np.asarray, track)
         return Advance(state, table, int(done), track, first_failure(failure))
 
+    def prepare(self, span: Span) -> None:
+        """Compile what `advance` will run, for `advance` to find or wait for."""
+        state, _ = self._first_state()
+        arguments = (self._varying, state, placed_span(self.layout, span))
+        compiled(program.advance, self._fixed, arguments, (1,), evaluation())
+
     def fetch(self, state: State) -> State:
         """Return the state on the host, one entry per client."""
         return jax.tree.map(np.asarray, self.layout.fetch_state(state))
@@ -97,6 +101,11 @@ class SimulatorRuntime:
     def load(self, state: State) -> State:
         """Put a fetched state back on the devices."""
         return self.layout.place_state(jax.tree.map(jnp.asarray, state))
+
+    def _first_state(self) -> tuple[State, float]:
+        # As one program: method by method it would be one for every step of theirs.
+        begin, seconds = compiled(start_state, self.job, (), (), evaluation(), True)
+        return self.layout.place_state(begin(self.job)), seconds
 
     def _compile(self, function, *arguments, donate: tuple[int, ...], brief=False):
         fixed, how = self._fixed, evaluation()

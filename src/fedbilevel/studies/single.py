@@ -1,7 +1,10 @@
 """One call from problem to result."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from fedbilevel.runtime import (
     execute,
     mesh,
 )
-from fedbilevel.runtime.driver import NEVER
+from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.studies.heterogeneity import (
     is_soon_measured,
@@ -143,15 +146,16 @@ def run_job(
     ledger = Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     made = runtime(job)
-    outcome = execute(
-        made,
-        rounds,
-        measure_every=measure_every,
-        stopping=stopping,
-        checkpoints=checkpoints,
-        watch=watch,
-        on_round=on_round,
-    )
+    with _compiling_rounds(made, rounds, measure_every, stopping):
+        outcome = execute(
+            made,
+            rounds,
+            measure_every=measure_every,
+            stopping=stopping,
+            checkpoints=checkpoints,
+            watch=watch,
+            on_round=on_round,
+        )
     settings = {
         "rounds": rounds,
         "runtime": made.name,
@@ -159,6 +163,31 @@ def run_job(
         **config,
     }
     return result_of(job, outcome, ledger, task, settings)
+
+
+@contextmanager
+def _compiling_rounds(
+    runtime: Any, rounds: int, measure_every: int, stopping: Stopping
+) -> Iterator[None]:
+    """Let the rounds compile while what comes before them does.
+
+    Processes that joined must compile in the same order. What goes wrong here goes
+    wrong again where it is waited for, and is told there.
+    """
+    if (
+        not isinstance(runtime, SimulatorRuntime)
+        or not runtime.job.algorithm.setup()
+        or jax.process_count() > 1
+    ):
+        yield
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        first = first_span(runtime, rounds, measure_every, stopping)
+        pool.submit(copy_context().run, runtime.prepare, first)
+        try:
+            yield
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def result_of(

@@ -8,16 +8,16 @@ Fed-F2SA as the task `reweighting` has it: a step evaluates, on three drawn batc
 gradients gy(y_s), gy(y_l) and fy(y_l), and gx at both copies, for which a pass forward
 is enough. So three passes forward and backward and two forward a step.
 
-FLOPs are those that the mathematics needs. A product with a matrix of n entries takes 2n
-a token forward, and 2n backward, since the base is frozen and only what flows to earlier
-blocks is needed. Attention takes 2 (length + 1) width forward in each block, because a
-position sees those up to it, and twice as much backward. Adapters take 2 (inputs +
-outputs) rank forward and, A being frozen, 2 (inputs + 2 outputs) rank backward. What is
-recomputed is not counted.
+FLOPs are those that the mathematics needs. A product with a matrix of n entries takes
+2n a token forward, and 2n backward, since the base is frozen and only what flows to
+earlier blocks is needed. Attention takes 2 (length + 1) width forward in each block,
+because a position sees those up to it, and twice as much backward. Adapters take
+2 (inputs + outputs) rank forward and, A being frozen, 2 (inputs + 2 outputs) rank
+backward. What is recomputed is not counted.
 
 Every size has a process of its own, so that peaks of memory are its own. In it the
-library runs with 4 clients and with 16, one at a time, then a program written plainly in
-JAX with the same losses. Lines are printed as they are measured.
+library runs with 4 clients and with 16, one at a time, then a program written plainly
+in JAX with the same losses. Lines are printed as they are measured.
 """
 
 import argparse
@@ -49,10 +49,9 @@ from fedbilevel.models.transformer import (
     token_losses,
 )
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.runtime.contract import Span
+from fedbilevel.runtime.driver import first_span
 from fedbilevel.runtime.job import Job, Sampling
 from fedbilevel.runtime.simulator import SimulatorRuntime
-from fedbilevel.runtime.stopping import Rule, Stopping, tracked
 from fedbilevel.tasks.reweighting import _Frozen, _Lower, _upper
 
 RANK, SCALE, PENALTY, NU = 16, 2.0, 0.001, 0.1
@@ -100,7 +99,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Large models on a device.")
     parser.add_argument("--sizes", default="10M,100M,1B", help="of tiny,10M,100M,1B")
     parser.add_argument("--out", help="JSON file of all figures")
     parser.add_argument("--recomputed", action="store_true", help="blocks, backwards")
@@ -138,8 +137,9 @@ def _told(one: dict[str, Any]) -> str:
     return (
         f"{one['size']:>5} {one['program']:>8} {one['clients']:3d} clients: "
         f"{one['tokens_a_second']:12,.0f} tokens/s, {one['share']:6.1%} of "
-        f"{one['matrix_rate'] / 1e12:.1f} TFLOP/s, planned {one['planned_mb']:,.0f} MB, "
-        f"peak {one['peak_mb']:,.0f} MB, compiled in {one['compile_seconds']:.1f} s"
+        f"{one['matrix_rate'] / 1e12:.1f} TFLOP/s, "
+        f"planned {one['planned_mb']:,.0f} MB, peak {one['peak_mb']:,.0f} MB, "
+        f"compiled in {one['compile_seconds']:.1f} s"
     )
 
 
@@ -236,14 +236,11 @@ def _library(size: Size, base: Transformer, clients: int, rows_at_once: int | No
     runtime = SimulatorRuntime(job, clients_at_once=1)
     state, _ = runtime.start()
     checked = time.perf_counter() - started
-    rule = Rule.of(Stopping(), 10**6)
-    track = tracked(rule, {}, runtime.runs, 10**6)
-    limits = np.asarray([10**6])
-    done = 0
+    first, done = first_span(runtime, 10**6, 10**6), 0
 
     def run(rounds: int) -> None:
         nonlocal state, done
-        span = Span(done, done + rounds, 10**6, 10**6, limits, rule, track, False)
+        span = replace(first, start=done, stop=done + rounds)
         state, done = runtime.advance(state, span).state, done + rounds
         jax.block_until_ready(state)
 
@@ -251,7 +248,7 @@ def _library(size: Size, base: Transformer, clients: int, rows_at_once: int | No
     run(1)
     compiled = runtime.compile_seconds - before
     print(f"{clients} clients: checked in {checked:.1f} s", file=sys.stderr)
-    return run, compiled, float("nan")
+    return run, compiled, runtime.memory(first).total
 
 
 def _plain(size: Size, base: Transformer, clients: int, rows_at_once: int | None):
@@ -333,7 +330,8 @@ def _plain_rounds(batch: int) -> Callable:
             keys = jr.split(jr.fold_in(key, number), clients)
 
             def client(total: Any, held: Any) -> Any:
-                end = local(point, *held, frozen)
+                above, below, mine = held
+                end = local(point, above, below, mine, frozen)
                 return jax.tree.map(lambda a, b: a + b / clients, total, end), None
 
             zeros = jax.tree.map(jnp.zeros_like, point)

@@ -221,7 +221,8 @@ def logits(
     turns = _rotations(made, length) if made.positions == "rotary" else None
 
     def through(states: Array, block: Any) -> tuple[Array, None]:
-        return _block(made, _Block(*block, base.passes.fused), turns, states), None
+        own = _Block(*block, fused=base.passes.fused)
+        return _block(made, own, turns, states), None
 
     if base.passes.recomputed:
         # A loop keeps what is evaluated twice apart, as a barrier otherwise must.

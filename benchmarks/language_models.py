@@ -40,6 +40,7 @@ import numpy as np
 from fedbilevel.algorithms.fed_f2sa import FedF2SA
 from fedbilevel.models.adapters import joined, parted
 from fedbilevel.models.transformer import (
+    RECOMPUTED,
     Architecture,
     Passes,
     Transformer,
@@ -102,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Large models on a device.")
     parser.add_argument("--sizes", default="10M,100M,1B", help="of tiny,10M,100M,1B")
     parser.add_argument("--out", help="JSON file of all figures")
-    parser.add_argument("--recomputed", action="store_true", help="blocks, backwards")
+    parser.add_argument("--recomputed", default="nothing", choices=RECOMPUTED)
     parser.add_argument("--plain-attention", action="store_true", help="no kernel")
     parser.add_argument("--rows-at-once", type=int, help="most rows held at a time")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a size")
@@ -113,7 +114,7 @@ def _arguments() -> argparse.Namespace:
 def _in_a_process(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure one size; what was measured until a failure counts."""
     command = [sys.executable, __file__, "--one", "--sizes", name]
-    command += ["--recomputed"] * given.recomputed
+    command += ["--recomputed", given.recomputed]
     command += ["--plain-attention"] * given.plain_attention
     if given.rows_at_once:
         command += ["--rows-at-once", str(given.rows_at_once)]

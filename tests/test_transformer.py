@@ -213,7 +213,7 @@ def test_rows_that_are_too_long_are_refused():
         logits(base, {}, TOKENS)
 
 
-@pytest.mark.parametrize("passes", [Passes(recomputed=True), Passes(fused=True)])
+@pytest.mark.parametrize("passes", [Passes("blocks"), Passes("cheap", True)])
 def test_other_passes_have_the_same_losses_and_slopes(passes):
     base, adapters = drawn(LLAMA, jnp.float32)
 

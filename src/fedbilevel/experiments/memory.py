@@ -63,7 +63,7 @@ def _advice(experiment: Experiment, plan: MemoryPlan) -> list[str]:
     given = {**options, **experiment.options}
     ways = {
         "frozen": [("precision", "bfloat16")],
-        "working": [("rows_at_once", "1"), ("recomputed", "true")],
+        "working": [("rows_at_once", "1"), ("recomputed", "blocks")],
     }
     plain = {
         "rows": ["fewer rows, or more devices: each holds those of its own clients"],

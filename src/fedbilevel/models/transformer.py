@@ -30,7 +30,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from fedbilevel._types import Key
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models.adapters import Adapter, Adapters
 
 __all__ = [
@@ -48,6 +48,12 @@ __all__ = [
 
 _SPREAD = 0.02  # of random weights
 _FEW = 2  # blocks
+# What of a block is kept, if not all: products with weights, which have no batch axes.
+RECOMPUTED = {
+    "nothing": None,
+    "cheap": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "blocks": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 @dataclass(frozen=True)
@@ -95,14 +101,19 @@ class Architecture:
 class Passes:
     """How a transformer is evaluated, which changes its cost and not its numbers.
 
-    `recomputed` keeps the states between blocks alone and evaluates each block again on
-    the way back: less memory for a third more time. `fused` attention never holds the
-    weights of all pairs of positions: on a GPU it is one kernel for half precision,
-    which has first derivatives alone.
+    `recomputed` says what is evaluated again on the way back in place of being kept:
+    `nothing`; what is `cheap`, all but the products with weights; or whole `blocks`, of
+    which the states between them are kept: the least memory for a third more time.
+    `fused` attention never holds the weights of all pairs of positions: on a GPU it is
+    one kernel for half precision, which has first derivatives alone.
     """
 
-    recomputed: bool = False
+    recomputed: str = "nothing"
     fused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recomputed not in RECOMPUTED:
+            raise unknown_name("value of recomputed", self.recomputed, RECOMPUTED)
 
 
 def projection_shapes(made: Architecture) -> dict[str, tuple[int, int]]:
@@ -224,9 +235,13 @@ def logits(
         own = _Block(*block, fused=base.passes.fused)
         return _block(made, own, turns, states), None
 
-    if base.passes.recomputed:
+    if base.passes.recomputed != "nothing":
         # A loop keeps what is evaluated twice apart, as a barrier otherwise must.
-        through = jax.checkpoint(through, prevent_cse=made.blocks <= _FEW)
+        through = jax.checkpoint(
+            through,
+            prevent_cse=made.blocks <= _FEW,
+            policy=RECOMPUTED[base.passes.recomputed],
+        )
     stacked = (base.weights, base.biases, base.norms, dict(adapters))
     # To compile a loop takes longer than to compile a few blocks.
     states, _ = jax.lax.scan(through, states, stacked, unroll=made.blocks <= _FEW)

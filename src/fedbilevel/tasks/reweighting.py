@@ -162,8 +162,10 @@ def make(
         int, "most rows worked on at a time; 0 is 8 for a checkpoint, else all"
     ] = 0,
     recomputed: Annotated[
-        bool, "evaluate blocks again on the way back: less memory, a third more time"
-    ] = False,
+        str,
+        "what is evaluated again on the way back: nothing; cheap, all but products; "
+        "blocks, whole ones, the least memory for a third more time",
+    ] = "nothing",
     fused: Annotated[
         bool, "attention by one kernel: in bfloat16 on a GPU, for gradients alone"
     ] = False,

@@ -6,10 +6,10 @@ r"""Wrong labels among many rows: a weight for each, above a network.
 
 Rows are made here: ten classes with normal noise around centers of their own, 784
 numbers in each, half of the training labels replaced by wrong ones. It is the task
-`cleaning` with FedBiO at 8 clients, until every row was drawn some ten times: more
-rounds let the network learn wrong labels by heart. Told is the chance that a row with
-a right label weighs more than one with a wrong label (AUC), seconds with compiling and
-without, and the peak of memory: of a GPU the device's, else the process'.
+`cleaning` with FedBiO at 8 clients, until every row was drawn some ten times, which was
+chosen by the AUC (see the README). Told is the chance that a row with a right label
+weighs more than one with a wrong label (AUC), seconds with compiling and without, and
+the peak of memory: of a GPU the device's, else the process'.
 """
 
 import argparse

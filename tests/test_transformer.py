@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.adapters import Adapter, joined, parted
 from fedbilevel.models.transformer import (
     Architecture,
+    Passes,
     RotaryScaling,
     draw_adapters,
     initialize,
@@ -209,3 +211,47 @@ def test_rows_that_are_too_long_are_refused():
     base = initialize(replace(LLAMA, longest=4), jr.key(0))
     with pytest.raises(InvalidInputError, match="7 tokens.* takes 4 at most"):
         logits(base, {}, TOKENS)
+
+
+@pytest.mark.parametrize("passes", [Passes("blocks"), Passes("cheap", True)])
+def test_other_passes_have_the_same_losses_and_slopes(passes):
+    base, adapters = drawn(LLAMA, jnp.float32)
+
+    def total(adapters, base):
+        return jnp.sum(token_losses(base, adapters, TOKENS))
+
+    slope = jax.jit(jax.value_and_grad(total))
+    expected = slope(adapters, base)
+    found = slope(adapters, replace(base, passes=passes))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4),
+        found,
+        expected,
+    )
+
+
+def products_of(jaxpr):
+    """Return the factors' types of every product of a program, also inside of loops."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield {str(factor.aval.dtype) for factor in equation.invars}
+        for inner in jaxprs_in_params(equation.params):
+            yield from products_of(inner)
+
+
+def test_no_product_of_a_half_precision_base_has_a_wide_factor():
+    base, adapters = drawn(LLAMA, jnp.bfloat16)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), adapters)
+
+    def total(adapters):
+        return jnp.sum(token_losses(base, adapters, TOKENS))
+
+    program = jax.make_jaxpr(jax.grad(total))(wide)
+    found = list(products_of(program.jaxpr))
+    assert len(found) > 20 and all(types == {"bfloat16"} for types in found)
+    # The slopes are float32 again, near those of the wide base.
+    slopes = jax.tree.leaves(jax.grad(total)(wide))
+    base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), base)
+    for a, b in zip(slopes, jax.tree.leaves(jax.grad(total)(wide)), strict=True):
+        assert a.dtype == jnp.float32
+        assert np.linalg.norm(a - b) < 0.1 * np.linalg.norm(b)

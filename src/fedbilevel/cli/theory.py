@@ -1,6 +1,7 @@
 """Commands about theorems: `check-theory`, `plan`, `speedup` and `complexity`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from fedbilevel.cli.arguments import (
     read_settings,
     takes,
 )
+from fedbilevel.cli.memory import show_memory
 from fedbilevel.cli.output import print_json, write_json, write_picture
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, sentence_of, unknown_name
@@ -53,14 +55,21 @@ _MEASURED = EXPERIMENT.only(
     *(name for name in TABLE if name != "site"),
     "settings",
 ).having(algorithm=THEOREM_ALGORITHM)
-_PLANNED = _MEASURED.defaulting(task="quadratic")
+_PLANNED = _MEASURED.having(
+    algorithm=option(
+        str | None,
+        None,
+        f"{', '.join(THEOREMS)}, the first if left out; with --memory any, and the "
+        "task's own if left out",
+    )
+).defaulting(task="quadratic")
 PRESETS = ("theory", "practical")
 _WRITTEN = ("summary.json", "figure.png")
 
 
 def _with_theorem(given: checks.Given) -> None:
     """Raise unless there is a theorem of the algorithm."""
-    if given["algorithm"] not in THEOREMS:
+    if given["algorithm"] not in (*THEOREMS, None):
         raise unknown_name("algorithm with a theorem", given["algorithm"], THEOREMS)
 
 
@@ -72,6 +81,20 @@ def _one_aim(given: checks.Given) -> None:
         )
     if given["preset"] not in PRESETS:
         raise unknown_name("preset", given["preset"], PRESETS)
+
+
+def _plan_of_one_kind(given: checks.Given) -> None:
+    """Raise unless a plan by a theorem has what it needs; one of memory needs less."""
+    if not given["memory"]:
+        _with_theorem(given)
+        _one_aim(given)
+        return
+    for name in ("target", "iterations", "theorem", "constants"):
+        if given[name]:
+            told = "constant" if name == "constants" else name
+            raise InvalidInputError(
+                f"--{told} is for a plan by a theorem: leave it out, or --memory."
+            )
 
 
 def _own_folder(given: checks.Given) -> None:
@@ -109,10 +132,19 @@ def check_theory(
     console.print(f"The largest steps with which all hold: {limits}", markup=False)
 
 
-@takes(_with_theorem, _one_aim, checks.new_file, experiment=_PLANNED)
+@takes(_plan_of_one_kind, checks.new_file, experiment=_PLANNED)
 def plan(
     experiment: "Experiment",
-    clients: Annotated[int, typer.Option(help="number of clients, K")] = 8,
+    clients: Annotated[
+        int | None, typer.Option(help="number of clients, K; 8 by a theorem")
+    ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory",
+            help="say what the run takes of the device's memory; nothing is run",
+        ),
+    ] = False,
     target: Annotated[
         float | None, typer.Option(help="epsilon: the mean of the metric to reach")
     ] = None,
@@ -131,8 +163,16 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a run: all parameters, its cost, its bound, from K and epsilon or T."""
+    """Plan a run: all parameters, its cost, its bound, from K and epsilon or T.
+
+    With --memory: what it takes of the device, whether it fits, and what takes less.
+    """
     at_least_one(clients=clients, seeds=seeds)
+    if memory:
+        show_memory(replace(experiment, clients=clients), out, as_json)
+        return
+    clients = clients or 8
+    experiment = replace(experiment, algorithm=experiment.algorithm or THEOREMS[0])
     given = _read_constants(constants)
     from fedbilevel import report
     from fedbilevel.experiments import theory

@@ -12,7 +12,8 @@ are rotations of queries and keys, or vectors that are added to the embeddings.
 
 The arrays of all blocks are stacked, one array for each projection, and a scan goes
 through them: the compiled program does not grow with the depth. Arrays may be bfloat16;
-norms, attention weights and logits are float32 at least.
+norms, attention weights and logits are float32 at least, and what flows back through a
+product has the type of its factors.
 """
 
 from collections.abc import Mapping
@@ -25,15 +26,17 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from fedbilevel._types import Key
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models.adapters import Adapter, Adapters
 
 __all__ = [
     "Architecture",
     "Norm",
+    "Passes",
     "RotaryScaling",
     "Transformer",
     "draw_adapters",
@@ -45,6 +48,12 @@ __all__ = [
 
 _SPREAD = 0.02  # of random weights
 _FEW = 2  # blocks
+# What of a block is kept, if not all: products with weights, which have no batch axes.
+RECOMPUTED = {
+    "nothing": None,
+    "cheap": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "blocks": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,25 @@ class Architecture:
     rotary_scaling: RotaryScaling | None = None
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How a transformer is evaluated, which changes its cost and not its numbers.
+
+    `recomputed` says what is evaluated again on the way back in place of being kept:
+    `nothing`; what is `cheap`, all but the products with weights; or whole `blocks`, of
+    which the states between them are kept: the least memory for a third more time.
+    `fused` attention never holds the weights of all pairs of positions: on a GPU it is
+    one kernel for half precision, which has first derivatives alone.
+    """
+
+    recomputed: str = "nothing"
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recomputed not in RECOMPUTED:
+            raise unknown_name("value of recomputed", self.recomputed, RECOMPUTED)
+
+
 def projection_shapes(made: Architecture) -> dict[str, tuple[int, int]]:
     """Return (outputs, inputs) of every projection of a block, by its name."""
     of_heads, of_groups = (n * made.head_width for n in (made.heads, made.groups))
@@ -127,7 +155,7 @@ class Transformer(eqx.Module):
 
     `weights` and `biases` are by the names of projections, (blocks, outputs, inputs)
     and (blocks, outputs); `norms` are `attention` and `feed_forward`, and with
-    `head_norm` those of `query` and `key`.
+    `head_norm` those of `query` and `key`. `passes` say how it is evaluated.
     """
 
     embeddings: Float[Array, "vocabulary width"]
@@ -138,6 +166,7 @@ class Transformer(eqx.Module):
     last_norm: Norm
     head: Float[Array, "vocabulary width"] | None
     architecture: Architecture = eqx.field(static=True)
+    passes: Passes = eqx.field(static=True, default=Passes())
 
 
 @partial(jax.jit, static_argnums=0)
@@ -203,15 +232,22 @@ def logits(
     turns = _rotations(made, length) if made.positions == "rotary" else None
 
     def through(states: Array, block: Any) -> tuple[Array, None]:
-        return _block(made, _Block(*block), turns, states), None
+        own = _Block(*block, fused=base.passes.fused)
+        return _block(made, own, turns, states), None
 
+    if base.passes.recomputed != "nothing":
+        # A loop keeps what is evaluated twice apart, as a barrier otherwise must.
+        through = jax.checkpoint(
+            through,
+            prevent_cse=made.blocks <= _FEW,
+            policy=RECOMPUTED[base.passes.recomputed],
+        )
     stacked = (base.weights, base.biases, base.norms, dict(adapters))
     # To compile a loop takes longer than to compile a few blocks.
     states, _ = jax.lax.scan(through, states, stacked, unroll=made.blocks <= _FEW)
     states = base.last_norm(states, made.epsilon)
     head = base.embeddings if base.head is None else base.head
-    kind = _wide(states.dtype)
-    return jnp.einsum("btw,vw->btv", states, head, preferred_element_type=kind)
+    return _wide_product("btw,vw->btv", states, head)
 
 
 def token_losses(
@@ -231,6 +267,7 @@ class _Block:
     biases: Mapping[str, Array]
     norms: Mapping[str, Norm]
     adapters: Mapping[str, Adapter]
+    fused: bool
 
     def project(self, name: str, states: Array) -> Array:
         """Return W h + b, and what an adapter adds."""
@@ -262,15 +299,32 @@ def _attention(
         return split if turns is None or name == "value" else _turned(split, turns)
 
     query, key, value = map(heads, ("query", "key", "value"))
-    # All heads of a group of queries share a head of keys and values.
-    query = query.reshape(*query.shape[:2], made.groups, -1, made.head_width)
-    kind = _wide(states.dtype)
-    scores = jnp.einsum("btghw,bsgw->bghts", query, key, preferred_element_type=kind)
-    before = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    scores = jnp.where(before, scores * made.head_width**-0.5, -jnp.inf)
-    share = jax.nn.softmax(scores, axis=-1).astype(states.dtype)
-    seen = jnp.einsum("bghts,bsgw->btghw", share, value)
+    seen = (_fused if block.fused else _seen)(query, key, value)
     return block.project("output", seen.reshape(*seen.shape[:2], -1))
+
+
+def _seen(query: Array, key: Array, value: Array) -> Array:
+    """Return the values of all earlier positions by their weights, for each head."""
+    groups, width = key.shape[2:]
+    # All heads of a group of queries share a head of keys and values.
+    query = query.reshape(*query.shape[:2], groups, -1, width)
+    scores = _wide_product("btghw,bsgw->bghts", query, key)
+    before = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    scores = jnp.where(before, scores * width**-0.5, -jnp.inf)
+    share = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    return jnp.einsum("bghts,bsgw->btghw", share, value)
+
+
+def _fused(query: Array, key: Array, value: Array) -> Array:
+    """Return the same, by one kernel where there is one."""
+    one_kernel = jax.default_backend() == "gpu" and query.dtype.itemsize == 2
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        is_causal=True,
+        implementation="cudnn" if one_kernel else None,
+    )
 
 
 def _feed_forward(made: Architecture, block: _Block, states: Array) -> Array:
@@ -305,6 +359,27 @@ def _turned(heads: Array, angles: Array) -> Array:
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     turned = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(turned, axis=-1).astype(heads.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _wide_product(summed: str, left: Array, right: Array) -> Array:
+    """Return an einsum of which the sums are kept as wide as they are taken."""
+    kind = _wide(left.dtype)
+    return jnp.einsum(summed, left, right, preferred_element_type=kind)
+
+
+@partial(_wide_product.defjvp, symbolic_zeros=True)
+def _narrow_tangents(summed: str, factors: Any, tangents: Any) -> tuple[Array, Array]:
+    # Transposed, these products take what flows back in the type of the factors: one
+    # factor of float32 would make a float32 product, several times slower, of them.
+    (left, right), (of_left, of_right) = factors, tangents
+    made = _wide_product(summed, left, right)
+    parts = [
+        jnp.einsum(summed, *pair).astype(made.dtype)
+        for pair in ((of_left, right), (left, of_right))
+        if not any(isinstance(one, SymbolicZero) for one in pair)
+    ]
+    return made, sum(parts[1:], start=parts[0])
 
 
 def _wide(kind: Any) -> Any:

@@ -87,7 +87,7 @@ def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe
             oracle.lower_loss(x, y, oracle.all_lower()),
         )
 
-    everybody, weight = jnp.arange(data.clients), weight_of_client(data, x, y)
+    everybody, weight = jnp.arange(data.clients), weight_of_client(problem, data, x, y)
     upper, lower = map_clients(of_client, everybody, weight)
     return {
         "upper": of_level(problem.upper, data.upper, data.upper_sizes, upper),

@@ -83,7 +83,8 @@ def largest_curvature(
         v = some_direction(y, begin)
         return curvature_along(own, x, y, v, own.draw_lower(draw), iterations)[1]
 
-    return map_clients(of_client, clients, weight_of_client(oracle.data, x, y))
+    weight = weight_of_client(oracle.problem, oracle.data, x, y)
+    return map_clients(of_client, clients, weight)
 
 
 @eqx.filter_jit
@@ -136,7 +137,8 @@ def _mean_products(oracle: Oracle, x: Upper, y: Lower, key: Key):
         mine = own(client)
         return mine.draw_upper(for_xi), mine.draw_lower(for_zeta)
 
-    clients, weight = jnp.arange(data.clients), weight_of_client(data, x, y)
+    clients = jnp.arange(data.clients)
+    weight = weight_of_client(oracle.problem, data, x, y)
     drawn = map_clients(draw, clients, weight)
 
     def fy(client: Array, at: Lower, batches: tuple[Batch, Batch]) -> Lower:

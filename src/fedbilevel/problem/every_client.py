@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from fedbilevel.problem.data import Data
+from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.stored_rows import StoredRows
 
 __all__ = ["map_clients", "mean_of_clients", "weight_of_client"]
@@ -19,8 +20,10 @@ __all__ = ["map_clients", "mean_of_clients", "weight_of_client"]
 _FLOATS = 2**20  # that are held at the same time
 
 
-def weight_of_client(data: Data, *points: PyTree) -> int:
+def weight_of_client(problem: Problem, data: Data, *points: PyTree) -> int:
     """Return how many numbers a pass over one client's rows holds, about."""
+    if problem.rows_at_once is not None:
+        return _FLOATS  # one client's rows are too many already
     leaves = jax.tree.leaves(
         (data.upper, data.lower), is_leaf=lambda leaf: isinstance(leaf, StoredRows)
     )

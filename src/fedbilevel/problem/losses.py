@@ -8,19 +8,23 @@ r"""The two losses of a problem and how a batch of samples is scored by them.
 return the mean over its rows. Terms without data (a regularizer) belong inside.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from fedbilevel import _tree
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Loss, Lower, Noise, Pair, Rows, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Batch", "Fixed", "Problem", "lower_loss", "upper_loss"]
+__all__ = ["Batch", "Fixed", "Problem", "lower_loss", "over_pieces", "upper_loss"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ class Problem(eqx.Module):
     arrays that are input and never optimized, such as a backbone: the losses, and the
     metrics of a run, get them as one more argument. All clients share one copy. `fixed`
     is what a start holds besides its numbers, for x and for y; whoever runs a problem
-    fills it in from the start.
+    fills it in from the start. `rows_at_once` bounds memory: losses and derivatives of
+    more rows are taken in pieces, one client after the other.
     """
 
     upper: Loss = eqx.field(static=True)
@@ -70,6 +75,13 @@ class Problem(eqx.Module):
     private: Pair = eqx.field(static=True, default=NOTHING)
     frozen: PyTree = eqx.field(converter=_as_arrays, default=None)
     fixed: tuple[Fixed, Fixed] | None = eqx.field(static=True, default=None)
+    rows_at_once: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        if self.rows_at_once is not None and self.rows_at_once < 1:
+            raise InvalidInputError(
+                f"`Problem(rows_at_once={self.rows_at_once})`: at least 1, or None."
+            )
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -118,3 +130,43 @@ def upper_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
 def lower_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
     """Return g on a batch."""
     return _score(problem, problem.lower, x, y, batch)
+
+
+def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) -> T:
+    """Return what a function makes of a batch, its loss or a derivative of that.
+
+    Both are means over rows, so that those of pieces add up, and only one piece's
+    intermediate values are ever held.
+    """
+    count = jax.tree.leaves(batch.rows)[0].shape[0]
+    most = problem.rows_at_once or count
+    if count <= most:
+        return function(batch)
+    pieces, each = _pieces(batch, count, most)
+
+    def add(total: Any, piece: Batch) -> tuple[Any, None]:
+        return _tree.add_scaled(total, each, function(piece)), None
+
+    first = jax.tree.map(lambda leaf: leaf[0], pieces)
+    zeros = jax.tree.map(
+        lambda shape: jnp.zeros(shape.shape, shape.dtype),
+        jax.eval_shape(function, first),
+    )
+    return jax.lax.scan(add, zeros, pieces)[0]
+
+
+def _pieces(batch: Batch, count: int, most: int) -> tuple[Batch, float]:
+    """Divide a batch, and say what the value of a piece counts in the whole."""
+    number = -(-count // most)
+    if batch.weights is None:
+        # Pieces of one size, so that the mean of their means is that of all rows.
+        number = next(n for n in range(number, count + 1) if count % n == 0)
+    size = -(-count // number)
+    places = jnp.arange(number * size, dtype=jnp.int32).reshape(number, size)
+    taken = jnp.minimum(places, count - 1)
+    rows = jax.tree.map(lambda leaf: leaf[taken], batch.rows)
+    if batch.weights is None:
+        return Batch(rows), 1 / number
+    # Rows that fill up the last piece weigh nothing.
+    weights = jnp.where(places < count, batch.weights[taken], 0)
+    return Batch(rows, weights), 1.0

@@ -22,7 +22,13 @@ from jaxtyping import Array, Float, Int
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Noise, Rows, Scalar, Upper
 from fedbilevel.problem.data import Data
-from fedbilevel.problem.losses import Batch, Problem, lower_loss, upper_loss
+from fedbilevel.problem.losses import (
+    Batch,
+    Problem,
+    lower_loss,
+    over_pieces,
+    upper_loss,
+)
 from fedbilevel.problem.stored_rows import fetched
 
 __all__ = ["Oracle"]
@@ -94,11 +100,15 @@ class Oracle(eqx.Module):
 
     def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return f_k on a batch."""
-        return upper_loss(self.problem, x, y, batch)
+        return over_pieces(
+            self.problem, batch, lambda piece: upper_loss(self.problem, x, y, piece)
+        )
 
     def lower_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return g_k on a batch."""
-        return lower_loss(self.problem, x, y, batch)
+        return over_pieces(
+            self.problem, batch, lambda piece: lower_loss(self.problem, x, y, piece)
+        )
 
     def upper_gradients(self, x: Upper, y: Lower, batch: Batch) -> tuple[Upper, Lower]:
         """Return (fx, fy)."""
@@ -199,28 +209,33 @@ def _part_lower(data, rows, sizes, client, part, most):
 
 @jax.jit
 def _upper_gradients(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return jax.grad(upper_loss, argnums=(1, 2))(problem, x, y, batch)
+    return _gradient(upper_loss, (1, 2), problem, x, y, batch)
 
 
 @jax.jit
 def _lower_gradient(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return jax.grad(lower_loss, argnums=2)(problem, x, y, batch)
+    return _gradient(lower_loss, 2, problem, x, y, batch)
 
 
 @jax.jit
 def _lower_gradients(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return jax.grad(lower_loss, argnums=(1, 2))(problem, x, y, batch)
+    return _gradient(lower_loss, (1, 2), problem, x, y, batch)
 
 
 @jax.jit
 def _lower_gradient_upper(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return jax.grad(lower_loss, argnums=1)(problem, x, y, batch)
+    return _gradient(lower_loss, 1, problem, x, y, batch)
+
+
+def _gradient(loss: Any, argnums: Any, problem: Problem, x: Upper, y: Lower, batch):
+    slope = jax.grad(loss, argnums)
+    return over_pieces(problem, batch, lambda piece: slope(problem, x, y, piece))
 
 
 @jax.jit
 def _hessian_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
     def gradient(at: Lower) -> Lower:
-        return jax.grad(lower_loss, argnums=2)(problem, x, at, batch)
+        return _gradient(lower_loss, 2, problem, x, at, batch)
 
     return jax.jvp(gradient, (y,), (v,))[1]
 
@@ -229,7 +244,7 @@ def _hessian_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batc
 def _cross_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
     # Forward over reverse: the derivative of gx along v is (d2 g / dx dy) v.
     def gradient(at: Lower) -> Upper:
-        return jax.grad(lower_loss, argnums=1)(problem, x, at, batch)
+        return _gradient(lower_loss, 1, problem, x, at, batch)
 
     return jax.jvp(gradient, (y,), (v,))[1]
 

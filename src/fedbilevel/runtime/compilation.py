@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -34,7 +35,7 @@ def compiled(
     donate: tuple[int, ...],
     evaluation: Evaluation,
     brief: bool = False,
-) -> tuple[Callable[..., Any], float]:
+) -> tuple["Program", float]:
     """Return `function(fixed, *arguments)` compiled for these shapes, and the seconds.
 
     Array leaves are inputs, so other values reuse the program; everything else in
@@ -66,7 +67,7 @@ def compiled(
         if len(_programs) > _LARGEST:
             _programs.popitem(last=False)
     if not mine and made.done():
-        return _on_arrays(made.result()), 0.0
+        return Program(made.result()), 0.0
     tell(COMPILING)
     if mine:
         try:
@@ -79,14 +80,28 @@ def compiled(
             raise
     program = made.result()
     tell(RUNNING)
-    return _on_arrays(program), time.perf_counter() - started
+    return Program(program), time.perf_counter() - started
 
 
-def _on_arrays(program: Callable[..., Any]) -> Callable[..., Any]:
-    def call(fixed: Any, *arguments: Any) -> Any:
-        return program(*eqx.filter((fixed, *arguments), eqx.is_array))
+@dataclass(frozen=True)
+class Program:
+    """A compiled function of `fixed` and its arguments, and what it takes to run."""
 
-    return call
+    executable: Any
+
+    def __call__(self, fixed: Any, *arguments: Any) -> Any:
+        """Run it; what is no array was compiled in."""
+        return self.executable(*eqx.filter((fixed, *arguments), eqx.is_array))
+
+    def bytes_needed(self) -> tuple[int, int]:
+        """Return the bytes of a device in all, and those of intermediate values.
+
+        Both are the compiler's: it lays out a program's memory before it runs.
+        """
+        told = self.executable.memory_analysis()
+        held = told.argument_size_in_bytes + told.output_size_in_bytes
+        working = told.temp_size_in_bytes
+        return held + working - told.alias_size_in_bytes, working
 
 
 def _build(

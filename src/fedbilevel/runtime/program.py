@@ -328,6 +328,6 @@ def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
         return client_measurement(job, place, state.server, own)
 
     share = weights / layout.total(jnp.sum(weights))
-    weight = weight_of_client(job.data, job.x, job.y)
+    weight = weight_of_client(job.problem, job.data, job.x, job.y)
     part = mean_of_clients(of_client, position, share, weight)
     return combine_measurements(job, state.server, layout.total(part))

@@ -13,11 +13,12 @@ from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import program
 from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.compilation import compiled
+from fedbilevel.runtime.compilation import Program, compiled
 from fedbilevel.runtime.contract import Advance, Found, Span
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.layout import Layout, devices_for
+from fedbilevel.runtime.memory import MemoryPlan, held_bytes, limit_of
 
 __all__ = ["SimulatorRuntime"]
 
@@ -80,8 +81,7 @@ class SimulatorRuntime:
 
     def advance(self, state: State, span: Span) -> Advance:
         """Run some rounds."""
-        arguments = (self._varying, state, placed_span(self.layout, span))
-        run = self._compile(program.advance, *arguments, donate=(1,))
+        run, arguments = self._rounds(state, span)
         state, (rows, used, failure, track, done) = run(self._fixed, *arguments)
         count = int(used)
         table = {name: np.asarray(column)[:count] for name, column in rows.items()}
@@ -93,6 +93,20 @@ class SimulatorRuntime:
         state, _ = self._first_state()
         arguments = (self._varying, state, placed_span(self.layout, span))
         compiled(program.advance, self._fixed, arguments, (1,), evaluation())
+
+    def memory(self, span: Span) -> MemoryPlan:
+        """Return what the program of the rounds takes of each device; run nothing."""
+        (state, _), (_, job) = self._first_state(), self._fixed
+        run, _ = self._rounds(state, span)
+        total, working = run.bytes_needed()
+        return MemoryPlan(
+            frozen=held_bytes(job.problem.frozen),
+            rows=held_bytes((job.data, job.metrics)),
+            state=held_bytes(state),
+            working=working,
+            total=total,
+            limit=limit_of(self.layout.mesh().local_devices[0]),
+        )
 
     def fetch(self, state: State) -> State:
         """Return the state on the host, one entry per client."""
@@ -106,6 +120,10 @@ class SimulatorRuntime:
         # As one program: method by method it would be one for every step of theirs.
         begin, seconds = compiled(start_state, self.job, (), (), evaluation(), True)
         return self.layout.place_state(begin(self.job)), seconds
+
+    def _rounds(self, state: State, span: Span) -> tuple[Program, tuple]:
+        arguments = (self._varying, state, placed_span(self.layout, span))
+        return self._compile(program.advance, *arguments, donate=(1,)), arguments
 
     def _compile(self, function, *arguments, donate: tuple[int, ...], brief=False):
         fixed, how = self._fixed, evaluation()
@@ -151,11 +169,13 @@ def first_failure(failure: program.Failure) -> Found | None:
 def layout_for(job: Job, clients_at_once: int | None, sweeps: bool = False) -> Layout:
     """Return how the clients of a job are spread over the devices.
 
-    For large messages on the CPU one client at a time is faster, else all at once.
+    For large messages on the CPU one client at a time is faster, else all at once. One
+    at a time it is, too, where a problem bounds the rows that are worked on.
     """
     server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
     floats = sum(leaf.size for leaf in jax.tree.leaves(server))
     large = jax.default_backend() == "cpu" and floats >= _LARGE_MESSAGE
-    at_once = clients_at_once or (1 if large else None)
+    bounded = job.problem.rows_at_once is not None
+    at_once = clients_at_once or (1 if large or bounded else None)
     devices = devices_for(job.participants)
     return Layout(job.clients, job.participants, devices, at_once, sweeps)

@@ -22,7 +22,7 @@ Reference: ScaleBiO, arXiv 2406.19976; the clients are ours.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import equinox as eqx
@@ -38,6 +38,7 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models.adapters import Adapters, joined, parted
 from fedbilevel.models.peft import packed_adapters
 from fedbilevel.models.transformer import (
+    Passes,
     Transformer,
     draw_adapters,
     projection_shapes,
@@ -106,10 +107,17 @@ class _TestMetrics(eqx.Module):
     tokens: Int[Array, "rows length"]
     counted: Bool[Array, "rows length"]
     sources: tuple[str, ...] = eqx.field(static=True)
+    rows_at_once: int | None = eqx.field(static=True)
 
     def __call__(self, x: Array, y: Adapters, frozen: _Frozen) -> dict[str, Array]:
         rows = {"tokens": self.tokens, "counted": self.counted}
-        total = jnp.sum(_of_rows(y, rows, frozen, x.dtype))
+
+        def one(row: Rows) -> Array:
+            alone = jax.tree.map(lambda leaf: leaf[None], row)
+            return _of_rows(y, alone, frozen, x.dtype)[0]
+
+        size = self.rows_at_once or len(self.tokens)
+        total = jnp.sum(jax.lax.map(one, rows, batch_size=size))
         tokens = jnp.sum(self.counted[:, 1:].astype(x.dtype))
         weights = jax.nn.softmax(x)
         found = {f"weight_{name}": weights[k] for k, name in enumerate(self.sources)}
@@ -150,6 +158,17 @@ def make(
     precision: Annotated[
         str, "numbers of the frozen base: float32 or bfloat16; y stays as it is"
     ] = "float32",
+    rows_at_once: Annotated[
+        int, "most rows worked on at a time; 0 is 8 for a checkpoint, else all"
+    ] = 0,
+    recomputed: Annotated[
+        str,
+        "what is evaluated again on the way back: nothing; cheap, all but products; "
+        "blocks, whole ones, the least memory for a third more time",
+    ] = "nothing",
+    fused: Annotated[
+        bool, "attention by one kernel: in bfloat16 on a GPU, for gradients alone"
+    ] = False,
     width: Annotated[int, "width of the built-in transformer, a multiple of 8"] = 32,
     blocks: Annotated[int, "number of blocks of the built-in transformer"] = 1,
     split: SplitSeed = 0,
@@ -164,16 +183,18 @@ def make(
     chosen = _chosen(adapted, base)
     drawn = draw_adapters(base.transformer.architecture, chosen, rank, scale, jr.key(0))
     y, rest = parted(drawn, trained == "both")
-    frozen = _Frozen(base.transformer, rest, base.family, base.folder)
+    whole = replace(base.transformer, passes=Passes(recomputed, fused))
+    frozen = _Frozen(whole, rest, base.family, base.folder)
     if kind is not None:
         frozen = jax.tree.map(lambda leaf: leaf.astype(kind), frozen)
+    at_once = rows_at_once or (8 if base.folder else None)
     tested = (jnp.asarray(held.test.tokens), jnp.asarray(held.test.counted))
     return Task(
-        Problem(_upper, _Lower(penalty), frozen=frozen),
+        Problem(_upper, _Lower(penalty), frozen=frozen, rows_at_once=at_once),
         ClientData.from_clients(held.upper, held.lower),
         jnp.zeros(len(held.sources)),
         y,
-        _TestMetrics(*tested, held.sources),
+        _TestMetrics(*tested, held.sources, at_once),
         headline="test_loss",
         recommended=_RECOMMENDED,
         convex=False,

@@ -1,0 +1,84 @@
+"""What an experiment takes of its device's memory, and what would take less."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedbilevel import tasks
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.runtime import SimulatorRuntime, telling
+from fedbilevel.runtime.driver import first_span
+from fedbilevel.runtime.memory import MemoryPlan
+from fedbilevel.tasks._base import option_defaults
+
+__all__ = ["PARTS", "planned_memory"]
+
+PARTS = {
+    "frozen": "the model that nobody trains",
+    "rows": "rows of all clients, and of tests",
+    "state": "what is trained: x, the copies of y, and what methods keep of them",
+    "working": "intermediate values of the clients that work at a time",
+}
+
+
+def planned_memory(
+    experiment: Experiment, about: Callable[..., None] = lambda word, who="": None
+) -> dict[str, Any]:
+    """Compile the rounds of an experiment, and say what they take; none is run."""
+    if experiment.runtime != SimulatorRuntime.name:
+        raise InvalidInputError(
+            f"--memory tells of compiled rounds, and the runtime {experiment.runtime} "
+            "compiles none. Leave out --runtime."
+        )
+    built = experiment.build()
+    about("checking")
+    with built.naming_sites(), telling(about):
+        runtime = SimulatorRuntime(built.job(experiment.seed))
+        span = first_span(
+            runtime,
+            built.rounds,
+            experiment.measure_every,
+            experiment.stopping(built.setting.headline),
+        )
+        plan = runtime.memory(span)
+    at_once = runtime.layout.at_once or runtime.layout.places(runtime.job.participants)
+    return {
+        "task": experiment.label,
+        "algorithm": built.entry.name,
+        "device": jax.local_devices()[0].device_kind,
+        "clients": runtime.job.clients,
+        "clients_at_once": at_once,
+        "batch": runtime.job.lower_batch,
+        **{name: getattr(plan, name) for name in (*PARTS, "total", "limit")},
+        "fits": plan.fits,
+        "advice": _advice(experiment, plan),
+    }
+
+
+def _advice(experiment: Experiment, plan: MemoryPlan) -> list[str]:
+    """Say what makes the largest parts smaller, the largest first."""
+    options = option_defaults(tasks.find(experiment.task))
+    given = {**options, **experiment.options}
+    ways = {
+        "frozen": [("precision", "bfloat16")],
+        "working": [("rows_at_once", "1"), ("recomputed", "blocks")],
+    }
+    plain = {
+        "rows": ["fewer rows, or more devices: each holds those of its own clients"],
+        "state": ["a method with fewer copies of y, or a smaller model"],
+        "working": ["a smaller --batch"],
+    }
+    sizes = {name: getattr(plan, name) for name in PARTS}
+    told = []
+    for part in sorted(sizes, key=lambda name: -sizes[name]):
+        if sizes[part] < plan.total / 4:
+            continue
+        told += [
+            f"--set {name}={value}"
+            for name, value in ways.get(part, [])
+            if name in options and str(given[name]).lower() != value
+        ]
+        told += plain.get(part, [])
+    return told

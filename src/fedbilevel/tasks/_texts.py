@@ -183,11 +183,14 @@ class _Cutting:
     def _told(
         self, sources: Sequence[str], below: Any, tokens: Mapping[str, int]
     ) -> list[dict[str, Any]]:
-        """Tell of every source its rows, those here, and its tokens, those of all."""
+        """Tell of every source its rows, where all are here, and its tokens."""
+        unknown = self.counts.sites > 0
         return [
             {
                 "name": one,
-                "rows": sum(len(rows[one].tokens) for rows in below if one in rows),
+                "rows": None
+                if unknown
+                else sum(len(rows[one].tokens) for rows in below if one in rows),
                 "tokens": tokens[one],
             }
             for one in sources

@@ -2,24 +2,36 @@
 
 import csv
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 
+from fedbilevel import FedAvg
 from fedbilevel.datasets.texts import Example
 from fedbilevel.datasets.tokens import Bytes, token_rows
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import agreed, serve
+from fedbilevel.experiments.sites import build_site
+from fedbilevel.federation import Terms
 from fedbilevel.models.adapters import joined
 from fedbilevel.models.peft import read_adapters
 from fedbilevel.models.transformer import Architecture, initialize, logits
 from fedbilevel.problem import Oracle
+from fedbilevel.problem.checks import check_problem
+from fedbilevel.runtime.contract import failure
 from fedbilevel.tasks import _pretraining, _texts, _transformers, reweighting
+from fedbilevel.tasks._token_counts import TokenCounts, read_counts
+from tests.federation import Loopback
 
 SMALL = {"width": 8, "rank": 2, "adapted": "query,down"}
 
@@ -282,3 +294,123 @@ def test_noise_loses_its_weight(tmp_path, monkeypatch):
         rows = list(csv.DictReader(file))
     assert {row["source"] for row in rows[:2]} == {"colors", "sounds"}
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").exists()
+
+
+# Sites of their own
+
+
+TERMS = Terms(patience=1, deadline=60.0)
+WORDS = {name: str(value) for name, value in SMALL.items()} | {"length": "8"}
+SETTINGS = Experiment("reweighting", clients=2, rounds=2, batch=2, local_steps=2)
+
+
+def ignore(*_) -> None:
+    """Do nothing with what is told."""
+
+
+def with_options(**more: str) -> Experiment:
+    return replace(SETTINGS, options={**WORDS, **more})
+
+
+def sites_of(texts: Path, given: Experiment) -> Loopback:
+    """Return sites that see their own folders alone."""
+    sites = {}
+    for client, name in enumerate(("north", "south")):
+        own = {**given.options, "data": str(texts / name)}
+        sites[client] = build_site(replace(given, options=own), client)
+    return Loopback(sites)
+
+
+def test_a_site_alone_counts_as_it_does_among_all(texts):
+    every = held(texts, "file")
+    for client, name in enumerate(("north", "south")):
+        dealt = _texts.texts_of(str(texts / name), 1, 0, alone=True)
+        counts = TokenCounts(2, read_counts("forum:2,notes:13,trusted:31"))
+        own = _texts.held_texts(dealt, Bytes(), 8, "file", counts)
+        assert own.sources == every.sources and own.names == (name,)
+        for level in ("lower", "upper"):
+            (found,), expected = getattr(own, level), getattr(every, level)[client]
+            assert found.keys() == expected.keys()
+            for leaf in found:
+                np.testing.assert_array_equal(found[leaf], expected[leaf])
+    dealt = _texts.texts_of(str(texts / "south"), 1, 0, alone=True)
+    by_site = _texts.held_texts(dealt, Bytes(), 8, "site")
+    assert by_site.sources == ("south",)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        ("", "has forum:2,notes:11,trusted:14 tokens. Add up those of all 2 sites"),
+        ("forum:2,notes:13", "as in notes:1200,trusted:96"),
+        ("forum:2,notes:13,trusted", "as in notes:1200,trusted:96"),
+        ("forum:2,notes:13,notes:1,trusted:31", "as in notes:1200,trusted:96"),
+        ("forum:1,notes:13,trusted:31", "2 tokens of 'forum', but tokens= says 1"),
+        ("notes:13,trusted:31", "2 tokens of 'forum', but tokens= says 0"),
+    ],
+)
+def test_what_is_wrong_with_the_tokens_of_all_sites_is_told(texts, tokens, told):
+    with pytest.raises(InvalidInputError, match=told) as error:
+        reweighting.make(
+            1, data=str(texts / "north"), sites=2, tokens=tokens, length=8, **SMALL
+        )
+    assert "\n" not in str(error.value)
+
+
+def test_a_site_whose_base_differs_in_one_number_is_refused():
+    task = reweighting.make(2, **SMALL)
+    changed = eqx.tree_at(
+        lambda one: one.problem.frozen.base.weights["up"],
+        task,
+        replace_fn=lambda leaf: leaf.at[0, 1, 2].add(1e-9),
+    )
+    members = {
+        client: SimpleNamespace(facts={"alike": one.alike(one)}, start=[])  # type: ignore[misc]
+        for client, one in enumerate((task, task, changed))
+    }
+    told = "^the model of client 2 is not that of client 0: .* Copy the same files"
+    with pytest.raises(InvalidInputError, match=told):
+        agreed(SETTINGS, SimpleNamespace(members=members))  # type: ignore[arg-type]
+
+
+def test_what_is_not_finite_under_bfloat16_says_so():
+    task = reweighting.make(2, precision="bfloat16", **SMALL)
+    job: Any = SimpleNamespace(
+        algorithm=FedAvg(0.1, local_steps=1), problem=task.problem
+    )
+    told = r"holds NaN or infinity\. The frozen model was computed in bfloat16: try "
+    error = failure(job, (4, 0, 1)).at("South")
+    assert re.search(told + "--set precision=float32, or smaller step", str(error))
+    lost = eqx.tree_at(
+        lambda one: one.base.last_norm.weight,
+        task.problem.frozen,
+        replace_fn=lambda leaf: jnp.full_like(leaf, jnp.nan),
+    )
+    broken = replace(task.problem, frozen=lost)
+    told = "loss is nan at the start.* computed in bfloat16: try --set precision"
+    with pytest.raises(InvalidInputError, match=told):
+        check_problem(broken, task.data, task.x, task.y)
+
+
+@pytest.mark.slow
+def test_sites_with_their_own_texts_are_as_in_the_simulator(texts, tmp_path):
+    """Tokens, counted by hand: a response's bytes and its end, within 8."""
+    given = with_options(tokens="forum:2,notes:13,trusted:31")
+    net = sites_of(texts, given)
+    served = serve(net, given, tmp_path / "served", TERMS, report=ignore)
+    alone = with_options(data=str(texts))
+    simulated = alone.run(tmp_path / "simulated")
+    for name, leaf in simulated.point.items():
+        np.testing.assert_allclose(served.point[name], leaf, rtol=0, atol=1e-12)
+        assert np.any(leaf)
+    # Logits of two sources and two copies of B: 8 x 2 of queries, 8 x 2 of down.
+    traffic = served.counts["per_client_and_round"]
+    assert traffic["floats_down"] == 2 + 2 * (16 + 16)
+    for name in ("weights.csv", "adapter/adapter_model.safetensors"):
+        found, expected = ((tmp_path / f / name) for f in ("served", "simulated"))
+        assert found.stat().st_size > 0 and expected.stat().st_size > 0
+    with (tmp_path / "served" / "weights.csv").open(newline="") as file:
+        rows = {row["source"]: row for row in csv.DictReader(file)}
+    # The server knows how many tokens there are, but not of how many rows.
+    told = {name: (row["rows"], row["tokens"]) for name, row in rows.items()}
+    assert told == {"forum": ("", "2"), "notes": ("", "13")}

@@ -17,7 +17,7 @@ from fedbilevel.deployment import trial
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.leaving import blank_task, model_of_trial
+from fedbilevel.experiments.leaving import blank_task, leave_of_trial
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.models import Dense, Model
@@ -240,11 +240,11 @@ def test_a_trial_whose_y_stayed_at_the_nodes_leaves_no_model(tmp_path):
     experiment = replace(SETTINGS, options=options)
     whole = {"x": np.zeros(5), "y": np.ones((2, 5))}
     result = made_up("fedavg", task="regularization", point=whole)
-    model = model_of_trial(experiment, result)
+    model = leave_of_trial(experiment, result, tmp_path)
     assert model is not None and isinstance(model.layers[-1], Dense)
     np.testing.assert_array_equal(model.layers[-1].weight, np.ones((2, 4)))
     kept = replace(result, point={"x": whole["x"]})
-    assert model_of_trial(experiment, kept) is None
+    assert leave_of_trial(experiment, kept, tmp_path) is None
 
 
 def test_a_server_writes_every_measured_round_and_may_be_stopped(prepared, tmp_path):

@@ -22,6 +22,7 @@ __all__ = [
     "SecureAggregationError",
     "StageError",
     "UnmaskingError",
+    "coarse_cure",
     "sentence_of",
     "unknown_name",
 ]
@@ -109,12 +110,18 @@ class UnmaskingError(SecureAggregationError):
         super().__init__(message)
 
 
+def coarse_cure(kind: str) -> str:
+    """Return what to try where frozen numbers are of a short type; goes on with or."""
+    return f"The frozen model was computed in {kind}: try --set precision=float32,"
+
+
 class NonFiniteError(AtClientError):
     """A client returned NaN or infinity.
 
     `round` counts from 1, `client` from 0, and may have a `name`; `checkpoint` is the
     last good one, or None, be it that none was `due` before or that none was asked for.
-    `theta` is the step of the method's Neumann series, if it has one.
+    `theta` is the step of the method's Neumann series, if it has one; `frozen_type` the
+    type of the frozen numbers of the problem, where it has half the usual digits.
     """
 
     def __init__(
@@ -126,10 +133,12 @@ class NonFiniteError(AtClientError):
         *,
         due: bool = False,
         theta: float | None = None,
+        frozen_type: str = "",
         name: str = "",
     ) -> None:
         self.round, self.phase = round_number, phase
         self.checkpoint, self.due, self.theta = checkpoint, due, theta
+        self.frozen_type = frozen_type
         if checkpoint:
             kept = f"The last good checkpoint is kept in {checkpoint}."
         elif due:
@@ -146,6 +155,8 @@ class NonFiniteError(AtClientError):
                 f"theta={theta:.4g} needs a lower level that curves less than 1/theta "
                 f"= {1 / theta:.4g}, wherever x and y go and not at the start alone."
             )
+        if frozen_type:
+            cure = f"{coarse_cure(frozen_type)} or smaller step sizes."
         super().__init__(
             client,
             f": the reply holds NaN or infinity. {cure} {kept}",
@@ -157,7 +168,8 @@ class NonFiniteError(AtClientError):
         """Return the error with the name of the client, and its number elsewhere."""
         number = self.client if client is None else client
         place = (self.round, self.phase, number, self.checkpoint)
-        return NonFiniteError(*place, due=self.due, theta=self.theta, name=name)
+        known = {"theta": self.theta, "frozen_type": self.frozen_type}
+        return NonFiniteError(*place, due=self.due, **known, name=name)
 
 
 class OtherProcessError(FedbilevelError):

@@ -60,6 +60,11 @@ def read_texts(folder: Path | str) -> Texts:
         raise InvalidInputError(f"{place} holds more than {_MOST} folders of sites.")
     sites = {_name(one): _files(one) for one in inner}
     sites = {name: files for name, files in sites.items() if files}
+    if TRUSTED in sites:
+        raise InvalidInputError(
+            f"{place / TRUSTED} is called as what texts are judged by is: rename the "
+            "folder of this site."
+        )
     beside = own.pop(TRUSTED, [])
     if not sites:
         sites = {"": own}

@@ -3,6 +3,7 @@
 Only responses are learned, and where they end; what was asked is given.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ class Tokenizer(Protocol):
         """The token after a text, and of padding."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from other tokenizers."""
+        ...
+
     def opened(self, text: str) -> list[int]:
         """Return the tokens of a text with what begins a row."""
         ...
@@ -46,6 +52,7 @@ class Bytes:
     vocabulary: int = 258
     begin: int = 256
     end: int = 257
+    fingerprint: str = "bytes"
 
     def opened(self, text: str) -> list[int]:
         """Return the beginning and the bytes of a text."""
@@ -81,6 +88,8 @@ class Subwords:
         self._library.no_padding()
         self.vocabulary: int = max(self._library.get_vocab().values(), default=-1) + 1
         self.end: int = self._found_end(path) if end is None else end
+        content = path.read_bytes() + str(self.end).encode()
+        self.fingerprint: str = hashlib.sha256(content).hexdigest()[:32]
 
     def _found_end(self, path: Path) -> int:
         for name in ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>"):

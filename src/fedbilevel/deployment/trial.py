@@ -18,7 +18,7 @@ from fedbilevel.deployment.superlink import SuperLink, program
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.command import arguments_of
-from fedbilevel.experiments.leaving import model_of_trial, takes_tables
+from fedbilevel.experiments.leaving import leave_of_trial, takes_tables, weighs_texts
 from fedbilevel.experiments.sites import LOCAL, NOT_SHARED, clients_of
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles
@@ -88,7 +88,7 @@ def _with_model(
     if not can_be_kept():
         return result
     try:
-        model = model_of_trial(experiment, result)
+        model = leave_of_trial(experiment, result, folder)
     except (FedbilevelError, OSError) as error:  # the run is over, and stays
         say(f"No model is left: {error}")
         return result
@@ -134,6 +134,9 @@ def deployment_of(experiment: Experiment) -> list[str]:
     # Sites with tables of their own agree on their columns, by `fedbilevel prepare`.
     if kind_of(rows) in READERS and takes_tables(experiment):
         shared += " --preparation PREPARATION"
+    # Those with texts add up their tokens, which a node says.
+    if rows.is_dir() and weighs_texts(experiment):
+        shared += " --set tokens=TOKENS"
     return [
         f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --private-key server --node-key node0.pub ... "

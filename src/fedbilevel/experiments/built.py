@@ -22,7 +22,7 @@ from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.setting import Setting
 from fedbilevel.tasks._base import Listed
 
-__all__ = ["Built", "model_of"]
+__all__ = ["Built", "leave_files", "model_of"]
 
 
 class Built(NamedTuple):
@@ -59,14 +59,8 @@ class Built(NamedTuple):
     def save(self, result: Result, folder: Path) -> None:
         """Write a result, and what the task lists and makes of it."""
         result.save(folder)
-        if self.entry.pools:
-            return
-        if self.task.listing is not None:
-            for name, listed in self.task.listing(self.task, result.point).items():
-                _write_listed(folder / name, listed)
-        if self.task.files is not None:
-            for name, content in self.task.files(self.task, result.point).items():
-                write_atomically(folder / name, lambda file, c=content: file.write(c))
+        if not self.entry.pools:
+            leave_files(self.task, result, folder)
 
     def named(self, result: Result) -> Result:
         """Return a result with the names, and with what the task concludes."""
@@ -79,6 +73,16 @@ class Built(NamedTuple):
         named = dataclasses.replace(result, algorithm=self.entry.name, final=final)
         model = model_of(self.task, named, self.config["task"])
         return dataclasses.replace(named, model=model)
+
+
+def leave_files(task: tasks.Task, result: Result, folder: Path) -> None:
+    """Write what a task lists and makes of a result."""
+    if task.listing is not None:
+        for name, listed in task.listing(task, result.point).items():
+            _write_listed(folder / name, listed)
+    if task.files is not None:
+        for name, content in task.files(task, result.point).items():
+            write_atomically(folder / name, lambda file, c=content: file.write(c))
 
 
 def model_of(

@@ -107,8 +107,18 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "y": _are_names,
     "private": _are_private,
 }
-# What decides between trials is told by sites that take steps from the server.
-_MAYBE: Mapping[str, Callable[[Any], bool]] = {"tuned_by": _is_name}
+
+
+def _are_fingerprints(value: Any) -> bool:
+    return _are_settings(value) and all(map(_is_name, value.values()))
+
+
+# What decides between trials is told by sites that take steps from the server;
+# fingerprints by those of a task that has more than rows.
+_MAYBE: Mapping[str, Callable[[Any], bool]] = {
+    "tuned_by": _is_name,
+    "alike": _are_fingerprints,
+}
 
 
 def check_facts(facts: Mapping[str, Any], leaves: int) -> None:

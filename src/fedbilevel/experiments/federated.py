@@ -24,9 +24,15 @@ from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.experiments.built import leave_files
 from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.facts import check_facts
-from fedbilevel.experiments.leaving import blank_task, check_prepared, model_at
+from fedbilevel.experiments.leaving import (
+    blank_of_texts,
+    blank_task,
+    check_blank,
+    model_at,
+)
 from fedbilevel.experiments.sites import clients_of, federated_entry, shared_settings
 from fedbilevel.experiments.telling import Told
 from fedbilevel.federation import (
@@ -92,11 +98,15 @@ def serve(
     there. In the end it holds the result, and who took part in each exchange; `made` is
     told of each at once, `on_round` of every measured round, and may stop the run.
     Sites are told when all is over. By the `preparation` of all sites a model is left,
-    too; whether it is theirs is known by its fingerprint. `told` are steps for sites
+    too, and adapters where it is known how many tokens they have; whether it is theirs
+    is known by its fingerprint. `told` are steps for sites
     that take them from the server.
     """
     clients = clients_of(experiment)
-    blank = None if preparation is None else blank_task(experiment, preparation)
+    if preparation is None:
+        blank = blank_of_texts(experiment)
+    else:
+        blank = blank_task(experiment, preparation)
     identity = _identity(folder, experiment)
     if told is not None:
         experiment = told.applied(experiment)
@@ -115,7 +125,7 @@ def serve(
     roster.gather(terms.patience, enough=clients if first else terms.minimum)
     job, facts = agreed(experiment, roster)
     if blank is not None:
-        check_prepared(blank, facts, job)
+        check_blank(blank, facts, job)
     left_out = functools.partial(_note, folder / LEFT_OUT)
     releases, metrics = ServerReleases(folder / RELEASES), tuple(facts["metrics"])
     runtime = FederationRuntime(
@@ -141,6 +151,8 @@ def serve(
     if told is not None:
         experiment.save(folder)  # as it was run, for a replay
     result.save(folder)
+    if blank is not None and blank.files is not None:
+        leave_files(blank, result, folder)
     roster.farewell()
     return result
 
@@ -185,6 +197,7 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, An
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
     for client, member in sorted(roster.members.items()):
+        _check_alike(first, facts, client, member.facts)
         apart = _differences(roster.members[first], member)
         apart -= {"rounds"} if experiment.rounds else set()
         if apart:
@@ -211,6 +224,19 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, An
         weights=roster.weights,
     )
     return job, facts
+
+
+def _check_alike(
+    first: int, facts: Mapping[str, Any], client: int, others: Mapping[str, Any]
+) -> None:
+    """Raise where a site has another model than the first, or another tokenizer."""
+    held, found = facts.get("alike", {}), others.get("alike", {})
+    for name in sorted(_unlike(held, found)):
+        raise InvalidInputError(
+            f"the {name} of client {client} is not that of client {first}: their "
+            f"fingerprints are {found.get(name)} and {held.get(name)}. Copy the same "
+            "files to all sites."
+        )
 
 
 def entry_of(experiment: Experiment, told: str) -> Entry:

@@ -1,12 +1,13 @@
 """The model that a run leaves behind: its task says how, its point has the numbers.
 
 Where rows stay at sites, the server has no task with rows to ask. It is told how their
-columns were prepared, and asks a task of made-up rows, which has layers of the same
-shapes.
+columns were prepared, or how many tokens their texts have, and asks a task of made-up
+rows, which has layers of the same shapes.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,26 @@ import numpy as np
 from fedbilevel import tasks
 from fedbilevel.datasets import Dataset, Preparation, TableChoices
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments.built import model_of
+from fedbilevel.experiments.built import leave_files, model_of
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.experiments.sites import meaning
+from fedbilevel.experiments.sites import alone_of, meaning
 from fedbilevel.federation import settings_fingerprint
 from fedbilevel.models import Model
 from fedbilevel.result import Result, named_leaves, shaped
 from fedbilevel.runtime import Job
 from fedbilevel.tasks import Task
 from fedbilevel.tasks._base import option_defaults
+from fedbilevel.tasks._texts import NOBODYS
 
-__all__ = ["blank_task", "check_prepared", "model_at", "model_of_trial", "takes_tables"]
+__all__ = [
+    "blank_of_texts",
+    "blank_task",
+    "check_blank",
+    "leave_of_trial",
+    "model_at",
+    "takes_tables",
+    "weighs_texts",
+]
 
 # Options that say which rows there are, and who has them: none changes a layer.
 _OF_ROWS = ("data", "partition", "rows", "split", "train")
@@ -35,6 +45,20 @@ _FEWEST, _OF_EACH_CLASS = 64, 20  # made-up rows
 def takes_tables(experiment: Experiment) -> bool:
     """Say whether a task has columns that may be prepared."""
     return "preparation" in option_defaults(tasks.find(experiment.task))
+
+
+def weighs_texts(experiment: Experiment) -> bool:
+    """Say whether a task has texts, whose tokens sites count."""
+    return "tokens" in option_defaults(tasks.find(experiment.task))
+
+
+def blank_of_texts(experiment: Experiment) -> Task | None:
+    """Return the task on made-up texts, where it is known how many the sites have."""
+    if not weighs_texts(experiment) or not experiment.options.get("tokens"):
+        return None
+    alone = alone_of(replace(experiment, weights=()))
+    texts = {**alone.options, "data": NOBODYS}
+    return replace(alone, options=texts).build_task()[0]
 
 
 def blank_task(experiment: Experiment, preparation: Preparation) -> Task:
@@ -74,11 +98,24 @@ def _made_up(preparation: Preparation) -> Dataset:
     )
 
 
-def check_prepared(task: Task, facts: Mapping[str, Any], job: Job) -> None:
+def check_blank(task: Task, facts: Mapping[str, Any], job: Job) -> None:
     """Raise unless the sites have the columns and the layers of a blank task.
 
     `facts` are what they told of theirs, and `job` is what the server made of it.
     """
+    if task.alike is not None:
+        own, theirs = task.alike(task), facts.get("alike", {})
+        for name in sorted(one for one in own if own[one] != theirs.get(one)):
+            raise InvalidInputError(
+                f"the {name} of the sites is not that of the server: their "
+                f"fingerprints are {theirs.get(name)} and {own[name]}. Copy the same "
+                "files to the server and to all sites."
+            )
+    else:
+        _check_prepared(task, facts, job)
+
+
+def _check_prepared(task: Task, facts: Mapping[str, Any], job: Job) -> None:
     if facts["classes"] != settings_fingerprint(meaning(task, prepared=True)):
         own = facts["classes"] == settings_fingerprint(meaning(task, prepared=False))
         how = "each by its own rows" if own else "by another file, or for other classes"
@@ -125,7 +162,11 @@ def model_at(task: Task, result: Result, options: Mapping[str, Any]) -> Model | 
     return model_of(task, replace(result, levels=levels), options)
 
 
-def model_of_trial(experiment: Experiment, result: Result) -> Model | None:
-    """Return the model of a federation whose rows are all on this machine."""
+def leave_of_trial(
+    experiment: Experiment, result: Result, folder: Path
+) -> Model | None:
+    """Leave what a simulation would of a federation whose rows are all here."""
     task, values, _ = replace(experiment, weights=()).build_task()
+    if task.files is not None:
+        leave_files(task, result, folder)
     return model_at(task, result, values)

@@ -44,6 +44,7 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.studies.validation import HELD_OUT, held_out
 from fedbilevel.tasks import Task
+from fedbilevel.tasks._base import option_defaults
 
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "NOT_SHARED",
+    "alone_of",
     "build_site",
     "clients_of",
     "federated_entry",
@@ -165,6 +167,8 @@ def build_site(
     with _known_as(client, task.names[client] if trial and task.names else ""):
         job = _job(experiment, task, entry, clients)
     facts = _facts(task, job, algorithms.identity(named), values, experiment)
+    if task.alike is not None:
+        facts["alike"] = dict(task.alike(task))
     if tune:
         facts["tuned_by"] = task.tuned_by or HELD_OUT
     return Site(
@@ -237,7 +241,7 @@ def _task(
     experiment: Experiment, client: int, clients: int, trial: bool
 ) -> tuple[Task, dict[str, Any]]:
     """Build the task of one client: of its own rows, or of its share of all."""
-    alone = experiment if trial else replace(experiment, clients=1)
+    alone = experiment if trial else alone_of(experiment)
     task, values, _ = replace(alone, weights=()).build_task()
     if trial and task.data.clients != clients:
         raise InvalidInputError(
@@ -247,6 +251,15 @@ def _task(
         share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
         task = eqx.tree_at(lambda one: one.data, task, share)
     return _weighed(task, experiment, client, clients), values
+
+
+def alone_of(experiment: Experiment) -> Experiment:
+    """Return the experiment of one site, which is told how many there are."""
+    alone = replace(experiment, clients=1)
+    if "sites" not in option_defaults(tasks.find(experiment.task)):
+        return alone
+    more = {"sites": str(clients_of(experiment))}
+    return replace(alone, options={**experiment.options, **more})
 
 
 def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> Task:

@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Loss, Lower, Rows, Upper
-from fedbilevel.errors import ClientInputError, InvalidInputError
+from fedbilevel.errors import ClientInputError, InvalidInputError, coarse_cure
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.every_client import map_clients, weight_of_client
 from fedbilevel.problem.losses import Problem
@@ -37,7 +37,7 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
     for name, probe in probes.items():
         _check_mean(name, probe)
         _check_depends_on_y(name, probe)
-        _check_finite(name, probe)
+        _check_finite(name, probe, problem.coarse_type)
 
 
 class _Probe(eqx.Module):
@@ -142,13 +142,18 @@ def _check_depends_on_y(name: str, probe: _Probe) -> None:
         )
 
 
-def _check_finite(name: str, probe: _Probe) -> None:
+def _check_finite(name: str, probe: _Probe, coarse_type: str) -> None:
     bad = np.flatnonzero(~np.isfinite(probe.clients))
     if bad.size:
         value = float(probe.clients[bad[0]])
+        cure = (
+            "Check this client's data, the start, and the loss for a logarithm or "
+            "division that meets zero."
+        )
+        if coarse_type:
+            cure = f"{coarse_cure(coarse_type)} or look for NaN in the model's files."
         raise ClientInputError(
             int(bad[0]),
-            f": the {name} loss is {value} at the start, before the first round. Check "
-            "this client's data, the start, and the loss for a logarithm or division "
-            "that meets zero.",
+            f": the {name} loss is {value} at the start, before the first round. "
+            f"{cure}",
         )

@@ -88,6 +88,14 @@ class Problem(eqx.Module):
         """What losses and metrics are given beyond their usual arguments."""
         return () if self.frozen is None else (self.frozen,)
 
+    @property
+    def coarse_type(self) -> str:
+        """The type of frozen numbers that are shorter than float32, or nothing."""
+        for leaf in jax.tree.leaves(self.frozen):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+                return str(leaf.dtype)
+        return ""
+
     def whole(self, x: Upper, y: Lower) -> tuple[Any, Any]:
         """Return x and y as they were given at the start: models, not numbers alone."""
         if self.fixed is None:

@@ -113,8 +113,8 @@ def failure(
     index, number, client = found
     phases = job.algorithm.setup() if index < 0 else job.algorithm.phases()
     name = every_phase(phases)[number].name
-    theta = _theta(job.algorithm)
-    return NonFiniteError(index + 1, name, client, last_good, due=due, theta=theta)
+    known = {"theta": _theta(job.algorithm), "frozen_type": job.problem.coarse_type}
+    return NonFiniteError(index + 1, name, client, last_good, due=due, **known)
 
 
 def _theta(algorithm: AbstractAlgorithm) -> float | None:

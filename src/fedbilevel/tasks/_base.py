@@ -103,7 +103,8 @@ class Task(eqx.Module):
     files, by their paths in the folder. `predictor` makes a model of a finished run
     that predicts. A lower headline is better. `tuned_by` names a metric that tuning may
     look at, one that knows no test rows, such as a closed form; without one it holds
-    rows out.
+    rows out. `alike`, a function of the task, returns fingerprints of what all sites of
+    a federation must have alike, by the option that says where it is, such as a model.
     """
 
     problem: Problem
@@ -137,6 +138,9 @@ class Task(eqx.Module):
     )
     predictor: Predictor | None = eqx.field(static=True, default=None)
     tuned_by: str = eqx.field(static=True, default="")
+    alike: Callable[["Task"], Mapping[str, str]] | None = eqx.field(
+        static=True, default=None
+    )
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbilevel._types import Rows
-from fedbilevel.datasets.texts import Example, Texts, read_texts
+from fedbilevel.datasets.texts import TRUSTED, Example, Texts, read_texts
 from fedbilevel.datasets.tokens import Tokenizer, TokenRows, token_rows
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.tasks._generated_text import generated
+from fedbilevel.tasks._token_counts import TokenCounts
 
-__all__ = ["Dealt", "Held", "held_texts", "texts_of"]
+__all__ = ["NOBODYS", "Dealt", "Held", "blank_texts", "held_texts", "texts_of"]
+
+NOBODYS = "none"  # the texts of a server, which has none
 
 _CLIENTS = 8
 _TESTED = 5  # every so many trusted examples one tests
@@ -41,24 +45,50 @@ class Dealt(NamedTuple):
     own: bool
 
 
-def texts_of(data: str, clients: int, split: int) -> Dealt:
-    """Read the texts of clients, or generate them."""
+def texts_of(data: str, clients: int, split: int, *, alone: bool = False) -> Dealt:
+    """Read the texts of clients, or generate them.
+
+    A site that is `alone` with its folder has the folder's name.
+    """
     if clients < 0:
         raise InvalidInputError(f"clients={clients}: there must be at least one.")
     if data == "generated":
         return Dealt(*generated(clients or _CLIENTS, split), own=False)
-    return Dealt(*_dealt(read_texts(data), clients, split), own=True)
+    known = (Path(data).resolve().name,) if alone else ()
+    return Dealt(*_dealt(read_texts(data), clients, split, known), own=True)
 
 
-def held_texts(dealt: Dealt, tokenizer: Tokenizer, length: int, by: str) -> Held:
-    """Cut texts into rows of tokens; `by` says what is a source."""
+def blank_texts(sources: Sequence[str]) -> Dealt:
+    """Return made-up texts of these sources: shapes are theirs, and nothing else."""
+    one = [Example("", "-")]
+    site = {"client 0": {name: one for name in sources}}
+    return Dealt(Texts("the sites' texts", site, {"client 0": one}), one, own=False)
+
+
+def held_texts(
+    dealt: Dealt,
+    tokenizer: Tokenizer,
+    length: int,
+    by: str,
+    counts: TokenCounts | None = None,
+) -> Held:
+    """Cut texts into rows of tokens; `by` says what is a source.
+
+    `counts` are the tokens of all sites, where those of others are elsewhere.
+    """
     if by not in _BY:
         raise unknown_name("value of source", by, _BY)
-    return _Cutting(dealt.texts, tokenizer, length, by).held(dealt.test, dealt.own)
+    cutting = _Cutting(dealt.texts, tokenizer, length, by, counts or TokenCounts())
+    return cutting.held(dealt.test, dealt.own)
 
 
-def _dealt(texts: Texts, clients: int, split: int) -> tuple[Texts, list[Example]]:
-    """Put a fifth of the trusted texts aside, and deal out what is nobody's."""
+def _dealt(
+    texts: Texts, clients: int, split: int, known: Sequence[str]
+) -> tuple[Texts, list[Example]]:
+    """Put a fifth of the trusted texts aside, and deal out what is nobody's.
+
+    Clients without a folder of their own are called as `known`, or by their numbers.
+    """
     draw = np.random.default_rng(split)
     sites = list(texts.sources)
     if sites != [""] and clients not in (0, len(sites)):
@@ -66,8 +96,8 @@ def _dealt(texts: Texts, clients: int, split: int) -> tuple[Texts, list[Example]
             f"--clients {clients}: {texts.name} has the folders of {len(sites)} sites, "
             f"and each is a client. Leave --clients out, or give {len(sites)}."
         )
-    names = [f"client {k}" for k in range(clients or _CLIENTS)]
-    names = names if sites == [""] else sites
+    numbered = [f"client {k}" for k in range(clients or _CLIENTS)]
+    names = list(known or numbered) if sites == [""] else sites
     sources: Mapping[str, Any] = texts.sources
     if sites == [""]:
         parts = {
@@ -104,7 +134,8 @@ def _dealt(texts: Texts, clients: int, split: int) -> tuple[Texts, list[Example]
 def _shares(
     examples: Sequence[Example], count: int, draw: np.random.Generator
 ) -> list[list[Example]]:
-    order = draw.permutation(len(examples))
+    # What nobody shares stays in its order, as in the folder of a site.
+    order = draw.permutation(len(examples)) if count > 1 else range(len(examples))
     return [[examples[k] for k in order[first::count]] for first in range(count)]
 
 
@@ -116,34 +147,54 @@ class _Cutting:
     tokenizer: Tokenizer
     length: int
     by: str
+    counts: TokenCounts
 
-    def held(self, test: Sequence[Example], own: bool) -> Held:
+    def held(self, test: Sequence[Example], whose: bool) -> Held:
         """Return the rows of all clients, each with the factor of its source."""
         names = tuple(self.texts.sources)
         below = [self._by_source(site) for site in names]
         above = [self._cut(self.texts.trusted[site]) for site in names]
         tested = self._cut(test)
-        sources = tuple(sorted({one for rows in below for one in rows}))
         self._check(names, above, tested)
-        tokens = {
-            one: sum(_count(rows[one]) for rows in below if one in rows)
-            for one in sources
-        }
-        self._check_sources(names, below, tokens)
-        judged = sum(map(_count, above))
-        lower = [_lower_rows(rows, sources, tokens, len(names)) for rows in below]
-        upper = [_rows(rows, len(names) / judged) for rows in above]
+        own = {one: 0 for rows in below for one in rows}
+        for one in own:
+            own[one] = sum(_count(rows[one]) for rows in below if one in rows)
+        self._check_sources(names, below, own)
+        own[TRUSTED] = sum(map(_count, above))
+        clients, tokens = self.counts.together(self.texts.name, len(names), own)
+        sources = tuple(sorted(set(tokens) - {TRUSTED}))
+        lower = [_lower_rows(rows, sources, tokens, clients) for rows in below]
+        upper = [_rows(rows, clients / tokens[TRUSTED]) for rows in above]
         cut = [*above, tested, *(one for rows in below for one in rows.values())]
         return Held(
             self.texts.name,
             sources,
-            names if own else (),
+            names if whose else (),
             lower,
             upper,
             tested,
             tuple(np.arange(len(one["source"])) for one in lower),
-            self._summary(names, below, above, tested, cut, own),
+            {
+                **self._summary(names, below, above, tested, cut, whose),
+                "sources": self._told(sources, below, tokens),
+            },
         )
+
+    def _told(
+        self, sources: Sequence[str], below: Any, tokens: Mapping[str, int]
+    ) -> list[dict[str, Any]]:
+        """Tell of every source its rows, where all are here, and its tokens."""
+        unknown = self.counts.sites > 0
+        return [
+            {
+                "name": one,
+                "rows": None
+                if unknown
+                else sum(len(rows[one].tokens) for rows in below if one in rows),
+                "tokens": tokens[one],
+            }
+            for one in sources
+        ]
 
     def _cut(self, examples: Sequence[Example]) -> TokenRows:
         return token_rows(examples, self.tokenizer, self.length)
@@ -191,15 +242,12 @@ class _Cutting:
         every: Sequence[TokenRows],
         own: bool,
     ) -> dict[str, Any]:
-        found = {one: {"rows": 0, "tokens": 0} for rows in below for one in rows}
+        found = sorted({one for rows in below for one in rows})
         sites = []
         for name, rows, judge in zip(names, below, above, strict=True):
             counts = {one: len(rows[one].tokens) if one in rows else 0 for one in found}
             sizes = {"training": sum(counts.values()), "validation": len(judge.tokens)}
             sites.append({"name": name, **sizes, "classes": counts})
-            for source, one in rows.items():
-                found[source]["rows"] += len(one.tokens)
-                found[source]["tokens"] += _count(one)
         cut, left = sum(one.cut for one in every), sum(one.left_out for one in every)
         remarks = []
         if cut:
@@ -216,7 +264,6 @@ class _Cutting:
             "predicts": "text",
             "sites": sites,
             "remarks": remarks,
-            "sources": [{"name": one, **found[one]} for one in sorted(found)],
         }
 
 

@@ -21,6 +21,7 @@ is a folder, too, `model=FOLDER`.
 Reference: ScaleBiO, arXiv 2406.19976; the clients are ours.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -34,6 +35,7 @@ from jaxtyping import Array, Bool, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Rows, Scalar
+from fedbilevel.datasets.texts import TRUSTED
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models.adapters import Adapters, joined, parted
 from fedbilevel.models.peft import packed_adapters
@@ -47,7 +49,14 @@ from fedbilevel.models.transformer import (
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Listed, Origin, Task
 from fedbilevel.tasks._rows import SplitSeed
-from fedbilevel.tasks._texts import held_texts, texts_of
+from fedbilevel.tasks._texts import (
+    NOBODYS,
+    Dealt,
+    blank_texts,
+    held_texts,
+    texts_of,
+)
+from fedbilevel.tasks._token_counts import TokenCounts, read_counts
 from fedbilevel.tasks._transformers import Base, base_of
 
 __all__ = ["make"]
@@ -58,8 +67,9 @@ _RECOMMENDED = {
     "batch": "16",
     "q": "10",
     "nu": "0.1",
-    "upper_step": "0.5",
+    "upper_step": "1.0",
     "lower_step": "0.1",
+    "auxiliary_step": "0.05",
     "theta": "0.1",
     "upper_weight": "0.1",
     "lower_weight": "0.1",
@@ -71,13 +81,15 @@ _TRAINED = ("b", "both")
 class _Frozen(eqx.Module):
     """What no client trains: the base, and of adapters what is not in y.
 
-    `family` and `folder` say what others call its tensors, and where it is from.
+    `family` and `folder` say what others call its tensors, and where it is from, and
+    `tokenizer` is the fingerprint of what makes tokens for it.
     """
 
     base: Transformer
     adapters: Adapters
     family: str = eqx.field(static=True)
     folder: str = eqx.field(static=True)
+    tokenizer: str = eqx.field(static=True)
 
 
 def _of_rows(y: Adapters, rows: Rows, frozen: _Frozen, kind: Any) -> Array:
@@ -171,20 +183,26 @@ def make(
     ] = False,
     width: Annotated[int, "width of the built-in transformer, a multiple of 8"] = 32,
     blocks: Annotated[int, "number of blocks of the built-in transformer"] = 1,
+    tokens: Annotated[
+        str, "tokens of all sites, where each has its own texts: notes:1200,trusted:96"
+    ] = "",
+    sites: Annotated[int, "of how many sites this is one; a node says it itself"] = 0,
     split: SplitSeed = 0,
 ) -> Task:
     """Build the task; 8 clients of generated texts, or those that a folder names."""
     _check(trained, precision, rank, penalty)
     usual = 14 if data == "generated" else 256
-    texts = texts_of(data, clients, split)  # before what takes long
+    counts = TokenCounts(sites, read_counts(tokens) if tokens else None)
+    texts = _texts(data, clients, split, counts)  # before what takes long
     kind = _PRECISIONS[precision]
     base = base_of(model, tokenizer, length or usual, (width, blocks), kind)
-    held = held_texts(texts, base.tokenizer, length or usual, source)
+    held = held_texts(texts, base.tokenizer, length or usual, source, counts)
     chosen = _chosen(adapted, base)
     drawn = draw_adapters(base.transformer.architecture, chosen, rank, scale, jr.key(0))
     y, rest = parted(drawn, trained == "both")
     whole = replace(base.transformer, passes=Passes(recomputed, fused))
-    frozen = _Frozen(whole, rest, base.family, base.folder)
+    known = (base.family, base.folder, base.tokenizer.fingerprint)
+    frozen = _Frozen(whole, rest, *known)
     if kind is not None:
         frozen = jax.tree.map(lambda leaf: leaf.astype(kind), frozen)
     at_once = rows_at_once or (8 if base.folder else None)
@@ -203,7 +221,29 @@ def make(
         origin=Origin(held.name, "row", held.places, held.summary),
         listing=_listing,
         files=_files,
+        alike=_alike,
     )
+
+
+def _texts(data: str, clients: int, split: int, counts: TokenCounts) -> Dealt:
+    if data != NOBODYS:
+        return texts_of(data, clients, split, alone=counts.sites > 0)
+    if counts.tokens is None:
+        raise InvalidInputError(
+            f"data={NOBODYS}: without texts, tokens= must say what sources there are."
+        )
+    return blank_texts([name for name in counts.tokens if name != TRUSTED])
+
+
+def _alike(task: Task) -> dict[str, str]:
+    """Return fingerprints of the frozen numbers and of the tokenizer."""
+    frozen: _Frozen = task.problem.frozen
+    digest = hashlib.sha256(frozen.family.encode())
+    for leaf in jax.tree.leaves(frozen):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.view(np.uint8).data)
+    return {"model": digest.hexdigest()[:32], "tokenizer": frozen.tokenizer}
 
 
 def _check(trained: str, precision: str, rank: int, penalty: float) -> None:

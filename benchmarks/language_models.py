@@ -216,7 +216,7 @@ def _levels(size: Size, base: Transformer) -> tuple[Any, Any]:
     adapters = draw_adapters(base.architecture, ADAPTED, RANK, SCALE, jr.key(1))
     y, rest = parted(adapters, both=False)
     rest = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), rest)
-    return y, _Frozen(base, rest, "llama", "")
+    return y, _Frozen(base, rest, "llama", "", "")
 
 
 def _library(size: Size, base: Transformer, clients: int, rows_at_once: int | None):

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all mutants bench soak theory results readme docs clean
+.PHONY: install demo test test-all test-exhaustive mutants bench soak theory results readme docs clean
 
 install: .venv/installed
 
@@ -18,8 +18,9 @@ demo: install
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist loadfile $(LISTINGS)
+	$(BIN)/pyright & types=$$!; \
+	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist loadfile $(LISTINGS) && \
+	wait $$types
 	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=, $(LISTINGS))
 
 # Where every listing is run beside its transcription, every annotated shape and type is
@@ -32,7 +33,11 @@ LONGEST := $(addprefix tests/test_, rows.py flower.py known_answers.py fuzz.py w
   served_models.py)
 
 test-all: install
-	$(BIN)/pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
+	$(BIN)/pytest -m 'slow and not exhaustive' -n 2 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
+
+# What is proven on one of each kind above, for all of a kind; before a release.
+test-exhaustive: install
+	$(BIN)/pytest -m exhaustive -n 2 --dist loadfile
 
 # Plants mistakes one at a time: do the tests notice?
 mutants: install

@@ -779,8 +779,8 @@ NAMES = [case.name for case in CASES if case.of is None]
 def for_cases(chosen: Callable[[Case], bool] = lambda _: True):
     """Run a test for every row, or those that have a property.
 
-    Variants of an algorithm, and methods of one machine, take part in the fast tests if
-    their structure is new.
+    Variants of an algorithm, and methods of one machine, take part before a release
+    alone, unless their structure is new.
     """
     rows = _rows(
         chosen,
@@ -793,17 +793,17 @@ def _is_alike(case: Case) -> bool:
     return bool(case.of) or case.pools or case.repeats
 
 
-def _rows(chosen: Callable[[Case], bool], takes_long: Callable[[Case], bool]) -> list:
-    slow = pytest.mark.slow
+def _rows(chosen: Callable[[Case], bool], repeats: Callable[[Case], bool]) -> list:
+    mark = pytest.mark.exhaustive
     return [
-        pytest.param(case, id=case.name, marks=slow if takes_long(case) else ())
+        pytest.param(case, id=case.name, marks=mark if repeats(case) else ())
         for case in CASES
         if chosen(case)
     ]
 
 
 def structures_first(chosen: Callable[[Case], bool] = lambda _: True):
-    """Run a test for every listing, but at length only for one of each structure."""
+    """Run a test for one listing of each structure, and before a release for all."""
     long = _rows(
         lambda case: case.name in _LISTINGS and chosen(case),
         lambda case: case.name not in _STRUCTURES,
@@ -872,7 +872,9 @@ _OF_ITS_CLASS = {
 _LISTINGS = _STRUCTURES | set(_OF_ITS_CLASS.values())
 EVERY = for_cases()
 # Without a program nothing takes long.
-ROWS = pytest.mark.parametrize("case", _rows(lambda _: True, lambda _: False))
+ROWS = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name) for case in CASES]
+)
 # One algorithm of each structure, where a test is about runtimes and costs a program.
 STRUCTURES = for_cases(lambda case: case.name in _STRUCTURES)
 # Those of the structures that ask most of a runtime: memories, private blocks, nests.

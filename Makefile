@@ -35,7 +35,8 @@ LONGEST := $(addprefix tests/test_, rows.py flower.py known_answers.py fuzz.py w
 test-all: install
 	$(BIN)/pytest -m 'slow and not exhaustive' -n 2 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
 
-# What is proven on one of each kind above, for all of a kind; before a release.
+# For every method, and for very many inputs, what is proven for some above: before a
+# release.
 test-exhaustive: install
 	$(BIN)/pytest -m exhaustive -n 2 --dist loadfile
 

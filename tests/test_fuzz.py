@@ -410,7 +410,7 @@ def test_a_packet_that_was_changed_is_refused_or_could_have_been_sent(
     targets[target].attack(draw, kind)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_100000_packets_that_were_changed(targets):
     draw = random.Random(15)
     for _ in range(100_000):

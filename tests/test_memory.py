@@ -135,7 +135,7 @@ print(plan.total, inputs + told("VmHWM") - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are told by /proc")
 def test_what_is_planned_is_what_a_process_takes():
     ran = subprocess.run(

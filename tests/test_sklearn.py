@@ -266,7 +266,7 @@ def test_the_guide_works_as_it_stands(capsys):
     assert found >= 0.9 and accuracy > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_contract_of_scikit_learn_is_kept():
     # The others differ from this one by their task, and compile for minutes. Skipped is
     # what scikit-learn itself cannot check here, such as other arrays.

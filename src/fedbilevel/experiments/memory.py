@@ -1,6 +1,5 @@
 """What an experiment takes of its device's memory, and what would take less."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import jax
 from fedbilevel import tasks
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.runtime import SimulatorRuntime, telling
+from fedbilevel.runtime import SimulatorRuntime
 from fedbilevel.runtime.driver import first_span
 from fedbilevel.runtime.memory import MemoryPlan
 from fedbilevel.tasks._base import option_defaults
@@ -23,9 +22,7 @@ PARTS = {
 }
 
 
-def planned_memory(
-    experiment: Experiment, about: Callable[..., None] = lambda word, who="": None
-) -> dict[str, Any]:
+def planned_memory(experiment: Experiment) -> dict[str, Any]:
     """Compile the rounds of an experiment, and say what they take; none is run."""
     if experiment.runtime != SimulatorRuntime.name:
         raise InvalidInputError(
@@ -33,8 +30,7 @@ def planned_memory(
             "compiles none. Leave out --runtime."
         )
     built = experiment.build()
-    about("checking")
-    with built.naming_sites(), telling(about):
+    with built.naming_sites():
         runtime = SimulatorRuntime(built.job(experiment.seed))
         span = first_span(
             runtime,

@@ -80,8 +80,8 @@ def _size(vocabulary, width, blocks, heads, hidden, length, batch, rows) -> Size
 
 SIZES = {
     "tiny": _size(128, 32, 3, 4, 64, 16, 4, 6),
-    "10M": _size(16000, 256, 8, 4, 704, 512, 16, 32),
-    "100M": _size(32000, 768, 11, 12, 2048, 512, 16, 32),
+    "10M": _size(16000, 256, 8, 4, 704, 512, 32, 64),
+    "100M": _size(32000, 768, 11, 12, 2048, 512, 32, 64),
     "1B": _size(32000, 2048, 18, 16, 5632, 512, 8, 16),
 }
 
@@ -105,6 +105,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", help="JSON file of all figures")
     parser.add_argument("--recomputed", default="nothing", choices=RECOMPUTED)
     parser.add_argument("--plain-attention", action="store_true", help="no kernel")
+    parser.add_argument("--loop", action="store_true", help="blocks not unrolled")
     parser.add_argument("--rows-at-once", type=int, help="most rows held at a time")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a size")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -116,6 +117,7 @@ def _in_a_process(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     command = [sys.executable, __file__, "--one", "--sizes", name]
     command += ["--recomputed", given.recomputed]
     command += ["--plain-attention"] * given.plain_attention
+    command += ["--loop"] * given.loop
     if given.rows_at_once:
         command += ["--rows-at-once", str(given.rows_at_once)]
     found = []
@@ -146,7 +148,7 @@ def _told(one: dict[str, Any]) -> str:
 
 def _measure_size(name: str, given: argparse.Namespace) -> None:
     size = SIZES[name]
-    passes = Passes(given.recomputed, not given.plain_attention)
+    passes = Passes(given.recomputed, not given.plain_attention, not given.loop)
     base = _base(size.made, passes)
     rate = _matrix_rate(size.made.width if name == "tiny" else 8192)
     told = {

@@ -213,13 +213,15 @@ def test_rows_that_are_too_long_are_refused():
         logits(base, {}, TOKENS)
 
 
-@pytest.mark.parametrize("passes", [Passes("blocks"), Passes("cheap", True)])
+def total(adapters, base):
+    return jnp.sum(token_losses(base, adapters, TOKENS))
+
+
+@pytest.mark.parametrize(
+    "passes", [Passes("blocks"), Passes("cheap", True), Passes("blocks", unrolled=True)]
+)
 def test_other_passes_have_the_same_losses_and_slopes(passes):
     base, adapters = drawn(LLAMA, jnp.float32)
-
-    def total(adapters, base):
-        return jnp.sum(token_losses(base, adapters, TOKENS))
-
     slope = jax.jit(jax.value_and_grad(total))
     expected = slope(adapters, base)
     found = slope(adapters, replace(base, passes=passes))
@@ -228,6 +230,14 @@ def test_other_passes_have_the_same_losses_and_slopes(passes):
         found,
         expected,
     )
+
+
+def test_unrolled_blocks_are_no_loop():
+    base, adapters = drawn(LLAMA, jnp.float32)
+    lower = jax.jit(jax.grad(total)).lower
+    assert "while" in lower(adapters, base).as_text()
+    unrolled = replace(base, passes=Passes(unrolled=True))
+    assert "while" not in lower(adapters, unrolled).as_text()
 
 
 def products_of(jaxpr):
@@ -243,15 +253,12 @@ def test_no_product_of_a_half_precision_base_has_a_wide_factor():
     base, adapters = drawn(LLAMA, jnp.bfloat16)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), adapters)
 
-    def total(adapters):
-        return jnp.sum(token_losses(base, adapters, TOKENS))
-
-    program = jax.make_jaxpr(jax.grad(total))(wide)
+    program = jax.make_jaxpr(jax.grad(total))(wide, base)
     found = list(products_of(program.jaxpr))
     assert len(found) > 20 and all(types == {"bfloat16"} for types in found)
     # The slopes are float32 again, near those of the wide base.
-    slopes = jax.tree.leaves(jax.grad(total)(wide))
+    slopes = jax.tree.leaves(jax.grad(total)(wide, base))
     base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), base)
-    for a, b in zip(slopes, jax.tree.leaves(jax.grad(total)(wide)), strict=True):
+    for a, b in zip(slopes, jax.tree.leaves(jax.grad(total)(wide, base)), strict=True):
         assert a.dtype == jnp.float32
         assert np.linalg.norm(a - b) < 0.1 * np.linalg.norm(b)

@@ -105,11 +105,15 @@ class Passes:
     `nothing`; what is `cheap`, all but the products with weights; or whole `blocks`, of
     which the states between them are kept: the least memory for a third more time.
     `fused` attention never holds the weights of all pairs of positions: on a GPU it is
-    one kernel for half precision, which has first derivatives alone.
+    one kernel for half precision, which has first derivatives alone. Blocks that are
+    `unrolled` are compiled one by one and not as a loop: that takes several times as
+    long, and spares the copies that a loop makes of a block's weights and of what it
+    keeps for the way back.
     """
 
     recomputed: str = "nothing"
     fused: bool = False
+    unrolled: bool = False
 
     def __post_init__(self) -> None:
         if self.recomputed not in RECOMPUTED:
@@ -235,16 +239,17 @@ def logits(
         own = _Block(*block, fused=base.passes.fused)
         return _block(made, own, turns, states), None
 
+    # To compile a loop takes longer than to compile a few blocks.
+    unrolled = base.passes.unrolled or made.blocks <= _FEW
     if base.passes.recomputed != "nothing":
         # A loop keeps what is evaluated twice apart, as a barrier otherwise must.
         through = jax.checkpoint(
             through,
-            prevent_cse=made.blocks <= _FEW,
+            prevent_cse=unrolled,
             policy=RECOMPUTED[base.passes.recomputed],
         )
     stacked = (base.weights, base.biases, base.norms, dict(adapters))
-    # To compile a loop takes longer than to compile a few blocks.
-    states, _ = jax.lax.scan(through, states, stacked, unroll=made.blocks <= _FEW)
+    states, _ = jax.lax.scan(through, states, stacked, unroll=unrolled)
     states = base.last_norm(states, made.epsilon)
     head = base.embeddings if base.head is None else base.head
     return _wide_product("btw,vw->btv", states, head)

@@ -181,6 +181,9 @@ def make(
     fused: Annotated[
         bool, "attention by one kernel: in bfloat16 on a GPU, for gradients alone"
     ] = False,
+    unrolled: Annotated[
+        bool, "blocks are compiled one by one: a long wait, then faster on a GPU"
+    ] = False,
     width: Annotated[int, "width of the built-in transformer, a multiple of 8"] = 32,
     blocks: Annotated[int, "number of blocks of the built-in transformer"] = 1,
     tokens: Annotated[
@@ -200,7 +203,7 @@ def make(
     chosen = _chosen(adapted, base)
     drawn = draw_adapters(base.transformer.architecture, chosen, rank, scale, jr.key(0))
     y, rest = parted(drawn, trained == "both")
-    whole = replace(base.transformer, passes=Passes(recomputed, fused))
+    whole = replace(base.transformer, passes=Passes(recomputed, fused, unrolled))
     known = (base.family, base.folder, base.tokenizer.fingerprint)
     frozen = _Frozen(whole, rest, *known)
     if kind is not None:

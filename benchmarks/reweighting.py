@@ -33,6 +33,7 @@ FIRST = "fed-f2sa"
 METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     FIRST: (FIRST, {}),
     "fed-f2sa-2": ("fed-f2sa-2", {}),
+    "fed-f2sa-2, longer upper steps": ("fed-f2sa-2", {"upper_step": "4"}),
     "fedbio-differences": ("fedbio-differences", {"upper_step": "0.5"}),
     "(FG)^2U": (
         "local-bsgm",

@@ -52,7 +52,7 @@ __all__ = [
 
 REQUIRED = inspect.Parameter.empty
 _ENDING = "When the run ends before its last round"
-_CHANNEL = "What replies go through"
+_CHANNEL = "What messages go through"
 _COLUMNS = "Which column of a table is what"
 # Options of the tasks on tables that have arguments of their own, with their meanings.
 TABLE = {
@@ -275,8 +275,11 @@ EXPERIMENT = Group(
         "compress": option(
             str | None,
             None,
-            "topk:FRACTION or quantize:BITS, of what goes up",
+            "topk:FRACTION, quantize:BITS or bfloat16, of what goes up",
             panel=_CHANNEL,
+        ),
+        "compress_down": option(
+            str | None, None, "bfloat16, of what goes down", panel=_CHANNEL
         ),
         "aggregate": option(
             str,

@@ -59,7 +59,7 @@ __all__ = [
 _SIZES = ("rounds", "local_steps", "batch")
 # When a run ends changes no number of it.
 LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
-_CHANNEL = ("clip", "noise", "compress", "aggregate")
+_CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
 }
@@ -70,7 +70,8 @@ class Experiment:
     """Names and numbers that fix a run. None leaves a choice to the task.
 
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
-    `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
+    `compress`, `compress_down` and `aggregate` are read by `read_channel`; `delta` goes
+    with the noise.
     A `clip` of `quantile` is a part of the algorithm, in `QuantileClip`.
     `target`, `patience` and the budgets `max_...` end a run before its last round. With
     `safeguard` a run measures its steps where the task leaves them to it, and goes back
@@ -104,6 +105,7 @@ class Experiment:
     noise: float = 0.0
     delta: float = 1e-5
     compress: str | None = None
+    compress_down: str | None = None
     aggregate: str = "mean"
     safeguard: bool = True
     weights: tuple[float, ...] = ()

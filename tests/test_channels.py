@@ -20,6 +20,7 @@ from fedbilevel import run
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import every_phase
 from fedbilevel.channels import (
+    BFloat16,
     Channel,
     GeometricMedian,
     Krum,
@@ -118,7 +119,7 @@ def test_a_block_is_a_field_of_a_pair_or_the_rest():
     assert count_blocks((jnp.ones(2), jnp.ones(()), jnp.ones(()))) == 2
 
 
-@pytest.mark.parametrize("coder", [TopK(0.1), Quantize(2)])
+@pytest.mark.parametrize("coder", [TopK(0.1), Quantize(2), BFloat16()])
 def test_numbers_told_beside_a_direction_arrive_as_they_are(coder):
     direction = jnp.asarray([300.0, -7.0, 1e-3])
     for beside in [(jnp.asarray(16.1), jnp.asarray(200.0)), (jnp.asarray(0.4),)]:
@@ -652,7 +653,7 @@ REFUSED = {
     "no-number": (lambda: read_channel(aggregate="krum"), "like krum:1"),
     "a-number": (lambda: read_channel(aggregate="median:1"), "like median"),
     "unknown": (lambda: read_channel(aggregate="medain"), "Did you mean 'median'"),
-    "unknown-coder": (lambda: read_channel(compress="zip"), "Known: quantize, topk"),
+    "unknown-coder": (lambda: read_channel(compress="zip"), "Known: bfloat16, quant"),
 }
 
 

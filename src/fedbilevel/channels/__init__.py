@@ -9,6 +9,7 @@ from fedbilevel.channels._vectors import change_blocks as change_blocks
 from fedbilevel.channels._vectors import count_blocks as count_blocks
 from fedbilevel.channels.channel import PLAIN as PLAIN
 from fedbilevel.channels.channel import Channel as Channel
+from fedbilevel.channels.coders import BFloat16 as BFloat16
 from fedbilevel.channels.coders import Privacy as Privacy
 from fedbilevel.channels.coders import Quantize as Quantize
 from fedbilevel.channels.coders import TopK as TopK

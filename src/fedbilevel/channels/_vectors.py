@@ -18,6 +18,7 @@ from fedbilevel._blocks import leaf_numbers
 __all__ = [
     "are_single_numbers",
     "change_blocks",
+    "change_numbers",
     "count_blocks",
     "from_vectors",
     "to_vectors",
@@ -53,6 +54,19 @@ def are_single_numbers(tree: PyTree) -> list[bool]:
         all(np.ndim(leaves[number]) == 0 for number in numbers)
         for numbers in leaf_numbers(tree)
     ]
+
+
+def change_numbers(tree: PyTree, change: Callable[[Array], Array]) -> PyTree:
+    """Return a tree in which leaves of real numbers are replaced, but single numbers.
+
+    Whole numbers, and blocks that have no array, stay as they are.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    blocks = zip(leaf_numbers(tree), are_single_numbers(tree), strict=True)
+    for number in [n for numbers, alone in blocks if not alone for n in numbers]:
+        if jnp.issubdtype(leaves[number].dtype, jnp.floating):
+            leaves[number] = change(leaves[number])
+    return jax.tree.unflatten(structure, leaves)
 
 
 def from_vectors(vectors: list[Array], like: PyTree) -> PyTree:

@@ -1,5 +1,6 @@
-"""A channel: what is done to replies on their way, and how they become one."""
+"""A channel: what is done to messages on their way, and how replies become one."""
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -11,11 +12,12 @@ from fedbilevel._types import Key
 from fedbilevel.channels._base import AbstractCoder, AbstractReduction
 from fedbilevel.channels._vectors import (
     are_single_numbers,
+    change_numbers,
     from_vectors,
     to_vectors,
     vector_shapes,
 )
-from fedbilevel.channels.coders import Privacy, Protected
+from fedbilevel.channels.coders import BFloat16, Privacy, Protected
 from fedbilevel.channels.reductions import Mean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import describe
@@ -31,10 +33,15 @@ class Channel(eqx.Module):
     travels as it is. `Privacy` comes first: what follows only sees its output. Only the
     last coder may compress, and it does not touch single numbers: to thin out or round
     the curvature that a client tells beside its direction saves nothing.
+
+    `down` rounds what the server sends, but for single numbers. Clients then work at
+    the rounded point, while the server keeps its own, to which it adds their changes:
+    else what is less than half a step of the rounding would be lost in every round.
     """
 
     coders: tuple[AbstractCoder, ...] = eqx.field(converter=tuple, default=())
     reduction: AbstractReduction = eqx.field(default_factory=Mean)
+    down: BFloat16 | None = None
 
     def __check_init__(self) -> None:
         if any(isinstance(coder, Privacy) for coder in self.coders[1:]):
@@ -57,8 +64,13 @@ class Channel(eqx.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Say whether replies travel as they are and are averaged as usual."""
-        return not self.coders and self.plain_mean
+        """Say whether all travels as it is, and replies are averaged as usual."""
+        return not self.sends_changes and self.plain_mean
+
+    @property
+    def sends_changes(self) -> bool:
+        """Say whether replies travel as changes of what both sides know of them."""
+        return bool(self.coders) or self.down is not None
 
     @property
     def plain_mean(self) -> bool:
@@ -88,7 +100,7 @@ class Channel(eqx.Module):
                     "Leave out the other one."
                 )
         reduction = self.reduction if own.plain_mean else own.reduction
-        return Channel((*self.coders, *own.coders), reduction)
+        return Channel((*self.coders, *own.coders), reduction, self.down)
 
     def check(self, participants: int) -> None:
         """Raise if so few participants cannot be reduced."""
@@ -99,11 +111,25 @@ class Channel(eqx.Module):
         if self.privacy is None:
             return self
         first = self.privacy.shared_by(participants)
-        return Channel((first, *self.coders[1:]), self.reduction)
+        return replace(self, coders=(first, *self.coders[1:]))
 
     def protected(self) -> "Channel":
         """Return the channel for changes that went through its `Privacy` before."""
-        return Channel((Protected(), *self.coders[1:]), self.reduction)
+        return replace(self, coders=(Protected(), *self.coders[1:]))
+
+    def told(self, message: PyTree) -> PyTree:
+        """Return what the server sends one client, as it travels."""
+        return message if self.down is None else change_numbers(message, self._rounded)
+
+    def _rounded(self, leaf: Any) -> Any:
+        assert self.down is not None
+        return self.down.rounded(leaf) if leaf.dtype.itemsize > 2 else leaf
+
+    def heard(self, told: PyTree, like: PyTree) -> PyTree:
+        """Return the message that arrives; `like` has its types."""
+        if self.down is None:
+            return told
+        return jax.tree.map(lambda leaf, one: leaf.astype(one.dtype), told, like)
 
     def start(self, change_like: PyTree) -> PyTree:
         """Return what a client remembers before its first change of these shapes."""
@@ -168,7 +194,8 @@ class Channel(eqx.Module):
     def describe(self) -> dict[str, Any]:
         """Return every part as plain numbers and text."""
         coders = [describe(coder) for coder in self.coders]
-        return {"coders": coders, "reduction": describe(self.reduction)}
+        told = {"coders": coders, "reduction": describe(self.reduction)}
+        return told if self.down is None else {**told, "down": describe(self.down)}
 
 
 def _encode(

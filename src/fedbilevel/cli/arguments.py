@@ -52,7 +52,7 @@ __all__ = [
 
 REQUIRED = inspect.Parameter.empty
 _ENDING = "When the run ends before its last round"
-_CHANNEL = "What replies go through"
+_CHANNEL = "What messages go through"
 _COLUMNS = "Which column of a table is what"
 # Options of the tasks on tables that have arguments of their own, with their meanings.
 TABLE = {
@@ -61,7 +61,7 @@ TABLE = {
     if one.name != "predict"
 }
 _COUNTS = ("clients", "rounds", "local_steps", "batch")
-_COUNTS += ("patience", "max_bytes", "max_samples")
+_COUNTS += ("patience", "max_bytes", "max_samples", "model_devices")
 
 
 class Argument(NamedTuple):
@@ -213,6 +213,9 @@ EXPERIMENT = Group(
         },
         "settings": Argument(_SETTINGS, None),
         "runtime": option(str, "simulator", "simulator or reference"),
+        "model_devices": option(
+            int, 1, "devices that share one copy of the model that the task has frozen"
+        ),
         "precision": option(str, "float32", "float32 or float64"),
         "measure_every": option(int, 1, "rounds between two measurements"),
         "checkpoint_rounds": option(int | None, None, "rounds between two checkpoints"),
@@ -272,8 +275,11 @@ EXPERIMENT = Group(
         "compress": option(
             str | None,
             None,
-            "topk:FRACTION or quantize:BITS, of what goes up",
+            "topk:FRACTION, quantize:BITS or bfloat16, of what goes up",
             panel=_CHANNEL,
+        ),
+        "compress_down": option(
+            str | None, None, "bfloat16, of what goes down", panel=_CHANNEL
         ),
         "aggregate": option(
             str,
@@ -341,7 +347,8 @@ SITE_TUNING = Group(
 )
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(
-    "runtime", "checkpoint_rounds", "checkpoint_seconds", "patience"
+    *("runtime", "model_devices", "checkpoint_rounds", "checkpoint_seconds"),
+    "patience",
 ).having(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),

@@ -36,9 +36,11 @@ def lines(summary: dict[str, Any]) -> list[str]:
     """Say what is large, whether it fits, and what takes less."""
     from fedbilevel.experiments.memory import PARTS
 
+    devices = summary["model_devices"]
+    shared = f", one of {devices} that share the model" if devices > 1 else ""
     told = [
         f"{summary['algorithm']} on {summary['task']}, {summary['clients']} clients, "
-        f"{summary['clients_at_once']} at a time, on {summary['device']}:"
+        f"{summary['clients_at_once']} at a time, on {summary['device']}{shared}:"
     ]
     told += [f"{_size(summary[name]):>10}  {text}" for name, text in PARTS.items()]
     told.append(f"{_size(summary['total']):>10}  in all, with small inputs and outputs")

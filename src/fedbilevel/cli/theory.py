@@ -61,7 +61,8 @@ _PLANNED = _MEASURED.having(
         None,
         f"{', '.join(THEOREMS)}, the first if left out; with --memory any, and the "
         "task's own if left out",
-    )
+    ),
+    model_devices=EXPERIMENT.arguments["model_devices"],
 ).defaulting(task="quadratic")
 PRESETS = ("theory", "practical")
 _WRITTEN = ("summary.json", "figure.png")
@@ -88,6 +89,8 @@ def _plan_of_one_kind(given: checks.Given) -> None:
     if not given["memory"]:
         _with_theorem(given)
         _one_aim(given)
+        if given["model_devices"] != 1:
+            raise InvalidInputError("--model-devices is for a plan with --memory.")
         return
     for name in ("target", "iterations", "theorem", "constants"):
         if given[name]:

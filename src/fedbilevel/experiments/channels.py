@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from fedbilevel.channels import (
     AbstractCoder,
     AbstractReduction,
+    BFloat16,
     Channel,
     GeometricMedian,
     Krum,
@@ -31,7 +32,10 @@ Known = Mapping[str, tuple[Callable[..., Part], str, Callable[[str], Any] | None
 _COMPRESSIONS: Known[AbstractCoder] = {
     "topk": (TopK, "topk:0.1", float),
     "quantize": (Quantize, "quantize:8", int),
+    "bfloat16": (BFloat16, "bfloat16", None),
 }
+# What is sent down is a point, of which no entry may be missing.
+_COMPRESSIONS_DOWN: Known[AbstractCoder] = {"bfloat16": _COMPRESSIONS["bfloat16"]}
 _REDUCTIONS: Known[AbstractReduction] = {
     "mean": (Mean, "mean", None),
     "median": (Median, "median", None),
@@ -83,13 +87,14 @@ def read_channel(
     compress: str | None = None,
     aggregate: str = "mean",
     delta: float = 1e-5,
+    compress_down: str | None = None,
 ) -> Channel:
     """Read a channel.
 
     `clip` is a number, or quantile:SHARE, which is no part of the channel but of the
-    algorithm, and checked alone. `compress` is topk:FRACTION or quantize:BITS;
-    `aggregate` is mean, secure, median, trimmed-mean:FRACTION, geometric-median or
-    krum:FAULTY.
+    algorithm, and checked alone. `compress` is topk:FRACTION, quantize:BITS or
+    bfloat16, and `compress_down` bfloat16; `aggregate` is mean, secure, median,
+    trimmed-mean:FRACTION, geometric-median or krum:FAULTY.
     """
     coders: list[AbstractCoder] = []
     quantile = read_quantile(clip)
@@ -104,7 +109,10 @@ def read_channel(
         )
     if compress is not None:
         coders.append(_part("compress", compress, _COMPRESSIONS))
-    return Channel(tuple(coders), _part("aggregate", aggregate, _REDUCTIONS))
+    down: Any = None
+    if compress_down is not None:
+        down = _part("compress_down", compress_down, _COMPRESSIONS_DOWN)
+    return Channel(tuple(coders), _part("aggregate", aggregate, _REDUCTIONS), down)
 
 
 def _check_alone(clip: float | str | None, noise: float, compress: str | None) -> None:

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from fedbilevel.runtime import (
     mesh,
     telling,
 )
+from fedbilevel.runtime.layout import check_model_devices
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.single import run_job
@@ -57,7 +59,7 @@ __all__ = [
 _SIZES = ("rounds", "local_steps", "batch")
 # When a run ends changes no number of it.
 LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
-_CHANNEL = ("clip", "noise", "compress", "aggregate")
+_CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
 }
@@ -68,11 +70,13 @@ class Experiment:
     """Names and numbers that fix a run. None leaves a choice to the task.
 
     `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
-    `compress` and `aggregate` are read by `read_channel`; `delta` goes with the noise.
+    `compress`, `compress_down` and `aggregate` are read by `read_channel`; `delta` goes
+    with the noise.
     A `clip` of `quantile` is a part of the algorithm, in `QuantileClip`.
     `target`, `patience` and the budgets `max_...` end a run before its last round. With
     `safeguard` a run measures its steps where the task leaves them to it, and goes back
     and on by shorter ones where it explodes.
+    `model_devices` share one copy of what the task has frozen.
     `weights` are what the clients count in means, in place of the task's own. `task`
     and `algorithm` may be given as a function and a class, too: they are kept by the
     file that they are in.
@@ -87,6 +91,7 @@ class Experiment:
     batch: int | None = None
     seed: int = 0
     runtime: str = "simulator"
+    model_devices: int = 1
     precision: str = "float32"
     measure_every: int = 1
     checkpoint_rounds: int | None = None
@@ -100,6 +105,7 @@ class Experiment:
     noise: float = 0.0
     delta: float = 1e-5
     compress: str | None = None
+    compress_down: str | None = None
     aggregate: str = "mean"
     safeguard: bool = True
     weights: tuple[float, ...] = ()
@@ -193,6 +199,8 @@ class Experiment:
         tasks.find(self.task)
         self._check_options()
         self._runtime()
+        if self.model_devices != 1:
+            check_model_devices(self.model_devices)
 
     def bind(self, task: tasks.Task, values: Mapping[str, Any]) -> Built:
         """Return what the names stand for, with a task that was built."""
@@ -223,8 +231,11 @@ class Experiment:
         """Return everything of the run but the algorithm."""
         participants = None if entry.pools else self.participants
         batch = self.sizes(task.recommended)["batch"]
+        problem = task.problem
+        if self.model_devices > 1:
+            problem = replace(problem, model_devices=self.model_devices)
         return Setting(
-            task.problem,
+            problem,
             task.data.pooled() if entry.pools else task.data,
             (task.x, task.y),
             task.metrics,
@@ -275,7 +286,10 @@ class Experiment:
         for_task, rest = self._split_options(option_defaults(make))
         values = tasks.read_options(make, for_task)
         given = values if data is None else {**values, "data": data}
-        task = tasks.built(make, self.label, self.clients, given)
+        # What devices are to share may be more than one of them holds.
+        on_host = mesh.made_on_host if self.model_devices > 1 else nullcontext
+        with on_host():
+            task = tasks.built(make, self.label, self.clients, given)
         if data is not None:
             values["data"] = data.name
         if self.weights:

@@ -44,6 +44,7 @@ def planned_memory(experiment: Experiment) -> dict[str, Any]:
         "task": experiment.label,
         "algorithm": built.entry.name,
         "device": jax.local_devices()[0].device_kind,
+        "model_devices": experiment.model_devices,
         "clients": runtime.job.clients,
         "clients_at_once": at_once,
         "batch": runtime.job.lower_batch,
@@ -51,6 +52,14 @@ def planned_memory(experiment: Experiment) -> dict[str, Any]:
         "fits": plan.fits,
         "advice": _advice(experiment, plan),
     }
+
+
+def _more_devices(experiment: Experiment) -> list[str]:
+    """Say that devices with a memory of their own can share the model."""
+    apart = jax.local_device_count() if jax.default_backend() != "cpu" else 1
+    more = [n for n in range(2, apart + 1) if apart % n == 0]
+    fewest = [n for n in more if n > experiment.model_devices][:1]
+    return [f"--model-devices {n}" for n in fewest]
 
 
 def _advice(experiment: Experiment, plan: MemoryPlan) -> list[str]:
@@ -62,6 +71,7 @@ def _advice(experiment: Experiment, plan: MemoryPlan) -> list[str]:
         "working": [("rows_at_once", "1"), ("recomputed", "blocks")],
     }
     plain = {
+        "frozen": _more_devices(experiment),
         "rows": ["fewer rows, or more devices: each holds those of its own clients"],
         "state": ["a method with fewer copies of y, or a smaller model"],
         "working": ["a smaller --batch"],

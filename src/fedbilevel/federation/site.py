@@ -84,9 +84,9 @@ def links_of(job: Job) -> dict[Where, Link]:
 def known_in_clear(link: Link, sent: PyTree, turn: Any) -> PyTree | None:
     """Return what both sides know of what travels back; None where that is zero.
 
-    A channel with coders lets changes travel, of which nothing is known.
+    Of changes, which some channels let travel, nothing is known.
     """
-    if link.job.channel.coders:
+    if link.job.channel.sends_changes:
         return None
     return link.known(jax.tree.map(jnp.asarray, sent), turn)
 
@@ -143,7 +143,11 @@ class Site:
         self._links = links_of(job)
         self._state = jax.eval_shape(start_server, job)
         self._messages = {where: _message(link) for where, link in self._links.items()}
-        sizes = [_size(one) for one in (self._state, *self._messages.values())]
+        self._told = {
+            where: jax.eval_shape(job.channel.told, message)
+            for where, message in self._messages.items()
+        }
+        sizes = [_size(one) for one in (self._state, *self._told.values())]
         self.largest = max(sizes) + _SPARE
 
     def handle(self, packet: bytes) -> bytes:
@@ -274,7 +278,7 @@ class Site:
             )
         if not header.kept <= header.accepted < header.exchange:
             raise RefusedError("phase", "comes before the one this client stands after")
-        sent = unpack_tree(listed, body, self._messages[where], self._held)
+        sent = unpack_tree(listed, body, self._told[where], self._held)
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
@@ -325,10 +329,10 @@ class Site:
         self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn
     ) -> list[np.ndarray]:
         """Return the leaves of a reply under its masks."""
-        from fedbilevel.federation.secure.announcement import common_leaves, context_of
+        from fedbilevel.federation.secure.announcement import common_in, context_of
 
         if link.where not in self._common:
-            self._common[link.where] = common_leaves(link)
+            self._common[link.where] = common_in(link)
         flags = self._common[link.where]
         alike = [leaf for leaf, flag in zip(_leaves(sent), flags, strict=True) if flag]
         context = context_of(header, alike)
@@ -387,11 +391,13 @@ class Site:
 
     def _work(self, job: Job, where: Where, *rest: Any) -> Any:
         sent, kept, turn = rest
-        return _link(job, where).work(sent, kept, turn, 0)
+        heard = job.channel.heard(sent, self._messages[where])
+        return _link(job, where).work(heard, kept, turn, 0)
 
     def _changed(self, job: Job, where: Where, *rest: Any) -> Any:
         sent, kept, turn = rest
-        return _link(job, where).change(sent, kept, turn, 0)
+        heard = job.channel.heard(sent, self._messages[where])
+        return _link(job, where).change(heard, kept, turn, 0)
 
     def _coded(self, job: Job, where: Where, *rest: Any) -> Any:
         change, kept, turn = rest

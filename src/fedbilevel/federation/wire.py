@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -58,6 +59,7 @@ _MOST = {"client": EVERYONE, "index": 2**31 - 1}  # programs count in 32 bits
 _AXES = 32  # of a leaf of a start
 _LARGEST_LEAF = 2**40  # numbers in it
 _KINDS = ("<f2", "<f4", "<f8")  # of a start
+_BFLOAT16 = np.dtype(jnp.bfloat16)  # for which NumPy has no letters
 Spec = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -172,17 +174,24 @@ def in_mask(client: int, mask: str) -> bool:
 def digest(leaf: np.ndarray) -> str:
     """Return a name for the content of a leaf."""
     value = np.asarray(leaf, order="C")
-    start = hashlib.sha256(f"{value.dtype.str} {value.shape}".encode())
+    start = hashlib.sha256(f"{_kind_of(value)} {value.shape}".encode())
     start.update(value.tobytes())
     return start.hexdigest()[:32]
 
 
 def spec_of(tree: PyTree) -> Spec:
     """Return types and shapes of the leaves of a tree, which may be abstract."""
-    return tuple(
-        (np.dtype(leaf.dtype).newbyteorder("<").str, tuple(leaf.shape))
-        for leaf in jax.tree.leaves(tree)
-    )
+    return tuple((_kind_of(leaf), tuple(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def _kind_of(leaf: Any) -> str:
+    """Return the type of numbers as it travels: bfloat16 by its name."""
+    kind = np.dtype(leaf.dtype)
+    return kind.name if kind == _BFLOAT16 else kind.newbyteorder("<").str
+
+
+def _type_of(kind: str) -> np.dtype:
+    return _BFLOAT16 if kind == _BFLOAT16.name else np.dtype(kind)
 
 
 def pack(
@@ -195,10 +204,10 @@ def pack(
     listed, body = [], []
     for leaf in leaves:
         value = np.asarray(leaf, order="C")
-        value = value.astype(value.dtype.newbyteorder("<"), copy=False)
+        value = value.astype(_type_of(_kind_of(value)), copy=False)
         here = not known or digest(value) not in known
         listed.append(
-            [value.dtype.str, list(value.shape), None if here else digest(value)]
+            [_kind_of(value), list(value.shape), None if here else digest(value)]
         )
         if here:
             body.append(value.tobytes())
@@ -309,13 +318,13 @@ def _leaf(
     body: bytes, position: int, kind: str, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, int]:
     """Return the leaf at a place of the body, which is not copied, and its end."""
-    count = math.prod(shape)
-    end = position + count * np.dtype(kind).itemsize
+    count, numbers = math.prod(shape), _type_of(kind)
+    end = position + count * numbers.itemsize
     if end > len(body):
         raise RefusedError("truncated", f"{len(body)} bytes of leaves are too few")
     if not count:
-        return np.zeros(shape, kind), end
-    return np.frombuffer(body, kind, count, position).reshape(shape), end
+        return np.zeros(shape, numbers), end
+    return np.frombuffer(body, numbers, count, position).reshape(shape), end
 
 
 def _described(entry: Any) -> tuple[str, tuple[int, ...]]:

@@ -62,7 +62,8 @@ class Problem(eqx.Module):
     `private` flags blocks of x and y that each client keeps to itself: True, False, or
     a tree of them, for each level; `Pair(False, True)` keeps all of y. `frozen` are
     arrays that are input and never optimized, such as a backbone: the losses, and the
-    metrics of a run, get them as one more argument. All clients share one copy. `fixed`
+    metrics of a run, get them as one more argument. All clients share one copy, and so
+    do `model_devices` of the devices: each holds a part of every large array. `fixed`
     is what a start holds besides its numbers, for x and for y; whoever runs a problem
     fills it in from the start. `rows_at_once` bounds memory: losses and derivatives of
     more rows are taken in pieces, one client after the other.
@@ -76,11 +77,17 @@ class Problem(eqx.Module):
     frozen: PyTree = eqx.field(converter=_as_arrays, default=None)
     fixed: tuple[Fixed, Fixed] | None = eqx.field(static=True, default=None)
     rows_at_once: int | None = eqx.field(static=True, default=None)
+    model_devices: int = eqx.field(static=True, default=1)
 
     def __check_init__(self) -> None:
         if self.rows_at_once is not None and self.rows_at_once < 1:
             raise InvalidInputError(
                 f"`Problem(rows_at_once={self.rows_at_once})`: at least 1, or None."
+            )
+        if self.model_devices > 1 and self.frozen is None:
+            raise InvalidInputError(
+                f"model_devices={self.model_devices}: nothing of this problem is "
+                "frozen, so that devices have no model to share. Leave it out."
             )
 
     @property

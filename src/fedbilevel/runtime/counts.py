@@ -18,7 +18,6 @@ from jaxtyping import PyTree
 
 from fedbilevel._types import Key
 from fedbilevel.algorithms import (
-    Each,
     Phase,
     Phases,
     Repeat,
@@ -28,7 +27,7 @@ from fedbilevel.algorithms import (
 from fedbilevel.channels import Channel, count_blocks
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.exchange import Link, for_place, server_turn
+from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.walk import Times, drawn_times, plain_loop, walk
 
@@ -280,25 +279,15 @@ def _sent_leaves(link: Link, public: PyTree, turn: ServerTurn) -> list[tuple]:
     traced, shapes = jax.make_jaxpr(
         lambda server: link.sent(server, turn), return_shape=True
     )(public)
-    inputs, cohort = traced.jaxpr.invars, link.job.cohort(link.phase)
-
-    def is_each(node: Any) -> bool:
-        return isinstance(node, Each)
-
-    def shares(node: Any) -> Any:
-        part = cohort if is_each(node) else 0
-        return jax.tree.map(lambda _: part, node)
-
+    inputs, told = traced.jaxpr.invars, link.job.channel.told
+    own = jax.eval_shape(lambda sent: told(for_place(sent, 0)), shapes)
+    common = common_leaves(shapes)
+    leaves = zip(traced.jaxpr.outvars, jax.tree.leaves(own), common, strict=True)
     # What differs by participant is never known before.
-    parts = jax.tree.leaves(jax.tree.map(shares, shapes, is_leaf=is_each))
-    leaves = zip(traced.jaxpr.outvars, jax.tree.leaves(shapes), parts, strict=True)
-    found = []
-    for leaf, shape, part in leaves:
-        floats, size = _weigh(shape)
-        source = inputs.index(leaf) if leaf in inputs and not part else None
-        each = max(part, 1)
-        found.append((source, floats // each, size // each))
-    return found
+    return [
+        (inputs.index(leaf) if alike and leaf in inputs else None, *_weigh(shape))
+        for leaf, shape, alike in leaves
+    ]
 
 
 def _replaced_leaves(

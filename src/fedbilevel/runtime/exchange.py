@@ -31,6 +31,7 @@ __all__ = [
     "client_measurement",
     "client_scalars",
     "combine_measurements",
+    "common_leaves",
     "for_place",
     "server_turn",
     "start_kept",
@@ -56,22 +57,30 @@ def server_turn(
 def for_place(sent: PyTree, place: Array | int) -> PyTree:
     """Return the message of one place: of every `Each` its own entry."""
 
-    def is_each(node: Any) -> bool:
-        return isinstance(node, Each)
-
     def entry(node: Any) -> Any:
-        if not is_each(node):
+        if not _is_each(node):
             return node
         return jax.tree.map(lambda leaf: leaf[place], node.tree)
 
-    return jax.tree.map(entry, sent, is_leaf=is_each)
+    return jax.tree.map(entry, sent, is_leaf=_is_each)
+
+
+def common_leaves(sent: PyTree) -> list[bool]:
+    """Say of each leaf of what is sent whether all are sent it alike."""
+    flags: list[bool] = []
+    for node in jax.tree.leaves(sent, is_leaf=_is_each):
+        flags += [not _is_each(node)] * len(jax.tree.leaves(node))
+    return flags
+
+
+def _is_each(node: Any) -> bool:
+    return isinstance(node, Each)
 
 
 def _check_places(message: PyTree, phase: str, cohort: int) -> None:
     """Raise unless every `Each` has an entry for each participant."""
-    nodes = jax.tree.leaves(message, is_leaf=lambda node: isinstance(node, Each))
-    for node in nodes:
-        for leaf in jax.tree.leaves(node.tree) if isinstance(node, Each) else ():
+    for node in jax.tree.leaves(message, is_leaf=_is_each):
+        for leaf in jax.tree.leaves(node.tree) if _is_each(node) else ():
             if leaf.shape[:1] != (cohort,):
                 raise InvalidInputError(
                     f"phase '{phase}' has messages for {leaf.shape[0]} participants, "
@@ -169,8 +178,11 @@ class Link(eqx.Module):
         return self.phase.about(self.phase.message(sent, alone))
 
     def received(self, sent: PyTree, coded: PyTree, turn: Turn | ServerTurn) -> PyTree:
-        """Do the server's part: return the reply that arrives with what was sent."""
-        if not self.job.channel.coders:
+        """Do the server's part: return the reply that arrives with what was sent.
+
+        `sent` is as the server knows it, and not as it was rounded on its way.
+        """
+        if not self.job.channel.sends_changes:
             return coded
         change = self.job.channel.decode(coded, self.like)
         return self._combine(_tree.add, change, self.known(sent, turn))
@@ -179,7 +191,9 @@ class Link(eqx.Module):
         self, sent: PyTree, kept: Kept, turn: Turn, client: Array | int
     ) -> tuple[Kept, PyTree, Array]:
         """Do both, where nothing lies between them."""
-        kept, coded, finite = self.work(sent, kept, turn, client)
+        channel = self.job.channel
+        heard = channel.heard(channel.told(sent), sent)
+        kept, coded, finite = self.work(heard, kept, turn, client)
         return kept, self.received(sent, coded, turn), finite
 
     def _combine(self, combine: Callable, tree: PyTree, known: PyTree | None) -> PyTree:
@@ -243,7 +257,7 @@ def start_kept(job: Job) -> Kept:
 
 
 def _start_channel(job: Job) -> dict[tuple[int, int], PyTree] | None:
-    if not job.channel.coders:
+    if not job.channel.sends_changes:
         return None
     return {
         (stage, number): job.channel.start(

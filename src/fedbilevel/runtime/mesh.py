@@ -7,7 +7,8 @@ processes must run the same programs in the same order.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import jax
@@ -27,6 +28,7 @@ __all__ = [
     "decided_by_first",
     "is_first",
     "join",
+    "made_on_host",
     "on_all",
     "on_first",
     "put",
@@ -159,6 +161,16 @@ def put(leaf: Array, sharding: Sharding) -> Array:
     # Not `device_put`, which sends every array around to see that it is the same.
     here = np.asarray(leaf)
     return jax.make_array_from_callback(here.shape, sharding, lambda part: here[part])
+
+
+@contextmanager
+def made_on_host() -> Iterator[None]:
+    """Let arrays that are made here lie in the memory of the host, not of a device.
+
+    Programs move them to where they run, and `put` each part to its own device.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        yield
 
 
 def copied(leaf: Array) -> Array:

@@ -118,16 +118,9 @@ def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any
 
         return function(layout, on_runs, state, span)
 
-    if layout.devices == 1:
-        return body(arrays, data, state)
-    specs = layout.state_specs(state)
-    return jax.shard_map(
-        body,
-        mesh=layout.mesh(),
-        in_specs=(PartitionSpec(), layout.data_spec(data), specs),
-        out_specs=(specs, PartitionSpec()),
-        check_vma=False,
-    )(arrays, data, state)
+    whole, specs = PartitionSpec(), layout.state_specs(state)
+    parts = (whole, layout.data_spec(data), specs)
+    return layout.on_devices(body, parts, (specs, whole))(arrays, data, state)
 
 
 def _setup(layout: Layout, on_runs: Runs, state: State, span: None):

@@ -177,5 +177,6 @@ def layout_for(job: Job, clients_at_once: int | None, sweeps: bool = False) -> L
     large = jax.default_backend() == "cpu" and floats >= _LARGE_MESSAGE
     bounded = job.problem.rows_at_once is not None
     at_once = clients_at_once or (1 if large or bounded else None)
-    devices = devices_for(job.participants)
-    return Layout(job.clients, job.participants, devices, at_once, sweeps)
+    shared = job.problem.model_devices
+    devices = devices_for(job.participants, shared)
+    return Layout(job.clients, job.participants, devices, at_once, sweeps, shared)

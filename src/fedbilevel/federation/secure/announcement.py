@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.algorithms import Each
 from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import block_scales
 from fedbilevel.federation.secure.layout import (
@@ -30,12 +29,12 @@ from fedbilevel.federation.secure.masks import KEY_BYTES, TAG_BYTES
 from fedbilevel.federation.secure.shares import SHARE_BYTES
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.federation.wire import EVERYONE, Header, RefusedError, digest
-from fedbilevel.runtime.exchange import Link, server_turn
+from fedbilevel.runtime.exchange import Link, common_leaves, server_turn
 from fedbilevel.runtime.job import start_server
 
 __all__ = [
     "Announcement",
-    "common_leaves",
+    "common_in",
     "confirmation_like",
     "context_of",
     "masked_like",
@@ -110,7 +109,7 @@ def _by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
     return {int(client): bytes.fromhex(text) for client, text in texts.items()}
 
 
-def common_leaves(link: Link) -> list[bool]:
+def common_in(link: Link) -> list[bool]:
     """Say of each leaf of what is sent in a phase whether all are sent it alike."""
 
     def sent() -> PyTree:
@@ -118,13 +117,7 @@ def common_leaves(link: Link) -> list[bool]:
         turn = server_turn(link.job, link.where, 0, ids, jnp.ones(ids.shape, bool))
         return link.sent(start_server(link.job), turn)
 
-    nodes = jax.tree.leaves(
-        jax.eval_shape(sent), is_leaf=lambda node: isinstance(node, Each)
-    )
-    flags: list[bool] = []
-    for node in nodes:
-        flags += [not isinstance(node, Each)] * len(jax.tree.leaves(node))
-    return flags
+    return common_leaves(jax.eval_shape(sent))
 
 
 def context_of(header: Header, alike: Iterable[np.ndarray]) -> bytes:

@@ -40,6 +40,7 @@ from fedbilevel.federation.wire import (
 from fedbilevel.runtime.exchange import (
     Link,
     client_scalars,
+    common_leaves,
     for_place,
     server_turn,
     start_kept,
@@ -93,14 +94,19 @@ class Question:
     def _messages(self) -> dict[int, PyTree]:
         return {}
 
+    def told(self, place: int) -> list[np.ndarray]:
+        """Return the leaves that travel to a place."""
+        told = self.link.job.channel.told(for_place(self.sent, place))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(told)]
+
     def common(self) -> frozenset[str]:
         """Return the digests of what all are sent alike."""
         return frozenset(digest(leaf) for leaf in self.alike())
 
     def alike(self) -> list[np.ndarray]:
-        """Return the leaves that all are sent alike."""
-        nodes = jax.tree.leaves(self.sent, is_leaf=_is_each)
-        return [node for node in nodes if not _is_each(node)]
+        """Return the leaves that all are sent alike, as they travel."""
+        leaves = zip(self.told(0), common_leaves(self.sent), strict=True)
+        return [leaf for leaf, alike in leaves if alike]
 
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
         """Flag the places of those whose reply was taken."""
@@ -226,7 +232,7 @@ class Exchanges:
         def request(
             place: int, accepted: int, kept: int, known: frozenset[str]
         ) -> Request:
-            leaves = jax.tree.leaves(question.message(place))
+            leaves = question.told(place)
             return Request(replace(header, accepted=accepted, kept=kept), leaves, known)
 
         def request_for(client: int, member: Member) -> Request:

@@ -213,6 +213,12 @@ EXPERIMENT = Group(
         },
         "settings": Argument(_SETTINGS, None),
         "runtime": option(str, "simulator", "simulator or reference"),
+        "client_states": option(
+            str | None,
+            None,
+            "folder for what clients keep between rounds, where few of many take part: "
+            "less memory, more time",
+        ),
         "precision": option(str, "float32", "float32 or float64"),
         "measure_every": option(int, 1, "rounds between two measurements"),
         "checkpoint_rounds": option(int | None, None, "rounds between two checkpoints"),
@@ -341,7 +347,8 @@ SITE_TUNING = Group(
 )
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(
-    "runtime", "checkpoint_rounds", "checkpoint_seconds", "patience"
+    *("runtime", "client_states", "checkpoint_rounds", "checkpoint_seconds"),
+    "patience",
 ).having(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),

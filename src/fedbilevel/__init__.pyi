@@ -119,6 +119,7 @@ from fedbilevel.problem import PooledData as PooledData
 from fedbilevel.problem import Problem as Problem
 from fedbilevel.problem import stored as stored
 from fedbilevel.result import Result as Result
+from fedbilevel.runtime import DiskSimulatorRuntime as DiskSimulatorRuntime
 from fedbilevel.runtime import Event as Event
 from fedbilevel.runtime import ReferenceRuntime as ReferenceRuntime
 from fedbilevel.runtime import Sampling as Sampling

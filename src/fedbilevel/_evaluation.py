@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["ACCELERATOR", "PROCESSOR", "Evaluation", "current", "using"]
+import jax
+
+__all__ = ["ACCELERATOR", "PROCESSOR", "Evaluation", "current", "hurried", "using"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,21 @@ ACCELERATOR = Evaluation(
 )
 
 _CURRENT: ContextVar[Evaluation] = ContextVar("evaluation", default=PROCESSOR)
+
+
+def hurried(level: int) -> dict[str, Any] | None:
+    """Return options of the compiler for a program that runs once.
+
+    LLVM's optimizations, of `level` 0 to 3, and the newer code generator for fusions
+    take longer than such a program does: on a CPU they are most of what compiling
+    costs. Elsewhere there are none.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    options: dict[str, Any] = {"xla_backend_optimization_level": level}
+    if jax.__version_info__ < (0, 11):  # later ones have no other generator
+        options["xla_cpu_use_fusion_emitters"] = False
+    return options
 
 
 def current() -> Evaluation:

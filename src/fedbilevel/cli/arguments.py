@@ -216,6 +216,12 @@ EXPERIMENT = Group(
         "model_devices": option(
             int, 1, "devices that share one copy of the model that the task has frozen"
         ),
+        "client_states": option(
+            str | None,
+            None,
+            "folder for what clients keep between rounds, where few of many take part: "
+            "less memory, more time",
+        ),
         "precision": option(str, "float32", "float32 or float64"),
         "measure_every": option(int, 1, "rounds between two measurements"),
         "checkpoint_rounds": option(int | None, None, "rounds between two checkpoints"),
@@ -347,8 +353,8 @@ SITE_TUNING = Group(
 )
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(
-    *("runtime", "model_devices", "checkpoint_rounds", "checkpoint_seconds"),
-    "patience",
+    *("runtime", "model_devices", "client_states", "checkpoint_rounds"),
+    *("checkpoint_seconds", "patience"),
 ).having(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),

@@ -12,6 +12,7 @@ __all__ = [
     "PRECISIONS",
     "RUNTIMES",
     "Given",
+    "client_states",
     "data",
     "folder_to_make",
     "names",
@@ -56,6 +57,12 @@ def data(given: Given) -> None:
             raise InvalidInputError(f"{path} cannot be read: permission denied.")
     elif ":" not in source and (os.sep in source or path.suffix):
         raise InvalidInputError(f"there is no file or folder {path}. Check the path.")
+
+
+def client_states(given: Given) -> None:
+    """Raise unless --client-states is left out, or a folder that can be written."""
+    if given["client_states"] is not None:
+        _folders.check_place(Path(given["client_states"]))
 
 
 def folder_to_make(given: Given) -> None:

@@ -60,7 +60,12 @@ _TUNE = "tune steps and weights first; what --set gives stays as it is"
 Tune = Annotated[bool, typer.Option("--tune", help=_TUNE)]
 
 
-@takes(checks.data, _new_or_finished, experiment=EXPERIMENT, hosts=HOSTS, tuning=TUNING)
+@takes(
+    *(checks.data, checks.client_states, _new_or_finished),
+    experiment=EXPERIMENT,
+    hosts=HOSTS,
+    tuning=TUNING,
+)
 def run(
     experiment: "Experiment",
     hosts: Hosts,
@@ -144,7 +149,8 @@ def _new_search(given: checks.Given) -> None:
 
 
 _SEARCHED = EXPERIMENT.without(
-    *("runtime", "measure_every", "checkpoint_rounds", "checkpoint_seconds"),
+    *("runtime", "client_states", "measure_every"),
+    *("checkpoint_rounds", "checkpoint_seconds"),
     *("target", "patience", "max_bytes", "max_samples", "max_seconds"),
 )
 

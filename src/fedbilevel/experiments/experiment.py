@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
+    DiskSimulatorRuntime,
     Job,
     OnRound,
     ReferenceRuntime,
@@ -79,7 +81,8 @@ class Experiment:
     `model_devices` share one copy of what the task has frozen.
     `weights` are what the clients count in means, in place of the task's own. `task`
     and `algorithm` may be given as a function and a class, too: they are kept by the
-    file that they are in.
+    file that they are in. `client_states` is a folder for what clients keep, where few
+    of many take part.
     """
 
     task: Any
@@ -92,6 +95,7 @@ class Experiment:
     seed: int = 0
     runtime: str = "simulator"
     model_devices: int = 1
+    client_states: str | None = None
     precision: str = "float32"
     measure_every: int = 1
     checkpoint_rounds: int | None = None
@@ -160,7 +164,7 @@ class Experiment:
                 made.rounds,
                 measure_every=self.measure_every,
                 stopping=self.stopping(made.setting.headline),
-                runtime=self._runtime(),
+                runtime=self.runtime_of(),
                 checkpoints=checkpoints,
                 watch=headline_only(watch, made.setting.headline),
                 on_round=on_round,
@@ -198,7 +202,7 @@ class Experiment:
         self.channel()
         tasks.find(self.task)
         self._check_options()
-        self._runtime()
+        self.runtime_of()
         if self.model_devices != 1:
             check_model_devices(self.model_devices)
 
@@ -266,10 +270,18 @@ class Experiment:
             if name == "delta" or value != defaults[name]
         }
 
-    def _runtime(self) -> Callable[[Job], Any]:
+    def runtime_of(self) -> Callable[[Job], Any]:
+        """Return what makes the runtime of a job."""
         if self.runtime not in _RUNTIMES:
             raise unknown_name("runtime", self.runtime, _RUNTIMES)
-        return _RUNTIMES[self.runtime]
+        if self.client_states is None:
+            return _RUNTIMES[self.runtime]
+        if self.runtime != DiskSimulatorRuntime.name:
+            raise InvalidInputError(
+                f"the runtime {self.runtime} keeps the states of clients in memory. "
+                "Leave out --client-states, or --runtime."
+            )
+        return partial(DiskSimulatorRuntime, folder=self.client_states)
 
     def algorithm_for(self, task: tasks.Task) -> str:
         """Return the algorithm that was chosen, or the task's own."""

@@ -31,7 +31,7 @@ def planned_memory(experiment: Experiment) -> dict[str, Any]:
         )
     built = experiment.build()
     with built.naming_sites():
-        runtime = SimulatorRuntime(built.job(experiment.seed))
+        runtime = experiment.runtime_of()(built.job(experiment.seed))
         span = first_span(
             runtime,
             built.rounds,

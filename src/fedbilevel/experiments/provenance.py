@@ -17,8 +17,8 @@ from fedbilevel.result import Result
 
 __all__ = ["require_extension", "require_served_again"]
 
-# How often a run is kept changes no number of it, either.
-_KEPT = ("checkpoint_rounds", "checkpoint_seconds")
+# How often a run is kept, and where its states are, changes no number of it, either.
+_KEPT = ("client_states", "checkpoint_rounds", "checkpoint_seconds")
 
 
 def require_extension(experiment: Experiment, folder: Path) -> None:

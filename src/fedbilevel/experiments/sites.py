@@ -64,7 +64,8 @@ __all__ = [
 # How long to run, where rows lie, and what is kept are each side's own business.
 LOCAL = ("data", *(one.name for one in fields(TableChoices)))
 NOT_SHARED = (*LENGTH, "runtime", "measure_every")
-NOT_SHARED += ("checkpoint_rounds", "checkpoint_seconds", "model_devices")
+NOT_SHARED += ("checkpoint_rounds", "checkpoint_seconds")
+NOT_SHARED += ("model_devices", "client_states")
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:

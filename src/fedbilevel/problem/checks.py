@@ -18,6 +18,7 @@ from fedbilevel.problem.data import Data
 from fedbilevel.problem.every_client import map_clients, weight_of_client
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
+from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
 
 __all__ = ["check_problem"]
@@ -59,7 +60,7 @@ class _Probe(eqx.Module):
 _SHIFTS = (0.0, 0.0, math.nan, 1.0, -1.0, 100.0, -100.0)
 
 
-@eqx.filter_jit
+@runs_once
 def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe]:
     def of_level(loss: Loss, rows: Rows, sizes: Array, clients: Array) -> _Probe:
         last = jnp.minimum(1, sizes[0] - 1)

@@ -22,6 +22,7 @@ from fedbilevel.problem.every_client import (
 )
 from fedbilevel.problem.losses import Batch
 from fedbilevel.problem.oracle import Oracle
+from fedbilevel.problem.running_once import runs_once
 
 __all__ = [
     "curvature_along",
@@ -63,7 +64,7 @@ def curvature_along(
     return v, sizes[-1]
 
 
-@eqx.filter_jit
+@runs_once
 def largest_curvature(
     oracle: Oracle,
     clients: Int[Array, " some"],
@@ -87,7 +88,7 @@ def largest_curvature(
     return map_clients(of_client, clients, weight)
 
 
-@eqx.filter_jit
+@runs_once
 def opposed_curvatures(
     oracle: Oracle, x: Upper, y: Lower, factor: Scalar, key: Key, iterations: int = 20
 ) -> tuple[Scalar, Scalar]:

@@ -208,43 +208,40 @@ def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
 
 
 def _stack(trees: Sequence[PyTree], level: str) -> tuple[Rows, Array]:
-    arrays = [jax.tree.map(np.asarray, tree) for tree in trees]
-    sizes = [_rows_of(tree, level, k) for k, tree in enumerate(arrays)]
-    names, wanted = _tree.leaf_names(arrays[0]), _signature(arrays[0])
-    for k, tree in enumerate(arrays):
-        if _signature(tree) != wanted:
-            raise _unlike(tree, arrays[0], level, k)
-        _check_finite(jax.tree.leaves(tree), names, level, k)
-    most = max(sizes)
-    stacked = jax.tree.map(lambda *leaves: _pad(leaves, most), *arrays)
-    return stacked, jax.device_put(np.asarray(sizes, np.int32))
+    leaves, structures = zip(*(jax.tree.flatten(tree) for tree in trees), strict=True)
+    arrays = [[np.asarray(leaf) for leaf in own] for own in leaves]
+    sizes = [_rows_of(own, level, k) for k, own in enumerate(arrays)]
+    wanted = [leaf.shape[1:] for leaf in arrays[0]]
+    for k, own in enumerate(arrays):
+        alike = structures[k] == structures[0]
+        if not alike or [leaf.shape[1:] for leaf in own] != wanted:
+            raise _unlike(trees[k], trees[0], level, k)
+    names, most = _tree.leaf_names(trees[0]), max(sizes)
+    stacks = [_filled(column, most) for column in zip(*arrays, strict=True)]
+    for name, stack in zip(names, stacks, strict=True):
+        _check_finite(stack, name, level)
+    rows = jax.tree.unflatten(structures[0], [_on_device(stack) for stack in stacks])
+    return rows, jax.device_put(np.asarray(sizes, np.int32))
 
 
-def _rows_of(tree: PyTree, level: str, client: int) -> int:
-    leaves = jax.tree.leaves(tree)
-    if not leaves or any(leaf.ndim == 0 or leaf.shape[0] == 0 for leaf in leaves):
+def _rows_of(leaves: Sequence[np.ndarray], level: str, client: int) -> int:
+    shapes = [leaf.shape for leaf in leaves]
+    if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes):
         raise InvalidInputError(
             f"client {client} has no {level} samples. Leave the client out, or give it "
             "data; every array needs one row per sample."
         )
-    if len({leaf.shape[0] for leaf in leaves}) > 1:
-        shapes = [leaf.shape for leaf in leaves]
+    if len({shape[0] for shape in shapes}) > 1:
         raise InvalidInputError(
             f"client {client}: the {level} arrays have different numbers of rows, "
             f"{shapes}. The first axis counts samples and must agree."
         )
-    return leaves[0].shape[0]
-
-
-def _signature(tree: PyTree) -> tuple:
-    """Return what all clients must agree in: the structure, and the shape of a row."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [leaf.shape[1:] for leaf in leaves]
+    return shapes[0][0]
 
 
 def _unlike(tree: PyTree, first: PyTree, level: str, client: int) -> InvalidInputError:
     def told(one: PyTree) -> dict[str, tuple]:
-        shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(one)]
+        shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(one)]
         return dict(zip(_tree.leaf_names(one), shapes, strict=True))
 
     return InvalidInputError(
@@ -253,24 +250,35 @@ def _unlike(tree: PyTree, first: PyTree, level: str, client: int) -> InvalidInpu
     )
 
 
-def _check_finite(
-    leaves: Sequence[np.ndarray], names: Sequence[str], level: str, client: int
-) -> None:
-    for name, leaf in zip(names, leaves, strict=True):
-        if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
-            row = int(np.argwhere(~np.isfinite(leaf))[0][0])
+def _filled(leaves: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """Return the arrays of all clients in one, with zeros after the last row of each.
+
+    Not by JAX, which would compile a program for every shape.
+    """
+    kind = np.result_type(*{leaf.dtype for leaf in leaves})
+    stack = np.zeros((len(leaves), rows, *leaves[0].shape[1:]), kind)
+    for k, leaf in enumerate(leaves):
+        stack[k, : leaf.shape[0]] = leaf
+    return stack
+
+
+def _check_finite(stack: np.ndarray, name: str, level: str) -> None:
+    # A sum tells at once, without an array of flags as long as the data.
+    with np.errstate(all="ignore"):
+        floating = np.issubdtype(stack.dtype, np.floating)
+        if not floating or np.isfinite(np.sum(stack, dtype=float)):
+            return
+    for client, rows in enumerate(stack):
+        # Of numbers that are too large together none need be wrong.
+        if not np.isfinite(rows).all():
+            row = int(np.argwhere(~np.isfinite(rows))[0][0])
             raise InvalidInputError(
                 f"client {client}: {level} array '{name or 'data'}' holds NaN or "
                 f"infinity, first in row {row}. Clean or drop such rows."
             )
 
 
-def _pad(leaves: Sequence[np.ndarray], rows: int) -> Array:
-    first = leaves[0]
-    stack = np.zeros((len(leaves), rows, *first.shape[1:]), np.result_type(*leaves))
-    for k, leaf in enumerate(leaves):
-        stack[k, : leaf.shape[0]] = leaf
-    # Here and not by JAX, which would compile a program for every shape.
+def _on_device(stack: np.ndarray) -> Array:
     floating = np.issubdtype(stack.dtype, np.floating)
     kind = jax.dtypes.canonicalize_dtype(float if floating else stack.dtype)
     return jax.device_put(stack.astype(kind, copy=False))

@@ -3,6 +3,9 @@
 from fedbilevel.runtime.configuration import configure as configure
 from fedbilevel.runtime.counts import Ledger as Ledger
 from fedbilevel.runtime.counts import count as count
+from fedbilevel.runtime.disk_simulator import (
+    DiskSimulatorRuntime as DiskSimulatorRuntime,
+)
 from fedbilevel.runtime.driver import Outcome as Outcome
 from fedbilevel.runtime.driver import execute as execute
 from fedbilevel.runtime.job import Job as Job

@@ -18,11 +18,6 @@ from fedbilevel.runtime import compile_times
 from fedbilevel.runtime.listening import COMPILING, RUNNING, tell
 
 _LARGEST = 64
-# LLVM's optimizations, and the newer code generator for fusions, take longer than a
-# program that runs once: on a CPU they are most of what compiling costs.
-_BRIEFLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):  # later ones have no other generator
-    _BRIEFLY["xla_cpu_use_fusion_emitters"] = False
 # Several threads may ask for programs: whoever asks first compiles, the others wait.
 _programs: OrderedDict[Any, Future] = OrderedDict()
 _changing = threading.Lock()
@@ -121,8 +116,7 @@ def _build(
     if expected is not None:
         tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
     started, loaded = time.perf_counter(), compile_times.loaded()
-    on_cpu = jax.default_backend() == "cpu"
-    options = _BRIEFLY if brief and on_cpu else None
+    options = _evaluation.hurried(0) if brief else None
     program = traced.lower().compile(compiler_options=options)
     if not brief and compile_times.loaded() == loaded:
         compile_times.note(size, time.perf_counter() - started)

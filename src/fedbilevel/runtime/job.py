@@ -246,12 +246,14 @@ class Kept(eqx.Module):
 class State(eqx.Module):
     """What the server carries, and what every client keeps, stacked over clients.
 
-    `exchanges` counts those so far where a record of attendance is replayed.
+    `exchanges` counts those so far where a record of attendance is replayed. `places`
+    says where in `clients` each client is, if only those of one round are there.
     """
 
     server: PyTree
     clients: Kept
     exchanges: PyTree = None
+    places: PyTree = None
 
     def joined(self) -> PyTree:
         """Return the server's state with the private blocks of all clients, stacked."""

@@ -6,6 +6,7 @@ the loop side by side, each round mapped over them.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Keys
 from fedbilevel.algorithms import AbstractAlgorithm, Phase, Phases
 from fedbilevel.problem.every_client import mean_of_clients, weight_of_client
+from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import (
     Link,
@@ -94,6 +96,24 @@ def setup(fixed: tuple[Layout, Job], varying: Varying, state: State):
     return _on_devices(_setup, fixed, varying, state, None)
 
 
+def measure(fixed: tuple[Layout, Job], varying: Varying, state: State):
+    """Measure alone; what clients keep may be stored elsewhere."""
+    return _on_devices(_measured, fixed, varying, state, None)
+
+
+def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
+    """Say who is asked at least once in a round, or in the setup."""
+
+    def visit(asked: Array, phase: Phase, number: int, turn: Array | int) -> Array:
+        who = (job.clients, job.cohort(phase))
+        return asked.at[keys.draw_cohort(job.key, stage, number, turn, *who)].set(True)
+
+    phases = job.algorithm.phases() if stage == keys.ROUNDS else job.algorithm.setup()
+    nobody = jnp.zeros(job.clients, bool)
+    times = drawn_times(job.key, stage)
+    return walk(phases, nobody, index, visit, compiled_loop, times)
+
+
 def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any):
     layout, job = fixed
     data, rest = job.data, eqx.tree_at(lambda one: one.data, job, None)
@@ -129,6 +149,10 @@ def _setup(layout: Layout, on_runs: Runs, state: State, span: None):
         return _all_phases(layout, job, job.algorithm.setup(), keys.SETUP, 0, begin)
 
     return on_runs(of_run, state)
+
+
+def _measured(layout: Layout, on_runs: Runs, state: State, span: None):
+    return state, on_runs(lambda job, state: _measure(layout, job, state), state)
 
 
 def _all_phases(
@@ -238,7 +262,7 @@ def _exchange(
         weights = jnp.where(came > ABSENT, weights, 0)
         held = _where(came == RENEWED, start_kept(job), held)
     if not layout.everyone:
-        held = jax.tree.map(lambda leaf: leaf[position], before)
+        held = jax.tree.map(lambda leaf: leaf[_place_of(state, position)], before)
     held, replies, finite = layout.over_places(local, ids, places, position, held)
     reply = link.reduced(replies, weights, layout.total, layout.together)
     came_of_all = _share_of_weight(layout, job, weights)
@@ -247,10 +271,11 @@ def _exchange(
     if came is not None:
         held = _where(came > ABSENT, held, before)
     if not layout.everyone:
-        held = _put_back(layout, before, ids, held)
+        held = _put_back(layout, before, _place_of(state, ids), held)
     bad = jnp.min(jnp.where(finite | (weights <= 0), NOBODY, ids))
     exchanges = None if state.exchanges is None else state.exchanges + 1
-    return State(server, held, exchanges), layout.least(bad)
+    after = replace(state, server=server, clients=held, exchanges=exchanges)
+    return after, layout.least(bad)
 
 
 def _share_of_weight(layout: Layout, job: Job, weights: Array) -> Array:
@@ -303,10 +328,15 @@ def _on_this_device(layout: Layout, asked: Array) -> tuple[Array, Array, Array]:
     return places, ids, jnp.minimum(ids, layout.clients - 1)
 
 
-def _put_back(layout: Layout, clients: PyTree, ids: Array, held: PyTree) -> PyTree:
-    ids, held = layout.together((ids, held))
+def _place_of(state: State, ids: Array) -> Array:
+    """Return where clients are among those whose states are there."""
+    return ids if state.places is None else state.places[ids]
+
+
+def _put_back(layout: Layout, clients: PyTree, places: Array, held: PyTree) -> PyTree:
+    places, held = layout.together((places, held))
     return jax.tree.map(
-        lambda kept, new: kept.at[ids].set(new, mode="drop"), clients, held
+        lambda kept, new: kept.at[places].set(new, mode="drop"), clients, held
     )
 
 
@@ -317,7 +347,7 @@ def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
 
     def of_client(place: Array):
-        own = jax.tree.map(lambda leaf: leaf[place], state.clients.own)
+        own = fetched(jax.tree.map(lambda leaf: leaf[place], state.clients.own))
         return client_measurement(job, place, state.server, own)
 
     share = weights / layout.total(jnp.sum(weights))

@@ -1,0 +1,132 @@
+"""What clients keep, in files: an array for each, of which rounds read some rows.
+
+The files have no names: whoever ends, in whatever way, leaves nothing behind, and two
+runs may share a folder. What must outlive a run is its checkpoint.
+"""
+
+import shutil
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from fedbilevel._files import told_of
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem.stored_rows import Source
+
+__all__ = ["ClientFiles", "RowFile"]
+
+_CHUNK = 2**24  # bytes that are written at a time where all rows are
+
+
+class RowFile:
+    """An array in a file, of a row for every client; rows are read and written.
+
+    By reading and writing, and not through a mapping: there a disk that is full would
+    end the process without a word, and whatever was touched would count as memory.
+    """
+
+    def __init__(self, folder: Path, rows: int, row: np.ndarray) -> None:
+        self.shape, self.dtype = (rows, *row.shape), row.dtype
+        self._folder, self._size = folder, row.nbytes
+        with told_of(folder):
+            self._file = TemporaryFile(dir=folder)
+            weakref.finalize(self, self._file.close)
+            # A file of this length that was not written takes no room, and has zeros.
+            self._file.truncate(rows * row.nbytes)
+        if row.reshape(-1).view(np.uint8).any():
+            self.fill(np.broadcast_to(row, self.shape))
+
+    def fill(self, rows: np.ndarray) -> None:
+        """Write all rows, which may lie in a file themselves."""
+        step = max(1, _CHUNK // max(self._size, 1))
+        for first in range(0, self.shape[0], step):
+            part = rows[first : first + step]
+            self.write(range(first, first + len(part)), part)
+
+    def __getitem__(self, clients: Any) -> np.ndarray:
+        """Read the rows of some clients, or of one."""
+        chosen = np.asarray(clients)
+        rows = np.empty((chosen.size, *self.shape[1:]), self.dtype)
+        # As bytes: bfloat16 has no buffer of its own.
+        plain = rows.reshape(chosen.size, -1).view(np.uint8)
+        with told_of(self._folder):
+            for place, client in enumerate(chosen.ravel().tolist()):
+                self._file.seek(client * self._size)
+                self._file.readinto(plain[place].data)
+        return rows.reshape(*chosen.shape, *self.shape[1:])
+
+    def write(self, clients: Sequence[int], rows: np.ndarray) -> None:
+        """Write the rows of some clients."""
+        plain = np.ascontiguousarray(rows).reshape(len(clients), -1).view(np.uint8)
+        with told_of(self._folder):
+            for place, client in enumerate(clients):
+                self._file.seek(client * self._size)
+                self._file.write(plain[place].data)
+            self._file.flush()
+
+    def whole(self) -> np.ndarray:
+        """Return all rows as they are now, read when they are looked at."""
+        if 0 in self.shape:
+            return np.empty(self.shape, self.dtype)
+        return np.memmap(self._file, self.dtype, "r", shape=self.shape)
+
+    def close(self) -> None:
+        """Give the room on the disk back, once nobody looks at the rows any more."""
+        self._file.close()
+
+
+class ClientFiles:
+    """What all clients keep: a tree of files for the tree that one of them keeps."""
+
+    def __init__(self, folder: Path, first: PyTree, clients: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows, self._structure = jax.tree.flatten(first)
+        _check_room(folder, clients * sum(row.nbytes for row in rows))
+        self._files = [RowFile(folder, clients, np.asarray(row)) for row in rows]
+        self._sources = [Source(file) for file in self._files]
+
+    def sources(self) -> PyTree:
+        """Return what programs read rows from; the same for the life of the files."""
+        return self._tree(self._sources)
+
+    def read(self, clients: np.ndarray) -> PyTree:
+        """Return what some clients keep, stacked."""
+        return self._tree([file[clients] for file in self._files])
+
+    def write(self, clients: Sequence[int], kept: PyTree) -> None:
+        """Take what some clients keep now; rows beyond the last one are nobody's."""
+        for file, leaf in zip(self._files, jax.tree.leaves(kept), strict=True):
+            file.write(clients, np.asarray(leaf)[: len(clients)])
+
+    def fill(self, kept: PyTree) -> None:
+        """Take what all clients keep."""
+        for file, leaf in zip(self._files, jax.tree.leaves(kept), strict=True):
+            file.fill(leaf)
+
+    def whole(self) -> PyTree:
+        """Return what all clients keep, read when it is looked at."""
+        return self._tree([file.whole() for file in self._files])
+
+    def close(self) -> None:
+        """Give the room on the disk back."""
+        for file in self._files:
+            file.close()
+
+    def _tree(self, leaves: list) -> PyTree:
+        return jax.tree.unflatten(self._structure, leaves)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    """Raise before a run, and not in the midst of it, where a disk is too small."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidInputError(
+            f"{folder}: the states of all clients take {needed:,} bytes, and {free:,} "
+            "are free on its disk. Free some space, or choose another folder."
+        )

@@ -1,0 +1,236 @@
+"""The simulator with what clients keep on a disk: a round holds its own clients alone.
+
+Between two rounds the host writes what the clients of one keep and reads that of the
+next. Who takes part follows from the keys, so it is known before a round.
+"""
+
+import weakref
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import PyTree
+
+from fedbilevel._blocks import is_any
+from fedbilevel.algorithms import Phase, Phases
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem.stored_rows import StoredRows
+from fedbilevel.runtime import keys, program
+from fedbilevel.runtime.client_files import ClientFiles
+from fedbilevel.runtime.compilation import compiled
+from fedbilevel.runtime.contract import Advance, Found, Span
+from fedbilevel.runtime.driver import rounds_in_python
+from fedbilevel.runtime.exchange import start_kept, start_state
+from fedbilevel.runtime.job import Job, Kept, State, stages, start_server
+from fedbilevel.runtime.simulator import (
+    SimulatorRuntime,
+    evaluation,
+    first_failure,
+    is_brief,
+)
+
+__all__ = ["DiskSimulatorRuntime"]
+
+_NEVER = np.iinfo(np.int32).max  # rounds between two measurements
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """The server's state, and the files of what clients keep, which rounds change.
+
+    `columns` is what the program of the last round measured.
+    """
+
+    server: PyTree
+    files: ClientFiles
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class DiskSimulatorRuntime(SimulatorRuntime):
+    """The simulator for many clients of whom few take part, and which keep something.
+
+    What they keep is in files without names in `folder`, and gone with the run. Every
+    round reads and writes what its own clients keep, and the numbers are those of the
+    simulator. That is worth it only where the states of all clients do not fit into
+    the memory: the host does something between two rounds.
+    """
+
+    def __init__(
+        self, job: Job, folder: Path | str, clients_at_once: int | None = None
+    ) -> None:
+        _check_use(job)
+        super().__init__(job, clients_at_once)
+        self.folder = Path(folder)
+
+    def blank(self) -> State:
+        """Return the shapes of a state; there is no room for it."""
+        return eqx.filter_eval_shape(start_state, self.job)
+
+    def start(self) -> tuple[OnDisk, Found | None]:
+        """Return the state before round 0, after any setup phases."""
+        server, first, seconds = self._beginning()
+        self.compile_seconds += seconds
+        state = OnDisk(server, self._new_files(first))
+        if not self.job.algorithm.setup():
+            return state, None
+        asked, held = self._held(keys.SETUP, 0, state)
+        brief = is_brief(self.job)
+        run = self._compile(
+            program.setup, self._varying, held, donate=(1,), brief=brief
+        )
+        after, failure = run(self._fixed, self._varying, held)
+        state.files.write(asked, after.clients)
+        return OnDisk(after.server, state.files), first_failure(failure)
+
+    def advance(self, state: OnDisk, span: Span) -> Advance:
+        """Run some rounds, one after the other."""
+
+        def one_round(state: OnDisk, index: int) -> tuple[OnDisk, Found | None]:
+            asked, held = self._held(keys.ROUNDS, index, state)
+            run, arguments = self._rounds(held, self._alone(span, index))
+            after, (rows, used, failure, *_) = run(self._fixed, *arguments)
+            state.files.write(asked, after.clients)
+            new = {name: np.asarray(rows[name][0]) for name in rows if int(used)}
+            return OnDisk(after.server, state.files, new), first_failure(failure)
+
+        return rounds_in_python(span, state, one_round, self._measure)
+
+    def prepare(self, span: Span) -> None:
+        """Compile what `advance` will run, for `advance` to find or wait for."""
+        super().prepare(self._alone(span, span.start))
+
+    def fetch(self, state: OnDisk) -> State:
+        """Return the state; what clients keep is read when it is looked at."""
+        server = jax.tree.map(np.asarray, state.server)
+        return State(server, state.files.whole())
+
+    def load(self, state: State) -> OnDisk:
+        """Take a fetched state."""
+        _, first, seconds = self._beginning()
+        self.compile_seconds += seconds
+        files = self._new_files(first)
+        files.fill(state.clients)
+        return OnDisk(self._placed(state.server), files)
+
+    def _beginning(self) -> tuple[PyTree, Kept, float]:
+        """Return what the server carries, and a client keeps, before all exchanges.
+
+        Also return how long one waited for the compiler.
+        """
+        begin, seconds = compiled(_first, self.job, (), (), evaluation(), True)
+        server, kept = begin(self.job)
+        return self._placed(server), jax.tree.map(np.asarray, kept), seconds
+
+    def _new_files(self, first: Kept) -> ClientFiles:
+        files = ClientFiles(self.folder, first, self.job.clients)
+        # Programs hold on to what they read from, but nobody runs them then.
+        weakref.finalize(self, files.close)
+        return files
+
+    def _first_state(self) -> tuple[State, float]:
+        """Return a state of the shapes that a round has."""
+        server, first, seconds = self._beginning()
+        most = _most_asked(self.job, self.job.algorithm.phases())
+        kept = jax.tree.map(lambda row: np.broadcast_to(row, (most, *row.shape)), first)
+        return self._state(server, kept, np.arange(0), most), seconds
+
+    def _held(self, stage: int, index: int, state: OnDisk) -> tuple[list[int], State]:
+        """Return who is asked in a round, or in the setup, and the state with them."""
+        algorithm = self.job.algorithm
+        phases = algorithm.phases() if stage == keys.ROUNDS else algorithm.setup()
+        most, asked = _most_asked(self.job, phases), self._asked(stage, index)
+        # Places that are left over have somebody's state, too: no number is strange.
+        filled = np.concatenate([asked, np.full(most - len(asked), asked[0])])
+        held = self._state(state.server, state.files.read(filled), asked, most)
+        return asked.tolist(), held
+
+    def _alone(self, span: Span, index: int) -> Span:
+        """Return one round of a span, after which the host looks whether to go on.
+
+        Blocks that clients have of their own are measured when all are in their files.
+        """
+        if is_any(self.job.private):
+            never = np.zeros_like(span.limits)
+            span = replace(span, every=_NEVER, total=0, limits=never)
+        return replace(span, start=index, stop=index + 1, ends=False)
+
+    def _asked(self, stage: int, index: int) -> np.ndarray:
+        """Return who is asked in a round, or in the setup."""
+        arguments = (stage, jnp.asarray(index, jnp.int32))
+        run, seconds = compiled(
+            program.attending, self.job, arguments, (), evaluation()
+        )
+        self.compile_seconds += seconds
+        return np.flatnonzero(np.asarray(run(self.job, *arguments)))
+
+    def _state(
+        self, server: PyTree, kept: PyTree, asked: np.ndarray, most: int
+    ) -> State:
+        """Return a state on the devices with what some clients keep."""
+        # Of who is not there, and of nobody, the place is beyond the last.
+        places = np.full(self.job.clients + 1, most, np.int32)
+        places[asked] = np.arange(len(asked), dtype=np.int32)
+        return State(server, *self._placed((kept, None, places)))
+
+    def _measure(self, state: OnDisk, index: int) -> dict[str, np.ndarray]:
+        """Return what a round measured, or measure where clients have own blocks.
+
+        Those of all clients are read from their files then, some at a time.
+        """
+        if not is_any(self.job.private):
+            return state.columns
+        numbers = jnp.arange(self.job.clients, dtype=jnp.int32)
+        own = jax.tree.map(
+            lambda source: StoredRows(numbers, source), state.files.sources().own
+        )
+        whole = State(state.server, self._placed(Kept(None, own)))
+        run = self._compile(program.measure, self._varying, whole, donate=())
+        _, columns = run(self._fixed, self._varying, whole)
+        return {name: np.asarray(value) for name, value in columns.items()}
+
+    def _placed(self, tree: Any) -> Any:
+        return self.layout.place(jax.tree.map(jnp.asarray, tree), PartitionSpec())
+
+
+def _first(job: Job) -> tuple[PyTree, Kept]:
+    return start_server(job), start_kept(job)
+
+
+def _most_asked(job: Job, phases: Phases) -> int:
+    """Return how many clients are asked in a round, or in the setup, at most."""
+
+    def asked(entries: Phases) -> int:
+        return sum(
+            job.cohort(one) if isinstance(one, Phase) else one.times * asked(one.phases)
+            for one in entries
+        )
+
+    return min(job.clients, asked(phases))
+
+
+def _check_use(job: Job) -> None:
+    """Raise where states on a disk would take no less memory, or cannot be there."""
+    name = job.algorithm.title
+    if not jax.tree.leaves(eqx.filter_eval_shape(start_kept, job)):
+        raise InvalidInputError(
+            f"clients of `{name}` keep nothing between exchanges, so that there is "
+            "nothing to store. Leave out the folder of their states."
+        )
+    whole = [one.name for _, every in stages(job) for one in every if one.everyone]
+    if whole or job.participants == job.clients:
+        where = f"in '{whole[0]}'" if whole else "in every exchange"
+        raise InvalidInputError(
+            f"all clients of `{name}` take part {where}, so that the states of all are "
+            "needed at the same time. Let fewer take part (--participants), or leave "
+            "out the folder of their states."
+        )
+    if jax.process_count() > 1:
+        raise InvalidInputError(
+            "states of clients on a disk are for one process. Leave out their folder, "
+            "or run in one process."
+        )

@@ -35,7 +35,8 @@ def runs_once(function: Callable[..., T]) -> Callable[..., T]:
 @functools.cache
 def _program(function: Callable[..., T], level: int) -> Callable[..., T]:
     # When it is called, and not before: only then it is known where programs run.
-    return eqx.filter_jit(function, compiler_options=hurried(level))
+    options: Any = {"compiler_options": hurried(level)}
+    return eqx.filter_jit(function, **options)
 
 
 def _numbers(tree: PyTree) -> int:

@@ -35,7 +35,7 @@ class RowFile:
         self.shape, self.dtype = (rows, *row.shape), row.dtype
         self._folder, self._size = folder, row.nbytes
         with told_of(folder):
-            self._file = TemporaryFile(dir=folder)
+            self._file: Any = TemporaryFile(dir=folder)
             weakref.finalize(self, self._file.close)
             # A file of this length that was not written takes no room, and has zeros.
             self._file.truncate(rows * row.nbytes)

@@ -71,7 +71,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         """Return the shapes of a state; there is no room for it."""
         return eqx.filter_eval_shape(start_state, self.job)
 
-    def start(self) -> tuple[OnDisk, Found | None]:
+    def start(self) -> tuple[Any, Found | None]:
         """Return the state before round 0, after any setup phases."""
         server, first, seconds = self._beginning()
         self.compile_seconds += seconds
@@ -87,7 +87,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         state.files.write(asked, after.clients)
         return OnDisk(after.server, state.files), first_failure(failure)
 
-    def advance(self, state: OnDisk, span: Span) -> Advance:
+    def advance(self, state: Any, span: Span) -> Advance:
         """Run some rounds, one after the other."""
 
         def one_round(state: OnDisk, index: int) -> tuple[OnDisk, Found | None]:
@@ -104,12 +104,12 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         """Compile what `advance` will run, for `advance` to find or wait for."""
         super().prepare(self._alone(span, span.start))
 
-    def fetch(self, state: OnDisk) -> State:
+    def fetch(self, state: Any) -> State:
         """Return the state; what clients keep is read when it is looked at."""
         server = jax.tree.map(np.asarray, state.server)
         return State(server, state.files.whole())
 
-    def load(self, state: State) -> OnDisk:
+    def load(self, state: State) -> Any:
         """Take a fetched state."""
         _, first, seconds = self._beginning()
         self.compile_seconds += seconds

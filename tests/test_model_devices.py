@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -182,6 +183,11 @@ def test_without_anything_frozen_there_is_nothing_to_share():
         Problem(loss, loss, model_devices=2)
     with pytest.raises(InvalidInputError, match="model_devices=2: nothing .* frozen"):
         Experiment("quadratic", clients=2, model_devices=2).build()
+
+
+def test_a_runtime_of_one_device_is_refused():
+    with pytest.raises(InvalidInputError, match="reference has the whole model on one"):
+        replace(text_experiment(2), runtime="reference").check()
 
 
 def test_a_model_that_is_shared_is_not_made_on_one_of_its_devices(monkeypatch):

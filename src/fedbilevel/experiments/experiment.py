@@ -274,6 +274,11 @@ class Experiment:
         """Return what makes the runtime of a job."""
         if self.runtime not in _RUNTIMES:
             raise unknown_name("runtime", self.runtime, _RUNTIMES)
+        if self.model_devices != 1 and self.runtime != SimulatorRuntime.name:
+            raise InvalidInputError(
+                f"the runtime {self.runtime} has the whole model on one device. Leave "
+                "out --model-devices, or --runtime."
+            )
         if self.client_states is None:
             return _RUNTIMES[self.runtime]
         if self.runtime != DiskSimulatorRuntime.name:

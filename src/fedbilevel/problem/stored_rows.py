@@ -7,7 +7,7 @@ sees integers; a draw reads the rows it needs, and no others, from the file.
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -17,6 +17,7 @@ from jaxtyping import Array, Int, PyTree
 __all__ = ["Source", "StoredRows", "fetched", "sources", "stored"]
 
 
+@runtime_checkable
 class Readable(Protocol):
     """What rows are read from by their numbers: a mapped array, or the like of it."""
 

@@ -190,7 +190,7 @@ def test_an_experiment_takes_the_folder_and_may_go_on_without(tmp_path):
     assert Experiment.load(tmp_path / "run").client_states == states
     more = plain.run(tmp_path / "run", resume=True)
     whole = plain.run()
-    # Two programs: here the compiler orders some sums another way in one of them.
+    # Programs of a round and of many differ by a unit in the last place here.
     for name, leaf in whole.point.items():
         np.testing.assert_allclose(more.point[name], leaf, rtol=1e-14)
     np.testing.assert_allclose(

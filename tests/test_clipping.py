@@ -121,7 +121,7 @@ def runs_each_phase_once(case) -> bool:
     return not compresses and all(isinstance(one, Phase) for one in every)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @of_structures(runs_each_phase_once)
 def test_a_first_round_only_measures(case):
     """There it is the method itself, of any structure; bounds are known after it."""

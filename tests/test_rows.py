@@ -171,7 +171,7 @@ def moves_alone(case) -> bool:
     return moves(case) and isinstance(server, Iterate) and alone
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @of_structures(moves)
 def test_steps_of_length_one_are_the_method_itself(case):
     """On the server, and on clients where a local step can stand alone: one program."""

@@ -58,7 +58,7 @@ def shorter(algorithm):
     return jax.tree.map(lambda leaf: 0.9 * leaf, algorithm)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @STRUCTURES
 def test_simulator_is_reference_for_all_clients(case):
     assert_simulator_is_reference(case, 3, "float64", 1e-12)
@@ -111,7 +111,7 @@ def assert_devices_do_not_matter(job, monkeypatch):
     assert_close(here.columns, there.columns, 1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @DEMANDING
 def test_clients_may_be_reordered_with_their_names(case, monkeypatch):
     order, data = jnp.asarray([2, 0, 1]), data_for(case, 3)

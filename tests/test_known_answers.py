@@ -24,7 +24,7 @@ from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute, keys
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
-from tests.cases import EVERY, quadratic_data, quadratic_job
+from tests.cases import quadratic_data, quadratic_job, structures_first
 
 
 def two_client_job(algorithm, *, pools: bool = False) -> Job:
@@ -41,7 +41,7 @@ def two_client_job(algorithm, *, pools: bool = False) -> Job:
 
 
 @pytest.mark.slow
-@EVERY
+@structures_first()
 def test_two_clients_end_where_their_question_leads(case):
     """The shared y has x = 1, own y have 24/29, averaged inverses end at 8/7."""
     task = tasks.find("two-client")()

@@ -222,7 +222,7 @@ SAFE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SAFE)
 def test_two_clients_that_differ_end_where_one_machine_would(name):
     """T2 without noise, every step averaged: x = 1 for all that keep a z."""

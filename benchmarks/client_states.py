@@ -16,40 +16,20 @@ import time
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from benchmarks.growth import NEVER, Size, cpu, make_data, peak_gib
+from benchmarks.growth import NEVER, Size, cpu, make_data, make_job, peak_gib
 
 from fedbilevel import configure
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import (
     DiskSimulatorRuntime,
-    Job,
-    Sampling,
     SimulatorRuntime,
     Stopping,
 )
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.stopping import Rule, Track
-from fedbilevel.tasks import regularization
 
 KINDS = ("memory", "disk")
-
-
-def make_job(size: Size) -> Job:
-    algorithm = LocalBSGVRM.effective(
-        Neumann(size.factors, 0.1),
-        upper_step=0.1,
-        lower_step=0.1,
-        upper_weight=0.1,
-        lower_weight=0.1,
-        local_steps=size.local_steps,
-    )
-    start = (jnp.full(size.features, -5.0), jnp.zeros((size.classes, size.features)))
-    sampling = Sampling(size.batch, size.participants)
-    problem = regularization.make().problem
-    return Job.of(algorithm, problem, make_data(size), *start, sampling=sampling)
 
 
 def resident_gib() -> float:
@@ -62,7 +42,8 @@ def resident_gib() -> float:
 def run(kind: str, size: Size, folder: str) -> None:
     """Run some rounds, and print what they took."""
     disk = partial(DiskSimulatorRuntime, folder=folder)
-    job, make = make_job(size), disk if kind == "disk" else SimulatorRuntime
+    job = make_job(size, make_data(size), LocalBSGVRM)
+    make = disk if kind == "disk" else SimulatorRuntime
     before, last = resident_gib(), np.asarray([NEVER], np.int32)
     runtime = make(job)
     state, _ = runtime.start()

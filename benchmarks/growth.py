@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +90,8 @@ def make_data(size: Size) -> ClientData:
     return ClientData.from_clients(level(), level())
 
 
-def make_job(size: Size, data: ClientData) -> Job:
-    algorithm = LocalBSGM.effective(
+def make_job(size: Size, data: ClientData, method: Any = LocalBSGM) -> Job:
+    algorithm = method.effective(
         Neumann(size.factors, 0.1),
         upper_step=0.1,
         lower_step=0.1,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from fedbilevel.algorithms import Each, ServerTurn
+from fedbilevel.algorithms import ServerTurn
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
@@ -76,8 +76,7 @@ class Question:
     @functools.cached_property
     def apart(self) -> bool:
         """Whether each client is sent something of its own."""
-        nodes = jax.tree.leaves(self.sent, is_leaf=_is_each)
-        return any(_is_each(node) for node in nodes)
+        return not all(common_leaves(self.sent))
 
     def place(self, client: int) -> int:
         """Return whose message a client gets: that of its place, or the common one."""
@@ -111,10 +110,6 @@ class Question:
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
         """Flag the places of those whose reply was taken."""
         return jnp.asarray([client in taken for client in self.asked])
-
-
-def _is_each(node: Any) -> bool:
-    return isinstance(node, Each)
 
 
 class Exchanges:

@@ -1,6 +1,6 @@
 """Do corrupted sources lose their weight? The table of docs/reweighting.md.
 
-    python benchmarks/reweighting.py rows.jsonl [--rounds 240] [--seeds 8]
+    python benchmarks/reweighting.py rows.jsonl [--rounds 480] [--seeds 8]
     python benchmarks/reweighting.py rows.jsonl --table    # what the file holds
 
 Generated texts of four sources at 8 sites, two of them corrupted. Every method reads as
@@ -177,7 +177,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path, help="a line of JSON is added for each row")
     parser.add_argument("--table", action="store_true", help="only show the file")
-    parser.add_argument("--rounds", type=int, default=240)
+    parser.add_argument("--rounds", type=int, default=480)
     parser.add_argument("--seeds", type=int, default=8)
     return parser.parse_args()
 

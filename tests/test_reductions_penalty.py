@@ -1,5 +1,6 @@
 """What is known of methods without a Hessian: limits, degenerate cases, refusals."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -232,6 +233,28 @@ def test_a_nu_that_leaves_no_minimum_is_refused(nu, degree, largest):
         two_client_job(algorithm)
     two_client_job(replace(algorithm, nu=jnp.asarray(0.9 * float(largest))))
     two_client_job(replace(algorithm, degree=1))
+
+
+@pytest.mark.parametrize(
+    ("bend", "outcome"),
+    [
+        (-0.02, pytest.raises(InvalidInputError, match="g curves by -0.0.* Use degree 1")),
+        (-0.3, nullcontext()),
+    ],
+)
+def test_nu_is_not_judged_by_a_lower_level_that_is_no_valley(bend, outcome):
+    """Two wells: g curves by `bend` at y = 0, and f by 1, of which nu takes 0.1."""
+
+    def upper(x, y, rows):
+        return jnp.mean(rows) * jnp.sum((y - x) ** 2) / 2
+
+    def lower(x, y, rows):
+        return jnp.mean(rows) * jnp.sum(bend * y**2 / 2 + y**4 / 4) + jnp.sum(x * y)
+
+    data = ClientData.from_clients([np.ones(3)] * 2, [np.ones(3)] * 2)
+    algorithm = FedF2SA(0.1, 0.1, 0.1, local_steps=1, degree=2)
+    with outcome:
+        Job.of(algorithm, Problem(upper, lower), data, jnp.zeros(2), jnp.zeros(2))
 
 
 def test_nu_is_weighed_where_a_run_measures_steps_too():

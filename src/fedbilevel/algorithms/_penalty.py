@@ -184,13 +184,18 @@ def check_nu(algorithm: Any) -> None:
 
 
 def check_balance(algorithm: Any, nu: Any, curvatures: Balance) -> None:
-    """Raise if a copy with j < 0 has no minimum: f curves too much against g."""
+    """Raise if a copy with j < 0 has no minimum: f curves too much against g.
+
+    Where g alone falls away by more than f would take, as that of a network may at its
+    start, it is no valley to begin with, and nothing about nu follows from it.
+    """
     times = scheme_of(algorithm).subtracted
     if times == 0 or not is_known(nu):
         return
     factor = times * float(nu)
     above, below = curvatures(factor)
-    if below > (1 - _ROUNDING) * factor * above:
+    is_valley = below >= -factor * above
+    if below > (1 - _ROUNDING) * factor * above or not is_valley:
         return
     smaller = f"nu below {below / (times * above):.2g}, or " if below > 0 else ""
     raise InvalidInputError(

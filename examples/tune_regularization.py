@@ -25,8 +25,8 @@ def main() -> None:
         "per feature above, tuned on validation rows that never leave their client.\n"
     )
     plans = {
-        "FedBiOAcc": Experiment("regularization", "fedbioacc", clients=8),
-        "no tuning": Experiment("regularization", "fedavg", clients=8),
+        "FedBiOAcc": Experiment("regularization", "fedbioacc", clients=8, rounds=100),
+        "no tuning": Experiment("regularization", "fedavg", clients=8, rounds=100),
     }
     results = {}
     for name, plan in plans.items():

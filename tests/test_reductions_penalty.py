@@ -238,7 +238,7 @@ def test_a_nu_that_leaves_no_minimum_is_refused(nu, degree, largest):
 @pytest.mark.parametrize(
     ("bend", "outcome"),
     [
-        (-0.02, pytest.raises(InvalidInputError, match="g curves by -0.0.* Use degree 1")),
+        (-0.02, pytest.raises(InvalidInputError, match="by -0.0.* Use degree 1")),
         (-0.3, nullcontext()),
     ],
 )

@@ -27,6 +27,7 @@ from fedbilevel.errors import (
     NonFiniteError,
 )
 from fedbilevel.experiments import Experiment
+from fedbilevel.saved import read_saved
 from fedbilevel.tracking import check_tracking, tracker
 from tests.test_result import PROBLEM, START, rows_of, run, tiny
 
@@ -281,6 +282,15 @@ def test_a_folder_of_the_command_is_resumed_by_it(tmp_path):
     Experiment("quadratic").save(tmp_path)
     with pytest.raises(CheckpointError, match=f"`fedbilevel resume {tmp_path}`"):
         run(keeping=fb.Keeping(tmp_path))
+
+
+def test_a_folder_may_be_given_by_its_name(tmp_path):
+    name = str(tmp_path / "run")
+    experiment = Experiment("two-client", rounds=2)
+    result = experiment.run(name)
+    assert Experiment.load(name) == experiment
+    (saved,) = read_saved(name).results[result.algorithm]
+    assert saved.final == result.final
 
 
 def test_a_comparison_of_python_is_resumed_as_a_whole(tmp_path):

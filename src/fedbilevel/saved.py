@@ -97,8 +97,9 @@ def find_saved(folder: Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def read_saved(folder: Path) -> Saved:
+def read_saved(folder: Path | str) -> Saved:
     """Read all there is, or say in a sentence why there is nothing."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give that of a run.")
     if (folder / COMPARISON).is_file() or _is_comparison(folder):

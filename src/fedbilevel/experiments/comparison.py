@@ -41,7 +41,7 @@ def compare(
     seeds: int,
     *,
     tuning: Tuning | None = None,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     resume: bool = False,
     about: Callable[[str], None] = lambda name: None,
     watch: Watch | None = None,
@@ -65,6 +65,7 @@ def compare(
         "seeds": seeds,
         "tuning": None if tuning is None else asdict(tuning),
     }
+    folder = None if folder is None else Path(folder)
     if folder is not None:
         _check_folder(folder, resume, settings)
     entries = _entries(names)

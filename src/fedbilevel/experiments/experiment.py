@@ -131,7 +131,7 @@ class Experiment:
 
     def run(
         self,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         *,
         resume: bool = False,
         watch: Watch | None = None,
@@ -154,6 +154,7 @@ class Experiment:
         about("checking", _told(job))
         checkpoints = None
         if folder is not None:
+            folder = Path(folder)
             mesh.on_first(lambda: open_folder(folder, resume))
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
             checkpoints = Checkpoints(folder, *every)
@@ -373,8 +374,9 @@ class Experiment:
         return usual | dict.fromkeys(measured, "auto") | shares
 
     @staticmethod
-    def load(folder: Path) -> "Experiment":
+    def load(folder: Path | str) -> "Experiment":
         """Read the experiment of a run folder."""
+        folder = Path(folder)
         path = folder / EXPERIMENT
         if not path.exists():
             raise CheckpointError(

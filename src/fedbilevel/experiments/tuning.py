@@ -65,7 +65,7 @@ def tune(
     experiment: Experiment,
     tuning: Tuning | None = None,
     *,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     watch: Watch | None = None,
 ) -> NamedTuned:
     """Search options of an experiment's algorithm.
@@ -76,6 +76,7 @@ def tune(
     """
     asked = tuning or Tuning()
     settings = {"experiment": asdict(experiment), "tuning": asdict(asked)}
+    folder = None if folder is None else Path(folder)
     if folder is not None:
         _check_folder(folder, settings)
     experiment.check()

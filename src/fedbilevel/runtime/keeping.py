@@ -24,7 +24,7 @@ class Checkpoints(eqx.Module):
     `part_of` is the folder of the study that the run is a part of.
     """
 
-    folder: Path
+    folder: Path = eqx.field(converter=Path)
     every_rounds: int | None = None
     every_seconds: float | None = None
     part_of: Path | None = None

@@ -55,6 +55,12 @@ def client_rows(task, client, level):
     return {name: np.asarray(leaf)[client, :size] for name, leaf in rows.items()}
 
 
+def rows_for_testing(task):
+    """Return features and labels of the tested rows, without the padding."""
+    held = (task.metrics.features, task.metrics.label)
+    return [np.asarray(rows)[: task.metrics.size] for rows in held]
+
+
 def both_losses(task, x, y, client=1):
     """Return f_k and g_k over all rows, as a run would measure them."""
     oracle = Oracle(task.problem, task.data, client)
@@ -230,7 +236,7 @@ def test_both_levels_and_only_they_have_the_tail(images):
     ]
     label = np.concatenate([rows["label"] for rows in held])
     assert np.bincount(label).tolist() == [30, 10, 4]
-    assert np.bincount(task.metrics.label).tolist() == [10, 10, 10]
+    assert np.bincount(rows_for_testing(task)[1]).tolist() == [10, 10, 10]
 
 
 def test_corruption_is_exact_wrong_and_drawn_once():
@@ -361,8 +367,9 @@ def test_regularization_has_the_rows_it_always_had(name):
             found = client_rows(task, client, level)
             np.testing.assert_array_equal(found["features"], features[part])
             np.testing.assert_array_equal(found["label"], label[part])
-    np.testing.assert_array_equal(task.metrics.features, features[test])
-    np.testing.assert_array_equal(task.metrics.label, label[test])
+    found_features, found_label = rows_for_testing(task)
+    np.testing.assert_array_equal(found_features, features[test])
+    np.testing.assert_array_equal(found_label, label[test])
     assert (task.recommended["upper_step"], task.recommended["rounds"]) == ("20", "200")
 
 
@@ -380,7 +387,8 @@ def test_many_test_rows_are_scored_in_parts():
     features = jnp.asarray(draw.normal(size=(1203, 4)))
     label = jnp.asarray(draw.integers(0, 3, 1203), jnp.int32)
     W = jnp.asarray(draw.normal(size=(3, 4)))
-    held = _labeled.HeldOut(features, label, lambda x, y, rows: rows @ y.T)
+    size = jnp.asarray(1203, jnp.int32)
+    held = _labeled.HeldOut(features, label, size, lambda x, y, rows: rows @ y.T)
     np.testing.assert_allclose(held.all_scores(None, W), features @ W.T, rtol=1e-12)
 
 
@@ -391,8 +399,9 @@ def test_images_stay_bytes_and_the_official_test_part_is_used(name, images):
         assert rows["features"].dtype == jnp.uint8
         assert rows["features"].shape[2:] == (4, 5)
     with np.load(images) as file:
-        np.testing.assert_array_equal(task.metrics.features, file["test_features"])
-        np.testing.assert_array_equal(task.metrics.label, file["test_label"])
+        found_features, found_label = rows_for_testing(task)
+        np.testing.assert_array_equal(found_features, file["test_features"])
+        np.testing.assert_array_equal(found_label, file["test_label"])
     assert all(np.isfinite(v) for v in task.metrics(task.x, task.y).values())
 
 
@@ -409,8 +418,8 @@ def test_every_row_is_held_once_and_levels_share_no_row(scheme, tmp_path):
         assert all(len(one) > 0 for one in rows)
         found[level] = np.concatenate(rows)
     assert abs(len(found["lower"]) - 40) <= 5
-    tested = np.asarray(task.metrics.features)[:, 0]
-    everyone = np.concatenate([found["lower"], found["upper"], tested])
+    left = rows_for_testing(task)[0][:, 0]
+    everyone = np.concatenate([found["lower"], found["upper"], left])
     assert len(np.unique(everyone)) == len(everyone) == 100
 
 
@@ -427,7 +436,7 @@ def test_rows_limit_what_is_taken():
     task = make("regularization", 2, rows=100)
     sizes = (task.data.lower_sizes.sum(), task.data.upper_sizes.sum())
     assert [int(size) for size in sizes] == [20, 60]
-    assert len(task.metrics.label) == 20
+    assert len(rows_for_testing(task)[1]) == 20
 
 
 @pytest.mark.parametrize(

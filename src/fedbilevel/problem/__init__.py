@@ -9,6 +9,8 @@ from fedbilevel.problem.data import ClientData as ClientData
 from fedbilevel.problem.data import Data as Data
 from fedbilevel.problem.data import PooledData as PooledData
 from fedbilevel.problem.data import as_weights as as_weights
+from fedbilevel.problem.data import padded as padded
+from fedbilevel.problem.data import padded_count as padded_count
 from fedbilevel.problem.losses import Batch as Batch
 from fedbilevel.problem.losses import Problem as Problem
 from fedbilevel.problem.oracle import Oracle as Oracle

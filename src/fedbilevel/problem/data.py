@@ -15,7 +15,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["ClientData", "Data", "PooledData", "as_weights"]
+__all__ = ["ClientData", "Data", "PooledData", "as_weights", "padded", "padded_count"]
 
 Client: TypeAlias = Int[Array, ""] | int
 Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
@@ -25,9 +25,9 @@ class ClientData(eqx.Module):
     """Upper and lower samples per client, of unequal sizes, with client weights.
 
     Leaves of `upper` and `lower` are `(clients, rows, ...)`. Rows past a client's size,
-    in `upper_sizes` and `lower_sizes`, are padding: they keep the stack rectangular and
-    are never read. `weights` are what clients count in means. Usually made by
-    `ClientData.from_clients`.
+    in `upper_sizes` and `lower_sizes`, are padding: they keep the stack rectangular,
+    and of few shapes (`padded_count`), and are never read. `weights` are what clients
+    count in means. Usually made by `ClientData.from_clients`.
     """
 
     travels: ClassVar[bool] = True
@@ -192,6 +192,25 @@ def _weighted(
     return (whose, index), each
 
 
+def padded_count(rows: int) -> int:
+    """Return how many rows are held where so many are to be: one of few numbers.
+
+    A program is compiled for the shapes of its data. There are eight numbers from one
+    power of two to the next, so that one program serves data that grow or shrink a
+    little, and at most an eighth of what is held is padding. Below 16 all are exact.
+    """
+    step = 1 << max(rows.bit_length() - 4, 0)
+    return -(-rows // step) * step
+
+
+def padded(array: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Return an array with zeros after its rows, as many as `padded_count` says."""
+    rows = array.shape[axis]
+    after = [(0, 0)] * array.ndim
+    after[axis] = (0, padded_count(rows) - rows)
+    return np.pad(array, after)
+
+
 def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
     """Return the weights of clients, all 1 if there are none given."""
     given = np.ones(clients) if weights is None else np.asarray(weights, float)
@@ -216,8 +235,8 @@ def _stack(trees: Sequence[PyTree], level: str) -> tuple[Rows, Array]:
         alike = structures[k] == structures[0]
         if not alike or [leaf.shape[1:] for leaf in own] != wanted:
             raise _unlike(trees[k], trees[0], level, k)
-    names, most = _tree.leaf_names(trees[0]), max(sizes)
-    stacks = [_filled(column, most) for column in zip(*arrays, strict=True)]
+    names, held = _tree.leaf_names(trees[0]), padded_count(max(sizes))
+    stacks = [_filled(column, held) for column in zip(*arrays, strict=True)]
     for name, stack in zip(names, stacks, strict=True):
         _check_finite(stack, name, level)
     rows = jax.tree.unflatten(structures[0], [_on_device(stack) for stack in stacks])

@@ -9,8 +9,10 @@ counts once per point. Totals are over all participants.
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +27,7 @@ from fedbilevel.algorithms import (
     every_phase,
 )
 from fedbilevel.channels import Channel, count_blocks
+from fedbilevel.problem import ClientData, Data, PooledData
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
@@ -259,19 +262,37 @@ def _trace(
     turn = server_turn(job, where, index, ids, present)
     calls: Counter[str] = Counter()
 
-    def local(server: PyTree):
+    def local(server: PyTree, data: Data):
         memory = job.algorithm.init_client(job.x, job.y)
         message = for_place(phase.message(server, turn), 0)
         mine = keys.client_turn(job.key, where, 0, index)
-        return phase.local(message, memory, job.oracle(0), mine)[1]
+        oracle = replace(job.oracle(0), data=data)
+        return phase.local(message, memory, oracle, mine)[1]
 
-    traced, reply = jax.make_jaxpr(local, return_shape=True)(server)
+    traced, reply = jax.make_jaxpr(local, return_shape=True)(server, _real(job.data))
     _walk_program(traced.jaxpr, 1, job, calls)
     public, reply = job.public(server), job.public(reply)
     down = _sent_leaves(link, public, turn)
     replaced = _replaced_leaves(link, public, reply, turn)
     up = _weigh_coded(job.channel, reply)
     return ExchangeCost(calls, down, up, replaced, count_blocks(reply))
+
+
+def _real(data: Data) -> Data:
+    """Return the shapes of data whose largest client has no padding: it is no cost."""
+    sizes = (data.upper_sizes, data.lower_sizes)
+    most = [int(np.asarray(one).max()) for one in sizes]
+
+    def cut(parts: ClientData) -> ClientData:
+        upper, lower = (
+            jax.tree.map(lambda leaf, rows=rows: leaf[:, :rows], level)
+            for level, rows in zip((parts.upper, parts.lower), most, strict=True)
+        )
+        return replace(parts, upper=upper, lower=lower)
+
+    if isinstance(data, PooledData):
+        return PooledData(eqx.filter_eval_shape(cut, data.parts))
+    return eqx.filter_eval_shape(cut, data)
 
 
 def _sent_leaves(link: Link, public: PyTree, turn: ServerTurn) -> list[tuple]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from fedbilevel.problem import ClientData, Data, PooledData
+from fedbilevel.problem import ClientData, Data, PooledData, padded_count
 from fedbilevel.runtime import Job, State
 from fedbilevel.runtime.exchange import client_scalars
 
@@ -52,7 +52,7 @@ def held_out(data: Data, first: int = 0) -> tuple[Data, Data | None]:
 
 def _with_upper(data: ClientData, order: np.ndarray, sizes: np.ndarray) -> ClientData:
     """Return data with these of the upper rows; who has none counts for nothing."""
-    order = order[:, : sizes.max()]
+    order = order[:, : padded_count(int(sizes.max()))]
     whose = np.arange(len(sizes))[:, None]
     return replace(
         data,

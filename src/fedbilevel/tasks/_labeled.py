@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from fedbilevel._types import Lower, Rows, Scalar, Upper
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.problem import padded
 
 __all__ = [
     "CrossEntropy",
@@ -28,6 +29,9 @@ __all__ = [
     "check_positive",
     "cross_entropies",
     "cross_entropy",
+    "held_array",
+    "is_right",
+    "mean_of_first",
     "pixel_scaling",
 ]
 
@@ -107,34 +111,49 @@ class Improbability:
         return jnp.mean(1 - jnp.exp(-losses))
 
 
-def _right(scores: Array, label: Array) -> Array:
+def is_right(scores: Array, label: Array) -> Array:
+    """Return 1 for each row whose label has the highest score, else 0."""
     guess = jnp.argmax(scores, axis=1).astype(label.dtype)
     return (guess == label).astype(scores.dtype)
 
 
 def accuracy(scores: Array, label: Array) -> Array:
     """Return the share of rows whose label has the highest score."""
-    return jnp.mean(_right(scores, label))
+    return jnp.mean(is_right(scores, label))
 
 
 def balanced_accuracy(scores: Array, label: Array) -> Array:
-    """Return the mean over classes of the accuracy on the class."""
+    """Return the mean over classes of the accuracy on the class; -1 is of none."""
     member = jax.nn.one_hot(label, scores.shape[1], dtype=scores.dtype)
     sizes = jnp.sum(member, axis=0)
-    of_class = _right(scores, label) @ member / jnp.maximum(sizes, 1)
+    of_class = is_right(scores, label) @ member / jnp.maximum(sizes, 1)
     return jnp.sum(of_class) / jnp.sum((sizes > 0).astype(scores.dtype))
 
 
-def held_array(array: Any, kind: Any) -> Array:
-    """Return a copy of rows for JAX, without a program of it to compile."""
-    return jax.device_put(np.array(array, jax.dtypes.canonicalize_dtype(kind)))
+def held_array(array: Any, kind: Any, axis: int = 0) -> Array:
+    """Return a copy of rows for JAX, without a program of it to compile.
+
+    It is padded along the axis of rows: how many are real is to be kept beside.
+    """
+    rows = np.asarray(array, jax.dtypes.canonicalize_dtype(kind))
+    return jax.device_put(padded(rows, axis))
+
+
+def mean_of_first(values: Float[Array, "... rows"], size: Int[Array, ""]) -> Array:
+    """Return the mean over the first rows, along the last axis; the others pad."""
+    real = jnp.arange(values.shape[-1], dtype=size.dtype) < size
+    return jnp.sum(jnp.where(real, values, 0), axis=-1) / size.astype(values.dtype)
 
 
 class HeldOut(eqx.Module):
-    """Loss and accuracy on rows that no client has, by `scores(x, y, features)`."""
+    """Loss and accuracy on rows that no client has, by `scores(x, y, features)`.
+
+    Rows past `size` are padding, and count for nothing.
+    """
 
     features: Array
     label: Int[Array, " rows"]
+    size: Int[Array, ""]
     scores: Callable[[Upper, Lower, Array], Array] = eqx.field(static=True)
 
     @classmethod
@@ -143,7 +162,8 @@ class HeldOut(eqx.Module):
         features = test.features
         kind = features.dtype if features.dtype == np.uint8 else float
         label = held_array(test.label, test.label.dtype)
-        return cls(held_array(features, kind), label, scores)
+        size = jax.device_put(np.int32(len(test.label)))
+        return cls(held_array(features, kind), label, size, scores)
 
     def all_scores(self, x: Upper, y: Lower) -> Array:
         """Return the scores of all rows, computed some rows at a time."""
@@ -155,12 +175,17 @@ class HeldOut(eqx.Module):
             batch_size=_AT_ONCE,
         )
 
+    def accuracy(self, scores: Array) -> Array:
+        """Return the share of rows whose label has the highest score."""
+        return mean_of_first(is_right(scores, self.label), self.size)
+
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return loss, accuracy and its complement, which is better when lower."""
         scores = self.all_scores(x, y)
-        right = accuracy(scores, self.label)
+        right = self.accuracy(scores)
+        losses = cross_entropies(scores, self.label)
         return {
-            "test_loss": cross_entropy(scores, self.label),
+            "test_loss": mean_of_first(losses, self.size),
             "test_accuracy": right,
             # Rounded, a mean of ones may be more than 1.
             "test_error": jnp.maximum(1 - right, 0),
@@ -182,13 +207,16 @@ class SquaredError:
 class HeldOutNumbers(eqx.Module):
     """Errors of predicted numbers on rows that no client has.
 
-    `spread` is what the numbers were divided by, so that errors are in their units.
+    `spread` is what the numbers were divided by, so that errors are in their units: an
+    array, as it differs from table to table, which one program serves. Rows past `size`
+    are padding.
     """
 
     features: Array
     label: Float[Array, " rows"]
+    size: Int[Array, ""]
+    spread: Float[Array, ""]
     scores: Callable[[Upper, Lower, Array], Array] = eqx.field(static=True)
-    spread: float = eqx.field(static=True)
 
     @classmethod
     def of(
@@ -196,15 +224,18 @@ class HeldOutNumbers(eqx.Module):
     ) -> Self:
         """Hold rows for testing."""
         features, label = (held_array(a, float) for a in (test.features, test.label))
-        return cls(features, label, scores, spread)
+        size = jax.device_put(np.int32(len(test.label)))
+        unit = jax.device_put(label.dtype.type(spread))
+        return cls(features, label, size, unit, scores)
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return the root of the mean squared error, and the share of variance told."""
         error = self.scores(x, y, self.features)[:, 0] - self.label
-        left = jnp.mean(error**2)
+        left = mean_of_first(error**2, self.size)
+        apart = self.label - mean_of_first(self.label, self.size)
         return {
             "test_root_mean_squared_error": self.spread * jnp.sqrt(left),
-            "test_explained_variance": 1 - left / jnp.var(self.label),
+            "test_explained_variance": 1 - left / mean_of_first(apart**2, self.size),
         }
 
 

@@ -36,7 +36,13 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import MEASURED_BELOW, Task
-from fedbilevel.tasks._labeled import accuracy, cross_entropy
+from fedbilevel.tasks._labeled import (
+    cross_entropies,
+    cross_entropy,
+    held_array,
+    is_right,
+    mean_of_first,
+)
 from fedbilevel.tasks._rows import (
     PartitionText,
     RowLimit,
@@ -95,14 +101,20 @@ class _HeldOutImages(eqx.Module):
 
     image: Float[Array, "rows pixels"]
     label: Int[Array, " rows"]
+    size: Int[Array, ""]
+
+    def accuracy(self, scores: Array) -> Array:
+        """Return the share of images whose label has the highest score."""
+        return mean_of_first(is_right(scores, self.label), self.size)
 
     def __call__(self, x: Array, y: Network) -> dict[str, Array]:
         """Return loss and accuracy, and the index of an operation for each edge."""
         scores = mixed_scores(x, y, self.image)
+        losses = cross_entropies(scores, self.label)
         best = jnp.argmax(x, axis=1).astype(x.dtype)
         return {
-            "test_loss": cross_entropy(scores, self.label),
-            "test_accuracy": accuracy(scores, self.label),
+            "test_loss": mean_of_first(losses, self.size),
+            "test_accuracy": self.accuracy(scores),
             **{f"operation_{place}": best[place] for place in range(EDGES)},
         }
 
@@ -130,7 +142,7 @@ def retrained_accuracy(
     names = tuple(choice)
     classes = len(task.classes)
     trained = _train(names, steps, classes, _pooled(task.data), jr.key(seed))
-    return float(accuracy(single_scores(names, trained, test.image), test.label))
+    return float(test.accuracy(single_scores(names, trained, test.image)))
 
 
 def _pooled(data: ClientData) -> Rows:
@@ -284,7 +296,8 @@ def make(
         [{"image": one["features"], "label": one["label"]} for one in part]
         for part in (dealt.upper, dealt.lower)
     )
-    test = jnp.asarray(pool.test.features, dtype=float), jnp.asarray(pool.test.label)
+    image, label = pool.test.features, pool.test.label
+    test = held_array(image, float), held_array(label, label.dtype)
     made, pixels = pool.preparation, pool.pixels
     shape = pixels.shape if pixels else (len(made.feature_names) if made else 0,)
     return Task(
@@ -292,7 +305,7 @@ def make(
         ClientData.from_clients(upper, lower),
         jnp.zeros((EDGES, len(OPERATIONS))),
         Network(jr.key(split), pool.classes),
-        _HeldOutImages(*test),
+        _HeldOutImages(*test, jax.device_put(np.int32(len(label)))),
         headline="test_loss",
         recommended=_RECOMMENDED,
         convex=False,

@@ -31,8 +31,9 @@ from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Dense, Layer, Multiply
-from fedbilevel.problem import ClientData, Problem
+from fedbilevel.problem import ClientData, Problem, padded
 from fedbilevel.tasks._base import MEASURED, Task
+from fedbilevel.tasks._labeled import held_array, mean_of_first
 from fedbilevel.tasks._rows import (
     Dealt,
     PartitionText,
@@ -78,7 +79,8 @@ def _lower(x: Array, y: Array, rows: Rows) -> Array:
 
 def _upper(x: Array, y: Array, rows: Rows) -> Array:
     del x
-    groups = jnp.mean(_losses(y, rows["features"], rows["label"]), axis=-1)
+    losses = _losses(y, rows["features"], rows["label"])
+    groups = jax.vmap(mean_of_first)(losses, rows["size"])
     gap = (groups[:, 0] - groups[:, 1]) ** 2
     return jnp.mean(jnp.mean(groups, axis=-1) + rows["strength"] * gap)
 
@@ -87,15 +89,19 @@ PROBLEM = Problem(_upper, _lower)
 
 
 class _TestMetrics(eqx.Module):
-    """Losses and accuracies of both groups on rows that no client has."""
+    """Losses and accuracies of both groups on rows that no client has.
+
+    Rows past `size` are padding.
+    """
 
     features: Float[Array, "2 rows features"]
     label: Int[Array, "2 rows"]
+    size: Int[Array, ""]
 
     def __call__(self, x: Array, y: Array) -> dict[str, Array]:
-        losses = jnp.mean(_losses(y, self.features, self.label), axis=1)
+        losses = mean_of_first(_losses(y, self.features, self.label), self.size)
         right = (self.features @ y > 0) == (self.label > 0)
-        accuracy = jnp.mean(right.astype(y.dtype), axis=1)
+        accuracy = mean_of_first(right.astype(y.dtype), self.size)
         return {
             "worst_group_loss": jnp.max(losses),
             "loss_gap": jnp.max(losses) - jnp.min(losses),
@@ -257,20 +263,28 @@ def _built_in(
         )
     positions = np.linspace(-1, 1, clients) if clients > 1 else np.zeros(1)
     shares = minority * (1 + spread * positions)
-    rows = ClientData.from_clients(
-        _panels(panels, clients, strength), _training_rows(training, shares)
-    )
-    return _task(rows, test)
+    judges = _panels(panels, clients, strength)
+    return _task(judges, _training_rows(training, shares), test)
 
 
-def _task(rows: ClientData, test: list[_Group], **about: Any) -> Task:
+def _padded_panel(panel: Rows) -> Rows:
+    """Return a panel of one of few shapes, and how many rows of a group are real."""
+    size = panel["label"].shape[-1]
+    held = {name: padded(panel[name], axis=2) for name in ("features", "label")}
+    return {**panel, **held, "size": np.full(1, size, np.int32)}
+
+
+def _task(
+    panels: list[Rows], training: list[Rows], test: list[_Group], **about: Any
+) -> Task:
     features, label = (np.stack(columns) for columns in zip(*test, strict=True))
+    held = held_array(features, float, axis=1), held_array(label, label.dtype, axis=1)
     return Task(
         PROBLEM,
-        rows,
+        ClientData.from_clients([_padded_panel(one) for one in panels], training),
         jnp.zeros(2),
         jnp.zeros(features.shape[-1]),
-        _TestMetrics(jnp.asarray(features, dtype=float), jnp.asarray(label)),
+        _TestMetrics(*held, jax.device_put(np.int32(label.shape[1]))),
         headline="worst_group_loss",
         recommended=_RECOMMENDED,
         **about,
@@ -331,7 +345,7 @@ def _own_task(
     told = replace(told, remarks=tuple(remarks))
     about = {**told.about, "classes": ()}  # a panel is no row with a label
     about["predictor"] = pool.predictor(_layers)
-    return _task(ClientData.from_clients(panels, training), both, **about)
+    return _task(panels, training, both, **about)
 
 
 def _layers(x: Array, y: Array) -> tuple[Layer, ...]:

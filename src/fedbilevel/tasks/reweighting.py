@@ -48,6 +48,7 @@ from fedbilevel.models.transformer import (
 )
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import Listed, Origin, Task
+from fedbilevel.tasks._labeled import held_array
 from fedbilevel.tasks._rows import SplitSeed
 from fedbilevel.tasks._texts import (
     NOBODYS,
@@ -209,7 +210,8 @@ def make(
     if kind is not None:
         frozen = jax.tree.map(lambda leaf: leaf.astype(kind), frozen)
     at_once = rows_at_once or (8 if base.folder else None)
-    tested = (jnp.asarray(held.test.tokens), jnp.asarray(held.test.counted))
+    # Rows that pad have no token that counts.
+    tested = held_array(held.test.tokens, np.int32), held_array(held.test.counted, bool)
     return Task(
         Problem(_upper, _Lower(penalty), frozen=frozen, rows_at_once=at_once),
         ClientData.from_clients(held.upper, held.lower),

@@ -34,6 +34,9 @@ from fedbilevel.federation.wire import (
     unpack,
     unpack_tree,
 )
+from fedbilevel.runtime import execute
+from tests.cases import case_of, quadratic_data, quadratic_job
+from tests.federation import Loopback, server_of, site_of
 
 SMALL = 16  # bytes of a piece
 HEADER = Header("exchange", "f1", "settings", "algorithm", EVERYONE, 1)
@@ -232,3 +235,22 @@ def test_no_side_holds_a_packet_twice():
 
     found, taken = peak_of(read)
     assert taken < few + length // 4 and np.array_equal(found, leaf)  # flags: finite?
+
+
+def test_a_site_lets_go_of_what_nobody_waits_for(monkeypatch):
+    """While it works it has neither its last reply nor the message before this one."""
+    algorithm = case_of("momentum-local-sgd").algorithm
+    job = quadratic_job(algorithm, quadratic_data(2))
+    net = Loopback({10 + k: site_of(job, k) for k in range(2)})
+    site, found = net.sites[10], []
+    work = site._worked
+
+    def watched(*given):
+        found.append((site._answered, site._held))
+        return work(*given)
+
+    monkeypatch.setattr(site, "_worked", watched)
+    execute(server_of(job, net), 3)
+    assert found == [((None, b""), {})] * len(found) and len(found) >= 3
+    # And a short leaf that it holds does not hold the packet that it came in.
+    assert site._held and all(leaf.base is None for leaf in site._held.values())

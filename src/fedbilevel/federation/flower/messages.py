@@ -93,40 +93,35 @@ class Assembly:
     """Puts the pieces of a packet together, each where it belongs, in their order.
 
     `pieces` are so many as were announced, and `largest` are the most bytes that they
-    may have together: room is made for those that they say, once that is known to fit.
-    Whatever is not the next piece of the same packet is refused, and so is all of it.
+    may have together. Room is made for what came, not for what is said to come, and
+    what came stays in its place. Whatever is not the next piece of the same packet is
+    refused, and so is all of it.
     """
 
     def __init__(self, pieces: int, largest: int) -> None:
         self.pieces, self.largest, self.came = pieces, largest, 0
-        self._packet, self._name = bytearray(), b""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all pieces came."""
-        return 0 < self.pieces == self.came
+        self._packet, self._of = bytearray(), (0, b"")
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Put the next piece where it belongs, or refuse it."""
         piece, index, whole, name = _read(record)
         if self.came == 0:
-            self._begin(whole, name)
-        if (whole, name) != (len(self._packet), self._name):
+            self._require_fit(whole)
+            self._of = whole, name
+        if (whole, name) != self._of:
             raise RefusedError("pieces", f"piece {self.came} is of another packet")
         if index != self.came:
             raise RefusedError("pieces", f"piece {index} came where {self.came} is due")
-        begin = index * PIECE
-        end = min(begin + PIECE, whole)
-        if len(piece) != end - begin:
+        due = min(PIECE, whole - index * PIECE)
+        if len(piece) != due:
             raise RefusedError(
-                "pieces",
-                f"piece {index} has {len(piece)} bytes where {end - begin} are due",
+                "pieces", f"piece {index} has {len(piece)} bytes where {due} are due"
             )
-        self._packet[begin:end] = piece
+        self._packet += piece
         self.came += 1
 
-    def _begin(self, whole: int, name: bytes) -> None:
-        """Make room for a packet, if it may be so long."""
+    def _require_fit(self, whole: int) -> None:
+        """Refuse a packet that is too long, or has not the pieces announced."""
         if not 0 <= whole <= self.largest:
             raise RefusedError(
                 "oversized", f"{whole} bytes, at most {self.largest} expected"
@@ -136,11 +131,10 @@ class Assembly:
                 "pieces",
                 f"{self.pieces} pieces for {whole} bytes, which have {_count(whole)}",
             )
-        self._packet, self._name = bytearray(whole), name
 
     def packet(self) -> bytearray:
         """Return the packet, once all pieces came."""
-        if not self.is_whole:
+        if not self.came or self.came < self.pieces:
             raise RefusedError("pieces", f"{self.came} came of {self.pieces}")
         return self._packet
 

@@ -30,7 +30,7 @@ from fedbilevel.problem import as_weights
 
 __all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
 
-_LARGEST_HELLO = 1 << 30  # bytes, until it is known how large the model is
+_LARGEST_HELLO = 1 << 32  # bytes, until it is known how large the model is
 _SPARE = 1 << 20  # bytes a hello may have beyond its leaves
 _PAUSE = 0.2  # seconds between two looks for nodes
 _SHORT = 1.0  # seconds to wait for a node that did not answer before

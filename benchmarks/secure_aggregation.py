@@ -23,7 +23,14 @@ from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.secure.server import MaskedServer
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.federation.server.requests import Answers, Request, ask
-from fedbilevel.federation.wire import EVERYONE, Header, pack, unpack, unpack_tree
+from fedbilevel.federation.wire import (
+    EVERYONE,
+    Carried,
+    Header,
+    pack,
+    unpack,
+    unpack_tree,
+)
 
 NUMBERS, REPEATS = 100_000, 2
 LIKE = jax.ShapeDtypeStruct((NUMBERS,), np.dtype(np.float32))
@@ -51,9 +58,15 @@ class Crowd:
         """Return the name of a node's key."""
         return str(node)
 
-    def exchange(self, packets: Mapping[int, bytes], seconds: float, enough: Callable):
+    def exchange(
+        self,
+        packets: Mapping[int, bytes],
+        seconds: float,
+        enough: Callable,
+        largest: int,
+    ) -> dict[int, Carried]:
         """Let the sites answer, one after the other."""
-        del seconds, enough
+        del seconds, enough, largest
         began = time.process_time()
         came = {node: self._answer(node, packet) for node, packet in packets.items()}
         self.seconds += time.process_time() - began

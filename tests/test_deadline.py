@@ -24,7 +24,8 @@ def announced(request: Any) -> PullAppMessagesResponse:
     reply = Message()
     reply.metadata.message_id = "reply"
     reply.metadata.reply_to_message_id = "asked"
-    tree = ObjectTree(object_id="reply", children=[ObjectTree(object_id="packet")])
+    records = ObjectTree(object_id="records", children=[ObjectTree(object_id="piece")])
+    tree = ObjectTree(object_id="reply", children=[records])
     return PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
 
 
@@ -55,7 +56,7 @@ def grid(monkeypatch) -> Any:
 def test_it_counts_as_none_at_the_deadline(grid):
     transport = GridTransport(grid, lambda: None)
     began = time.monotonic()
-    assert transport.exchange({7: b"packet"}, 0.5, lambda *_: False) == {}
+    assert transport.exchange({7: b"packet"}, 0.5, lambda *_: False, 99) == {}
     assert 0.4 < time.monotonic() - began < 5
 
 
@@ -68,7 +69,7 @@ def test_a_server_that_waits_for_it_can_be_stopped(grid):
 
     transport = GridTransport(grid, halt)
     with pytest.raises(KeyboardInterrupt):
-        transport.exchange({7: b"packet"}, 60, lambda *_: False)
+        transport.exchange({7: b"packet"}, 60, lambda *_: False, 99)
     assert time.monotonic() < end + 5
 
 
@@ -76,7 +77,7 @@ def test_nobody_was_asked_if_the_superlink_forgot_the_message_meanwhile(grid):
     grid._runtime_client.PushObject = lambda request: PushObjectResponse(stored=False)
     transport = GridTransport(grid, lambda: None)
     began = time.monotonic()
-    assert transport.exchange({7: b"packet"}, 60, lambda *_: False) == {}
+    assert transport.exchange({7: b"packet"}, 60, lambda *_: False, 99) == {}
     assert time.monotonic() - began < 5
 
 
@@ -93,13 +94,13 @@ def failing(status: int) -> Any:
 def test_a_superlink_that_fails_is_asked_again_later(grid, call):
     setattr(grid._runtime_client, call, failing(500))
     transport = GridTransport(grid, lambda: None)
-    assert transport.exchange({7: b"packet"}, 0.3, lambda *_: False) == {}
+    assert transport.exchange({7: b"packet"}, 0.3, lambda *_: False, 99) == {}
 
 
 def test_one_that_refuses_is_not(grid):
     grid._runtime_client.PushMessages = failing(403)
     with pytest.raises(httpx.HTTPStatusError, match="403"):
-        GridTransport(grid, lambda: None).exchange({7: b""}, 9, lambda *_: False)
+        GridTransport(grid, lambda: None).exchange({7: b""}, 9, lambda *_: False, 99)
 
 
 def test_the_packet_is_sent_last(grid):
@@ -112,5 +113,5 @@ def test_the_packet_is_sent_last(grid):
 
     grid._runtime_client.PushObject = push
     transport = GridTransport(grid, lambda: None)
-    transport.exchange({7: b"the packet"}, 0.1, lambda *_: False)
+    transport.exchange({7: b"the packet"}, 0.1, lambda *_: False, 99)
     assert sent == [False, False, True]

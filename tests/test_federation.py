@@ -333,8 +333,9 @@ def test_a_client_that_is_late_costs_its_deadline_once():
     net = loopback(job)
 
     class Slow(Loopback):
-        def exchange(self, packets, seconds, enough):
-            came = super().exchange({n: p for n, p in packets.items() if n != 11}, 0, 0)
+        def exchange(self, packets, seconds, enough, largest):
+            others = {n: p for n, p in packets.items() if n != 11}
+            came = super().exchange(others, 0, 0, largest)
             if "exchange" in kinds_of(packets):
                 # How long a transport would wait, were nothing else to come.
                 times = np.arange(0, seconds, 0.5)
@@ -344,9 +345,8 @@ def test_a_client_that_is_late_costs_its_deadline_once():
                     else 0.0
                 )
             else:
-                came |= super().exchange(
-                    {n: p for n, p in packets.items() if n == 11}, 0, 0
-                )
+                own = {n: p for n, p in packets.items() if n == 11}
+                came |= super().exchange(own, 0, 0, largest)
             return came
 
     slow = Slow(net.sites)
@@ -366,9 +366,9 @@ def test_nodes_that_are_listed_but_dead_cost_a_deadline_once():
         def nodes(self):
             return super().nodes() | self.dead
 
-        def exchange(self, packets, seconds, enough):
+        def exchange(self, packets, seconds, enough, largest):
             alive = {n: p for n, p in packets.items() if n not in self.dead}
-            came = super().exchange(alive, seconds, enough)
+            came = super().exchange(alive, seconds, enough, largest)
             if set(packets) != set(came):
                 times = np.arange(0, seconds, 0.5)
                 ends = (t for t in times if enough(set(came), t))

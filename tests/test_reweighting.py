@@ -346,7 +346,7 @@ def test_a_site_alone_counts_as_it_does_among_all(texts):
         ("forum:2,notes:13,trusted", "as in notes:1200,trusted:96"),
         ("forum:2,notes:13,notes:1,trusted:31", "as in notes:1200,trusted:96"),
         ("forum:1,notes:13,trusted:31", "2 tokens of 'forum', but tokens= says 1"),
-        ("notes:13,trusted:31", "2 tokens of 'forum', but tokens= says 0"),
+        ("notes:13,trusted:31", "2 tokens of 'forum', a source that tokens= does not"),
     ],
 )
 def test_what_is_wrong_with_the_tokens_of_all_sites_is_told(texts, tokens, told):
@@ -371,6 +371,40 @@ def test_a_site_whose_base_differs_in_one_number_is_refused():
     told = "^the model of client 2 is not that of client 0: .* Copy the same files"
     with pytest.raises(InvalidInputError, match=told):
         agreed(SETTINGS, SimpleNamespace(members=members))  # type: ignore[arg-type]
+
+
+def placed(model: str, tokenizer: str, *rest: Any) -> _transformers.Base:
+    """Return the base of a folder; the tokenizer of the folder `odd` is another."""
+    made = _transformers.pretrained(8, 1, 8)
+    known = Bytes(fingerprint="odd" if tokenizer == "odd" else "bytes")
+    return _transformers.Base(made, known, "llama", model)
+
+
+@pytest.mark.parametrize("tokenizer", ["there", "odd"])
+def test_sites_have_their_model_where_they_like_and_the_same_one(
+    texts, tmp_path, monkeypatch, tokenizer
+):
+    monkeypatch.setattr(reweighting, "base_of", placed)
+    given = with_options(tokens="forum:2,notes:13,trusted:31", model="server/model")
+    sites = {}
+    for client, name in enumerate(("north", "south")):
+        own = {"data": str(texts / name), "model": f"{name}/model"}
+        own |= {"tokenizer": tokenizer if client else "here"}
+        options = {**given.options, **own}
+        sites[client] = build_site(replace(given, options=options), client)
+
+    class ReachedError(Exception):
+        """All agreed, and the run would begin."""
+
+    def begin(*_, **__):
+        raise ReachedError
+
+    monkeypatch.setattr("fedbilevel.experiments.federated.execute", begin)
+    told = "^the tokenizer of client 1 is not that of client 0: .* Copy the same files"
+    odd = tokenizer == "odd"
+    kind, told = (InvalidInputError, told) if odd else (ReachedError, "^$")
+    with pytest.raises(kind, match=told):
+        serve(Loopback(sites), given, tmp_path / "served", TERMS, report=ignore)
 
 
 def test_what_is_not_finite_under_bfloat16_says_so():

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from http.client import HTTPSConnection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi.routing import iter_route_contexts
@@ -35,10 +36,11 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.flower.messages import (
+    Assembly,
     as_content,
-    packet_in,
-    packet_object,
+    piece_objects,
     push_objects,
+    record_in,
 )
 from fedbilevel.federation.flower.node import Connection, serve_packets
 from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
@@ -83,7 +85,8 @@ def come(connection: Connection) -> list[str]:
     said: list[str] = []
     serve_packets(
         connection,
-        bytes,
+        lambda packet: b"",
+        largest=1 << 20,
         asked_to_stop=lambda: any(text.startswith("node ") for text in said),
         report=said.append,
     )
@@ -94,7 +97,11 @@ def refusal(connection: Connection) -> str:
     said: list[str] = []
     with pytest.raises(FedbilevelError, match="did not let this node in"):
         serve_packets(
-            connection, bytes, asked_to_stop=lambda: False, report=said.append
+            connection,
+            lambda packet: b"",
+            largest=1 << 20,
+            asked_to_stop=lambda: False,
+            report=said.append,
         )
     # Flower ends a process that it could not connect, even if its exit was caught.
     assert not [one for one in threading.enumerate() if "force_exit" in one.name]
@@ -240,14 +247,18 @@ def nodes():
 
     def start(
         connection: Connection,
-        handle: Callable[[bytes], bytes],
+        handle: Callable[[Any], bytes],
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
         threads.append(
             threading.Thread(
                 target=serve_packets,
                 args=(connection, handle),
-                kwargs={"asked_to_stop": stop.is_set, "report": report},
+                kwargs={
+                    "largest": 1 << 20,
+                    "asked_to_stop": stop.is_set,
+                    "report": report,
+                },
             )
         )
         threads[-1].start()
@@ -325,9 +336,12 @@ class Instructor:
             while (received := receive()) is None:
                 time.sleep(0.1)
             run = received[0].metadata.run_id
-            name = packet_object(received[1])
-            hello = pull_objects([name], lambda one: pull(run, one))[name]
-            forged = Message(as_content(make(packet_in(hello))), reply_to=received[0])
+            (name,) = piece_objects(received[1])
+            hello = Assembly(1, 1 << 20)
+            found = pull_objects([name], lambda one: pull(run, one))[name]
+            hello.add(record_in(found))
+            content = as_content(make(bytes(hello.packet())))
+            forged = Message(content, reply_to=received[0])
             forged.metadata.__dict__.update(
                 _src_node_id=SUPERLINK_NODE_ID,
                 _dst_node_id=victim,

@@ -369,6 +369,7 @@ def _take_part(site: Any, link: Any) -> None:
     serve_packets(
         link,
         attentive.handle,
+        largest=site.largest,
         asked_to_stop=lambda: bool(asked) or attentive.is_over,
         report=site.report,
     )

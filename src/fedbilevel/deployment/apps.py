@@ -31,7 +31,7 @@ from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
 from fedbilevel.experiments.searching import Tuning
-from fedbilevel.experiments.sites import LOCAL, build_site, without_files
+from fedbilevel.experiments.sites import build_site, local_options, without_files
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
@@ -155,9 +155,8 @@ def _take_part(message: Message, context: Context) -> Message:
         str(context.run_config["experiment"]),
         tuple(sorted((str(k), str(v)) for k, v in context.node_config.items())),
     )
-    return Message(
-        content=as_content(site.handle(packet_of(message))), reply_to=message
-    )
+    packet = packet_of(message, site.largest)
+    return Message(content=as_content(site.handle(packet)), reply_to=message)
 
 
 @functools.cache
@@ -178,7 +177,8 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
 
 def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
     settings = without_files(settings, held)
-    own = {name: held[name] for name in LOCAL if name in held}
+    known = local_options(settings["task"])
+    own = {name: held[name] for name in known if name in held}
     settings["options"] = {**settings["options"], **own}
     experiment = Experiment(**settings)
     configure(experiment.precision, cores=1)

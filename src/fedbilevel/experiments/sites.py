@@ -44,7 +44,7 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.studies.validation import HELD_OUT, held_out
 from fedbilevel.tasks import Task
-from fedbilevel.tasks._base import option_defaults
+from fedbilevel.tasks._base import option_defaults, own_places
 
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
@@ -56,6 +56,7 @@ __all__ = [
     "build_site",
     "clients_of",
     "federated_entry",
+    "local_options",
     "meaning",
     "shared_settings",
     "without_files",
@@ -66,6 +67,11 @@ LOCAL = ("data", *(one.name for one in fields(TableChoices)))
 NOT_SHARED = (*LENGTH, "runtime", "measure_every")
 NOT_SHARED += ("checkpoint_rounds", "checkpoint_seconds")
 NOT_SHARED += ("model_devices", "client_states")
+
+
+def local_options(task: str) -> tuple[str, ...]:
+    """Return the options of a task that are each side's own business."""
+    return (*LOCAL, *own_places(tasks.find(task)))
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
@@ -79,7 +85,8 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     settings["task"] = tasks.identity(experiment.task)
     if experiment.algorithm is not None:
         settings["algorithm"] = algorithms.identity(experiment.algorithm)
-    options = {n: v for n, v in experiment.options.items() if n not in LOCAL}
+    own = local_options(experiment.task)
+    options = {n: v for n, v in experiment.options.items() if n not in own}
     return {**settings, "options": options}
 
 
@@ -284,7 +291,8 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what the server must know of the task, which has no rows of its own."""
     prepared = bool(values.get("preparation"))
-    values = {option: value for option, value in values.items() if option not in LOCAL}
+    own = local_options(experiment.task)
+    values = {option: value for option, value in values.items() if option not in own}
     # What a task recommends may depend on the rows; what was chosen does not.
     sizes = experiment.sizes(task.recommended)
     chosen = {**experiment.options, **sizes}

@@ -11,7 +11,6 @@ losses at d + 1 points near each other a gradient in d dimensions can be estimat
 protects against a server that lies; with masks or noise nothing is measured by default.
 """
 
-import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import CheckpointError
 from fedbilevel.federation.limits import SiteLimits
-from fedbilevel.federation.wire import Header, RefusedError
+from fedbilevel.federation.wire import Bytes, Header, RefusedError, sha256_of
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.privacy import is_noisy, privacy_of_releases
 
@@ -80,7 +79,7 @@ class SiteLedger:
         self.exchanges += 1
         self._save()
 
-    def measure(self, header: Header, body: bytes) -> None:
+    def measure(self, header: Header, body: Bytes) -> None:
         """Count one more measurement, or refuse it.
 
         There is one for every exchange of every start of the server. The same question
@@ -99,7 +98,7 @@ class SiteLedger:
         self.measured = _newest(self.measured, header.federation, about)
         self._save()
 
-    def conclude(self, header: Header, body: bytes) -> None:
+    def conclude(self, header: Header, body: Bytes) -> None:
         """Count the one conclusion of a federation, or refuse another one."""
         self._check_allowed()
         about = _digest(header, body)
@@ -172,9 +171,9 @@ def _count(value: Any) -> int:
     return value
 
 
-def _digest(header: Header, body: bytes) -> str:
+def _digest(header: Header, body: Bytes) -> str:
     """Return a name for the point that was sent, with this client's own blocks."""
-    return hashlib.sha256(f"{header.accepted} ".encode() + body).hexdigest()
+    return sha256_of([f"{header.accepted} ".encode(), body]).hex()
 
 
 def _newest(held: dict, federation: str, value: Any) -> dict:

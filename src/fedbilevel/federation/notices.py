@@ -10,7 +10,7 @@ from typing import Any
 
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.site import Site
-from fedbilevel.federation.wire import Header, RefusedError, refusal_of, unpack
+from fedbilevel.federation.wire import Carried, Header, RefusedError, refusal_of, unpack
 
 __all__ = ["NOTICE", "Attentive", "Sparing", "over", "refused"]
 
@@ -54,9 +54,10 @@ class Attentive:
     def __init__(self, site: Site) -> None:
         self.site, self.is_over = site, False
 
-    def handle(self, packet: bytes) -> bytes:
+    def handle(self, packet: Carried) -> bytes:
         """Answer a packet; of a notice, tell the operator what it says."""
-        if len(packet) <= _LARGEST and _MARK in packet:
+        whole = not isinstance(packet, RefusedError)
+        if whole and len(packet) <= _LARGEST and _MARK in packet:
             try:
                 header, _, _ = unpack(packet, _LARGEST, self.site.seal)
                 if header.kind == NOTICE:

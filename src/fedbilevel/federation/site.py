@@ -30,6 +30,8 @@ from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
+    Bytes,
+    Carried,
     Header,
     RefusedError,
     Seal,
@@ -37,6 +39,7 @@ from fedbilevel.federation.wire import (
     in_mask,
     pack,
     refusal_of,
+    sha256_of,
     unpack,
     unpack_tree,
 )
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["Fingerprints", "Follow", "Site", "known_in_clear", "links_of"]
 
 _SPARE = 1 << 20  # bytes a packet may have beyond its leaves
+_SHORT = 1 << 20  # bytes of a leaf that is copied rather than kept in its packet
 _LONGEST_NAME = 64  # of a federation
 Where = tuple[int, int]
 # Returns the job that a hello tells, with the one that is measured, if any is.
@@ -130,7 +134,8 @@ class Site:
         self.ledger = SiteLedger(job, limits or SiteLimits(), folder, client)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self._held: dict[str, np.ndarray] = {}
-        self._answered: tuple[Any, bytes] = (None, b"")  # last request, and its reply
+        # The digest of the last request, and its reply.
+        self._answered: tuple[Any, bytes] = (None, b"")
         self._arrays, self._static = eqx.partition(job, eqx.is_array)
         self._seen: Job | None = job  # what is measured
         self._programs: dict[Any, Callable] = {}
@@ -150,8 +155,8 @@ class Site:
         sizes = [_size(one) for one in (self._state, *self._told.values())]
         self.largest = max(sizes) + _SPARE
 
-    def handle(self, packet: bytes) -> bytes:
-        """Answer a packet, whatever it holds.
+    def handle(self, packet: Carried) -> bytes:
+        """Answer a packet, whatever it holds, or what came in the place of one.
 
         Whoever carries the last one here a second time, perhaps before its turn, gets
         the same bytes and nothing new; else the first to come would shut out the other.
@@ -159,9 +164,9 @@ class Site:
         header = Header("refused", "", "", "", self.client, 0)
         try:
             header, listed, body = unpack(packet, self.largest, self.seal)
-            asked = (header, listed, body)
+            asked = (header, listed, sha256_of([body]))
             if asked != self._answered[0]:
-                self._answered = (asked, self._answer(*asked))
+                self._answered = (asked, self._answer(header, listed, body))
             return self._answered[1]
         except Exception as error:
             refusal = refusal_of(error)
@@ -170,7 +175,7 @@ class Site:
             info = {"reason": refusal.reason, "detail": refusal.detail}
             return self._reply(replace(header, kind="refused", info=info))
 
-    def _answer(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _answer(self, header: Header, listed: list, body: Bytes) -> bytes:
         kinds = {
             "hello": self._hello,
             "exchange": self._exchange,
@@ -187,6 +192,8 @@ class Site:
             )
         if header.kind != "hello":
             self._check(header)
+            # Whoever asks anew waits for no answer of before, and it may be long.
+            self._answered = (None, b"")
         reply = kinds[header.kind](header, listed, body)
         self.checkpoints[header.federation].answered(header)
         return reply
@@ -221,7 +228,7 @@ class Site:
         start = start_kept(self.job)
         return SiteCheckpoints(start, self.folder, federation, self.client)
 
-    def _hello(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _hello(self, header: Header, listed: list, body: Bytes) -> bytes:
         if listed or body:
             raise RefusedError("oversized", "a hello carries no leaves")
         name = header.federation
@@ -265,7 +272,7 @@ class Site:
         )
         self._followed = header.federation
 
-    def _exchange(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _exchange(self, header: Header, listed: list, body: Bytes) -> bytes:
         began, where = time.perf_counter(), (header.stage, header.phase)
         if where not in self._links or header.exchange < 1:
             raise RefusedError(
@@ -279,6 +286,7 @@ class Site:
         if not header.kept <= header.accepted < header.exchange:
             raise RefusedError("phase", "comes before the one this client stands after")
         sent = unpack_tree(listed, body, self._told[where], self._held)
+        self._held = {}  # should this fail, the server is told that they are unknown
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
@@ -301,7 +309,7 @@ class Site:
             leaves = self._masked(header, link, sent, reply, turn)
         checkpoints.put(header.exchange, kept, header.kept)
         if self.holds:
-            self._held = {digest(leaf): leaf for leaf in jax.tree.leaves(sent)}
+            self._held = {digest(leaf): _alone(leaf) for leaf in jax.tree.leaves(sent)}
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
         return self._reply(replace(header, info=info), leaves)
 
@@ -341,20 +349,20 @@ class Site:
         secrets = self._secrets_of(header.federation)
         return list(secrets.mask(told, context, reply, weight, about))
 
-    def _agree(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _agree(self, header: Header, listed: list, body: Bytes) -> bytes:
         if not self._masks or listed or body:
             raise RefusedError("mask", "there is nothing to confirm")
         tags = self._secrets_of(header.federation).confirm(header.info or {})
         return self._reply(replace(header, info=None), [tags])
 
-    def _reveal(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _reveal(self, header: Header, listed: list, body: Bytes) -> bytes:
         if not self._masks:
             raise RefusedError("mask", "there is nothing to reveal")
         secrets = self._secrets_of(header.federation)
         told = secrets.reveal(header.info or {}, listed, body)
         return self._reply(replace(header, info=None), list(told))
 
-    def _measure(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _measure(self, header: Header, listed: list, body: Bytes) -> bytes:
         server, own = self._point(header, listed, body)
         if self._seen is None:
             raise RefusedError("measure", "no rows are held out here")
@@ -363,7 +371,7 @@ class Site:
         measured = self._program(self._measured, static=static)(arrays, server, own)
         return self._reply(replace(header, info=None), _leaves(measured))
 
-    def _conclude(self, header: Header, listed: list, body: bytes) -> bytes:
+    def _conclude(self, header: Header, listed: list, body: Bytes) -> bytes:
         server, own = self._point(header, listed, body)
         if self.conclude is None:
             raise RefusedError("garbage", "there is nothing to conclude here")
@@ -372,7 +380,7 @@ class Site:
         told = dict(self.conclude(combine(server, stacked)))
         return self._reply(replace(header, info=told))
 
-    def _point(self, header: Header, listed: list, body: bytes) -> tuple[Any, Any]:
+    def _point(self, header: Header, listed: list, body: Bytes) -> tuple[Any, Any]:
         """Return the server's state that was sent, and this client's own blocks."""
         server = unpack_tree(listed, body, self._state)
         checkpoints = self.checkpoints[header.federation]
@@ -436,6 +444,11 @@ def _message(link: Link) -> PyTree:
         return for_place(link.sent(start_server(job), turn), 0)
 
     return jax.eval_shape(first)
+
+
+def _alone(leaf: np.ndarray) -> np.ndarray:
+    """Return a leaf that may be kept: a short one does not keep its whole packet."""
+    return leaf.copy() if leaf.nbytes < _SHORT else leaf
 
 
 def _is_name(federation: str) -> bool:

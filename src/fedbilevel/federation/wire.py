@@ -32,7 +32,10 @@ __all__ = [
     "EVERYONE",
     "PROTOCOL",
     "START_BYTES",
+    "Bytes",
+    "Carried",
     "Header",
+    "Parts",
     "RefusedError",
     "Seal",
     "Spec",
@@ -41,13 +44,14 @@ __all__ = [
     "mask_of",
     "pack",
     "refusal_of",
+    "sha256_of",
     "spec_of",
     "unpack",
     "unpack_start",
     "unpack_tree",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
 _MAGIC = b"FBL" + bytes([PROTOCOL])
 START_BYTES = len(_MAGIC) + 4  # before the seal
@@ -61,6 +65,9 @@ _LARGEST_LEAF = 2**40  # numbers in it
 _KINDS = ("<f2", "<f4", "<f8")  # of a start
 _BFLOAT16 = np.dtype(jnp.bfloat16)  # for which NumPy has no letters
 Spec = tuple[tuple[str, tuple[int, ...]], ...]
+Bytes = bytes | bytearray | memoryview
+# One after the other: put together they would be held a second time.
+Parts = Iterable[Bytes]
 
 
 class RefusedError(FedbilevelError):
@@ -85,6 +92,18 @@ def refusal_of(error: Exception) -> RefusedError:
     return RefusedError("internal", f"reading it raised {type(error).__name__}")
 
 
+# A packet as it was carried, or why it could not be: then that is its refusal.
+Carried = bytes | bytearray | RefusedError
+
+
+def sha256_of(parts: Parts) -> bytes:
+    """Return the digest of some bytes, given in parts."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
 class Seal(Protocol):
     """Makes the bytes by which a receiver knows a packet for what was sent."""
 
@@ -93,11 +112,11 @@ class Seal(Protocol):
         """The number of bytes of every mark."""
         ...
 
-    def mark(self, content: bytes) -> bytes:
-        """Return the mark of what is sent."""
+    def mark(self, content: Parts) -> bytes:
+        """Return the mark of what is sent, given in parts."""
         ...
 
-    def author(self, content: bytes, mark: bytes) -> int | None:
+    def author(self, content: Parts, mark: bytes) -> int | None:
         """Return who made a mark, None if it does not tell; refuse a wrong one."""
         ...
 
@@ -107,10 +126,10 @@ class _Checksum:
 
     size = hashlib.sha256().digest_size
 
-    def mark(self, content: bytes) -> bytes:
-        return hashlib.sha256(content).digest()
+    def mark(self, content: Parts) -> bytes:
+        return sha256_of(content)
 
-    def author(self, content: bytes, mark: bytes) -> None:
+    def author(self, content: Parts, mark: bytes) -> None:
         if self.mark(content) != mark:
             raise RefusedError(
                 "damaged",
@@ -174,9 +193,8 @@ def in_mask(client: int, mask: str) -> bool:
 def digest(leaf: np.ndarray) -> str:
     """Return a name for the content of a leaf."""
     value = np.asarray(leaf, order="C")
-    start = hashlib.sha256(f"{_kind_of(value)} {value.shape}".encode())
-    start.update(value.tobytes())
-    return start.hexdigest()[:32]
+    about = f"{_kind_of(value)} {value.shape}".encode()
+    return sha256_of([about, _bytes_of(value)]).hex()[:32]
 
 
 def spec_of(tree: PyTree) -> Spec:
@@ -188,6 +206,11 @@ def _kind_of(leaf: Any) -> str:
     """Return the type of numbers as it travels: bfloat16 by its name."""
     kind = np.dtype(leaf.dtype)
     return kind.name if kind == _BFLOAT16 else kind.newbyteorder("<").str
+
+
+def _bytes_of(leaf: np.ndarray) -> memoryview:
+    """Return the bytes of a leaf in C order, which are not copied."""
+    return leaf.reshape(-1).view(np.uint8).data
 
 
 def _type_of(kind: str) -> np.dtype:
@@ -210,18 +233,24 @@ def pack(
             [_kind_of(value), list(value.shape), None if here else digest(value)]
         )
         if here:
-            body.append(value.tobytes())
+            body.append(_bytes_of(value))
     head = {**asdict(header), "leaves": listed}
     text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    rest = b"".join([text.encode(), *body])
-    length = len(text.encode()).to_bytes(4, "big")
-    return b"".join([_MAGIC, length, seal.mark(length + rest), rest])
+    rest = [text.encode(), *body]
+    length = len(rest[0]).to_bytes(4, "big")
+    # What is long is copied once, from the leaves to where the packet is.
+    return b"".join([_MAGIC, length, seal.mark([length, *rest]), *rest])
 
 
 def unpack(
-    packet: bytes, largest: int, seal: Seal = CHECKSUM
-) -> tuple[Header, list, bytes]:
-    """Return header, the list of leaves and their bytes, or refuse the packet."""
+    packet: Carried, largest: int, seal: Seal = CHECKSUM
+) -> tuple[Header, list, memoryview]:
+    """Return header, the list of leaves and their bytes, or refuse the packet.
+
+    The bytes of leaves are not copied: they are those of the packet.
+    """
+    if isinstance(packet, RefusedError):
+        raise packet
     if len(packet) > largest:
         raise RefusedError(
             "oversized", f"{len(packet)} bytes, at most {largest} expected"
@@ -236,11 +265,12 @@ def unpack(
             "version of fedbilevel on both sides",
         )
     length = int.from_bytes(packet[4:8], "big")
-    rest = packet[begins:]
-    author = seal.author(packet[4:START_BYTES] + rest, packet[START_BYTES:begins])
+    rest = memoryview(packet)[begins:]
+    mark = bytes(packet[START_BYTES:begins])
+    author = seal.author([packet[4:START_BYTES], rest], mark)
     if length > min(len(rest), _LONGEST_HEADER):
         raise RefusedError("garbage", f"announces a header of {length} bytes")
-    header, listed = _read_header(rest[:length])
+    header, listed = _read_header(bytes(rest[:length]))
     if author is not None and header.client != author:
         raise RefusedError(
             "signature", f"{author} signed what says it is of {header.client}"
@@ -275,7 +305,7 @@ def _read_header(text: bytes) -> tuple[Header, list]:
 
 def unpack_tree(
     listed: list,
-    body: bytes,
+    body: Bytes,
     like: PyTree,
     held: Mapping[str, np.ndarray] | None = None,
     *,
@@ -303,7 +333,7 @@ def unpack_tree(
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def unpack_start(listed: list, body: bytes) -> list[np.ndarray]:
+def unpack_start(listed: list, body: Bytes) -> list[np.ndarray]:
     """Return the leaves of a start, whose shapes only the site knows."""
     leaves, position = [], 0
     for entry in listed:
@@ -315,7 +345,7 @@ def unpack_start(listed: list, body: bytes) -> list[np.ndarray]:
 
 
 def _leaf(
-    body: bytes, position: int, kind: str, shape: tuple[int, ...]
+    body: Bytes, position: int, kind: str, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, int]:
     """Return the leaf at a place of the body, which is not copied, and its end."""
     count, numbers = math.prod(shape), _type_of(kind)

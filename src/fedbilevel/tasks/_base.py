@@ -24,11 +24,16 @@ __all__ = [
     "Origin",
     "Task",
     "built",
+    "OWN_PLACE",
     "option_defaults",
     "options_of",
+    "own_places",
     "read_options",
 ]
 
+# Noted with an option: a place of files that every site has where it likes. They are
+# compared by `Task(alike=...)`, and not by where they lie.
+OWN_PLACE = "own place"
 # All steps, where a task leaves them to what a run measures.
 MEASURED = {"auto": "theta upper_step lower_step auxiliary_step"}
 # The same but that of x, where its slopes say little of how far it must go.
@@ -165,6 +170,15 @@ def options_of(make: Callable[..., Task]) -> dict[str, Option]:
             for entry in fields(noted):
                 known[entry.name] = Option(entry.default, entry.metadata["meaning"])
     return known
+
+
+def own_places(make: Callable[..., Task]) -> tuple[str, ...]:
+    """Return the options that say where each site has its copy of something."""
+    return tuple(
+        one.name
+        for one in inspect.signature(make).parameters.values()
+        if OWN_PLACE in getattr(one.annotation, "__metadata__", ())
+    )
 
 
 def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:

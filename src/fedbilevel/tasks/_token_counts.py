@@ -56,7 +56,14 @@ class TokenCounts:
                 f"tokens={':N,'.join(sorted(own))}:N."
             )
         for name, count in own.items():
-            told = self.tokens.get(name, 0)
+            if name not in self.tokens:
+                raise InvalidInputError(
+                    f"{place} has {count} tokens of '{name}', a source that tokens= "
+                    f"does not name: it names {', '.join(sorted(self.tokens))}. Rename "
+                    "the file as the other sites call it, or add the source, on the "
+                    "server and at all sites."
+                )
+            told = self.tokens[name]
             if count > told or (not self.sites and count != told):
                 raise InvalidInputError(
                     f"{place} has {count} tokens of '{name}', but tokens= says {told} "

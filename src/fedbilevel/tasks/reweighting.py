@@ -47,7 +47,7 @@ from fedbilevel.models.transformer import (
     token_losses,
 )
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import Listed, Origin, Task
+from fedbilevel.tasks._base import OWN_PLACE, Listed, Origin, Task
 from fedbilevel.tasks._labeled import held_array
 from fedbilevel.tasks._rows import SplitSeed
 from fedbilevel.tasks._texts import (
@@ -149,10 +149,14 @@ def make(
         str, "what has a weight: file (of one name, at all sites), site, or both"
     ] = "file",
     model: Annotated[
-        str, "built-in, or the folder of a checkpoint: Llama, Qwen, SmolLM or GPT-2"
+        str,
+        "built-in, or the folder of a checkpoint: Llama, Qwen, SmolLM or GPT-2",
+        OWN_PLACE,
     ] = "built-in",
     tokenizer: Annotated[
-        str, "file tokenizer.json; without one bytes, or the checkpoint's own"
+        str,
+        "file tokenizer.json; without one bytes, or the checkpoint's own",
+        OWN_PLACE,
     ] = "",
     length: Annotated[
         int, "tokens of a row; 0 is 14 for generated texts, and 256 for your own"

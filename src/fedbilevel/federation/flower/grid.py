@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
 
@@ -31,12 +32,14 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedbilevel.federation.flower.messages import (
     KIND,
+    Assembly,
     as_content,
     fingerprint,
-    packet_in,
-    packet_object,
+    piece_objects,
     push_objects,
+    record_in,
 )
+from fedbilevel.federation.wire import Carried, RefusedError
 
 __all__ = ["GridTransport"]
 
@@ -67,10 +70,11 @@ class GridTransport:
         packets: Mapping[int, bytes],
         seconds: float,
         enough: Callable[[set[int], float], bool],
-    ) -> dict[int, bytes]:
+        largest: int,
+    ) -> dict[int, Carried]:
         """Send to nodes; return what came back in time."""
         began, pause, came = time.monotonic(), _SHORTEST, {}
-        mail = _Mail(self.grid)
+        mail = _Mail(self.grid, largest)
         if packets:
             with _a_failure_passes():
                 mail.send(packets, seconds)
@@ -102,6 +106,24 @@ def _a_failure_passes() -> Iterator[None]:
             raise
 
 
+@dataclass
+class _Reply:
+    """A reply that was announced: its number, its objects, and what came of it."""
+
+    number: str
+    objects: list[str]
+    assembly: Assembly
+
+    def pulled(self, pull: Callable[[str], bytes]) -> Carried:
+        """Return all of it, or why it is refused; raise where some is on its way."""
+        try:
+            for name in self.objects[self.assembly.came :]:
+                self.assembly.add(record_in(pull(name)))
+            return self.assembly.packet()
+        except RefusedError as refusal:
+            return refusal
+
+
 class _Mail:
     """Messages and the replies to them; `waiting` has the nodes that owe one.
 
@@ -109,11 +131,12 @@ class _Mail:
     interest, and waits for a node that died while it sent its reply.
     """
 
-    def __init__(self, grid: HttpGrid) -> None:
+    def __init__(self, grid: HttpGrid, largest: int) -> None:
         self.waiting: dict[str, int] = {}  # node by the number of the message
         self._client = grid._runtime_client
         self._node, self._run = grid.node, grid.run.run_id
-        self._seen: dict[str, tuple[str, str]] = {}  # number and packet of a reply
+        self._seen: dict[str, _Reply] = {}
+        self._largest = largest  # bytes of a reply
         self._pull = make_pull_object_fn_protobuf(
             self._client.PullObject, self._node, self._run
         )
@@ -144,24 +167,26 @@ class _Mail:
         numbers = zip(told.message_ids, packets, strict=True)
         self.waiting = {number: node for number, node in numbers if number}
 
-    def look(self) -> dict[int, bytes]:
+    def look(self) -> dict[int, Carried]:
         """Return the packets that came since the last look, by node."""
         with _a_failure_passes():
             self._announced([i for i in self.waiting if i not in self._seen])
         came = {}
-        for asked, (reply, name) in list(self._seen.items()):
+        for asked, reply in list(self._seen.items()):
             with _a_failure_passes():
                 try:
-                    content = self._pull(name)
+                    packet = reply.pulled(self._pull)
                 except ObjectUnavailableError:
                     continue  # it is on its way
                 except ObjectPullError:
                     self._forget(asked)
                     continue
-                came[self._forget(asked)] = packet_in(content)
+                came[self._forget(asked)] = packet
                 self._client.ConfirmMessageReceived(
                     ConfirmMessageReceivedRequest(
-                        node=self._node, run_id=self._run, message_object_id=reply
+                        node=self._node,
+                        run_id=self._run,
+                        message_object_id=reply.number,
                     )
                 )
         return came
@@ -181,7 +206,12 @@ class _Mail:
             if reply.HasField("error"):
                 self._forget(asked)
             else:
-                self._seen[asked] = reply.metadata.message_id, packet_object(tree)
+                names = piece_objects(tree)
+                self._seen[asked] = _Reply(
+                    reply.metadata.message_id,
+                    names,
+                    Assembly(len(names), self._largest),
+                )
 
     def _forget(self, asked: str) -> int:
         self._seen.pop(asked, None)

@@ -1,59 +1,182 @@
-"""A packet as a Flower message, and back; the name of a node's key."""
+"""A packet as a Flower message, piece by piece, and back; the name of a node's key.
 
+Flower stores and sends a message as objects, with a request for each. A packet is cut
+into pieces of 4 MiB, an object each, that are made when they are sent and put where
+they belong when they come: besides the packet itself no side ever holds more than a
+few of them, and no request has more than Protocol Buffers can say, 2 GiB.
+"""
+
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import InflatableObject
+from flwr.supercore.inflatable.inflatable_object import (
+    InflatableObject,
+    get_object_id,
+)
 from flwr.supercore.inflatable.inflatable_utils import (
     push_object_contents_from_iterable,
 )
 
+from fedbilevel.federation.wire import Carried, RefusedError
+
 __all__ = [
     "KIND",
+    "PIECE",
+    "Assembly",
     "as_content",
     "fingerprint",
-    "packet_in",
-    "packet_object",
     "packet_of",
+    "piece_objects",
     "push_objects",
+    "record_in",
 ]
 
 KIND = "train"  # the message type; what a packet is for stands in its header
-_RECORD = "packet"
+PIECE = 1 << 22  # bytes of all pieces of a packet but the last
+_RECORD, _INDEX, _WHOLE, _OF = "packet", "piece", "bytes", "of"
+# A packet begins with its seal, which is over all of it: no other begins like it.
+_BEGINNING = 256
+
+
+class _Piece(ConfigRecord):
+    """A piece of a packet that is made whenever it is asked for.
+
+    It says which one it is, of a packet of how many bytes, and of which packet: so
+    those of two packets differ, however alike they are, and nobody takes one's for
+    another's.
+    """
+
+    def __init__(self, packet: bytes, index: int) -> None:
+        super().__init__()
+        self.__dict__ |= {"_packet": packet, "_index": index}
+
+    def deflate(self) -> bytes:
+        """Return the bytes that travel."""
+        packet, index = self.__dict__["_packet"], self.__dict__["_index"]
+        record = ConfigRecord(
+            {
+                _RECORD: packet[index * PIECE : (index + 1) * PIECE],
+                _INDEX: index,
+                _WHOLE: len(packet),
+                _OF: hashlib.sha256(packet[:_BEGINNING]).digest(),
+            }
+        )
+        return record.deflate()
+
+    @functools.cached_property
+    def object_id(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The name of the object, which is computed once."""
+        return get_object_id(self.deflate())
+
+
+def _count(length: int) -> int:
+    """Return how many pieces a packet has; an empty one has one, too."""
+    return max(-(-length // PIECE), 1)
 
 
 def as_content(packet: bytes) -> RecordDict:
-    """Wrap a packet.
+    """Wrap a packet; its pieces are made when they are sent."""
+    # Flower wants names; they are sorted as the pieces are.
+    return RecordDict(
+        {
+            f"{_RECORD}{index:09}": _Piece(packet, index)
+            for index in range(_count(len(packet)))
+        }
+    )
 
-    A record of bytes is 3 objects in Flower's store, one request each; an array is 5.
+
+class Assembly:
+    """Puts the pieces of a packet together, each where it belongs, in their order.
+
+    `pieces` are so many as were announced, and `largest` are the most bytes that they
+    may have together. Room is made for what came, not for what is said to come, and
+    what came stays in its place. Whatever is not the next piece of the same packet is
+    refused, and so is all of it.
     """
-    return RecordDict({_RECORD: ConfigRecord({_RECORD: packet})})
+
+    def __init__(self, pieces: int, largest: int) -> None:
+        self.pieces, self.largest, self.came = pieces, largest, 0
+        self._packet, self._of = bytearray(), (0, b"")
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Put the next piece where it belongs, or refuse it."""
+        piece, index, whole, name = _read(record)
+        if self.came == 0:
+            self._require_fit(whole)
+            self._of = whole, name
+        if (whole, name) != self._of:
+            raise RefusedError("pieces", f"piece {self.came} is of another packet")
+        if index != self.came:
+            raise RefusedError("pieces", f"piece {index} came where {self.came} is due")
+        due = min(PIECE, whole - index * PIECE)
+        if len(piece) != due:
+            raise RefusedError(
+                "pieces", f"piece {index} has {len(piece)} bytes where {due} are due"
+            )
+        self._packet += piece
+        self.came += 1
+
+    def _require_fit(self, whole: int) -> None:
+        """Refuse a packet that is too long, or has not the pieces announced."""
+        if not 0 <= whole <= self.largest:
+            raise RefusedError(
+                "oversized", f"{whole} bytes, at most {self.largest} expected"
+            )
+        if _count(whole) != self.pieces:
+            raise RefusedError(
+                "pieces",
+                f"{self.pieces} pieces for {whole} bytes, which have {_count(whole)}",
+            )
+
+    def packet(self) -> bytearray:
+        """Return the packet, once all pieces came."""
+        if not self.came or self.came < self.pieces:
+            raise RefusedError("pieces", f"{self.came} came of {self.pieces}")
+        return self._packet
 
 
-def packet_of(message: Message) -> bytes:
-    """Unwrap a packet; whatever is no packet of ours is an empty one, and refused."""
+def _read(record: Mapping[str, Any]) -> tuple[bytes, int, int, bytes]:
+    """Return a piece, its number, the bytes of the whole, and the whole's name."""
+    names = {_RECORD: bytes, _INDEX: int, _WHOLE: int, _OF: bytes}
+    if any(type(record.get(name)) is not kind for name, kind in names.items()):
+        raise RefusedError(
+            "pieces",
+            "something else than a piece of a packet; install the same version of "
+            "fedbilevel on both sides",
+        )
+    return record[_RECORD], record[_INDEX], record[_WHOLE], record[_OF]
+
+
+def record_in(content: bytes) -> Mapping[str, Any]:
+    """Return the record that an object holds; of anything else an empty one."""
+    try:
+        return ConfigRecord.inflate(content)
+    except Exception:  # whatever it is, it is no piece, and refused as such
+        return {}
+
+
+def packet_of(message: Message, largest: int) -> Carried:
+    """Return the packet of a message that Flower has put together, or its refusal."""
     records = message.content.config_records
-    return _bytes_of(records[_RECORD]) if _RECORD in records else b""
+    assembly = Assembly(len(records), largest)
+    try:
+        for name in sorted(records):
+            assembly.add(records[name])
+        return assembly.packet()
+    except RefusedError as refusal:
+        return refusal
 
 
-def packet_object(tree: ObjectTree) -> str:
-    """Return the name of the one object of a message that holds its packet.
+def piece_objects(tree: ObjectTree) -> list[str]:
+    """Return the names of the objects of a message that hold pieces of its packet.
 
     The others say how it is wrapped, which both sides know: they need no request.
     """
-    while tree.children:
-        tree = tree.children[0]
-    return tree.object_id
-
-
-def packet_in(content: bytes) -> bytes:
-    """Unwrap the object that holds a packet; of anything else an empty one."""
-    try:
-        return _bytes_of(ConfigRecord.inflate(content))
-    except Exception:  # whatever it is, it is no packet, and refused as such
-        return b""
+    return [piece.object_id for records in tree.children for piece in records.children]
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -66,20 +189,18 @@ def push_objects(
     wanted: Iterable[str],
     push: Callable[[str, bytes], None],
 ) -> None:
-    """Send those objects of messages that are wanted, the packets last.
+    """Send those objects of messages that are wanted, the pieces of packets last.
 
-    Whoever has the packet confirms the message, and Flower deletes all of it, together
-    with what is still to come: sending that would fail.
+    Whoever has all pieces confirms the message, and Flower deletes all of it, together
+    with what is still to come: sending that would fail. Of pieces one is made at a
+    time.
     """
-    names = list(wanted)
-    packets = [name for name in names if isinstance(objects[name], ConfigRecord)]
-    wrappings = [name for name in names if name not in packets]
-    for part in (wrappings, packets):
-        push_object_contents_from_iterable(
-            ((name, objects[name].deflate()) for name in part), push
-        )
-
-
-def _bytes_of(record: ConfigRecord) -> bytes:
-    value = record.get(_RECORD)
-    return value if isinstance(value, bytes) else b""
+    asked = set(wanted)
+    names = [name for name in objects if name in asked]
+    pieces = [name for name in names if isinstance(objects[name], ConfigRecord)]
+    wrappings = [name for name in names if name not in set(pieces)]
+    push_object_contents_from_iterable(
+        ((name, objects[name].deflate()) for name in wrappings), push
+    )
+    for name in pieces:
+        push(name, objects[name].deflate())

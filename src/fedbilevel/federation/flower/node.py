@@ -28,17 +28,21 @@ from flwr.supernode import fleet_http_connection
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.flower.messages import (
+    Assembly,
     as_content,
-    packet_in,
-    packet_object,
+    piece_objects,
+    push_objects,
+    record_in,
 )
 from fedbilevel.federation.signatures import read_private_key
+from fedbilevel.federation.wire import Carried, RefusedError
 
 __all__ = ["Connection", "serve_packets"]
 
 _SHORTEST, _LONGEST = 0.1, 1.0  # seconds between two looks for messages
 _BUSY = 5.0  # seconds after a message in which the next one is likely
 _RETRY = 3.0  # seconds between two attempts to connect
+Handle = Callable[[Carried], bytes]
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,16 @@ class Connection:
 
 def serve_packets(
     connection: Connection,
-    handle: Callable[[bytes], bytes],
+    handle: Handle,
     *,
+    largest: int,
     asked_to_stop: Callable[[], bool],
     report: Callable[[str], None],
 ) -> None:
     """Answer packets until asked to stop; connect again whenever that was lost.
+
+    In the place of a packet with more than `largest` bytes, or of pieces that make
+    none, `handle` is given the refusal.
 
     A node that was killed is not let in again until the SuperLink has noticed, about a
     minute later, so attempts to connect are repeated.
@@ -92,7 +100,8 @@ def serve_packets(
     _keep_this_process()
     secrets, since = (connection.authority(), connection.keys()), time.monotonic()
     while not asked_to_stop():
-        connected = _connected(connection, secrets, handle, asked_to_stop, report)
+        answering = (handle, largest, asked_to_stop)
+        connected = _connected(connection, secrets, answering, report)
         if asked_to_stop():
             return
         since = time.monotonic() if connected else since
@@ -108,12 +117,11 @@ def serve_packets(
 def _connected(
     connection: Connection,
     secrets: tuple[bytes | None, tuple[Any, Any] | None],
-    handle: Callable[[bytes], bytes],
-    asked_to_stop: Callable[[], bool],
+    answering: tuple[Handle, int, Callable[[], bool]],
     report: Callable[[str], None],
 ) -> bool:
     """Serve until the connection ends; say whether there was one."""
-    root, keys = secrets
+    (root, keys), (handle, largest, asked_to_stop) = secrets, answering
     connected = False
     again = f"Trying again, for {connection.patience:g} seconds at most."
     try:
@@ -122,7 +130,7 @@ def _connected(
         ) as calls:
             connected = True
             report(f"node {calls[0]} at {connection.superlink}")
-            _Mailbox(calls).serve(handle, asked_to_stop)
+            _Mailbox(calls, largest).serve(handle, asked_to_stop)
         if not asked_to_stop():
             report(f"the connection to {connection.superlink} was lost. {again}")
     except _NotLetInError as error:
@@ -180,12 +188,11 @@ def _retry() -> RetryInvoker:
 class _Mailbox:
     """Messages of one connection."""
 
-    def __init__(self, calls: tuple) -> None:
+    def __init__(self, calls: tuple, largest: int) -> None:
+        self.largest = largest
         _, self.receive, self.send, _, _, self.pull, self.push, self.confirm = calls
 
-    def serve(
-        self, handle: Callable[[bytes], bytes], asked_to_stop: Callable[[], bool]
-    ) -> None:
+    def serve(self, handle: Handle, asked_to_stop: Callable[[], bool]) -> None:
         """Answer messages; look often while the federation is busy."""
         pause, last = _SHORTEST, time.monotonic()
         while not asked_to_stop():
@@ -201,26 +208,34 @@ class _Mailbox:
                 pause = min(1.5 * pause, _LONGEST)
             time.sleep(pause)
 
-    def _next(self) -> tuple[Message, bytes] | None:
+    def _next(self) -> tuple[Message, Carried] | None:
         """Return a message without its content, and the packet in it."""
         received = self.receive()
         if received is None:
             return None
         message, tree = received
-        run, name = message.metadata.run_id, packet_object(tree)
-        # The message is seen before all of it has been sent.
-        contents = pull_objects(
-            [name],
-            lambda name: self.pull(run, name),
-            initial_backoff=0.02,
-            backoff_cap=0.5,
-        )
-        self.confirm(run, tree.object_id)
-        return message, packet_in(contents[name])
+        packet = self._pulled(message.metadata.run_id, piece_objects(tree))
+        self.confirm(message.metadata.run_id, tree.object_id)
+        return message, packet
 
-    def _answer(
-        self, message: Message, packet: bytes, handle: Callable[[bytes], bytes]
-    ) -> None:
+    def _pulled(self, run: int, names: list[str]) -> Carried:
+        """Return a packet, put together of its pieces, or why it is refused."""
+        assembly = Assembly(len(names), self.largest)
+        try:
+            for name in names:
+                # The message is seen before all of it has been sent.
+                contents = pull_objects(
+                    [name],
+                    lambda name: self.pull(run, name),
+                    initial_backoff=0.02,
+                    backoff_cap=0.5,
+                )
+                assembly.add(record_in(contents[name]))
+            return assembly.packet()
+        except RefusedError as refusal:
+            return refusal
+
+    def _answer(self, message: Message, packet: Carried, handle: Handle) -> None:
         began = time.monotonic()
         reply = Message(content=as_content(handle(packet)), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -228,7 +243,9 @@ class _Mailbox:
         with no_object_id_recompute():
             tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
             wanted, session = self.send(reply, tree, time.monotonic() - began)
-            name = packet_object(tree)
-            # The server asks for the packet alone: what wraps it need not be sent.
-            if name in wanted:
-                self.push(run, session, name, objects[name].deflate())
+            # The server asks for pieces alone: what wraps them need not be sent.
+            push_objects(
+                objects,
+                wanted.intersection(piece_objects(tree)),
+                lambda name, content: self.push(run, session, name, content),
+            )

@@ -25,7 +25,7 @@ from fedbilevel.federation.secure.shares import threshold
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
 from fedbilevel.federation.server.requests import Answers, Request
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import Header, RefusedError, unpack_tree
+from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
 __all__ = ["MaskedServer"]
 
@@ -228,7 +228,7 @@ class MaskedServer:
         def request(client: int, member: Member) -> Request:
             return request_for(client)
 
-        def read(client: int, reply: Header, listed: list, body: bytes) -> PyTree:
+        def read(client: int, reply: Header, listed: list, body: Bytes) -> PyTree:
             asked = replace(question.header, kind=kind, client=client)
             if replace(reply, info=asked.info) != asked:
                 raise RefusedError("replayed", "answers another packet")

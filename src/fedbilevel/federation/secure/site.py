@@ -23,7 +23,7 @@ from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.secure.layout import MaskedReply, Revealed
 from fedbilevel.federation.secure.masks import SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
-from fedbilevel.federation.wire import RefusedError, unpack_tree
+from fedbilevel.federation.wire import Bytes, RefusedError, unpack_tree
 from fedbilevel.runtime.checkpoint import DAMAGED
 
 __all__ = ["SiteSecrets"]
@@ -114,7 +114,7 @@ class SiteSecrets:
         self._remember(site)
         return tags
 
-    def reveal(self, info: Mapping[str, Any], listed: list, body: bytes) -> Revealed:
+    def reveal(self, info: Mapping[str, Any], listed: list, body: Bytes) -> Revealed:
         """Return what opens a sum that enough others confirmed to be the same."""
         site, exchange, survivors = self._asked(info)
         like = opening_like(len(exchange.participants))

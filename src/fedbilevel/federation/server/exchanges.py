@@ -32,6 +32,7 @@ from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.site import known_in_clear, links_of
 from fedbilevel.federation.wire import (
     EVERYONE,
+    Bytes,
     Header,
     RefusedError,
     digest,
@@ -236,7 +237,7 @@ class Exchanges:
             known = member.known if everyone and member.info.get("holds") else ()
             return request(question.place(client), *stand(client), frozenset(known))
 
-        def read(client: int, reply: Header, listed: list, body: bytes):
+        def read(client: int, reply: Header, listed: list, body: Bytes):
             accepted, kept = stand(client)
             asked = replace(header, client=client, accepted=accepted, kept=kept)
             if replace(reply, info=header.info) != asked:

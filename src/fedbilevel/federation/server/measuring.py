@@ -14,7 +14,7 @@ from fedbilevel.federation.server.exchanges import Exchanges, Stand
 from fedbilevel.federation.server.guard import not_finite
 from fedbilevel.federation.server.requests import Answers, Request
 from fedbilevel.federation.server.roster import Member
-from fedbilevel.federation.wire import Header, RefusedError, unpack_tree
+from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
 __all__ = ["conclude", "concluding", "measure", "measuring"]
 
@@ -24,7 +24,7 @@ def measure(
 ) -> Answers:
     """Return the numbers that clients measured, of those that do."""
 
-    def read(reply: Header, listed: list, body: bytes) -> dict[str, np.ndarray]:
+    def read(reply: Header, listed: list, body: Bytes) -> dict[str, np.ndarray]:
         return unpack_tree(listed, body, exchanges.measurement, finite=False)
 
     clients, like = measuring(exchanges), exchanges.measurement
@@ -50,7 +50,7 @@ def conclude(
 ) -> Answers:
     """Return what clients that have more to say of a finished run tell of it."""
 
-    def read(reply: Header, listed: list, body: bytes) -> dict[str, Any]:
+    def read(reply: Header, listed: list, body: Bytes) -> dict[str, Any]:
         if listed or body:
             raise RefusedError("oversized", "a conclusion carries no leaves")
         return read_conclusion(reply.info or {}, expected)
@@ -70,7 +70,7 @@ def _at_point(
     server: PyTree,
     stand: Stand,
     clients: list[int],
-    read_values: Callable[[Header, list, bytes], Any],
+    read_values: Callable[[Header, list, Bytes], Any],
     like: PyTree,
 ) -> Answers:
     """Let clients look at the server's point, and return what they tell."""
@@ -83,7 +83,7 @@ def _at_point(
     def request_for(client: int, member: Member) -> Request:
         return request(*stand(client))
 
-    def read(client: int, reply: Header, listed: list, body: bytes) -> Any:
+    def read(client: int, reply: Header, listed: list, body: Bytes) -> Any:
         same = ("kind", "federation", "attempt", "round", "exchange")
         if any(getattr(reply, name) != getattr(header, name) for name in same):
             raise RefusedError("replayed", "answers another packet than the one sent")

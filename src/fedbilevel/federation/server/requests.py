@@ -10,6 +10,8 @@ from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import (
     START_BYTES,
+    Bytes,
+    Carried,
     Header,
     RefusedError,
     Seal,
@@ -22,7 +24,7 @@ from fedbilevel.federation.wire import (
 __all__ = ["Answers", "Read", "Request", "RequestFor", "ask"]
 
 _GRACE = 1.0  # seconds that a client which was late before is given at least
-Read = Callable[[int, Header, list, bytes], Any]
+Read = Callable[[int, Header, list, Bytes], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +113,12 @@ def _ask_once(
         length = int.from_bytes(packet[4:START_BYTES], "big")
         overhead = START_BYTES + roster.seal.size + length
         answers.traffic += (len(packet), 0, overhead)
-    for client, answer in _sent(roster, packets).items():
-        answers.traffic[1] += len(answer)
+    for client, answer in _sent(roster, packets, largest).items():
+        length = 0 if isinstance(answer, RefusedError) else len(answer)
+        answers.traffic[1] += length
         try:
             header, listed, body = unpack(answer, largest, roster.seal)
-            answers.traffic[2] += len(answer) - len(body)
+            answers.traffic[2] += length - len(body)
             _check(header, client, headers[requests[client]])
             header = replace(header, number=0, addressees="")
             answers.taken[client] = read(client, header, listed, body)
@@ -162,7 +165,9 @@ def _check(header: Header, client: int, sent: Header) -> None:
         raise RefusedError(str(info.get("reason")), str(info.get("detail")))
 
 
-def _sent(roster: Roster, packets: Mapping[int, bytes]) -> dict[int, bytes]:
+def _sent(
+    roster: Roster, packets: Mapping[int, bytes], largest: int
+) -> dict[int, Carried]:
     node_of = {client: roster.members[client].node for client in packets}
     client_at = {node: client for client, node in node_of.items()}
     punctual = {node for node, k in client_at.items() if not roster.members[k].late}
@@ -179,6 +184,7 @@ def _sent(roster: Roster, packets: Mapping[int, bytes]) -> dict[int, bytes]:
         {node_of[client]: packet for client, packet in packets.items()},
         roster.terms.deadline,
         enough,
+        largest,
     )
     for client, node in node_of.items():
         late = node not in came

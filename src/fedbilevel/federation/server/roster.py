@@ -15,6 +15,8 @@ from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
+    Bytes,
+    Carried,
     Header,
     RefusedError,
     Seal,
@@ -28,7 +30,7 @@ from fedbilevel.problem import as_weights
 
 __all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
 
-_LARGEST_HELLO = 1 << 30  # bytes, until it is known how large the model is
+_LARGEST_HELLO = 1 << 32  # bytes, until it is known how large the model is
 _SPARE = 1 << 20  # bytes a hello may have beyond its leaves
 _PAUSE = 0.2  # seconds between two looks for nodes
 _SHORT = 1.0  # seconds to wait for a node that did not answer before
@@ -51,10 +53,12 @@ class Transport(Protocol):
         packets: Mapping[int, bytes],
         seconds: float,
         enough: Callable[[set[int], float], bool],
-    ) -> dict[int, bytes]:
+        largest: int,
+    ) -> dict[int, Carried]:
         """Send to nodes; return what came back in time.
 
-        Waits until all answered, `seconds` passed, or `enough(answered, elapsed)`.
+        Waits until all answered, `seconds` passed, or `enough(answered, elapsed)`. A
+        reply of more than `largest` bytes is not fetched, but refused.
         """
         ...
 
@@ -199,7 +203,7 @@ class Roster:
         about = (identity.federation, identity.settings, self.algorithm, EVERYONE)
         header = Header(notices.NOTICE, *about, identity.attempt, number, info=what)
         packets = dict.fromkeys(nodes, pack(header, seal=self.seal))
-        self.transport.exchange(packets, _FETCHED, lambda *_: not wait)
+        self.transport.exchange(packets, _FETCHED, lambda *_: not wait, _SPARE)
 
     def next_number(self) -> int:
         """Return the number of a request; no two of one attempt have the same."""
@@ -227,6 +231,7 @@ class Roster:
             dict.fromkeys(fresh, pack(hello, seal=self.seal)),
             self.terms.deadline,
             lambda answered, elapsed: self._enough(fresh, answered, elapsed),
+            self._largest,
         )
         self._silent = fresh - set(answers)
         for node, answer in answers.items():
@@ -271,7 +276,7 @@ class Roster:
         """Say hello once more to a site that forgot us."""
         self._met.discard(self.members[client].node)
 
-    def _enlist(self, node: int, answer: bytes, number: int) -> None:
+    def _enlist(self, node: int, answer: Carried, number: int) -> None:
         try:
             header, leaves, body = unpack(answer, self._largest, self.seal)
             if header.number != number and header.kind != "refused":
@@ -290,7 +295,7 @@ class Roster:
         self.members[header.client] = member
         self.report(f"client {header.client} is at node {node}")
 
-    def _member(self, node: int, header: Header, leaves: list, body: bytes) -> Member:
+    def _member(self, node: int, header: Header, leaves: list, body: Bytes) -> Member:
         info = header.info or {}
         if header.kind == "refused":
             told = (info.get("reason"), info.get("detail"))

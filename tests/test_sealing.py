@@ -30,6 +30,7 @@ from fedbilevel.federation.wire import (
     EVERYONE,
     START_BYTES,
     Header,
+    Parts,
     RefusedError,
     Seal,
     pack,
@@ -88,7 +89,7 @@ def sent_to(net: Loopback, node: int, kind: str) -> list[bytes]:
     return [packet for packet in packets if read(packet)[0].kind == kind]
 
 
-def read(packet: bytes) -> tuple[Header, list, bytes]:
+def read(packet: bytes) -> tuple[Header, list, memoryview]:
     """Read a signed packet, as whoever sees it can."""
     return unpack(packet, MOST, _Whoever())
 
@@ -98,10 +99,10 @@ class _Whoever:
 
     size = Signatures.size
 
-    def mark(self, content: bytes) -> bytes:
+    def mark(self, content: Parts) -> bytes:
         raise NotImplementedError
 
-    def author(self, content: bytes, mark: bytes) -> None:
+    def author(self, content: Parts, mark: bytes) -> None:
         del content, mark
 
 

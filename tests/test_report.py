@@ -337,7 +337,8 @@ def test_the_command_of_a_federation_keeps_both_kinds_of_patience():
 
 
 def test_a_node_of_a_trial_is_given_the_settings_of_its_server(tmp_path):
-    made = replace(FULL, seed=5, precision="float64", measure_every=3, max_bytes=9)
+    made = replace(FULL, task="reweighting", seed=5, precision="float64")
+    made = replace(made, measure_every=3, max_bytes=9)
     link = SuperLink("127.0.0.1:1", tmp_path, certificates=None)
     words = trial.persistent_node(made, 2, tmp_path, link).command
     text = shlex.join(["fedbilevel", *words[words.index("node") :]])

@@ -286,7 +286,6 @@ class Site:
         if not header.kept <= header.accepted < header.exchange:
             raise RefusedError("phase", "comes before the one this client stands after")
         sent = unpack_tree(listed, body, self._told[where], self._held)
-        self._held = {}  # should this fail, the server is told that they are unknown
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None

@@ -192,7 +192,10 @@ def test_padding_changes_no_weight_of_a_row(exact, tmp_path):
     _assert_close(weights[..., :rows], plain)
 
 
-@pytest.mark.parametrize("kind", ["regularization", "cleaning", "fairness"])
+@pytest.mark.parametrize(
+    "kind",
+    ["regularization", "cleaning", pytest.param("fairness", marks=pytest.mark.slow)],
+)
 def test_another_number_of_rows_compiles_nothing(kind, tmp_path):
     names: list[str] = []
 

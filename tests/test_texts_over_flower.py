@@ -139,7 +139,9 @@ def pushed(recorded: list[bytes]) -> list[bytes]:
 KINDS = {"float32": (4, 1e-4), "bfloat16": (2, 2.0**-8)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("float32", marks=pytest.mark.exhaustive), "bfloat16"]
+)
 def test_three_nodes_with_texts_are_as_in_the_simulator(kind, tmp_path):
     each, off = KINDS[kind]
     texts = write_texts(tmp_path / "texts")

@@ -113,10 +113,12 @@ def began(folder: Path, task: list[str]) -> bool:
 @pytest.mark.parametrize(
     ("task", "number", "nodes"),
     [
-        (WAITING, signal.SIGTERM, ""),
+        pytest.param(WAITING, signal.SIGTERM, "", marks=pytest.mark.exhaustive),
         (WAITING, signal.SIGKILL, ""),
         (RUNNING, signal.SIGTERM, "persistent"),
-        (RUNNING, signal.SIGINT, "persistent"),
+        pytest.param(
+            RUNNING, signal.SIGINT, "persistent", marks=pytest.mark.exhaustive
+        ),
         (RUNNING, signal.SIGKILL, "persistent"),
         (RUNNING, signal.SIGKILL, "stock"),
     ],

@@ -172,6 +172,7 @@ def test_padding_changes_no_measurement(kind, exact, tmp_path):
     assert np.isfinite(found).all()
 
 
+@pytest.mark.exhaustive
 def test_padding_changes_no_weight_of_a_row(exact, tmp_path):
     file = _table(tmp_path, 421)
     # Directions are drawn for all of x, which has an entry for every row, and for more.
@@ -194,7 +195,11 @@ def test_padding_changes_no_weight_of_a_row(exact, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    ["regularization", "cleaning", pytest.param("fairness", marks=pytest.mark.slow)],
+    [
+        "regularization",
+        pytest.param("cleaning", marks=pytest.mark.slow),
+        pytest.param("fairness", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_another_number_of_rows_compiles_nothing(kind, tmp_path):
     names: list[str] = []

@@ -106,7 +106,7 @@ def test_the_search_learns_and_leaves_a_model(task, tmp_path):
     result = Experiment("architecture", "fedbio", **sizes).run(tmp_path / "run")
     model = Model.load(tmp_path / "run")
     told = result.final["test_accuracy"]
-    held = (task.metrics.image, task.metrics.label)
+    held = (task.metrics.features, task.metrics.label)
     rows, label = (np.asarray(one)[: task.metrics.size] for one in held)
     guesses = model.scores(rows).argmax(axis=1)  # they are scaled already
     assert np.mean(guesses == label) == pytest.approx(told, abs=1e-6)

@@ -30,7 +30,6 @@ __all__ = [
     "cross_entropies",
     "cross_entropy",
     "held_array",
-    "is_right",
     "mean_of_first",
     "pixel_scaling",
 ]
@@ -111,7 +110,7 @@ class Improbability:
         return jnp.mean(1 - jnp.exp(-losses))
 
 
-def is_right(scores: Array, label: Array) -> Array:
+def _is_right(scores: Array, label: Array) -> Array:
     """Return 1 for each row whose label has the highest score, else 0."""
     guess = jnp.argmax(scores, axis=1).astype(label.dtype)
     return (guess == label).astype(scores.dtype)
@@ -119,14 +118,14 @@ def is_right(scores: Array, label: Array) -> Array:
 
 def accuracy(scores: Array, label: Array) -> Array:
     """Return the share of rows whose label has the highest score."""
-    return jnp.mean(is_right(scores, label))
+    return jnp.mean(_is_right(scores, label))
 
 
 def balanced_accuracy(scores: Array, label: Array) -> Array:
     """Return the mean over classes of the accuracy on the class; -1 is of none."""
     member = jax.nn.one_hot(label, scores.shape[1], dtype=scores.dtype)
     sizes = jnp.sum(member, axis=0)
-    of_class = is_right(scores, label) @ member / jnp.maximum(sizes, 1)
+    of_class = _is_right(scores, label) @ member / jnp.maximum(sizes, 1)
     return jnp.sum(of_class) / jnp.sum((sizes > 0).astype(scores.dtype))
 
 
@@ -177,7 +176,7 @@ class HeldOut(eqx.Module):
 
     def accuracy(self, scores: Array) -> Array:
         """Return the share of rows whose label has the highest score."""
-        return mean_of_first(is_right(scores, self.label), self.size)
+        return mean_of_first(_is_right(scores, self.label), self.size)
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return loss, accuracy and its complement, which is better when lower."""

@@ -20,12 +20,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
@@ -36,13 +35,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import MEASURED_BELOW, Task
-from fedbilevel.tasks._labeled import (
-    cross_entropies,
-    cross_entropy,
-    held_array,
-    is_right,
-    mean_of_first,
-)
+from fedbilevel.tasks._labeled import HeldOut, cross_entropy
 from fedbilevel.tasks._rows import (
     PartitionText,
     RowLimit,
@@ -96,25 +89,15 @@ def _lower(x: Array, y: Network, rows: Rows) -> Scalar:
 PROBLEM = Problem(_upper, _lower)
 
 
-class _HeldOutImages(eqx.Module):
+class _HeldOutImages(HeldOut):
     """The mixed network on images that no client has, and the operations it prefers."""
-
-    image: Float[Array, "rows pixels"]
-    label: Int[Array, " rows"]
-    size: Int[Array, ""]
-
-    def accuracy(self, scores: Array) -> Array:
-        """Return the share of images whose label has the highest score."""
-        return mean_of_first(is_right(scores, self.label), self.size)
 
     def __call__(self, x: Array, y: Network) -> dict[str, Array]:
         """Return loss and accuracy, and the index of an operation for each edge."""
-        scores = mixed_scores(x, y, self.image)
-        losses = cross_entropies(scores, self.label)
+        measured = super().__call__(x, y)
         best = jnp.argmax(x, axis=1).astype(x.dtype)
         return {
-            "test_loss": mean_of_first(losses, self.size),
-            "test_accuracy": self.accuracy(scores),
+            **{name: measured[name] for name in ("test_loss", "test_accuracy")},
             **{f"operation_{place}": best[place] for place in range(EDGES)},
         }
 
@@ -142,7 +125,7 @@ def retrained_accuracy(
     names = tuple(choice)
     classes = len(task.classes)
     trained = _train(names, steps, classes, _pooled(task.data), jr.key(seed))
-    return float(test.accuracy(single_scores(names, trained, test.image)))
+    return float(test.accuracy(single_scores(names, trained, test.features)))
 
 
 def _pooled(data: ClientData) -> Rows:
@@ -296,8 +279,6 @@ def make(
         [{"image": one["features"], "label": one["label"]} for one in part]
         for part in (dealt.upper, dealt.lower)
     )
-    image, label = pool.test.features, pool.test.label
-    test = held_array(image, float), held_array(label, label.dtype)
     made, pixels = pool.preparation, pool.pixels
     shape = pixels.shape if pixels else (len(made.feature_names) if made else 0,)
     return Task(
@@ -305,7 +286,7 @@ def make(
         ClientData.from_clients(upper, lower),
         jnp.zeros((EDGES, len(OPERATIONS))),
         Network(jr.key(split), pool.classes),
-        _HeldOutImages(*test, jax.device_put(np.int32(len(label)))),
+        _HeldOutImages.of(pool.test, mixed_scores),
         headline="test_loss",
         recommended=_RECOMMENDED,
         convex=False,

@@ -92,6 +92,22 @@ def test_steps_that_are_measured_converge(
     assert gap(problem, x) < 0.5 * gap(problem, np.arange(1.0, DX + 1))
 
 
+@pytest.mark.slow
+def test_a_lower_level_of_condition_number_10000_is_solved():
+    """In some sqrt(10,000) rounds where plain steps of y need 10,000 and more."""
+    problem = drawn(2, 3, 1e4)
+    start = gap(problem, np.arange(1.0, DX + 1))
+    assert gap(problem, ended(problem, 5000, 20)) < 1e-5 * start
+
+
+def test_units_do_not_matter_to_a_run_that_went_back():
+    """It explodes in round 22, and goes on from the start with what was measured."""
+    problem = drawn(0, 2, 100.0)
+    usual = ended(problem, 40, 20)
+    scaled = ended(problem, 40, 20, (1e-3, 1e3, 1.0))
+    np.testing.assert_allclose(scaled, usual, rtol=1e-6)
+
+
 @settings(max_examples=4, deadline=None)
 @given(scales=SCALES)
 def test_units_do_not_matter(scales):

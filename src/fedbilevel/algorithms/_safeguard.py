@@ -8,7 +8,10 @@ and z is the other reason why runs explode, and halving all steps alike would no
 that. Steps in units of the curvature are seldom the reason; they are shortened less.
 
 Where the stride of x is measured and x turns round (`_way.py`), that stride is limited;
-if x had got to where all is much steeper than at its start, the run begins anew.
+if x had got to where all is much steeper than at its start, the run begins anew. So it
+does if it explodes there while y and z may have momentum (`_momentum.py`), which makes
+an x that is too fast explode before it turns. How far y goes counts in units of how
+fast momentum makes it.
 
 Clients send one number, whether their reply was finite, and what was known of a reply
 in its place where it was not: such a client is left out of the round. Less than half of
@@ -33,7 +36,7 @@ _EVERY = 10  # rounds between two kept states
 _MANY = 0.5  # of the replies of a round
 _FAR, _CALM = 100.0, 10.0  # times as far as in the first rounds
 _GROWTH = 2.0  # by which the usual may grow in one of the first rounds
-EXPLODED, TURNED, ANEW, UNFIT = range(4)
+EXPLODED, TURNED, ANEW, UNFIT, TOO_FAST = range(5)
 _TOLD = {
     EXPLODED: "the run exploded in round {now}: it went back to where it was after "
     "round {back}, and on with half the steps, and a quarter of that of x",
@@ -41,17 +44,31 @@ _TOLD = {
     "of what it was",
     ANEW: "x turned round in round {now}, too fast for y: the run began anew, with a "
     "quarter of the step that x had",
+    TOO_FAST: "the run exploded in round {now}, x being too fast for y: it began anew, "
+    "with a quarter of the step that x had",
     UNFIT: "theta did not fit any more in round {now}: it was larger than 1/L1, where "
     "its series need not converge; theta=auto follows L1",
 }
 
 
 class Turned(NamedTuple):
-    """Whether x turned round, whether it was lost then, and a state to begin anew."""
+    """Whether x turned round, whether it was lost then, and a state to begin anew.
+
+    An x that is `too_fast` is the reason of an explosion, and not y's own steps.
+    """
 
     turned: Bool[Array, ""]
     lost: Bool[Array, ""]
+    too_fast: Bool[Array, ""]
     start: PyTree
+
+
+class Move(NamedTuple):
+    """The y of a state, that of the recent one, and how fast momentum makes it."""
+
+    y: Lower
+    before: Lower
+    speed: Any
 
 
 class Guard(eqx.Module):
@@ -87,25 +104,29 @@ class Guard(eqx.Module):
         counts = (none, none, none, none)
         return Guard(first, state, state, kept, zero, zero, *counts, rounds, none)
 
-    def judged(
-        self, state: PyTree, y: Lower, before: Lower, turn: Turned, index: Any
-    ) -> tuple[PyTree, "Guard"]:
-        """Return the state to go on from after a round, and what to remember.
+    def at(self, state: PyTree, first: PyTree) -> "Guard":
+        """Return the same with the state that a first round begins from."""
+        return replace(self, first=first, older=state, recent=state)
 
-        `y` is that of the state, `before` that of the recent one.
-        """
+    def judged(
+        self, state: PyTree, move: Move, turn: Turned, index: Any
+    ) -> tuple[PyTree, "Guard"]:
+        """Return the state to go on from after a round, and what to remember."""
         index = jnp.asarray(index, jnp.int32)
-        far = _size(_tree.subtract(y, before))
-        most = jnp.maximum(_FAR * self.usual, _size(before))
+        far = _size(_tree.subtract(move.y, move.before)) / move.speed
+        most = jnp.maximum(_FAR * self.usual, _size(move.before) / move.speed)
         exploded = (self.usual > 0) & (far > most)
         bad = exploded | (self.trouble >= _MANY) | ~_tree.all_finite(state)
         bad &= self.returns < MOST
         turned = turn.turned & ~bad & (self.happened - self.returns < MOST)
-        anew = turned & turn.lost & (self.returns < MOST)
+        fled = bad & turn.too_fast
+        bad &= ~fled
+        anew = fled | (turned & turn.lost & (self.returns < MOST))
         state = _tree.select(anew, turn.start, _tree.select(bad, self.older, state))
         after = self._kept(state, far, bad, anew, index)
         what = jnp.where(bad, EXPLODED, jnp.where(anew, ANEW, TURNED))
-        return state, after._noted(bad | turned, what, index + 1, self.kept[0])
+        what = jnp.where(fled, TOO_FAST, what)
+        return state, after._noted(bad | anew | turned, what, index + 1, self.kept[0])
 
     def _kept(
         self, state: PyTree, far: Array, bad: Array, anew: Array, index: Array

@@ -3,8 +3,9 @@ r"""Steps that follow the curvature, and a run that survives steps that are too 
 A wrapper around any method. Its numbers may be relative ones (`fedbilevel.units`): the
 wrapper measures what they refer to, along the run, and hands the method plain numbers
 in every exchange. With `safeguard`, a run that explodes goes back and goes on by
-shorter steps, and a theta that was given is told when it stops to fit. The method's
-listing knows nothing of all this.
+shorter steps, a theta that was given is told when it stops to fit, and y and z get
+momentum where they go on and on in one direction. The method's listing knows nothing of
+all this.
 
 What travels more than the method says, each way: L1 and the stride of x where they are
 followed, and how often steps were halved, down; (L_k / L)^4 once a round, and whether
@@ -38,6 +39,7 @@ from fedbilevel.algorithms._base import (
 )
 from fedbilevel.algorithms._curvature import POWER, START
 from fedbilevel.algorithms._drift import forgotten
+from fedbilevel.algorithms._momentum import Momentum
 from fedbilevel.algorithms._optimizers import AbstractWrapper, mapped
 from fedbilevel.algorithms._plain_steps import (
     fixed_thetas,
@@ -45,7 +47,7 @@ from fedbilevel.algorithms._plain_steps import (
     plain,
     shorter,
 )
-from fedbilevel.algorithms._safeguard import MOST, Guard, Turned
+from fedbilevel.algorithms._safeguard import MOST, Guard, Move, Turned
 from fedbilevel.algorithms._way import Way
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import Oracle
@@ -62,6 +64,7 @@ class Steady(eqx.Module):
     curvature: Array | None
     way: Way | None
     guard: Guard | None
+    momentum: Momentum | None
 
 
 class Sent(eqx.Module):
@@ -120,6 +123,14 @@ class SteadySteps(AbstractWrapper):
         """Say whether the stride of x is measured."""
         return OfDistance in relative_kinds(self.algorithm)
 
+    @property
+    def pushes(self) -> bool:
+        """Say whether y and z may get momentum: their steps follow the curvature.
+
+        What it may spoil a safeguard mends.
+        """
+        return self.safeguard and OfCurvature in relative_kinds(self.algorithm)
+
     def parameters(self) -> dict[str, Any]:
         """Return those of the method, and whether it is guarded."""
         return {**self.algorithm.parameters(), "safeguard": self.safeguard}
@@ -128,11 +139,19 @@ class SteadySteps(AbstractWrapper):
         """Start the method, with nothing measured."""
         server = self.plain().init_server(x, y)
         way = Way.of(x) if self.paces else None
-        guard = None
-        if self.safeguard:
-            guard = Guard.of((server, way), server if self.paces else None)
+        guard = Guard.of((server, way), None) if self.safeguard else None
         curvature = jnp.ones((), _kind(x)) if self.follows else None
-        return Steady(server, curvature, way, guard)
+        return self.begun(Steady(server, curvature, way, guard, None))
+
+    def begun(self, state: Steady) -> Steady:
+        """Return a state before the first round, to which a run may go back."""
+        if self.pushes:
+            state = replace(state, momentum=Momentum.of(state.server))
+        if state.guard is None:
+            return state
+        first = state.server if self.paces else None
+        guard = state.guard.at((state.server, state.way), first)
+        return replace(state, guard=guard)
 
     def init_client(self, x: Upper, y: Lower) -> Held:
         """Start the method's memory, and the power iteration."""
@@ -211,7 +230,7 @@ class SteadySteps(AbstractWrapper):
             curvature = server.curvature
             if curvature is not None:
                 curvature = (power ** (1 / POWER)).astype(curvature.dtype)
-            return replace(server, curvature=curvature, way=way)
+            return self.begun(replace(server, curvature=curvature, way=way))
 
         return Phase("curvature", lambda s: self.point(s), local, up)
 
@@ -336,6 +355,8 @@ class _Exchange(eqx.Module):
         if self._measures:
             curvature: Any = server.curvature
             state = replace(state, curvature=_curvature.followed(curvature, ratio))
+        if self.stage == "setup":
+            return self.whole.begun(_noting(state, troubled))
         if not self.judges:
             return _noting(state, troubled)
         return self._judged(_noting(state, troubled), turn)
@@ -352,15 +373,20 @@ class _Exchange(eqx.Module):
             way = before.gone(point.x, unit)
         if guard is None:
             return replace(state, way=way)
-        carried, turned = (state.server, way), _turned(guard, before, way, state.server)
+        carried, turned = (state.server, way), _turned(state, guard, way)
         guard = self._fitting(state, guard, turn)
         watched = self.whole.algorithm.watched
-        now, recent = watched(state.server), watched(guard.recent[0])
-        kept, after = guard.judged(carried, now, recent, turned, turn.index)
+        speed = 1.0 if state.momentum is None else state.momentum.speed()
+        move = Move(watched(state.server), watched(guard.recent[0]), speed)
+        kept, after = guard.judged(carried, move, turned, turn.index)
         # Clients forget what they kept of the time that did not count.
         returned = after.returns > guard.returns
         server = _tree.select(returned, forgotten(kept[0]), kept[0])
-        return replace(state, server=server, way=kept[1], guard=after)
+        state = replace(state, server=server, way=kept[1], guard=after)
+        if state.momentum is None:
+            return state
+        server, momentum = state.momentum.pushed(server, returned)
+        return replace(state, server=server, momentum=momentum)
 
     def _fitting(self, state: Steady, guard: Guard, turn: ServerTurn) -> Guard:
         """Remember the first round in which a theta that was given did not fit."""
@@ -372,14 +398,16 @@ class _Exchange(eqx.Module):
         return guard.watched(theta * state.curvature > 1, turn.index)
 
 
-def _turned(
-    guard: Guard, before: Way | None, way: Way | None, server: PyTree
-) -> Turned:
+def _turned(state: Steady, guard: Guard, way: Way | None) -> Turned:
     """Say whether x turned round; where its way is not followed, it never does."""
+    before, never = state.way, jnp.zeros((), bool)
     if before is None or way is None:
-        never = jnp.zeros((), bool)
-        return Turned(never, never, (server, way))
-    return Turned(way.turns > before.turns, way.is_lost(), (guard.first, way.anew()))
+        return Turned(never, never, never, (state.server, way))
+    turned = way.turns > before.turns
+    # What explodes leaves nothing in `way` that could be relied upon.
+    start = _tree.select(turned, way, before.limited()).anew()
+    too_fast = before.is_lost() if state.momentum is not None else never
+    return Turned(turned, way.is_lost(), too_fast, (guard.first, start))
 
 
 def _times_of_last(phases: Phases) -> int:

@@ -113,7 +113,7 @@ class Way(eqx.Module):
         """Return the same with a limit, if x has come back."""
         back = self.away & (distance < _BACK * self.farthest)
         turned = agrees & (back | (self.path > _LONG * self.farthest))
-        limit = jnp.where(turned, _SHORTER * self.stride(), self.limit)
+        limit = jnp.where(turned, self.limited().limit, self.limit)
         away = (self.away & ~turned) | (distance > _AWAY * self.farthest)
         path = jnp.where(turned, 0, self.path)
         numbers = self._like_before({"limit": limit, "path": path})
@@ -138,3 +138,7 @@ class Way(eqx.Module):
         fresh = Way.of(self.first.x).began(self.slope)
         kept = {"limit": self.limit, "turns": self.turns, "rounds": self.rounds}
         return replace(fresh, **kept)
+
+    def limited(self) -> "Way":
+        """Return the same with a quarter of its stride as the limit."""
+        return replace(self, limit=_SHORTER * self.stride())

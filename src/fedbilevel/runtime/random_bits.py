@@ -75,6 +75,11 @@ def _pairs(key: Words, shape: tuple[int, ...]) -> Words:
     return jnp.stack(_hashed(key, shape), axis=-1)
 
 
+@jax.jit
+def _folded(key: Words, data: Words) -> Words:
+    return jnp.stack(_hash(key, jnp.zeros_like(data), data), axis=-1)
+
+
 @partial(jax.jit, static_argnames="shape")
 def _mixed(key: Words, shape: tuple[int, ...]) -> Words:
     a, b = _hashed(key, shape)
@@ -106,13 +111,17 @@ def _random_bits(key: Words, bit_width: int, shape: tuple[int, ...]) -> Array:
     return words.astype(jnp.dtype(f"uint{bit_width}"))
 
 
+def _fold_in(key: Words, data: Words) -> Words:
+    with _apart():
+        return _folded(key, data)
+
+
 _WRITTEN_OUT = extension.define_prng_impl(
     key_shape=(2,),
     seed=_USUAL.seed,
     split=_split,
     random_bits=_random_bits,
-    # Chains of these are many and short: as functions of their own they run longer.
-    fold_in=_USUAL.fold_in,
+    fold_in=_fold_in,
     name="threefry2x32_written_out",
     tag="two",
 )

@@ -37,3 +37,17 @@ def test_other_keys_and_other_devices_are_left_alone():
     key = jr.key(0)
     with _evaluation.using(_evaluation.ACCELERATOR):
         assert written_out(key) is key
+
+
+def test_a_hash_is_not_computed_in_every_kernel_that_reads_its_numbers():
+    def rows_of(key, rows, client):
+        drawn = jr.bits(jr.split(written_out(key))[0], (32,), jnp.uint32)
+        return rows[client, drawn % jnp.uint32(48)]
+
+    rows = jnp.zeros((4, 48, 65), jnp.float32)
+    lowered = jax.jit(rows_of).lower(jr.key(0), rows, jnp.asarray(1))
+    kernels = str(lowered.compile().as_text()).split("\n\n")
+    assert any("gather(" in one for one in kernels)
+    assert not any("gather(" in one and "xor(" in one for one in kernels)
+    hashes = [one for one in kernels if one.count("xor(") > 20]
+    assert len(hashes) == 2  # one of the split, one of the bits

@@ -1,5 +1,6 @@
 """Help, and whatever is refused at once, need neither JAX nor a picture library."""
 
+import gc
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedbilevel
 from fedbilevel import _registry, algorithms, tasks
-from fedbilevel.cli import checks
+from fedbilevel.cli import checks, main
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import THEOREMS
 from fedbilevel.cli.theory import PRESETS
@@ -55,6 +56,21 @@ def probe(commands: list[list[str]]) -> list[tuple[int, list[str], str]]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def test_a_command_seldom_looks_for_garbage(monkeypatch):
+    usual = gc.get_threshold()
+    monkeypatch.setattr(sys, "argv", ["fedbilevel", "--version"])
+    try:
+        with pytest.raises(SystemExit):
+            main()
+        gc.collect()
+        before = gc.get_stats()[0]["collections"]
+        kept = [[] for _ in range(20_000)]
+        assert gc.get_stats()[0]["collections"] == before
+        assert len(kept) == 20_000
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_help_loads_nothing_heavy():

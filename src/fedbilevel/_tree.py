@@ -5,9 +5,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from fedbilevel._types import Scalar
+
+
+def filled(shape: int | tuple[int, ...], value: float = 0.0) -> Array:
+    """Return floating-point numbers that are all alike, a start for instance.
+
+    JAX would compile a program for them, for every shape another one.
+    """
+    kind = jax.dtypes.canonicalize_dtype(float)
+    return jax.device_put(np.full(shape, value, kind))
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:

@@ -31,9 +31,12 @@ _FORGOTTEN = 0.1  # of an L that has fallen
 _SMALLEST = 1e-30
 
 
-def first_vector(y: Lower) -> Lower:
-    """Return some v of length 1, the same on every machine."""
-    return some_direction(y, jr.key(0))
+def first_vector(y: Lower, kind: Any = None) -> Lower:
+    """Return some v of length 1, the same on every machine.
+
+    `kind` is that of the keys of a program, where they are drawn from in another way.
+    """
+    return some_direction(y, jr.key(0, impl=kind))
 
 
 def multiplied(
@@ -44,7 +47,8 @@ def multiplied(
     zeta = oracle.draw_lower(key)
     after, size = curvature_along(oracle, place.x, place.y, v, zeta, times)
     # A direction that was lost is looked for anew.
-    after = _tree.select(size > 0, after, first_vector(v))
+    anew = first_vector(v, jr.key_impl(key))
+    after = _tree.select(size > 0, after, anew)
     return after, jnp.maximum(size, _SMALLEST)
 
 

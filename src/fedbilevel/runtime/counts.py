@@ -9,7 +9,9 @@ counts once per point. Totals are over all participants.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -53,6 +55,7 @@ _DRAWS = {
     "_part_lower": "lower_samples",
 }
 SAMPLES = ("upper_samples", "lower_samples")
+_Turn = Callable[[], ServerTurn]
 
 
 class ExchangeCost:
@@ -257,14 +260,14 @@ def _trace(
 ) -> ExchangeCost:
     """Trace one exchange, without computing anything."""
     cohort, link = job.cohort(phase), Link.of(job, phase, where)
-    ids = jax.device_put(np.arange(cohort, dtype=np.int32))
-    present = jax.device_put(np.ones(cohort, bool))
-    turn = server_turn(job, where, index, ids, present)
+    ids, present = np.arange(cohort, dtype=np.int32), np.ones(cohort, bool)
+    # Called where something is traced: elsewhere its key would be computed.
+    turn = partial(server_turn, job, where, index, *map(jax.device_put, (ids, present)))
     calls: Counter[str] = Counter()
 
     def local(server: PyTree, data: Data):
         memory = job.algorithm.init_client(job.x, job.y)
-        message = for_place(phase.message(server, turn), 0)
+        message = for_place(phase.message(server, turn()), 0)
         mine = keys.client_turn(job.key, where, 0, index)
         oracle = replace(job.oracle(0), data=data)
         return phase.local(message, memory, oracle, mine)[1]
@@ -295,10 +298,10 @@ def _real(data: Data) -> Data:
     return eqx.filter_eval_shape(cut, data)
 
 
-def _sent_leaves(link: Link, public: PyTree, turn: ServerTurn) -> list[tuple]:
+def _sent_leaves(link: Link, public: PyTree, turn: _Turn) -> list[tuple]:
     """Return what one participant is sent, leaf by leaf."""
     traced, shapes = jax.make_jaxpr(
-        lambda server: link.sent(server, turn), return_shape=True
+        lambda server: link.sent(server, turn()), return_shape=True
     )(public)
     inputs, told = traced.jaxpr.invars, link.job.channel.told
     own = jax.eval_shape(lambda sent: told(for_place(sent, 0)), shapes)
@@ -312,7 +315,7 @@ def _sent_leaves(link: Link, public: PyTree, turn: ServerTurn) -> list[tuple]:
 
 
 def _replaced_leaves(
-    link: Link, public: PyTree, reply: PyTree, turn: ServerTurn
+    link: Link, public: PyTree, reply: PyTree, turn: _Turn
 ) -> set[int]:
     """Return which leaves of the server's state an exchange changes."""
     cohort = link.job.cohort(link.phase)
@@ -322,7 +325,7 @@ def _replaced_leaves(
             lambda leaf: jnp.broadcast_to(leaf, (cohort, *leaf.shape)), reply
         )
         mean = link.reduced(stacked, jnp.ones(cohort), lambda v: v, lambda v: v)
-        return link.absorb(server, mean if link.phase.gathers else reply, turn)
+        return link.absorb(server, mean if link.phase.gathers else reply, turn())
 
     after = jax.make_jaxpr(taken_in)(public, reply).jaxpr
     same = zip(after.invars, after.outvars, strict=False)

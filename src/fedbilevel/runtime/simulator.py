@@ -134,12 +134,16 @@ class SimulatorRuntime:
 
 def placed_span(layout: Layout, span: Span) -> Any:
     """Return a span as the compiled program takes it."""
+
+    def count(value: Any) -> jax.Array:
+        return jax.device_put(np.asarray(value, np.int32))
+
     whole = program.Span(
-        start=jnp.asarray(span.start, jnp.int32),
-        stop=jnp.asarray(span.stop, jnp.int32),
-        total=jnp.asarray(span.total, jnp.int32),
-        every=jnp.asarray(span.every, jnp.int32),
-        limits=jnp.asarray(span.limits, jnp.int32),
+        start=count(span.start),
+        stop=count(span.stop),
+        total=count(span.total),
+        every=count(span.every),
+        limits=count(span.limits),
         rule=span.rule,
         track=jax.tree.map(jnp.asarray, span.track),
         ends=span.ends,

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from fedbilevel import _tree
 from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.runtime.counts import Ledger
@@ -97,9 +99,9 @@ class Rule(eqx.Module):
         target = -jnp.inf if stopping.target is None else stopping.target
         patience = most if stopping.patience is None else stopping.patience
         return Rule(
-            jnp.asarray(target, float),
-            jnp.asarray(patience, jnp.int32),
-            jnp.asarray(limit, jnp.int32),
+            _tree.filled((), target),
+            jax.device_put(np.asarray(patience, np.int32)),
+            jax.device_put(np.asarray(limit, np.int32)),
             stopping.metric if stopping.looks else None,
         )
 
@@ -128,8 +130,8 @@ class Track(eqx.Module):
     @staticmethod
     def start(runs: tuple[int, ...] = ()) -> "Track":
         """Return that of a run, or of many, before the first round."""
-        zero = jnp.zeros(runs, jnp.int32)
-        return Track(jnp.full(runs, jnp.inf), zero, zero, zero)
+        zero = jax.device_put(np.zeros(runs, np.int32))
+        return Track(_tree.filled(runs, jnp.inf), zero, zero, zero)
 
     def seen(self, rule: Rule, values: Any, due: Any) -> "Track":
         """Take in a measurement, where one is due."""

@@ -284,7 +284,7 @@ def make(
     return Task(
         PROBLEM,
         ClientData.from_clients(upper, lower),
-        jnp.zeros((EDGES, len(OPERATIONS))),
+        _tree.filled((EDGES, len(OPERATIONS))),
         Network(jr.key(split), pool.classes),
         _HeldOutImages.of(pool.test, mixed_scores),
         headline="test_loss",

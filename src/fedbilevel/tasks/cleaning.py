@@ -329,7 +329,7 @@ def make(
             private=Pair(True, False),
         ),
         held,
-        jnp.zeros(held.lower["label"].shape[1]),
+        _tree.filled(held.lower["label"].shape[1]),
         build(model, shape, pool.classes, width, jr.key(split)),
         HeldOut.of(pool.test, scores),
         headline="test_error",

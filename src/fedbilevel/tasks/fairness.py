@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedbilevel import datasets
+from fedbilevel import _tree, datasets
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -282,8 +282,8 @@ def _task(
     return Task(
         PROBLEM,
         ClientData.from_clients([_padded_panel(one) for one in panels], training),
-        jnp.zeros(2),
-        jnp.zeros(features.shape[-1]),
+        _tree.filled(2),
+        _tree.filled(features.shape[-1]),
         _TestMetrics(*held, jax.device_put(np.int32(label.shape[1]))),
         headline="worst_group_loss",
         recommended=_RECOMMENDED,

@@ -253,7 +253,7 @@ def make(
             [{**one, "weight": weights[one["label"]]} for one in dealt.upper],
             dealt.lower,
         ),
-        {name: jnp.zeros(pool.classes) for name in ("scales", "shifts")},
+        {name: _tree.filled(pool.classes) for name in ("scales", "shifts")},
         build(model, shape, pool.classes, width or usual.width, jr.key(split)),
         _TestMetrics.of(pool.test, scores),
         headline="balanced_error",

@@ -22,6 +22,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedbilevel import _tree
 from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
@@ -124,8 +125,8 @@ def make(
     return Task(
         PROBLEM,
         ClientData.from_clients(rows, rows),
-        jnp.full(_SIZE, _FAR),
-        jnp.full(_SIZE, _FAR),
+        _tree.filled(_SIZE, _FAR),
+        _tree.filled(_SIZE, _FAR),
         SaddlePoint(*(jnp.asarray(value, dtype=float) for value in (A, b, _PULL))),
         headline="grad_norm_sq",
         tuned_by="grad_norm_sq",

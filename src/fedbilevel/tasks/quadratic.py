@@ -10,9 +10,9 @@ the averaged problem and its solution are those of spread 0 for every K.
 
 from typing import Annotated
 
-import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel import _tree
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData
 from fedbilevel.tasks._base import MEASURED, Task
@@ -80,8 +80,8 @@ def make(
     return Task(
         PROBLEM,
         data,
-        jnp.zeros(dx),
-        jnp.zeros(dy),
+        _tree.filled(dx),
+        _tree.filled(dy),
         ClosedForm.of(data),
         headline="grad_norm_sq",
         tuned_by="grad_norm_sq",

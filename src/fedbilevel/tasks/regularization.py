@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from fedbilevel import _tree
 from fedbilevel._types import Metrics, Rows
 from fedbilevel.datasets import Dataset, Preparation
 from fedbilevel.datasets.preparation import TargetLabel
@@ -142,8 +143,8 @@ def make(
     return Task(
         Problem(loss, _Lower(loss)),
         held,
-        jnp.full(width, start),
-        jnp.zeros((pool.classes or 1, width)),
+        _tree.filled(width, start),
+        _tree.filled((pool.classes or 1, width)),
         tested,
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),

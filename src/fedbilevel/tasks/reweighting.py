@@ -219,7 +219,7 @@ def make(
     return Task(
         Problem(_upper, _Lower(penalty), frozen=frozen, rows_at_once=at_once),
         ClientData.from_clients(held.upper, held.lower),
-        jnp.zeros(len(held.sources)),
+        _tree.filled(len(held.sources)),
         y,
         _TestMetrics(*tested, held.sources, at_once),
         headline="test_loss",

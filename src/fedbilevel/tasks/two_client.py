@@ -9,9 +9,9 @@ LocalBSGM and LocalBSGVRM do, ends at x = 8/7, y = 4/7.
 
 from typing import Annotated
 
-import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel import _tree
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData
 from fedbilevel.tasks._base import Task
@@ -54,8 +54,8 @@ def make(
     return Task(
         PROBLEM,
         data,
-        jnp.zeros(1),
-        jnp.zeros(1),
+        _tree.filled(1),
+        _tree.filled(1),
         ClosedForm.of(data),
         headline="grad_norm_sq",
         tuned_by="grad_norm_sq",

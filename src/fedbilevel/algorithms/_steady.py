@@ -159,6 +159,10 @@ class SteadySteps(AbstractWrapper):
         """Return the method's iterate."""
         return self.algorithm.point(server.server)
 
+    def worked_on(self, server: Steady) -> PyTree:
+        """Leave out the states to go back to: they stay on the server."""
+        return self.algorithm.worked_on(server.server)
+
     def events(self, server: Steady) -> list[str]:
         """Say what happened on the way."""
         if server.guard is None:

@@ -359,7 +359,7 @@ class _Exchange(eqx.Module):
         carried, turned = (state.server, way), _turned(guard, before, way, state.server)
         guard = self._fitting(state, guard, turn)
         watched = self.whole.algorithm.watched
-        now, recent = watched(state.server), watched(guard.recent[0])
+        now, recent = watched(state.server), watched(guard.recent()[0])
         kept, after = guard.judged(carried, now, recent, turned, turn.index)
         # Clients forget what they kept of the time that did not count.
         returned = after.returns > guard.returns

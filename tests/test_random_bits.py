@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import _evaluation
-from fedbilevel.runtime.random_bits import written_out
+from fedbilevel.runtime.random_bits import folds_written_out, written_out
 
 DRAWS = {
     "split": lambda key: jr.key_data(jr.split(key, (3, 2))),
@@ -29,11 +29,24 @@ def test_numbers_are_those_of_jax(name):
     other = written_out(key)
     assert jr.key_impl(other) != jr.key_impl(key)
     np.testing.assert_array_equal(draw(other), draw(key))
+    folds_too = folds_written_out(other)
+    assert jr.key_impl(folds_too) != jr.key_impl(other)
+    np.testing.assert_array_equal(draw(folds_too), draw(key))
+
+
+def test_folds_of_many_names_have_no_loop():
+    folds = jax.vmap(jr.fold_in, (None, 0))
+    key, names = written_out(jr.key(1)), jnp.arange(12)
+    loops = [
+        jax.jit(folds).lower(one, names).as_text().count("stablehlo.while")
+        for one in (key, folds_written_out(key))
+    ]
+    assert loops == [1, 0]
 
 
 def test_other_keys_and_other_devices_are_left_alone():
     unsafe = jr.key(0, impl="rbg")
-    assert written_out(unsafe) is unsafe
+    assert written_out(unsafe) is unsafe and folds_written_out(unsafe) is unsafe
     key = jr.key(0)
     with _evaluation.using(_evaluation.ACCELERATOR):
-        assert written_out(key) is key
+        assert written_out(key) is key and folds_written_out(key) is key

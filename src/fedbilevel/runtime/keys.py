@@ -22,6 +22,7 @@ from jaxtyping import Array, Int, UInt32
 
 from fedbilevel._types import Key
 from fedbilevel.algorithms import Turn
+from fedbilevel.runtime.random_bits import folds_written_out
 
 ROUNDS, SETUP = 0, 1
 _COHORTS, _LENGTHS, _SHARED = 16, 32, 48  # apart from all stages
@@ -53,7 +54,7 @@ def client_turn(
 ) -> Turn:
     """Return the turn of one client in one exchange."""
     own, shared = client_key(root, *where, client), shared_key(root, *where, index)
-    return Turn(own, index, shared)
+    return Turn(folds_written_out(own), index, shared)
 
 
 def draw_cohort(

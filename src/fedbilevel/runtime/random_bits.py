@@ -4,6 +4,11 @@ JAX compiles a hash (Threefry 2x32) into a loop there, of five turns with sixtee
 kernels each: almost 20 us, however few the bits, four times in a step that draws two
 batches. Written out it is one kernel. Keys of this kind stand for the same numbers
 as those they were made of.
+
+Keys are folded from names, in chains that are many and short and mostly the same in
+every round, where XLA computes them once: written out they compile a third longer. The
+folds that are done anew in a round come last, from the key of a client, whose kind
+writes them out, too.
 """
 
 import math
@@ -17,7 +22,7 @@ from jaxtyping import Array, UInt32
 from fedbilevel import _evaluation
 from fedbilevel._types import Key, Keys
 
-__all__ = ["written_out"]
+__all__ = ["folds_written_out", "written_out"]
 
 Words = UInt32[Array, "..."]
 
@@ -34,6 +39,13 @@ def written_out(key: Key | Keys) -> Key | Keys:
     if not (usual and _evaluation.current().writes_out_hashes):
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_WRITTEN_OUT)
+
+
+def folds_written_out(key: Key) -> Key:
+    """Return a key for the same numbers whose folds have no loop, if its draws have."""
+    if jax.random.key_impl(key) != _WRITTEN_OUT:
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_FOLDS_TOO)
 
 
 def _word(value: int) -> Words:
@@ -82,13 +94,26 @@ def _random_bits(key: Words, bit_width: int, shape: tuple[int, ...]) -> Array:
     return (a ^ b).astype(jnp.dtype(f"uint{bit_width}"))
 
 
+def _fold_in(key: Words, data: Words) -> Words:
+    low = data.astype(jnp.uint32)
+    return jnp.stack(_hash(key, jnp.zeros_like(low), low), axis=-1)
+
+
 _WRITTEN_OUT = extension.define_prng_impl(
     key_shape=(2,),
     seed=_USUAL.seed,
     split=_split,
     random_bits=_random_bits,
-    # Chains of these are many and short: written out they compile a third longer.
     fold_in=_USUAL.fold_in,
     name="threefry2x32_written_out",
     tag="two",
+)
+_FOLDS_TOO = extension.define_prng_impl(
+    key_shape=(2,),
+    seed=_USUAL.seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="threefry2x32_folds_written_out",
+    tag="twf",
 )

@@ -94,8 +94,8 @@ def _random_bits(key: Words, bit_width: int, shape: tuple[int, ...]) -> Array:
     return (a ^ b).astype(jnp.dtype(f"uint{bit_width}"))
 
 
-def _fold_in(key: Words, data: Words) -> Words:
-    low = data.astype(jnp.uint32)
+def _fold_in(key: Words, data: int) -> Words:
+    low = jnp.asarray(data, jnp.uint32)
     return jnp.stack(_hash(key, jnp.zeros_like(low), low), axis=-1)
 
 

@@ -18,6 +18,13 @@ def server_at(y, z):
     return Iterate(Triple(jnp.ones(2), jnp.asarray(y), jnp.asarray(z)))
 
 
+def begun(server):
+    """Return the momentum of a server that has y and z."""
+    momentum = Momentum.of(server)
+    assert momentum is not None
+    return momentum
+
+
 def listed(curves, start, rounds):
     """Return every u_r and the t of a block by the listing, for exact slopes."""
     u = v = np.asarray(start, float)
@@ -40,7 +47,7 @@ def test_it_is_that_of_the_listing():
     y, y_counts = listed(CURVES, [1.0, 2.0, 3.0], rounds)
     z, z_counts = listed(CURVES / 2, [3.0, -1.0, 2.0], rounds)
     server = server_at([1.0, 2.0, 3.0], [3.0, -1.0, 2.0])
-    momentum, sent = Momentum.of(server), []
+    momentum, sent = begun(server), []
     for _ in range(rounds):
         at = server.point
         moved = server_at(at.y - STEP * CURVES * at.y, at.z - STEP / 2 * CURVES * at.z)
@@ -62,7 +69,7 @@ def test_moves_that_do_not_agree_stay_as_they_are():
     """Where slopes are mostly noise, a server is what it is, to the bit."""
     draw = np.random.default_rng(0)
     server = server_at(np.zeros(5), np.zeros(5))
-    momentum = Momentum.of(server)
+    momentum = begun(server)
     for _ in range(300):
         moves = 0.5 + draw.normal(size=(2, 5))
         moved = server_at(server.point.y + moves[0], server.point.z + moves[1])
@@ -74,7 +81,7 @@ def test_moves_that_do_not_agree_stay_as_they_are():
 def test_a_run_that_went_back_has_none():
     """The point that it went back to is where the next round begins."""
     server = server_at(np.ones(3), np.ones(3))
-    momentum = Momentum.of(server)
+    momentum = begun(server)
     for _ in range(200):
         at = server.point
         moved = server_at(at.y - 1e-3 * at.y, at.z - 1e-3 * at.z)

@@ -246,6 +246,10 @@ class AbstractAlgorithm(eqx.Module):
         """Return what goes far where a run explodes: the reported y."""
         return self.point(server).y
 
+    def worked_on(self, server: PyTree) -> PyTree:
+        """Return the part of what the server carries that clients work on: all."""
+        return server
+
     def private_blocks(self) -> Pair:
         """Flag the levels that each client keeps to itself."""
         return NOTHING

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.core import Tracer
 from jaxtyping import Array, Int, PyTree
 
 from fedbilevel import _tree
@@ -173,8 +174,8 @@ def when(
     predicate: Any, then: Callable[[], PyTree], otherwise: Callable[[], PyTree]
 ) -> PyTree:
     """Branch on a value all clients share, in Python where it is already known."""
-    if isinstance(predicate, bool):
-        return then() if predicate else otherwise()
+    if not isinstance(predicate, Tracer):
+        return then() if bool(predicate) else otherwise()
     return jax.lax.cond(predicate, then, otherwise)
 
 

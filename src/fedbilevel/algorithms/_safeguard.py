@@ -20,14 +20,17 @@ of the server's state, so that a run can be resumed, replayed and deployed as an
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower
+from fedbilevel.algorithms._local import when
 
 __all__ = ["MOST", "Guard"]
 
@@ -71,12 +74,24 @@ class Move(NamedTuple):
     speed: Any
 
 
+class _Verdict(NamedTuple):
+    """What a round was: bad, or one in which x turned or fled; and if it is kept."""
+
+    bad: Bool[Array, ""]
+    turned: Bool[Array, ""]
+    fled: Bool[Array, ""]
+    anew: Bool[Array, ""]
+    due: Bool[Array, ""]
+
+
 class Guard(eqx.Module):
     """What to go back to, what is usual, and what has happened.
 
     `first` is what the server carried at the start, where a run may begin anew.
-    `older` and `recent` are kept states, `kept` the rounds after which they stood,
-    `usual` how far y went from the recent one in the first rounds, `trouble` the share
+    `states` are two kept ones, one after the other, and `kept` the rounds after which
+    they stood: the recent one is that of the later round, and the other is written over
+    next. Where the rounds are the same, so are the states. `usual` is how far y went
+    from the recent one in the first rounds, `trouble` the share
     of replies of this round that were not finite. `replaced` counts the rounds that
     left a reply out, `halvings` how often steps were halved, `returns` how often the
     run went back; of all that `happened`, `rounds` has what, when, and back to where.
@@ -84,8 +99,7 @@ class Guard(eqx.Module):
     """
 
     first: PyTree
-    older: PyTree
-    recent: PyTree
+    states: PyTree
     kept: Int[Array, " 2"]
     usual: Float[Array, ""]
     trouble: Float[Array, ""]
@@ -102,11 +116,15 @@ class Guard(eqx.Module):
         none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
         kept, rounds = jnp.zeros(2, jnp.int32), jnp.zeros((2 * MOST, 3), jnp.int32)
         counts = (none, none, none, none)
-        return Guard(first, state, state, kept, zero, zero, *counts, rounds, none)
+        return Guard(first, _twice(state), kept, zero, zero, *counts, rounds, none)
+
+    def recent(self) -> PyTree:
+        """Return the kept state of the later round."""
+        return _entry(self.states, jnp.argmax(self.kept))
 
     def at(self, state: PyTree, first: PyTree) -> "Guard":
         """Return the same with the state that a first round begins from."""
-        return replace(self, first=first, older=state, recent=state)
+        return replace(self, first=first, states=_twice(state))
 
     def judged(
         self, state: PyTree, move: Move, turn: Turned, index: Any
@@ -114,48 +132,67 @@ class Guard(eqx.Module):
         """Return the state to go on from after a round, and what to remember."""
         index = jnp.asarray(index, jnp.int32)
         far = _size(_tree.subtract(move.y, move.before)) / move.speed
-        most = jnp.maximum(_FAR * self.usual, _size(move.before) / move.speed)
-        exploded = (self.usual > 0) & (far > most)
-        bad = exploded | (self.trouble >= _MANY) | ~_tree.all_finite(state)
-        bad &= self.returns < MOST
-        turned = turn.turned & ~bad & (self.happened - self.returns < MOST)
-        fled = bad & turn.too_fast
-        bad &= ~fled
-        anew = fled | (turned & turn.lost & (self.returns < MOST))
-        state = _tree.select(anew, turn.start, _tree.select(bad, self.older, state))
-        after = self._kept(state, far, bad, anew, index)
-        what = jnp.where(bad, EXPLODED, jnp.where(anew, ANEW, TURNED))
-        what = jnp.where(fled, TOO_FAST, what)
-        return state, after._noted(bad | anew | turned, what, index + 1, self.kept[0])
+        too_far = (self.usual > 0) & (far > _FAR * self.usual)
+        broken = (self.trouble >= _MANY) | ~_tree.all_finite(state)
+        calm = (index < _EVERY) | (far <= _CALM * self.usual)
+        due = (index % _EVERY == _EVERY - 1) & calm
 
-    def _kept(
-        self, state: PyTree, far: Array, bad: Array, anew: Array, index: Array
-    ) -> "Guard":
-        """Return what to remember of a round: the state in a calm one, what is usual.
+        def looked_at() -> tuple[PyTree, Guard]:
+            bad = broken | (too_far & (far > _size(move.before) / move.speed))
+            bad &= self.returns < MOST
+            turned = turn.turned & ~bad & (self.happened - self.returns < MOST)
+            fled = bad & turn.too_fast
+            bad &= ~fled
+            anew = fled | (turned & turn.lost & (self.returns < MOST))
+            verdict = _Verdict(bad, turned, fled, anew, due & ~(bad | anew))
+            quiet = self._quiet(far, bad | anew, index)
+            return quiet._changed(state, turn.start, verdict, index)
 
-        After a return that is where the run returned to.
-        """
-        early = index < _EVERY
-        grown = jnp.where(early, _GROWTH * self.usual, self.usual)
+        # Most rounds end here: nothing of the states, which may be large, is copied.
+        return when(
+            too_far | broken | turn.turned | due,
+            looked_at,
+            lambda: (state, self._quiet(far, jnp.zeros((), bool), index)),
+        )
+
+    def _quiet(self, far: Array, returned: Array, index: Array) -> "Guard":
+        """Return what to remember of any round: what is usual, who was left out."""
+        grown = jnp.where(index < _EVERY, _GROWTH * self.usual, self.usual)
         usual = jnp.where(self.usual > 0, jnp.minimum(far, grown), far)
-        calm = early | (far <= _CALM * self.usual)
-        returned = bad | anew
-        due = (index % _EVERY == _EVERY - 1) & calm & ~returned
-        older, recent = self.kept
-        kept = [jnp.where(due, recent, older), jnp.where(due, index + 1, recent)]
-        kept = jnp.where(bad, older, jnp.where(anew, 0, jnp.stack(kept)))
-        to_older = _tree.select(due, self.recent, self.older)
         return replace(
             self,
-            older=_tree.select(anew, state, to_older),
-            recent=_tree.select(due | returned, state, self.recent),
-            kept=kept,
             usual=jnp.where(returned, self.usual, jnp.maximum(self.usual, usual)),
             trouble=jnp.zeros_like(self.trouble),
             replaced=self.replaced + (self.trouble > 0).astype(jnp.int32),
-            halvings=self.halvings + bad.astype(jnp.int32),
-            returns=self.returns + returned.astype(jnp.int32),
         )
+
+    def _changed(
+        self, state: PyTree, start: PyTree, verdict: "_Verdict", index: Array
+    ) -> tuple[PyTree, "Guard"]:
+        """Return the state to go on from, and what to remember of it.
+
+        In a calm round that is due it is the state, after a return where that led.
+        """
+        bad, turned, fled, anew, due = verdict
+        recent = jnp.argmax(self.kept)
+        older = 1 - recent
+        back = _entry(self.states, older)
+        state = _tree.select(anew, start, _tree.select(bad, back, state))
+        place = jnp.arange(2, dtype=recent.dtype)
+        # A return makes both of them the same again.
+        written = anew | (place == jnp.where(bad, recent, older)) & (bad | due)
+        stood = jnp.where(anew, 0, jnp.where(bad, self.kept[older], index + 1))
+        after = replace(
+            self,
+            states=jax.tree.map(partial(_overwritten, written), self.states, state),
+            kept=jnp.where(written, stood, self.kept),
+            halvings=self.halvings + bad.astype(jnp.int32),
+            returns=self.returns + (bad | anew).astype(jnp.int32),
+        )
+        what = jnp.where(bad, EXPLODED, jnp.where(anew, ANEW, TURNED))
+        what = jnp.where(fled, TOO_FAST, what)
+        noted = after._noted(bad | anew | turned, what, index + 1, self.kept[older])
+        return state, noted
 
     def _noted(
         self, happened: Bool[Array, ""], what: Array, now: Array, back: Array
@@ -191,6 +228,19 @@ class Guard(eqx.Module):
                 "left out"
             )
         return told
+
+
+def _twice(state: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+
+
+def _entry(states: PyTree, place: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[place], states)
+
+
+def _overwritten(written: Bool[Array, " 2"], states: Array, state: Array) -> Array:
+    flags = written.reshape(2, *[1] * state.ndim)
+    return jnp.where(flags, state, states)
 
 
 def _size(block: Lower) -> Array:

@@ -178,6 +178,10 @@ class SteadySteps(AbstractWrapper):
         """Return the method's iterate."""
         return self.algorithm.point(server.server)
 
+    def worked_on(self, server: Steady) -> PyTree:
+        """Leave out the states to go back to: they stay on the server."""
+        return self.algorithm.worked_on(server.server)
+
     def events(self, server: Steady) -> list[str]:
         """Say what happened on the way."""
         if server.guard is None:
@@ -377,7 +381,7 @@ class _Exchange(eqx.Module):
         guard = self._fitting(state, guard, turn)
         watched = self.whole.algorithm.watched
         speed = 1.0 if state.momentum is None else state.momentum.speed()
-        move = Move(watched(state.server), watched(guard.recent[0]), speed)
+        move = Move(watched(state.server), watched(guard.recent()[0]), speed)
         kept, after = guard.judged(carried, move, turned, turn.index)
         # Clients forget what they kept of the time that did not count.
         returned = after.returns > guard.returns

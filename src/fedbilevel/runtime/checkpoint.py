@@ -32,7 +32,7 @@ from fedbilevel.runtime.job import Job
 
 __all__ = ["Snapshot", "fingerprint", "load", "save"]
 
-_FORMAT = 3
+_FORMAT = 4
 # What readers raise at damage: a flipped bit of an archive may ask for a password
 # (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
 # or its packing.

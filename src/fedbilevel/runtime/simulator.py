@@ -176,8 +176,9 @@ def layout_for(job: Job, clients_at_once: int | None, sweeps: bool = False) -> L
     For large messages on the CPU one client at a time is faster, else all at once. One
     at a time it is, too, where a problem bounds the rows that are worked on.
     """
-    server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
-    floats = sum(leaf.size for leaf in jax.tree.leaves(server))
+    algorithm = job.algorithm
+    server = jax.eval_shape(algorithm.init_server, job.x, job.y)
+    floats = sum(leaf.size for leaf in jax.tree.leaves(algorithm.worked_on(server)))
     large = jax.default_backend() == "cpu" and floats >= _LARGE_MESSAGE
     bounded = job.problem.rows_at_once is not None
     at_once = clients_at_once or (1 if large or bounded else None)

@@ -4,9 +4,11 @@ import gc
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_group
@@ -14,9 +16,10 @@ from typer.testing import CliRunner
 
 import fedbilevel
 from fedbilevel import _registry, algorithms, tasks
-from fedbilevel.cli import checks, main
+from fedbilevel.cli import checks, federation, main
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import THEOREMS
+from fedbilevel.cli.progress import watched
 from fedbilevel.cli.theory import PRESETS
 from fedbilevel.deployment import trial
 from fedbilevel.errors import InvalidInputError
@@ -58,19 +61,48 @@ def probe(commands: list[list[str]]) -> list[tuple[int, list[str], str]]:
     return json.loads(done.stdout)
 
 
-def test_a_command_seldom_looks_for_garbage(monkeypatch):
+@pytest.fixture
+def looking_seldom(monkeypatch):
+    """Begin a command; return how often Python looked for garbage before."""
     usual = gc.get_threshold()
     monkeypatch.setattr(sys, "argv", ["fedbilevel", "--version"])
-    try:
-        with pytest.raises(SystemExit):
-            main()
-        gc.collect()
-        before = gc.get_stats()[0]["collections"]
-        kept = [[] for _ in range(20_000)]
-        assert gc.get_stats()[0]["collections"] == before
-        assert len(kept) == 20_000
-    finally:
-        gc.set_threshold(*usual)
+    with pytest.raises(SystemExit):
+        main()
+    yield usual
+    gc.set_threshold(*usual)
+
+
+def test_a_command_that_starts_seldom_looks_for_garbage(looking_seldom):
+    gc.collect()
+    before = gc.get_stats()[0]["collections"]
+    kept = [[] for _ in range(20_000)]
+    assert gc.get_stats()[0]["collections"] == before
+    assert len(kept) == 20_000
+    assert gc.get_threshold()[0] > looking_seldom[0]
+
+
+def test_rounds_look_for_garbage_as_usual(looking_seldom):
+    with watched("a task", quiet=True) as watch:
+        watch(0, 9, {})
+        assert gc.get_threshold() != looking_seldom
+        watch(1, 9, {})
+    assert gc.get_threshold() == looking_seldom
+
+
+def test_a_site_looks_for_garbage_as_usual(looking_seldom, monkeypatch):
+    """What messages leave in circles would take up memory for long."""
+    seen = []
+
+    def serving(*_, **__):
+        seen.append(gc.get_threshold())
+
+    monkeypatch.setattr("fedbilevel.federation.flower.node.serve_packets", serving)
+    site = SimpleNamespace(client=0, folder="state", largest=1, report=print)
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    federation._take_part(site, None)
+    for one, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
+        signal.signal(one, handler)
+    assert seen == [looking_seldom]
 
 
 def test_help_loads_nothing_heavy():

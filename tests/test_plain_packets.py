@@ -77,7 +77,9 @@ def test_neither_rows_nor_private_blocks_are_in_any_packet(tmp_path):
     for site in sites:
         (checkpoints,) = site.checkpoints.values()
         weights += jax.tree.leaves([kept.own for kept in checkpoints.kept.values()])
-    private, sent = Planted(np.stack(weights)[None]), b"".join(packets)
+    # States to go back to are kept two in an array.
+    weights = [np.atleast_2d(one) for one in weights]
+    private, sent = Planted(np.concatenate(weights)[None]), b"".join(packets)
     assert len(private.text) > 10 and private.found_below(tmp_path / "state")
     assert rows.found_below(tmp_path / "rows0") and rows.found_below(tmp_path / "rows1")
     for secret in (rows, private):

@@ -60,10 +60,11 @@ def test_stored_rows_give_the_same_run(images):
         run(PROBLEM, _data(images, kind), _start(), _algorithm(), **options)
         for kind in (False, True)
     )
+    # Two programs, which XLA may fuse differently around rows that come from outside.
     for name, leaf in plain.point.items():
-        np.testing.assert_array_equal(leaf, from_file.point[name])
+        np.testing.assert_allclose(leaf, from_file.point[name], rtol=1e-14)
     for name, column in plain.columns.items():
-        np.testing.assert_array_equal(column, from_file.columns[name])
+        np.testing.assert_allclose(column, from_file.columns[name], rtol=1e-14)
     assert plain.counts == from_file.counts
 
 

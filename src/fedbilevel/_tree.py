@@ -57,6 +57,12 @@ def norm(a: PyTree) -> Scalar:
     return jnp.sqrt(dot(a, a))
 
 
+def cosine(a: PyTree, b: PyTree) -> Scalar:
+    """Return the cosine between a and b, 0 where one of them is 0."""
+    both = norm(a) * norm(b)
+    return dot(a, b) / jnp.where(both > 0, both, 1)
+
+
 def select(choose: Bool[Array, ""], a: PyTree, b: PyTree) -> PyTree:
     """Return a where `choose` holds, else b."""
     return jax.tree.map(lambda u, w: jnp.where(choose, u, w), a, b)

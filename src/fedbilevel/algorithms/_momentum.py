@@ -85,10 +85,8 @@ def _pushed(
 ) -> tuple[Lower, Lower, _Block]:
     """Return u_r of one block, m_r, and what is known of it."""
     move = _tree.subtract(here, before)
-    both = _tree.norm(move) * _tree.norm(last)
-    cosine = _tree.dot(move, last) / jnp.where(both > 0, both, 1)
-    newest = cosine.astype(jnp.float32) - known.agreement
-    agreement = known.agreement + _NEWEST * newest
+    cosine = _tree.cosine(move, last).astype(jnp.float32)
+    agreement = known.agreement + _NEWEST * (cosine - known.agreement)
     # From u_(r-1), which was v_(r-1) and a share of the move before.
     gone = _tree.add_scaled(move, -known.factor(), last)
     goes_on = (agreement > _AGREE) & (_tree.dot(gone, move) >= 0)

@@ -32,7 +32,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Lower
 from fedbilevel.algorithms._local import when
 
-__all__ = ["MOST", "Guard"]
+__all__ = ["MOST", "Guard", "Move", "Turned"]
 
 MOST = 30  # times that a run goes back before it is given up
 _EVERY = 10  # rounds between two kept states

@@ -90,10 +90,8 @@ class Way(eqx.Module):
         """Return what is known once x has gone here, by steps of this length."""
         here = Pair(x, None)
         move = _tree.subtract(here, self.last)
-        length, before = _tree.norm(move), _tree.norm(self.move)
+        length, cosine = _tree.norm(move), _tree.cosine(move, self.move)
         distance = _tree.norm(_tree.subtract(here, self.first))
-        both = length * before
-        cosine = _tree.dot(move, self.move) / jnp.where(both > 0, both, 1)
         agreement = self.agreement + _NEWEST * (cosine - self.agreement)
         agrees, steep = agreement > _AGREE, length / unit
         first = jnp.where(self.rounds < _EARLY, steep, 0)

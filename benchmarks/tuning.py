@@ -11,7 +11,8 @@ The least of more values is lower by luck alone, so values found while searching
 compared. The point that each takes runs again from other seeds, the same for both, and
 is judged as before. Told is how far the tuner's mean is above that of the grid, with
 the standard error of the difference: 1 % is wanted. Repeats are searches from other
-seeds again.
+seeds again. Steps are what a run measures, or the task's numbers, times what is
+searched.
 """
 
 import sys
@@ -34,9 +35,11 @@ ROUNDS = {
     "regularization": 90,
     "loss-tuning": 45,
     "cleaning": 45,
+    "representation": 45,
+    "fairness": 45,
 }
 TASKS = {
-    task: Experiment(task, "fedbio", 4, rounds=n, local_steps=5, safeguard=False)
+    task: Experiment(task, "fedbio", 4, rounds=n, local_steps=5)
     for task, n in ROUNDS.items()
 }
 TIMES = 4  # what the grid may cost, by what the tuner does

@@ -19,12 +19,13 @@ from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.options import algorithm_from
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute, keys
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
-from tests.cases import quadratic_data, quadratic_job, structures_first
+from tests.cases import CASES, quadratic_data, quadratic_job, structures_first
 
 
 def two_client_job(algorithm, *, pools: bool = False) -> Job:
@@ -203,3 +204,39 @@ def _invariant_errors(job: Job, keeps_own_previous: bool) -> list[float]:
 
 def _mean(trees: list) -> Iterate:
     return jax.tree.map(lambda *leaves: jnp.mean(jnp.stack(leaves), axis=0), *trees)
+
+
+_BY_NAME = {
+    case.method: case.two_client
+    for case in reversed(CASES)
+    if case.two_client is not None
+}
+_QUICK = ("biadam", "fednest", "soba", "v-pbgd")  # the others take minutes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(one, marks=[] if one in _QUICK else pytest.mark.exhaustive)
+        for one in _BY_NAME
+    ],
+)
+def test_two_clients_with_nothing_but_a_name(method):
+    """Within 0.02 of the method's own fixed point; methods of one machine, too."""
+    result = Experiment("two-client", method).run()
+    np.testing.assert_allclose(result.point["x"], _BY_NAME[method], atol=0.02)
+
+
+@pytest.mark.parametrize(("noise", "same"), [("0", True), ("0.1", False)])
+def test_one_machine_with_both_rows_draws_neither(noise, same):
+    """It has their mean: no seed matters, and samples count; noise is drawn."""
+
+    def ended(seed):
+        options = {"noise": noise}
+        plan = Experiment("two-client", "soba", rounds=3, seed=seed, options=options)
+        return plan.run()
+
+    one, other = ended(0), ended(1)
+    assert (one.point["x"] == other.point["x"]).all() == same
+    assert one.counts["samples"]["lower_samples"] == 3

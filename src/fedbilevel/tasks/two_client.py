@@ -9,11 +9,14 @@ LocalBSGM and LocalBSGVRM do, ends at x = 8/7, y = 4/7.
 
 from typing import Annotated
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.problem import ClientData
+from fedbilevel.problem import ClientData, PooledData
 from fedbilevel.tasks._base import Task
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 
@@ -31,7 +34,28 @@ _RECOMMENDED = {
     "lower_step": "0.3",
     "upper_weight": "0.9",
     "lower_weight": "0.9",
+    # It divides by the size of its directions, so that 0.5 is how far it goes.
+    "auto:biadam": "upper_step=0.1",
 }
+
+
+class _Deterministic(ClientData):
+    """Two rows without noise; a machine that had both would still draw one of them.
+
+    It has their mean instead, which is the same problem.
+    """
+
+    def pooled(self) -> PooledData:
+        """Return one row, of the mean coefficients."""
+        share = self.weights / jnp.sum(self.weights)
+
+        def mean(leaf: Array) -> Array:
+            return jnp.tensordot(share.astype(leaf.dtype), leaf, 1)[None]
+
+        one = jnp.ones_like(self.weights[:1])
+        sizes = self.upper_sizes[:1], self.lower_sizes[:1]
+        upper, lower = (jax.tree.map(mean, rows) for rows in (self.upper, self.lower))
+        return ClientData(upper, lower, *sizes, one).pooled()
 
 
 def make(
@@ -51,9 +75,10 @@ def make(
         for h in (1.0, 3.0)
     ]
     data = ClientData.from_clients([up for up, _ in rows], [low for _, low in rows])
+    held = data if noise else _Deterministic(**vars(data))
     return Task(
         PROBLEM,
-        data,
+        held,
         _tree.filled(1),
         _tree.filled(1),
         ClosedForm.of(data),

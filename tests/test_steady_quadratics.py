@@ -93,6 +93,24 @@ def test_steps_that_are_measured_converge(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    condition=st.floats(0.1, 4).map(lambda power: 10**power),
+    clients=st.integers(1, 50),
+    p=st.integers(1, 20),
+    scales=st.tuples(*[st.floats(-3, 3).map(lambda power: 10**power)] * 3),
+)
+def test_quadratics_of_all_kinds_converge(seed, condition, clients, p, scales):
+    """A quarter of the gap is left at most, in rounds that grow slowly with L/mu."""
+    problem = drawn(seed, clients, condition)
+    rounds = int(12_000 * max(condition / 10, 1) ** (1 / 3) / p**0.5)
+    x = ended(problem, rounds, p, scales)
+    assert gap(problem, x) < 0.25 * gap(problem, np.arange(1.0, DX + 1))
+
+
+@pytest.mark.slow
 def test_a_lower_level_of_condition_number_10000_is_solved():
     """In some sqrt(10,000) rounds where plain steps of y need 10,000 and more."""
     problem = drawn(2, 3, 1e4)

@@ -225,6 +225,8 @@ class Experiment:
         Data may take long to load, and whoever mistyped need not wait for them.
         """
         known = option_defaults(tasks.find(self.task))
+        if self.algorithm is None and self.options.keys() <= known.keys():
+            return  # every method would have to be imported to be asked for its own
         chosen = algorithms.names() if self.algorithm is None else [self.algorithm]
         for name in chosen:
             known = {**known, **options_of(algorithms.find(name))}

@@ -27,12 +27,7 @@ from fedbilevel.runtime.contract import Advance, Found, Span
 from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import start_kept, start_state
 from fedbilevel.runtime.job import Job, Kept, State, stages, start_server
-from fedbilevel.runtime.simulator import (
-    SimulatorRuntime,
-    evaluation,
-    first_failure,
-    is_brief,
-)
+from fedbilevel.runtime.simulator import SimulatorRuntime, first_failure, is_brief
 
 __all__ = ["DiskSimulatorRuntime"]
 
@@ -122,7 +117,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
         Also return how long one waited for the compiler.
         """
-        begin, seconds = compiled(_first, self.job, (), (), evaluation(), True)
+        begin, seconds = compiled(_first, self.job, (), (), self._evaluation, True)
         server, kept = begin(self.job)
         return self._placed(server), jax.tree.map(np.asarray, kept), seconds
 
@@ -163,7 +158,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         """Return who is asked in a round, or in the setup."""
         arguments = (stage, jnp.asarray(index, jnp.int32))
         run, seconds = compiled(
-            program.attending, self.job, arguments, (), evaluation()
+            program.attending, self.job, arguments, (), self._evaluation
         )
         self.compile_seconds += seconds
         return np.flatnonzero(np.asarray(run(self.job, *arguments)))

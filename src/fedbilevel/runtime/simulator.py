@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedbilevel._evaluation import ACCELERATOR, PROCESSOR, Evaluation
 from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import program
@@ -19,6 +18,7 @@ from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.layout import Layout, devices_for
 from fedbilevel.runtime.memory import MemoryPlan, held_bytes, limit_of
+from fedbilevel.runtime.products import evaluation, rows_of_sample
 
 __all__ = ["SimulatorRuntime"]
 
@@ -46,6 +46,7 @@ class SimulatorRuntime:
         self.job = job
         self.layout = layout_for(job, clients_at_once)
         self.compile_seconds = 0.0
+        self._evaluation = evaluation(job)
         self._fixed = (self.layout, self.layout.place_job(job))
         self._varying = (self._fixed[1].algorithm, self._fixed[1].key)
 
@@ -92,7 +93,7 @@ class SimulatorRuntime:
         """Compile what `advance` will run, for `advance` to find or wait for."""
         state, _ = self._first_state()
         arguments = (self._varying, state, placed_span(self.layout, span))
-        compiled(program.advance, self._fixed, arguments, (1,), evaluation())
+        compiled(program.advance, self._fixed, arguments, (1,), self._evaluation)
 
     def memory(self, span: Span) -> MemoryPlan:
         """Return what the program of the rounds takes of each device; run nothing."""
@@ -118,7 +119,8 @@ class SimulatorRuntime:
 
     def _first_state(self) -> tuple[State, float]:
         # As one program: method by method it would be one for every step of theirs.
-        begin, seconds = compiled(start_state, self.job, (), (), evaluation(), True)
+        how = self._evaluation
+        begin, seconds = compiled(start_state, self.job, (), (), how, True)
         return self.layout.place_state(begin(self.job)), seconds
 
     def _rounds(self, state: State, span: Span) -> tuple[Program, tuple]:
@@ -126,7 +128,7 @@ class SimulatorRuntime:
         return self._compile(program.advance, *arguments, donate=(1,)), arguments
 
     def _compile(self, function, *arguments, donate: tuple[int, ...], brief=False):
-        fixed, how = self._fixed, evaluation()
+        fixed, how = self._fixed, self._evaluation
         run, seconds = compiled(function, fixed, arguments, donate, how, brief)
         self.compile_seconds += seconds
         return run
@@ -151,16 +153,10 @@ def placed_span(layout: Layout, span: Span) -> Any:
     return layout.place(whole, PartitionSpec())
 
 
-def evaluation() -> Evaluation:
-    """Return how programs are best written for the devices there are."""
-    return PROCESSOR if jax.default_backend() == "cpu" else ACCELERATOR
-
-
 def is_brief(job: Job) -> bool:
     """Say whether a pass of all clients over a batch is soon over on a CPU."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
-    rows = job.lower_batch or jax.tree.leaves(job.data.lower)[0].shape[1]
-    return job.clients * rows * parameters <= _BRIEF
+    return job.clients * rows_of_sample(job) * parameters <= _BRIEF
 
 
 def first_failure(failure: program.Failure) -> Found | None:

@@ -21,7 +21,8 @@ from fedbilevel.runtime.contract import Advance, Found, Span, failure
 from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
-from fedbilevel.runtime.simulator import evaluation, is_brief, layout_for, placed_span
+from fedbilevel.runtime.products import evaluation
+from fedbilevel.runtime.simulator import is_brief, layout_for, placed_span
 from fedbilevel.runtime.stopping import Stopping
 
 __all__ = ["SweepRuntime", "SweepState", "single_outcomes"]
@@ -58,6 +59,7 @@ class SweepRuntime:
         self.job, self.first_failure_ends = job, first_failure_ends
         many, self._roots = _pairs(job, algorithms, seeds)
         self.layout = layout_for(job, clients_at_once, sweeps=True)
+        self._evaluation = evaluation(job)
         self.compile_seconds = 0.0
         self._fixed = (self.layout, self.layout.place_job(job))
         self._different = (_stacked(many), jnp.stack(self._roots))
@@ -143,7 +145,7 @@ class SweepRuntime:
         return state, None
 
     def _compile(self, function: Any, *arguments: Any, brief: bool = False) -> Any:
-        fixed, donate, how = self._fixed, (1,), evaluation()
+        fixed, donate, how = self._fixed, (1,), self._evaluation
         run, seconds = compiled(function, fixed, arguments, donate, how, brief)
         self.compile_seconds += seconds
         return run

@@ -1,0 +1,66 @@
+"""How a job's programs are best written, from the matrix products that it makes."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jaxtyping import Array, PyTree
+
+from fedbilevel._evaluation import ACCELERATOR, PROCESSOR, THIN_PRODUCTS, Evaluation
+from fedbilevel.runtime.job import Job
+
+__all__ = ["evaluation", "rows_of_sample"]
+
+_LARGE_BATCH = 64  # rows from which on it pays to read them once for two points
+_THIN = 40  # columns of the weights of two points, side by side
+
+
+def evaluation(job: Job) -> Evaluation:
+    """Return how programs are best written for a job and the devices there are."""
+    if jax.default_backend() != "cpu":
+        return ACCELERATOR
+    large = rows_of_sample(job) >= _LARGE_BATCH
+    return THIN_PRODUCTS if large and _is_thin(job) else PROCESSOR
+
+
+def rows_of_sample(job: Job) -> int:
+    """Return the rows of a lower sample."""
+    return job.lower_batch or jax.tree.leaves(job.data.lower)[0].shape[1]
+
+
+def _is_thin(job: Job) -> bool:
+    """Say whether slopes at two points are thin weights times rows that both share."""
+
+    def slopes(*points: PyTree) -> PyTree:
+        oracle = job.oracle(0)
+        zeta = oracle.draw_lower(job.key)
+        return jax.vmap(lambda x, y: oracle.lower_gradient(x, y, zeta))(*points)
+
+    def twice(leaf: Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype)
+
+    traced = jax.make_jaxpr(slopes)(*jax.tree.map(twice, (job.x, job.y)))
+    products = list(_products(traced.jaxpr))
+    thin = sum(work for work, is_thin in products if is_thin)
+    return 2 * thin > sum(work for work, _ in products)
+
+
+def _products(jaxpr: Any) -> Iterator[tuple[int, bool]]:
+    """Return the multiplications of every product, and whether it is a thin one.
+
+    A product without an axis of its own for the points has rows that they share.
+    """
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), (batched, _) = equation.params["dimension_numbers"]
+            sizes = [value.aval.size for value in equation.invars]
+            shape = equation.invars[0].aval.shape
+            length = math.prod(shape[axis] for axis in contracted)
+            narrow = min(size // max(length, 1) for size in sizes) <= _THIN
+            yield equation.outvars[0].aval.size * length, narrow and not batched
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _products(inner)

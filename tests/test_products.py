@@ -1,0 +1,49 @@
+"""How a program is written follows from its products, and changes rounding alone."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel._evaluation import PROCESSOR, THIN_PRODUCTS
+from fedbilevel.experiments import Experiment
+from fedbilevel.runtime import SimulatorRuntime, execute
+from fedbilevel.runtime.products import evaluation
+
+THIN = ("regularization", 64, {}, THIN_PRODUCTS)
+
+
+def job_of(task, batch, options=None):
+    """Return a job of LocalBSGVRM, which evaluates directions at two points."""
+    plan = Experiment(
+        task, "local-bsgvrm", 3, local_steps=2, batch=batch, options=options or {}
+    )
+    built = plan.build()
+    return built.setting.job(built.algorithm)
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "options", "expected"),
+    [
+        THIN,
+        ("regularization", 32, {}, PROCESSOR),  # too few rows to gain by it
+        ("loss-tuning", 64, {"model": "mlp"}, PROCESSOR),  # wide weights
+        ("representation", 64, {}, PROCESSOR),  # each point has its own features
+    ],
+)
+def test_points_are_stacked_where_rows_are_shared_by_thin_weights(
+    task, batch, options, expected
+):
+    if jax.default_backend() != "cpu":
+        pytest.skip("the choice is that of a CPU")
+    assert evaluation(job_of(task, batch, options)) == expected
+
+
+def test_stacked_points_change_rounding_alone():
+    """The same rounds by both programs, which are not the same one."""
+    ends = []
+    for way in (PROCESSOR, THIN_PRODUCTS):
+        runtime = SimulatorRuntime(job_of(*THIN[:2]))
+        runtime._evaluation = way
+        ends.append(execute(runtime, 3).state.server)
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-13)

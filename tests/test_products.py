@@ -1,12 +1,16 @@
 """How a program is written follows from its products, and changes rounding alone."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedbilevel._evaluation import PROCESSOR, THIN_PRODUCTS
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.experiments import Experiment
-from fedbilevel.runtime import SimulatorRuntime, execute
+from fedbilevel.hypergradient import Neumann
+from fedbilevel.problem import ClientData, Problem
+from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from fedbilevel.runtime.products import evaluation
 
 THIN = ("regularization", 64, {}, THIN_PRODUCTS)
@@ -33,9 +37,23 @@ def job_of(task, batch, options=None):
 def test_points_are_stacked_where_rows_are_shared_by_thin_weights(
     task, batch, options, expected
 ):
-    if jax.default_backend() != "cpu":
-        pytest.skip("the choice is that of a CPU")
     assert evaluation(job_of(task, batch, options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(False, THIN_PRODUCTS), (True, PROCESSOR)]
+)
+def test_rows_that_each_point_scales_are_not_shared(own, expected):
+    def loss(x, y, rows):
+        features = rows["a"] * x if own else rows["a"]
+        return jnp.mean((features @ y) ** 2) + jnp.sum(y**2)
+
+    rows = {"a": np.ones((64, 5))}
+    data = ClientData.from_clients([rows], [rows])
+    method = LocalBSGVRM(Neumann(1, 0.1), 0.1, 1.0, 1.0, 0.5, 0.5, local_steps=1)
+    point = jnp.ones(5), jnp.ones((5, 3))
+    job = Job.of(method, Problem(loss, loss), data, *point, sampling=Sampling(64))
+    assert evaluation(job) == expected
 
 
 def test_stacked_points_change_rounding_alone():

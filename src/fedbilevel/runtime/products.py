@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, PyTree
 
 from fedbilevel._evaluation import ACCELERATOR, PROCESSOR, THIN_PRODUCTS, Evaluation
+from fedbilevel.runtime.counts import bodies
 from fedbilevel.runtime.job import Job
 
 __all__ = ["evaluation", "rows_of_sample"]
@@ -59,8 +60,5 @@ def _products(jaxpr: Any) -> Iterator[tuple[int, bool]]:
             length = math.prod(shape[axis] for axis in contracted)
             narrow = min(size // max(length, 1) for size in sizes) <= _THIN
             yield equation.outvars[0].aval.size * length, narrow and not batched
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _products(inner)
+        for body in bodies(equation.params):
+            yield from _products(body)

@@ -20,6 +20,8 @@ import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from fedbilevel import _own_process  # noqa: E402
+
 # Shapes and types are annotations. With FEDBILEVEL_CHECK_SHAPES=1 they are checked at
 # every call, which takes a third longer: `make test` sets it for the transcriptions,
 # which run every listing.
@@ -62,9 +64,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Forget all programs after a module, or a process grows to gigabytes.
 
-    A command that was run in this process may have chosen another precision.
+    A command that was run in this process may have chosen another precision, and said
+    that there is nothing but commands.
     """
     jax.config.update("jax_enable_x64", True)
+    _own_process.began = None
     if nextitem is None or item.path != nextitem.path:
         from fedbilevel.runtime import compilation
 

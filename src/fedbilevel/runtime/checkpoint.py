@@ -5,15 +5,11 @@ and the fingerprint of the job, so that it is never continued under another one.
 """
 
 import hashlib
-import inspect
 import json
 import struct
 import zipfile
 import zlib
-from dataclasses import fields, is_dataclass
-from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import equinox as eqx
@@ -28,6 +24,7 @@ from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel._folders import CHECKPOINT
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem.stored_rows import sources
+from fedbilevel.runtime.identity import told
 from fedbilevel.runtime.job import Job
 
 __all__ = ["Snapshot", "fingerprint", "load", "save"]
@@ -73,47 +70,15 @@ def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
     rest = (
         job.algorithm.title,
         job.algorithm.parameters(),
-        _told(jax.tree.leaves(static)),
-        _told(job.problem.functions()),
-        _told(job.channel),
+        told(jax.tree.leaves(static)),
+        told(job.problem.functions()),
+        told(job.channel),
         (job.clients, job.participants, job.upper_batch, job.lower_batch, every),
         jax.tree.leaves(job.private),
         sources((job.data.upper, job.data.lower)),
     )
     digest.update(json.dumps(rest, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def _told(part: Any, above: tuple[int, ...] = ()) -> Any:
-    """Tell a loss apart from others: instructions, constants, and all that it holds."""
-    if isinstance(part, str | int | float | None):
-        return repr(part)
-    if eqx.is_array_like(part):
-        value = np.ascontiguousarray(part)
-        digest = hashlib.sha256(value.data)
-        return [str(value.dtype), value.shape, digest.hexdigest()]
-    if id(part) in above:  # a function that calls itself
-        return "above"
-
-    def inside(*parts: Any) -> list:
-        return [_told(one, (*above, id(part))) for one in parts]
-
-    if isinstance(part, tuple | list):
-        return inside(*part)
-    if isinstance(part, CodeType):
-        return [part.co_code.hex(), part.co_names, inside(*part.co_consts)]
-    part = inspect.unwrap(part)  # what `jax.jit` made of a function
-    name = getattr(part, "__qualname__", type(part).__qualname__)
-    if isinstance(part, MethodType):
-        return [name, *inside(part.__func__, part.__self__)]
-    if isinstance(part, FunctionType):
-        cells = [cell.cell_contents for cell in part.__closure__ or ()]
-        return [name, *inside(part.__code__, part.__defaults__, *cells)]
-    if isinstance(part, partial):
-        return inside(part.func, *part.args, *sorted(part.keywords.items()))
-    if is_dataclass(part) and not isinstance(part, type):
-        return [name, *inside(*(getattr(part, one.name) for one in fields(part)))]
-    return name
 
 
 def save(folder: Path, snapshot: Snapshot, fingerprint: str) -> Path:

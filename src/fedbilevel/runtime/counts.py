@@ -8,8 +8,9 @@ inner function there, loops are multiplied by their length, and a call on stacke
 counts once per point. Totals are over all participants.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,9 +32,10 @@ from fedbilevel.algorithms import (
 from fedbilevel.channels import Channel, count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
 from fedbilevel.problem.stored_rows import fetched
-from fedbilevel.runtime import keys
+from fedbilevel.runtime import keys, stored_traces
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.stored_traces import name_of
 from fedbilevel.runtime.walk import Times, drawn_times, plain_loop, walk
 
 __all__ = ["Ledger", "bodies", "count"]
@@ -58,7 +60,7 @@ SAMPLES = ("upper_samples", "lower_samples")
 _Turn = Callable[[], ServerTurn]
 
 
-class ExchangeCost:
+class ExchangeCost(NamedTuple):
     """What one exchange costs a participant.
 
     `down` lists the leaves of what is sent: which leaf of the server's state each is,
@@ -66,9 +68,11 @@ class ExchangeCost:
     `up` are the floats and bytes that travel back, `blocks` those of the reply.
     """
 
-    def __init__(self, calls, down, up, replaced, blocks) -> None:
-        self.calls, self.down, self.up, self.replaced = calls, down, up, replaced
-        self.blocks = blocks
+    calls: dict[str, int]
+    down: list[tuple[int | None, int, int]]
+    up: tuple[int, int]
+    replaced: list[int]
+    blocks: int
 
     def traffic(self, known: frozenset[int]) -> Counter[str]:
         """Count what travels; what a client already holds is not sent again."""
@@ -83,7 +87,7 @@ class ExchangeCost:
     def known_after(self, known: frozenset[int]) -> frozenset[int]:
         """Return which leaves of the server's state clients hold after the exchange."""
         received = {source for source, _, _ in self.down if source is not None}
-        return frozenset((known | received) - self.replaced)
+        return frozenset((known | received) - {*self.replaced})
 
 
 def count(job: Job, rounds: int) -> dict[str, Any]:
@@ -220,7 +224,7 @@ class _Stage:
         known = walk(self.phases, known, index, visit, plain_loop, times)
         return tally, known
 
-    def _add(self, tally: Tally, costs: Counter[str], phase: Phase) -> None:
+    def _add(self, tally: Tally, costs: Mapping[str, int], phase: Phase) -> None:
         cohort = self.job.cohort(phase)
         tally.each.update(costs)
         tally.total.update({name: cohort * value for name, value in costs.items()})
@@ -240,9 +244,8 @@ class _Stage:
     def _cost(self, phase: Phase, number: int, first: bool) -> ExchangeCost:
         if (number, first) not in self.costs:
             where, index = (self.stage, number), 0 if first else 1
-            self.costs[number, first] = _trace(
-                self.job, phase, where, self.server, index
-            )
+            exchange = (phase, where, self.server, index)
+            self.costs[number, first] = _known_cost(self.job, *exchange)
         return self.costs[number, first]
 
 
@@ -253,6 +256,20 @@ def _known_times(lengths: dict[int, np.ndarray]) -> Times:
         return int(lengths[first][turn]) if repeat.random else repeat.times
 
     return times
+
+
+def _known_cost(
+    job: Job, phase: Phase, where: tuple[int, int], server: PyTree, index: int
+) -> ExchangeCost:
+    """Return the cost of an exchange, from disk if an equal job has been counted."""
+    name = name_of(_trace, job, where, index, _most_rows(job.data))
+    kept = None if name is None else stored_traces.read(name)
+    if kept is not None:
+        return ExchangeCost(*json.loads(kept.content))
+    cost = _trace(job, phase, where, server, index)
+    if name is not None:
+        stored_traces.write(name, json.dumps(cost).encode())
+    return cost
 
 
 def _trace(
@@ -278,13 +295,12 @@ def _trace(
     down = _sent_leaves(link, public, turn)
     replaced = _replaced_leaves(link, public, reply, turn)
     up = _weigh_coded(job.channel, reply)
-    return ExchangeCost(calls, down, up, replaced, count_blocks(reply))
+    return ExchangeCost(dict(calls), down, up, replaced, count_blocks(reply))
 
 
 def _real(data: Data) -> Data:
     """Return the shapes of data whose largest client has no padding: it is no cost."""
-    sizes = (data.upper_sizes, data.lower_sizes)
-    most = [int(np.asarray(one).max()) for one in sizes]
+    most = _most_rows(data)
 
     def cut(parts: ClientData) -> ClientData:
         upper, lower = (
@@ -296,6 +312,11 @@ def _real(data: Data) -> Data:
     if isinstance(data, PooledData):
         return PooledData(eqx.filter_eval_shape(cut, data.parts))
     return eqx.filter_eval_shape(cut, data)
+
+
+def _most_rows(data: Data) -> list[int]:
+    """Return how many rows of each level the largest client has."""
+    return [int(np.asarray(one).max()) for one in (data.upper_sizes, data.lower_sizes)]
 
 
 def _sent_leaves(link: Link, public: PyTree, turn: _Turn) -> list[tuple]:
@@ -316,7 +337,7 @@ def _sent_leaves(link: Link, public: PyTree, turn: _Turn) -> list[tuple]:
 
 def _replaced_leaves(
     link: Link, public: PyTree, reply: PyTree, turn: _Turn
-) -> set[int]:
+) -> list[int]:
     """Return which leaves of the server's state an exchange changes."""
     cohort = link.job.cohort(link.phase)
 
@@ -329,7 +350,7 @@ def _replaced_leaves(
 
     after = jax.make_jaxpr(taken_in)(public, reply).jaxpr
     same = zip(after.invars, after.outvars, strict=False)
-    return {i for i, (old, new) in enumerate(same) if old is not new}
+    return [i for i, (old, new) in enumerate(same) if old is not new]
 
 
 def _weigh_coded(channel: Channel, reply: PyTree) -> tuple[int, int]:

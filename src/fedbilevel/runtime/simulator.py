@@ -93,7 +93,12 @@ class SimulatorRuntime:
         """Compile what `advance` will run, for `advance` to find or wait for."""
         state, _ = self._first_state()
         arguments = (self._varying, state, placed_span(self.layout, span))
-        compiled(program.advance, self._fixed, arguments, (1,), self._evaluation)
+        how = (
+            self._evaluation,
+            False,
+            program.result_like(program.advance, *arguments),
+        )
+        compiled(program.advance, self._fixed, arguments, (1,), *how)
 
     def memory(self, span: Span) -> MemoryPlan:
         """Return what the program of the rounds takes of each device; run nothing."""
@@ -128,8 +133,8 @@ class SimulatorRuntime:
         return self._compile(program.advance, *arguments, donate=(1,)), arguments
 
     def _compile(self, function, *arguments, donate: tuple[int, ...], brief=False):
-        fixed, how = self._fixed, self._evaluation
-        run, seconds = compiled(function, fixed, arguments, donate, how, brief)
+        how = (self._evaluation, brief, program.result_like(function, *arguments))
+        run, seconds = compiled(function, self._fixed, arguments, donate, *how)
         self.compile_seconds += seconds
         return run
 

@@ -145,8 +145,8 @@ class SweepRuntime:
         return state, None
 
     def _compile(self, function: Any, *arguments: Any, brief: bool = False) -> Any:
-        fixed, donate, how = self._fixed, (1,), self._evaluation
-        run, seconds = compiled(function, fixed, arguments, donate, how, brief)
+        how = (self._evaluation, brief, program.result_like(function, *arguments))
+        run, seconds = compiled(function, self._fixed, arguments, (1,), *how)
         self.compile_seconds += seconds
         return run
 

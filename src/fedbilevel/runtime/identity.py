@@ -1,0 +1,133 @@
+"""Tells parts of a run apart: losses, problems, whole jobs, by all that they hold.
+
+`told` serves where only what a user wrote may differ: an object that it cannot look
+into goes by its name. `told_exactly` serves where two parts that are told alike must
+compute the same, in this process or another: whatever it cannot be sure of is an error.
+"""
+
+import hashlib
+import inspect
+import sys
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+__all__ = ["UnnamedError", "told", "told_exactly"]
+
+# What is in these packages is known by its name and their versions.
+_LIBRARIES = ("fedbilevel", "equinox", "jax", "jaxlib", "jaxtyping", "numpy", "optax")
+_KNOWN = {*_LIBRARIES, *sys.stdlib_module_names}
+_COMPILED = type(jax.jit(lambda: None))
+
+
+class UnnamedError(Exception):
+    """A part that may differ from another one of the same description."""
+
+
+def told(part: Any) -> Any:
+    """Return instructions, constants, and all that a part holds, as lists of text."""
+    return _Telling().of(part)
+
+
+def told_exactly(part: Any) -> Any:
+    """Return the same; raise `UnnamedError` where that might not be all.
+
+    Functions and classes are those of this package and of the libraries it builds on.
+    """
+    return _TellingExactly().of(part)
+
+
+class _Telling:
+    """Goes through a part; a function that calls itself is met again on the way."""
+
+    def of(self, part: Any, above: tuple[int, ...] = ()) -> Any:
+        if isinstance(part, str | int | float | None):
+            return repr(part)
+        if eqx.is_array_like(part):
+            return _contents(part)
+        if id(part) in above:
+            return "above"
+
+        def inside(*parts: Any) -> list:
+            return [self.of(one, (*above, id(part))) for one in parts]
+
+        if isinstance(part, tuple | list):
+            return inside(*part)
+        if isinstance(part, dict):
+            return ["dict", *inside(*part.items())]
+        if isinstance(part, CodeType):
+            return [part.co_code.hex(), part.co_names, inside(*part.co_consts)]
+        part = self.unwrapped(part)
+        name = self.name(part)
+        if isinstance(part, MethodType):
+            return [name, *inside(part.__func__, part.__self__)]
+        if isinstance(part, FunctionType):
+            cells = [cell.cell_contents for cell in part.__closure__ or ()]
+            more = inside(part.__kwdefaults__) if part.__kwdefaults__ else []
+            return [name, *inside(part.__code__, part.__defaults__, *cells), *more]
+        if isinstance(part, partial):
+            return inside(part.func, *part.args, *sorted(part.keywords.items()))
+        if is_dataclass(part) and not isinstance(part, type):
+            return [name, *inside(*(getattr(part, one.name) for one in fields(part)))]
+        return name
+
+    def unwrapped(self, part: Any) -> Any:
+        """Return what `jax.jit`, or another one, made a function of."""
+        return inspect.unwrap(part)
+
+    def name(self, part: Any) -> str:
+        """Return what an object is called."""
+        return getattr(part, "__qualname__", type(part).__qualname__)
+
+
+class _TellingExactly(_Telling):
+    def unwrapped(self, part: Any) -> Any:
+        """Return the function inside a compiled one; others may hold more than one."""
+        return inspect.unwrap(part) if type(part) is _COMPILED else part
+
+    def name(self, part: Any) -> str:
+        """Return where an object is found, or raise."""
+        if isinstance(part, MethodType):
+            return "method"
+        if isinstance(part, np.dtype):
+            return str(part)
+        if isinstance(part, FunctionType):
+            # JAX calls its functions by where they are to be found, not where they are.
+            module = part.__globals__["__name__"]
+            if _is_known(module) and vars(sys.modules[module]) is part.__globals__:
+                return f"{module}:{part.__qualname__}"
+            raise UnnamedError(f"a function of {module}")
+        instance = is_dataclass(part) or isinstance(part, partial)
+        return _place(type(part) if instance and not isinstance(part, type) else part)
+
+
+def _contents(part: Any) -> list:
+    if isinstance(part, jax.Array) and jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
+        part = jr.key_data(part)
+    value = np.ascontiguousarray(part)
+    # As bytes: bfloat16 has no buffer of its own.
+    digest = hashlib.sha256(value.tobytes())
+    return [str(value.dtype), value.shape, digest.hexdigest()]
+
+
+def _is_known(module: Any) -> bool:
+    return isinstance(module, str) and module.split(".")[0] in _KNOWN
+
+
+def _place(part: Any) -> str:
+    """Return the module and name under which exactly this object is found."""
+    module = getattr(part, "__module__", None)
+    name = getattr(part, "__qualname__", getattr(part, "__name__", None))
+    found = sys.modules.get(str(module)) if _is_known(module) else None
+    for step in name.split(".") if isinstance(name, str) else ():
+        found = getattr(found, step, None)
+    if found is not part or found is None:
+        raise UnnamedError(f"{type(part).__qualname__} {name or ''} of {module}")
+    return f"{module}:{name}"

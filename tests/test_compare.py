@@ -44,10 +44,12 @@ SMALL = Experiment(
 
 
 def test_seeds_are_one_program_and_equal_single_runs(monkeypatch):
-    before, build = len(compilation._programs), compilation._build
+    before, build = len(compilation._programs), compilation._finished
     # The programs of both are compiled at the same time: each waits for the other.
     both = threading.Barrier(2, timeout=120)
-    monkeypatch.setattr(compilation, "_build", lambda *a: (both.wait(), build(*a))[1])
+    monkeypatch.setattr(
+        compilation, "_finished", lambda *a: (both.wait(), build(*a))[1]
+    )
     found = compare(SMALL, ["fedbio", "fedavg"], 3).found
     monkeypatch.undo()
     assert len(compilation._programs) - before == 2

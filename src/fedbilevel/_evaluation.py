@@ -4,21 +4,25 @@ Mathematics says what is computed; these choices change how fast, never what. Th
 runtime makes them once, while it traces a program.
 """
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 __all__ = [
     "ACCELERATOR",
     "PROCESSOR",
     "THIN_PRODUCTS",
     "Evaluation",
+    "apart",
     "current",
     "hurried",
+    "thorough",
     "using",
 ]
 
@@ -75,6 +79,29 @@ def hurried(level: int) -> dict[str, Any] | None:
     if jax.__version_info__ < (0, 11):  # later ones have no other generator
         options["xla_cpu_use_fusion_emitters"] = False
     return options
+
+
+def thorough() -> dict[str, Any] | None:
+    """Return options of the compiler for a program that runs for long.
+
+    LLVM's third level takes up to a quarter longer than its second on a CPU, and what
+    it makes of our programs is not faster. Flags of XLA that say a level hold.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.default_backend() != "cpu" or "xla_backend_optimization_level" in flags:
+        return None
+    return {"xla_backend_optimization_level": 2}
+
+
+def apart() -> AbstractContextManager:
+    """Let functions under `jax.jit` stay functions in a program for a CPU.
+
+    What XLA inlines it fuses, into each kernel that uses it: LLVM then compiles it as
+    many times. A barrier would not do, since XLA takes it away before it fuses.
+    """
+    if jax.default_backend() != "cpu":
+        return nullcontext()
+    return set_xla_metadata(inlineable="false")
 
 
 def current() -> Evaluation:

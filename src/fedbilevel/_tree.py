@@ -10,6 +10,8 @@ from jaxtyping import Array, Bool, PyTree
 
 from fedbilevel._types import Scalar
 
+_SMALL = 4096  # numbers that are copied sooner than a kernel of their own is compiled
+
 
 def filled(shape: int | tuple[int, ...], value: float = 0.0) -> Array:
     """Return floating-point numbers that are all alike, a start for instance.
@@ -72,12 +74,24 @@ def all_finite(a: PyTree) -> Bool[Array, ""]:
     """Say whether no leaf of a holds NaN or infinity."""
     # NaN is larger than everything to `max`, and this takes a CPU a quarter of the time
     # of a flag for each number.
-    flags = [
-        jnp.max(jnp.abs(leaf), initial=0) < jnp.inf
-        for leaf in jax.tree.leaves(a)
-        if jnp.issubdtype(leaf.dtype, jnp.inexact)
-    ]
+    flags = [jnp.max(jnp.abs(part), initial=0) < jnp.inf for part in _joined(a)]
     return reduce(jnp.logical_and, flags, jnp.asarray(True))
+
+
+def _joined(a: PyTree) -> list[Array]:
+    """Return the leaves of inexact numbers, small ones of a type as one vector.
+
+    To reduce one takes three kernels on a CPU, each of which must be compiled.
+    """
+    parts, small = [], {}
+    for leaf in jax.tree.leaves(a):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        if leaf.size > _SMALL:
+            parts.append(leaf)
+        else:
+            small.setdefault(leaf.dtype, []).append(jnp.ravel(leaf))
+    return [*parts, *(jnp.concatenate(leaves) for leaves in small.values())]
 
 
 def leaf_names(a: PyTree) -> list[str]:

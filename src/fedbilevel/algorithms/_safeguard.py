@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedbilevel import _tree
+from fedbilevel._evaluation import apart
 from fedbilevel._types import Lower
 from fedbilevel.algorithms._local import when
 
@@ -82,6 +83,25 @@ class _Verdict(NamedTuple):
     fled: Bool[Array, ""]
     anew: Bool[Array, ""]
     due: Bool[Array, ""]
+
+
+# A function of its own in the program: every leaf of a state is chosen by it.
+@jax.jit
+def _verdict(
+    bad: Array,
+    seen: tuple[Array, Array, Array],
+    due: Array,
+    happened: Array,
+    returns: Array,
+) -> _Verdict:
+    """Return what a round was, as far as the run is not given up."""
+    turned, lost, too_fast = seen
+    bad &= returns < MOST
+    turned = turned & ~bad & (happened - returns < MOST)
+    fled = bad & too_fast
+    bad &= ~fled
+    anew = fled | (turned & lost & (returns < MOST))
+    return _Verdict(bad, turned, fled, anew, due & ~(bad | anew))
 
 
 class Guard(eqx.Module):
@@ -139,13 +159,10 @@ class Guard(eqx.Module):
 
         def looked_at() -> tuple[PyTree, Guard]:
             bad = broken | (too_far & (far > _size(move.before) / move.speed))
-            bad &= self.returns < MOST
-            turned = turn.turned & ~bad & (self.happened - self.returns < MOST)
-            fled = bad & turn.too_fast
-            bad &= ~fled
-            anew = fled | (turned & turn.lost & (self.returns < MOST))
-            verdict = _Verdict(bad, turned, fled, anew, due & ~(bad | anew))
-            quiet = self._quiet(far, bad | anew, index)
+            seen = (turn.turned, turn.lost, turn.too_fast)
+            with apart():
+                verdict = _verdict(bad, seen, due, self.happened, self.returns)
+            quiet = self._quiet(far, verdict.bad | verdict.anew, index)
             return quiet._changed(state, turn.start, verdict, index)
 
         # Most rounds end here: nothing of the states, which may be large, is copied.

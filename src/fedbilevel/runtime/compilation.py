@@ -4,8 +4,10 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,16 +29,9 @@ _programs: OrderedDict[Any, Future] = OrderedDict()
 _changing = threading.Lock()
 
 
-def compiled(
-    function: Callable[..., Any],
-    fixed: Any,
-    arguments: tuple,
-    donate: tuple[int, ...],
-    evaluation: Evaluation,
-    brief: bool = False,
-    like: Any = None,
-) -> tuple["Program", float]:
-    """Return `function(fixed, *arguments)` compiled for these shapes, and the seconds.
+@dataclass(frozen=True)
+class Asked:
+    """The program of `function(fixed, *arguments)` for some shapes.
 
     Array leaves are inputs, so other values reuse the program; everything else in
     `fixed` and `arguments` identifies it, and where arrays lie follows from `fixed`.
@@ -45,42 +40,96 @@ def compiled(
     `like` has modules where the result has them, of the same structure: with it the
     traced program is kept on disk for commands to come.
     """
-    arrays, static = eqx.partition((fixed, *arguments), eqx.is_array)
-    leaves, structure = jax.tree.flatten(static)
-    shapes = [jax.typeof(leaf) for leaf in jax.tree.leaves(arrays)]
-    identity = (
-        function,
-        donate,
-        evaluation,
-        brief,
-        tuple(leaves),
-        structure,
-        tuple(shapes),
-        jax.tree.structure(arrays),
-    )
-    started = time.perf_counter()
+
+    function: Callable[..., Any]
+    fixed: Any
+    arguments: tuple
+    donate: tuple[int, ...]
+    evaluation: Evaluation
+    brief: bool = False
+    like: Any = None
+
+    def parts(self) -> tuple[tuple, Any]:
+        """Return what the program is given, and what is compiled into it."""
+        return eqx.partition((self.fixed, *self.arguments), eqx.is_array)
+
+    def identity(self) -> Any:
+        """Return what two equal programs have in common."""
+        arrays, static = self.parts()
+        leaves, structure = jax.tree.flatten(static)
+        return (
+            self.function,
+            self.donate,
+            self.evaluation,
+            self.brief,
+            tuple(leaves),
+            structure,
+            tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(arrays)),
+            jax.tree.structure(arrays),
+        )
+
+
+def compiled(asked: Asked) -> tuple["Program", float]:
+    """Return a program, and the seconds that one waited for it."""
+    started, identity = time.perf_counter(), asked.identity()
+    made, mine = _claimed(identity)
+    if not mine and made.done():
+        return made.result(), 0.0
+    tell(COMPILING)
+    if mine:
+        _make(asked, identity, made, None)
+    program = made.result()
+    tell(RUNNING)
+    return program, time.perf_counter() - started
+
+
+def prepare(asked: Asked, pool: Executor) -> float:
+    """Trace a program here and compile it in a pool, for `compiled` to find.
+
+    Two threads that trace at once take turns, and are both late. Return the seconds.
+    """
+    started, identity = time.perf_counter(), asked.identity()
+    made, mine = _claimed(identity)
+    if mine:
+        tell(COMPILING)
+        _make(asked, identity, made, pool)
+    return time.perf_counter() - started
+
+
+def _claimed(identity: Any) -> tuple[Future, bool]:
+    """Return what will be the program, and whether it is the caller's to make."""
     with _changing:
         mine = identity not in _programs
         made = _programs.setdefault(identity, Future())
         _programs.move_to_end(identity)
         if len(_programs) > _LARGEST:
             _programs.popitem(last=False)
-    if not mine and made.done():
-        return made.result(), 0.0
-    tell(COMPILING)
-    if mine:
+    return made, mine
+
+
+def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> None:
+    """Trace, then compile, here or in the pool; whoever waits is told what failed."""
+
+    @contextmanager
+    def telling_of_failure() -> Iterator[None]:
         try:
-            with _evaluation.using(evaluation):
-                how = (donate, brief, jax.tree.map(lambda leaf: 0, like))
-                made.set_result(_build(function, static, arrays, *how))
+            yield
         except BaseException as error:
             with _changing:
                 _programs.pop(identity, None)
             made.set_exception(error)
             raise
-    program = made.result()
-    tell(RUNNING)
-    return program, time.perf_counter() - started
+
+    def finish() -> None:
+        with telling_of_failure():
+            made.set_result(Program(_finished(lowered, size, asked.brief), like))
+
+    with telling_of_failure(), _evaluation.using(asked.evaluation):
+        lowered, size, like = _lowered(asked)
+    if pool is None:
+        finish()
+    else:
+        pool.submit(copy_context().run, finish)
 
 
 @dataclass(frozen=True)
@@ -111,29 +160,24 @@ class Program:
         return held + working - told.alias_size_in_bytes, working
 
 
-def _build(
-    function: Callable,
-    static: Any,
-    arrays: tuple,
-    donate: tuple[int, ...],
-    brief: bool,
-    like: Any,
-) -> Program:
-    def on_arrays(*inputs: Any) -> Any:
-        return function(*eqx.combine(inputs, static))
+def _lowered(asked: Asked) -> tuple[Any, int, Any]:
+    """Return a traced program, its equations, and where its results have modules."""
+    arrays, static = asked.parts()
 
-    positions = tuple(position + 1 for position in donate)
-    evaluation = _evaluation.current()
+    def on_arrays(*inputs: Any) -> Any:
+        return asked.function(*eqx.combine(inputs, static))
+
+    positions = tuple(position + 1 for position in asked.donate)
     name = None
-    if like is not None:
-        name = name_of(function, evaluation, eqx.combine(arrays, static))
+    if asked.like is not None:
+        name = name_of(asked.function, asked.evaluation, asked.fixed, asked.arguments)
     if name is None:
         traced = jax.jit(on_arrays, donate_argnums=positions).trace(*arrays)
-        return Program(_finished(traced, equations(traced.jaxpr), brief))
-    lists = as_lists(arrays)
+        return traced.lower(), equations(traced.jaxpr), None
     exported, size = _exported(on_arrays, name, arrays)
-    traced = jax.jit(exported.call, donate_argnums=positions).trace(*lists)
-    return Program(_finished(traced, size, brief), like)
+    called = jax.jit(exported.call, donate_argnums=positions)
+    like = jax.tree.map(lambda leaf: 0, asked.like)
+    return called.lower(*as_lists(arrays)), size, like
 
 
 def _exported(function: Callable, name: str, arrays: tuple) -> tuple[Exported, int]:
@@ -152,14 +196,14 @@ def _exported(function: Callable, name: str, arrays: tuple) -> tuple[Exported, i
     return exported, size
 
 
-def _finished(traced: Any, size: int, brief: bool) -> Any:
-    """Compile a traced program of so many equations."""
+def _finished(lowered: Any, size: int, brief: bool) -> Any:
+    """Compile a program of so many equations."""
     expected = compile_times.expected(size)
     if expected is not None:
         tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
     started, loaded = time.perf_counter(), compile_times.loaded()
-    options = _evaluation.hurried(0) if brief else None
-    program = traced.lower().compile(compiler_options=options)
+    options = _evaluation.hurried(0) if brief else _evaluation.thorough()
+    program = lowered.compile(compiler_options=options)
     if not brief and compile_times.loaded() == loaded:
         compile_times.note(size, time.perf_counter() - started)
     return program

@@ -5,6 +5,7 @@ next. Who takes part follows from the keys, so it is known before a round.
 """
 
 import weakref
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem.stored_rows import StoredRows
 from fedbilevel.runtime import keys, program
 from fedbilevel.runtime.client_files import ClientFiles
-from fedbilevel.runtime.compilation import compiled
+from fedbilevel.runtime.compilation import Asked, compiled
 from fedbilevel.runtime.contract import Advance, Found, Span
 from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import start_kept, start_state
@@ -95,9 +96,9 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
         return rounds_in_python(span, state, one_round, self._measure)
 
-    def prepare(self, span: Span) -> None:
-        """Compile what `advance` will run, for `advance` to find or wait for."""
-        super().prepare(self._alone(span, span.start))
+    def prepare(self, span: Span, pool: Executor) -> None:
+        """Trace what `advance` will run; let the pool compile it meanwhile."""
+        super().prepare(self._alone(span, span.start), pool)
 
     def fetch(self, state: Any) -> State:
         """Return the state; what clients keep is read when it is looked at."""
@@ -117,7 +118,8 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
         Also return how long one waited for the compiler.
         """
-        begin, seconds = compiled(_first, self.job, (), (), self._evaluation, True)
+        asked = Asked(_first, self.job, (), (), self._evaluation, brief=True)
+        begin, seconds = compiled(asked)
         server, kept = begin(self.job)
         return self._placed(server), jax.tree.map(np.asarray, kept), seconds
 
@@ -157,9 +159,8 @@ class DiskSimulatorRuntime(SimulatorRuntime):
     def _asked(self, stage: int, index: int) -> np.ndarray:
         """Return who is asked in a round, or in the setup."""
         arguments = (stage, jnp.asarray(index, jnp.int32))
-        run, seconds = compiled(
-            program.attending, self.job, arguments, (), self._evaluation
-        )
+        asked = Asked(program.attending, self.job, arguments, (), self._evaluation)
+        run, seconds = compiled(asked)
         self.compile_seconds += seconds
         return np.flatnonzero(np.asarray(run(self.job, *arguments)))
 

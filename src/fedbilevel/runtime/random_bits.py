@@ -11,18 +11,17 @@ fifth of its time for that kernel among 240.
 """
 
 import math
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import random as extension
 from jaxtyping import Array, UInt32
 
 from fedbilevel import _evaluation
+from fedbilevel._evaluation import apart
 from fedbilevel._types import Key, Keys
 
 __all__ = ["written_out"]
@@ -87,11 +86,6 @@ def _mixed(key: Words, shape: tuple[int, ...]) -> Words:
     return a ^ b
 
 
-def _apart() -> AbstractContextManager:
-    # A barrier would not do: XLA takes it away before it fuses.
-    return set_xla_metadata(inlineable="false")
-
-
 def _is_countable(shape: tuple[int, ...]) -> bool:
     return math.prod(shape) < 2**32
 
@@ -99,7 +93,7 @@ def _is_countable(shape: tuple[int, ...]) -> bool:
 def _split(key: Words, shape: tuple[int, ...]) -> Words:
     if not _is_countable(shape):
         return _USUAL.split(key, shape)
-    with _apart():
+    with apart():
         return _pairs(key, shape)
 
 
@@ -107,13 +101,13 @@ def _random_bits(key: Words, bit_width: int, shape: tuple[int, ...]) -> Array:
     # Twice as many bits need more care, and are drawn where doubles are: in tests.
     if bit_width == 64 or not _is_countable(shape):
         return _USUAL.random_bits(key, bit_width, shape)
-    with _apart():
+    with apart():
         words = _mixed(key, shape)
     return words.astype(jnp.dtype(f"uint{bit_width}"))
 
 
 def _fold_in(key: Words, data: Any) -> Words:
-    with _apart():
+    with apart():
         return _folded(key, data)
 
 

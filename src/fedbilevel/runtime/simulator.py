@@ -1,6 +1,7 @@
 """The fast runtime: one compiled program on all devices, also of other processes."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import program
 from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.compilation import Program, compiled
+from fedbilevel.runtime.compilation import Asked, Program, compiled, prepare
 from fedbilevel.runtime.contract import Advance, Found, Span
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
@@ -89,16 +90,12 @@ class SimulatorRuntime:
         track = jax.tree.map(np.asarray, track)
         return Advance(state, table, int(done), track, first_failure(failure))
 
-    def prepare(self, span: Span) -> None:
-        """Compile what `advance` will run, for `advance` to find or wait for."""
-        state, _ = self._first_state()
+    def prepare(self, span: Span, pool: Executor) -> None:
+        """Trace what `advance` will run; let the pool compile it meanwhile."""
+        state, seconds = self._first_state()
         arguments = (self._varying, state, placed_span(self.layout, span))
-        how = (
-            self._evaluation,
-            False,
-            program.result_like(program.advance, *arguments),
-        )
-        compiled(program.advance, self._fixed, arguments, (1,), *how)
+        asked = self._asked_for(program.advance, arguments, (1,))
+        self.compile_seconds += seconds + prepare(asked, pool)
 
     def memory(self, span: Span) -> MemoryPlan:
         """Return what the program of the rounds takes of each device; run nothing."""
@@ -124,8 +121,8 @@ class SimulatorRuntime:
 
     def _first_state(self) -> tuple[State, float]:
         # As one program: method by method it would be one for every step of theirs.
-        how = self._evaluation
-        begin, seconds = compiled(start_state, self.job, (), (), how, True)
+        asked = Asked(start_state, self.job, (), (), self._evaluation, brief=True)
+        begin, seconds = compiled(asked)
         return self.layout.place_state(begin(self.job)), seconds
 
     def _rounds(self, state: State, span: Span) -> tuple[Program, tuple]:
@@ -133,10 +130,16 @@ class SimulatorRuntime:
         return self._compile(program.advance, *arguments, donate=(1,)), arguments
 
     def _compile(self, function, *arguments, donate: tuple[int, ...], brief=False):
-        how = (self._evaluation, brief, program.result_like(function, *arguments))
-        run, seconds = compiled(function, self._fixed, arguments, donate, *how)
+        run, seconds = compiled(self._asked_for(function, arguments, donate, brief))
         self.compile_seconds += seconds
         return run
+
+    def _asked_for(
+        self, function: Any, arguments: tuple, donate: tuple[int, ...], brief=False
+    ) -> Asked:
+        like = program.result_like(function, *arguments)
+        how = (self._evaluation, brief, like)
+        return Asked(function, self._fixed, arguments, donate, *how)
 
 
 def placed_span(layout: Layout, span: Span) -> Any:

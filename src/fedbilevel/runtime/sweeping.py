@@ -16,7 +16,7 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.runtime import program
 from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.compilation import compiled
+from fedbilevel.runtime.compilation import Asked, compiled
 from fedbilevel.runtime.contract import Advance, Found, Span, failure
 from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
@@ -146,7 +146,7 @@ class SweepRuntime:
 
     def _compile(self, function: Any, *arguments: Any, brief: bool = False) -> Any:
         how = (self._evaluation, brief, program.result_like(function, *arguments))
-        run, seconds = compiled(function, self._fixed, arguments, (1,), *how)
+        run, seconds = compiled(Asked(function, self._fixed, arguments, (1,), *how))
         self.compile_seconds += seconds
         return run
 

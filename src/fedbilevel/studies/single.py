@@ -4,7 +4,6 @@ import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -169,10 +168,10 @@ def run_job(
 def _compiling_rounds(
     runtime: Any, rounds: int, measure_every: int, stopping: Stopping
 ) -> Iterator[None]:
-    """Let the rounds compile while what comes before them does.
+    """Let the rounds compile while what comes before them is traced and runs.
 
-    Processes that joined must compile in the same order. What goes wrong here goes
-    wrong again where it is waited for, and is told there.
+    Processes that joined must compile in the same order. What goes wrong in the pool is
+    told where it is waited for.
     """
     if (
         not isinstance(runtime, SimulatorRuntime)
@@ -183,11 +182,11 @@ def _compiling_rounds(
         return
     with ThreadPoolExecutor(max_workers=1) as pool:
         first = first_span(runtime, rounds, measure_every, stopping)
-        pool.submit(copy_context().run, runtime.prepare, first)
+        runtime.prepare(first, pool)
         try:
             yield
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)
 
 
 def result_of(

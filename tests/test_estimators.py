@@ -126,12 +126,18 @@ def test_both_points_see_the_same_sample():
     assert_close(found, quiet, 1e-12)
 
 
-@pytest.mark.parametrize("stacks", [False, True])
-def test_at_both_is_two_calls(stacks):
-    # The two ways of visiting the points must agree, and each can run here.
+@pytest.mark.parametrize(
+    ("way", "stacks", "writes_out"),
+    [
+        (_evaluation.PROCESSOR, False, False),
+        (_evaluation.ACCELERATOR, True, False),
+        (_evaluation.WIDE_PRODUCTS, False, True),
+    ],
+)
+def test_at_both_is_two_calls(way, stacks, writes_out):
+    # The three ways of visiting the points must agree, and each can run here.
     G, point, before = sampled(0), tree(1), tree(2)
-    way = _evaluation.ACCELERATOR if stacks else _evaluation.PROCESSOR
-    assert way.stacks_points == stacks
+    assert (way.stacks_points, way.writes_out_points) == (stacks, writes_out)
     with _evaluation.using(way):
         now, then = at_both(G, point, before)
     assert_close(now, G(point), 1e-14)

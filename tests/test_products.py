@@ -1,11 +1,18 @@
 """How a program is written follows from its products, and changes rounding alone."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel._evaluation import PROCESSOR, THIN_PRODUCTS
+from fedbilevel._evaluation import (
+    ACCELERATOR,
+    PROCESSOR,
+    THIN_PRODUCTS,
+    WIDE_PRODUCTS,
+)
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
@@ -56,10 +63,22 @@ def test_rows_that_each_point_scales_are_not_shared(own, expected):
     assert evaluation(job) == expected
 
 
-def test_stacked_points_change_rounding_alone():
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(999, ACCELERATOR), (1000, WIDE_PRODUCTS)]
+)
+def test_an_accelerator_takes_points_with_many_numbers_apart(
+    monkeypatch, rows, expected
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    job = job_of(*THIN[:2])
+    assert evaluation(replace(job, y=jnp.ones((rows, 1000)))) == expected
+
+
+@pytest.mark.parametrize("other_way", [THIN_PRODUCTS, WIDE_PRODUCTS])
+def test_how_points_are_visited_changes_rounding_alone(other_way):
     """The same rounds by both programs, which are not the same one."""
     ends = []
-    for way in (PROCESSOR, THIN_PRODUCTS):
+    for way in (PROCESSOR, other_way):
         runtime = SimulatorRuntime(job_of(*THIN[:2]))
         runtime._evaluation = way
         ends.append(execute(runtime, 3).state.server)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ __all__ = [
     "ACCELERATOR",
     "PROCESSOR",
     "THIN_PRODUCTS",
+    "WIDE_PRODUCTS",
     "Evaluation",
     "apart",
     "current",
@@ -32,15 +33,18 @@ class Evaluation:
     """Choices for one kind of device.
 
     `stacks_points` evaluates a map at two points in one stacked call, else one after
-    the other. `draws_early` draws the samples of all factors of a series before its
-    loop, else inside of it. `unroll` is the most factors in one turn of that loop.
-    `writes_out_hashes` draws random bits by one kernel instead of a loop of many.
+    the other: by a loop or, as `writes_out_points` says, by two calls in the program,
+    which XLA orders as it likes. `draws_early` draws the samples of all factors of a
+    series before its loop, else inside of it. `unroll` is the most factors in one turn
+    of that loop. `writes_out_hashes` draws random bits by one kernel instead of a loop
+    of many.
     """
 
     stacks_points: bool
     draws_early: bool
     unroll: int
     writes_out_hashes: bool
+    writes_out_points: bool = False
 
 
 # On the CPU a stacked product has two free axes, which XLA transposes first (softmax
@@ -62,6 +66,11 @@ THIN_PRODUCTS = Evaluation(
 ACCELERATOR = Evaluation(
     stacks_points=True, draws_early=False, unroll=5, writes_out_hashes=False
 )
+# With weights of millions of numbers it gives stacked points an order of axes, in every
+# factor, and the products another: a quarter of a step goes into transposing. Written
+# out, a client step with 10.0M numbers takes 2720 us instead of 2958, with 1.07M 275
+# instead of 291, and 154 instead of 186 where the loss works in bfloat16.
+WIDE_PRODUCTS = replace(ACCELERATOR, stacks_points=False, writes_out_points=True)
 
 _CURRENT: ContextVar[Evaluation] = ContextVar("evaluation", default=PROCESSOR)
 

@@ -43,9 +43,12 @@ def blockwise(combine: Callable[..., PyTree], weight: PyTree, *trees: PyTree) ->
 
 
 def at_both(G: Sampled, point: Any, previous: Any) -> tuple[PyTree, PyTree]:
-    """Evaluate G, whose sample is already drawn, at two points with one body."""
+    """Evaluate G, whose sample is already drawn, at two points."""
+    way = _evaluation.current()
+    if way.writes_out_points:
+        return G(point), G(previous)
     stacked = jax.tree.map(lambda *pair: jnp.stack(pair), point, previous)
-    if _evaluation.current().stacks_points:
+    if way.stacks_points:
         values = jax.vmap(G)(stacked)
     else:
         values = jax.lax.map(G, stacked)

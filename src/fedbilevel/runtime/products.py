@@ -7,7 +7,13 @@ from typing import Any
 import jax
 from jaxtyping import Array, PyTree
 
-from fedbilevel._evaluation import ACCELERATOR, PROCESSOR, THIN_PRODUCTS, Evaluation
+from fedbilevel._evaluation import (
+    ACCELERATOR,
+    PROCESSOR,
+    THIN_PRODUCTS,
+    WIDE_PRODUCTS,
+    Evaluation,
+)
 from fedbilevel.runtime.counts import bodies
 from fedbilevel.runtime.job import Job
 
@@ -15,12 +21,14 @@ __all__ = ["evaluation", "rows_of_sample"]
 
 _LARGE_BATCH = 64  # rows from which on it pays to read them once for two points
 _THIN = 40  # columns of the weights of two points, side by side
+_MANY = 10**6  # numbers of y from which on two points were seen to gain by themselves
 
 
 def evaluation(job: Job) -> Evaluation:
     """Return how programs are best written for a job and the devices there are."""
     if jax.default_backend() != "cpu":
-        return ACCELERATOR
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(job.y))
+        return WIDE_PRODUCTS if numbers >= _MANY else ACCELERATOR
     large = rows_of_sample(job) >= _LARGE_BATCH
     return THIN_PRODUCTS if large and _is_thin(job) else PROCESSOR
 

@@ -19,6 +19,7 @@ __all__ = [
     "Evaluation",
     "current",
     "hurried",
+    "lasting",
     "using",
 ]
 
@@ -31,12 +32,14 @@ class Evaluation:
     the other. `draws_early` draws the samples of all factors of a series before its
     loop, else inside of it. `unroll` is the most factors in one turn of that loop.
     `writes_out_hashes` draws random bits by one kernel instead of a loop of many.
+    `splits_kernels` lets XLA divide one kernel among the threads of all cores.
     """
 
     stacks_points: bool
     draws_early: bool
     unroll: int
     writes_out_hashes: bool
+    splits_kernels: bool = True
 
 
 # On the CPU a stacked product has two free axes, which XLA transposes first (softmax
@@ -47,8 +50,9 @@ PROCESSOR = Evaluation(
 )
 # Rows that two points share are read once, for a product with the thin weights of both:
 # the same regression on two cores takes 1530 to 1650 us one after the other and 920 to
-# 1040 stacked with batches of 128, 720 to 780 and 430 to 690 with 64, 430 and 460 with
-# 32; with a hidden layer of 64 units it is 1040 and 1450.
+# 1040 stacked with batches of 128, 720 to 780 and 430 to 690 with 64; with a hidden
+# layer of 64 units it is 1040 and 1450. With 32 it was 430 and 460 while gathers were
+# split among threads; where they are not, another machine's core takes 1382 and 1248.
 THIN_PRODUCTS = Evaluation(
     stacks_points=True, draws_early=False, unroll=1, writes_out_hashes=True
 )
@@ -75,6 +79,19 @@ def hurried(level: int) -> dict[str, Any] | None:
     if jax.__version_info__ < (0, 11):  # later ones have no other generator
         options["xla_cpu_use_fusion_emitters"] = False
     return options
+
+
+def lasting() -> dict[str, Any] | None:
+    """Return options of the compiler for a program that runs for long.
+
+    XLA divides a kernel of some 100 KB, such as a gather of rows, among threads. Where
+    every core has a device that works by itself, the kernel then waits for a core: the
+    gather of 32 rows takes 46 us of a core in place of 18, and a client step 930 us
+    in place of 704.
+    """
+    if _CURRENT.get().splits_kernels:
+        return None
+    return {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
 
 
 def current() -> Evaluation:

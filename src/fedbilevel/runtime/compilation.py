@@ -116,7 +116,7 @@ def _build(
     if expected is not None:
         tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
     started, loaded = time.perf_counter(), compile_times.loaded()
-    options = _evaluation.hurried(0) if brief else None
+    options = _evaluation.hurried(0) if brief else _evaluation.lasting()
     program = traced.lower().compile(compiler_options=options)
     if not brief and compile_times.loaded() == loaded:
         compile_times.note(size, time.perf_counter() - started)

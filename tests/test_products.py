@@ -18,6 +18,7 @@ from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
+from fedbilevel.runtime.compilation import Asked, compiled
 from fedbilevel.runtime.products import evaluation
 
 THIN = ("regularization", 64, {}, THIN_PRODUCTS)
@@ -36,7 +37,8 @@ def job_of(task, batch, options=None):
     ("task", "batch", "options", "expected"),
     [
         THIN,
-        ("regularization", 32, {}, PROCESSOR),  # too few rows to gain by it
+        ("regularization", 32, {}, THIN_PRODUCTS),
+        ("regularization", 31, {}, PROCESSOR),  # fewer rows than were measured
         ("loss-tuning", 64, {"model": "mlp"}, PROCESSOR),  # wide weights
         ("representation", 64, {}, PROCESSOR),  # each point has its own features
     ],
@@ -84,3 +86,37 @@ def test_how_points_are_visited_changes_rounding_alone(other_way):
         ends.append(execute(runtime, 3).state.server)
     for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.two_devices
+@pytest.mark.parametrize(("clients", "splits"), [(1, True), (2, False), (3, False)])
+def test_kernels_are_split_unless_every_device_has_clients(clients, splits):
+    """One client leaves a device idle, whose core may help the other."""
+
+    def loss(x, y, row):
+        return jnp.sum((x - y) ** 2) + jnp.mean(row["a"])
+
+    rows = [{"a": np.ones(2)}] * clients
+    data, one = ClientData.from_clients(rows, rows), jnp.ones(3)
+    method = LocalBSGVRM(Neumann(1, 0.1), 0.1, 1.0, 1.0, 0.5, 0.5, local_steps=1)
+    job = Job.of(method, Problem(loss, loss), data, one, one, sampling=Sampling(1))
+    assert evaluation(job).splits_kernels == splits
+
+
+def test_one_device_splits_kernels():
+    assert evaluation(job_of(*THIN[:2])).splits_kernels
+
+
+def test_a_program_of_busy_devices_has_no_kernel_for_several_threads():
+    rows, places = jnp.ones((2000, 500)), jnp.arange(1000, dtype=jnp.int32)
+
+    def gathered(fixed, places):
+        return fixed[places]
+
+    def is_split(way):
+        run, _ = compiled(Asked(gathered, rows, (places,), (), way))
+        return 'outer_dimension_partitions":["' in run.executable.as_text()
+
+    if not is_split(PROCESSOR):
+        pytest.skip("a machine of one core splits nothing")
+    assert not is_split(replace(PROCESSOR, splits_kernels=False))

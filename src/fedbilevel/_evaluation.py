@@ -23,7 +23,7 @@ __all__ = [
     "apart",
     "current",
     "hurried",
-    "thorough",
+    "lasting",
     "using",
 ]
 
@@ -37,7 +37,7 @@ class Evaluation:
     which XLA orders as it likes. `draws_early` draws the samples of all factors of a
     series before its loop, else inside of it. `unroll` is the most factors in one turn
     of that loop. `writes_out_hashes` draws random bits by one kernel instead of a loop
-    of many.
+    of many. `splits_kernels` lets XLA divide one kernel among the threads of all cores.
     """
 
     stacks_points: bool
@@ -45,6 +45,7 @@ class Evaluation:
     unroll: int
     writes_out_hashes: bool
     writes_out_points: bool = False
+    splits_kernels: bool = True
 
 
 # On the CPU a stacked product has two free axes, which XLA transposes first (softmax
@@ -55,8 +56,9 @@ PROCESSOR = Evaluation(
 )
 # Rows that two points share are read once, for a product with the thin weights of both:
 # the same regression on two cores takes 1530 to 1650 us one after the other and 920 to
-# 1040 stacked with batches of 128, 720 to 780 and 430 to 690 with 64, 430 and 460 with
-# 32; with a hidden layer of 64 units it is 1040 and 1450.
+# 1040 stacked with batches of 128, 720 to 780 and 430 to 690 with 64; with a hidden
+# layer of 64 units it is 1040 and 1450. With 32 it was 430 and 460 while gathers were
+# split among threads; where they are not, another machine's core takes 1382 and 1248.
 THIN_PRODUCTS = Evaluation(
     stacks_points=True, draws_early=False, unroll=1, writes_out_hashes=True
 )
@@ -90,16 +92,22 @@ def hurried(level: int) -> dict[str, Any] | None:
     return options
 
 
-def thorough() -> dict[str, Any] | None:
+def lasting(evaluation: Evaluation) -> dict[str, Any]:
     """Return options of the compiler for a program that runs for long.
 
-    LLVM's third level takes up to a quarter longer than its second on a CPU, and what
-    it makes of our programs is not faster. Flags of XLA that say a level hold.
+    XLA divides a kernel of some 100 KB, such as a gather of rows, among threads. Where
+    every core has a device that works by itself, the kernel then waits for a core: the
+    gather of 32 rows takes 46 us of a core in place of 18, and a client step 930 us
+    in place of 704. LLVM's third level takes up to a quarter longer than its second,
+    and what it makes of our programs is not faster; flags of XLA that say a level hold.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if jax.default_backend() != "cpu" or "xla_backend_optimization_level" in flags:
-        return None
-    return {"xla_backend_optimization_level": 2}
+    options = {}
+    if not evaluation.splits_kernels:
+        options["xla_disable_hlo_passes"] = "cpu-parallel-task-assigner"
+    leveled = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
+    if jax.default_backend() == "cpu" and not leveled:
+        options["xla_backend_optimization_level"] = 2
+    return options
 
 
 def apart() -> AbstractContextManager:

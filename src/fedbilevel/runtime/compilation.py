@@ -122,7 +122,7 @@ def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> N
 
     def finish() -> None:
         with telling_of_failure():
-            made.set_result(Program(_finished(lowered, size, asked.brief), like))
+            made.set_result(Program(_finished(asked, lowered, size), like))
 
     with telling_of_failure(), _evaluation.using(asked.evaluation):
         lowered, size, like = _lowered(asked)
@@ -196,14 +196,15 @@ def _exported(function: Callable, name: str, arrays: tuple) -> tuple[Exported, i
     return exported, size
 
 
-def _finished(lowered: Any, size: int, brief: bool) -> Any:
+def _finished(asked: Asked, lowered: Any, size: int) -> Any:
     """Compile a program of so many equations."""
     expected = compile_times.expected(size)
     if expected is not None:
         tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
     started, loaded = time.perf_counter(), compile_times.loaded()
-    options = _evaluation.hurried(0) if brief else _evaluation.thorough()
+    how = asked.evaluation
+    options = _evaluation.hurried(0) if asked.brief else _evaluation.lasting(how)
     program = lowered.compile(compiler_options=options)
-    if not brief and compile_times.loaded() == loaded:
+    if not asked.brief and compile_times.loaded() == loaded:
         compile_times.note(size, time.perf_counter() - started)
     return program

@@ -1,7 +1,8 @@
-"""How a job's programs are best written, from the matrix products that it makes."""
+"""How a job's programs are best written, from its matrix products and its devices."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,10 +17,11 @@ from fedbilevel._evaluation import (
 )
 from fedbilevel.runtime.counts import bodies
 from fedbilevel.runtime.job import Job
+from fedbilevel.runtime.layout import devices_for
 
 __all__ = ["evaluation", "rows_of_sample"]
 
-_LARGE_BATCH = 64  # rows from which on it pays to read them once for two points
+_LARGE_BATCH = 32  # rows from which on it pays to read them once for two points
 _THIN = 40  # columns of the weights of two points, side by side
 _MANY = 10**6  # numbers of y from which on two points were seen to gain by themselves
 
@@ -30,12 +32,19 @@ def evaluation(job: Job) -> Evaluation:
         numbers = sum(leaf.size for leaf in jax.tree.leaves(job.y))
         return WIDE_PRODUCTS if numbers >= _MANY else ACCELERATOR
     large = rows_of_sample(job) >= _LARGE_BATCH
-    return THIN_PRODUCTS if large and _is_thin(job) else PROCESSOR
+    way = THIN_PRODUCTS if large and _is_thin(job) else PROCESSOR
+    return replace(way, splits_kernels=not _keeps_all_busy(job))
 
 
 def rows_of_sample(job: Job) -> int:
     """Return the rows of a lower sample."""
     return job.lower_batch or jax.tree.leaves(job.data.lower)[0].shape[1]
+
+
+def _keeps_all_busy(job: Job) -> bool:
+    """Say whether there are several devices, and all of them work on the clients."""
+    shared = job.problem.model_devices
+    return shared * devices_for(job.participants, shared) == jax.device_count() > 1
 
 
 def _is_thin(job: Job) -> bool:

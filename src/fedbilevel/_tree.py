@@ -72,9 +72,10 @@ def select(choose: Bool[Array, ""], a: PyTree, b: PyTree) -> PyTree:
 
 def all_finite(a: PyTree) -> Bool[Array, ""]:
     """Say whether no leaf of a holds NaN or infinity."""
-    # NaN is larger than everything to `max`, and this takes a CPU a quarter of the time
-    # of a flag for each number.
-    flags = [jnp.max(jnp.abs(part), initial=0) < jnp.inf for part in _joined(a)]
+    # Zero times anything else is NaN, which a sum cannot lose, while the `max` of more
+    # than some thousand numbers does on a CPU. A flag for each number takes four times
+    # as long there.
+    flags = [jnp.sum(part * 0) == 0 for part in _joined(a)]
     return reduce(jnp.logical_and, flags, jnp.asarray(True))
 
 

@@ -217,6 +217,14 @@ def test_a_budget_of_seconds_ends_at_a_measurement(monkeypatch):
     assert_close(outcome.state, without_end(job_of(), 5).state)
 
 
+def test_what_was_prepared_before_is_no_time_of_the_rounds():
+    """Taken from it, a budget of seconds would last as much longer."""
+    runtime = SimulatorRuntime(job_of())
+    runtime.compile_seconds += 1000.0
+    spent = execute(runtime, ROUNDS).seconds
+    assert spent["compile"] >= 1000.0 and spent["run"] > 0.0
+
+
 def stop_after(rounds: int):
     def watch(done: int, total: int, newest: dict[str, float]) -> None:
         if done >= rounds:

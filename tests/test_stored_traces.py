@@ -230,6 +230,16 @@ def test_what_is_damaged_or_not_ours_is_not_read(in_a_command):
     assert stored_traces.read("nothing") is None
 
 
+def test_the_oldest_are_forgotten(in_a_command, monkeypatch):
+    monkeypatch.setattr(stored_traces, "_MOST", 2)
+    folder = in_a_command / "fedbilevel" / "traced"
+    for age, name in enumerate(["newest", "newer", "old", "oldest"]):
+        stored_traces.write(name, b"content")
+        os.utime(folder / name, (1000 - age, 1000 - age))
+    stored_traces.write("now", b"content")
+    assert {one.name for one in folder.iterdir()} == {"now", "newest"}
+
+
 def test_a_folder_that_cannot_be_written_costs_no_run(in_a_command):
     (in_a_command / "fedbilevel").write_text("a file in the place of the folder")
     stored_traces.write("one", b"content")

@@ -58,6 +58,8 @@ class Keeper:
         self.runtime, self.checkpoints, self.first = runtime, checkpoints, first
         self.fingerprint = runtime.fingerprint(every) if checkpoints else ""
         self.began = self.kept_at = time.perf_counter()
+        # Programs may have been prepared before, which is no part of this time.
+        self.prepared = runtime.compile_seconds
         self.kept_round, self.last_good = -1, None
         self.earlier: dict[str, float] = {}
 
@@ -128,7 +130,8 @@ class Keeper:
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent so far, those before a resume included."""
         compiling = self.runtime.compile_seconds
-        running = max(time.perf_counter() - self.began - compiling, 0.0)
+        waited = compiling - self.prepared
+        running = max(time.perf_counter() - self.began - waited, 0.0)
         now = {"compile": compiling, "run": running}
         return {name: now[name] + self.earlier.get(name, 0.0) for name in now}
 

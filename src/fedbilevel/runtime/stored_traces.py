@@ -31,6 +31,7 @@ from fedbilevel.runtime.identity import UnnamedError, told_exactly
 __all__ = ["Stored", "as_lists", "from_lists", "name_of", "read", "write"]
 
 _FORMAT = 1
+_MOST = 512  # files, of some 100 KB each; those of older sources are never read again
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ def write(name: str, content: bytes, **about: Any) -> None:
     # A folder that cannot be written costs time, not a run.
     with contextlib.suppress(OSError):
         write_atomically(_folder() / name, lambda file: file.write(line + content))
+        kept = sorted(_folder().iterdir(), key=lambda file: file.stat().st_mtime)
+        for old in kept[:-_MOST]:
+            old.unlink(missing_ok=True)
 
 
 def as_lists(tree: PyTree) -> PyTree:

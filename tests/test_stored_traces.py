@@ -18,6 +18,7 @@ import pytest
 from fedbilevel import _own_process, experiments
 from fedbilevel._evaluation import ACCELERATOR, PROCESSOR
 from fedbilevel.problem import Problem
+from fedbilevel.problem.stored_rows import stored
 from fedbilevel.runtime import counts, program, stored_traces
 from fedbilevel.runtime.identity import UnnamedError, told_exactly
 from fedbilevel.runtime.stored_traces import as_lists, from_lists, name_of
@@ -139,9 +140,12 @@ def test_source_that_changed_meanwhile_has_no_name(in_a_command, monkeypatch, tm
     assert name_of(program.advance) is not None
 
 
-def test_only_our_commands_have_names(in_a_command, monkeypatch):
+def test_only_our_commands_on_processors_have_names(in_a_command, monkeypatch):
     assert name_of(program.advance) is not None
     monkeypatch.setattr(_own_process, "began", None)
+    assert name_of(program.advance) is None
+    monkeypatch.setattr(_own_process, "began", time.time())
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert name_of(program.advance) is None
 
 
@@ -165,6 +169,7 @@ def loss(x, y, rows):
         object(),
         eqx.nn.Lambda(lambda x: x),
         {"one": [loss]},
+        stored(np.ones((3, 2)), [np.arange(2)])[0],
         jax.jit(loss),
         jax.custom_jvp(jnp.tanh),
     ],

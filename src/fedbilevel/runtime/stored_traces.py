@@ -5,7 +5,8 @@ long as all else of a short command. So what JAX exports of a program is kept un
 name, which is a digest of all that decides it: the source of this package, versions,
 settings and devices, everything in the job that is no array, and the shapes of those
 that are. A job with any part of another kind, such as a loss that a user wrote, has no
-name and is traced as ever. So is everything outside of our own commands.
+name and is traced as ever. So is everything outside of our own commands, on GPUs, and
+in several processes.
 """
 
 import contextlib
@@ -122,7 +123,8 @@ def _is_settled(began: float) -> bool:
     Source that has changed since may have been read before or after.
     """
     return (
-        jax.process_count() == 1
+        jax.default_backend() == "cpu"  # what JAX cannot export is on GPUs
+        and jax.process_count() == 1
         and importlib.util.find_spec("flatbuffers") is not None  # which JAX exports by
         and all(file.stat().st_mtime < began for file in _source())
     )

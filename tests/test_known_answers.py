@@ -240,3 +240,18 @@ def test_one_machine_with_both_rows_draws_neither(noise, same):
     one, other = ended(0), ended(1)
     assert (one.point["x"] == other.point["x"]).all() == same
     assert one.counts["samples"]["lower_samples"] == 3
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (0.2, 0.7)])
+def test_weights_of_clients_are_in_the_closed_form(weights):
+    """The problem that is solved is the one that is measured."""
+    share = np.asarray(weights) / sum(weights)
+    h = share @ np.asarray([1.0, 3.0])
+    # y = x / h, and F = 0.5 (x / h - 1)^2 + 0.125 x^2.
+    x = np.asarray([0.7])
+    slope = (x / h - 1) / h + 0.25 * x
+    task, *_ = Experiment("two-client", weights=weights).build_task()
+    assert task.metrics is not None
+    found = task.metrics(jnp.asarray(x), jnp.asarray(x / h))
+    assert found["grad_norm_sq"] == pytest.approx(slope.item() ** 2, rel=1e-10)
+    assert found["lower_error"] == pytest.approx(0, abs=1e-10)

@@ -408,8 +408,13 @@ def _told(job: Job) -> str:
 
 
 def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:
-    """Return a task whose clients count by these weights, one for each."""
-    data = task.data.weighing(weights)
+    """Return a task whose clients count by these weights, one for each.
+
+    Metrics that are answers of the averaged problem have those of the new average.
+    """
+    data, known = task.data.weighing(weights), task.metrics
+    if isinstance(known, tasks.Averaged):
+        task = eqx.tree_at(lambda one: one.metrics, task, known.of_data(data))
     return eqx.tree_at(lambda one: one.data, task, data)
 
 

@@ -10,6 +10,7 @@ from fedbilevel._registry import identity as identity
 from fedbilevel._registry import is_file as is_file
 from fedbilevel._registry import label as label
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.tasks._base import Averaged as Averaged
 from fedbilevel.tasks._base import Task as Task
 from fedbilevel.tasks._base import built as built
 from fedbilevel.tasks._base import read_options as read_options

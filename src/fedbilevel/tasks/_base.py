@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import numpy as np
@@ -19,6 +19,7 @@ from fedbilevel.problem import ClientData, Problem
 __all__ = [
     "MEASURED",
     "MEASURED_BELOW",
+    "Averaged",
     "Listed",
     "Option",
     "OWN_PLACE",
@@ -46,6 +47,15 @@ _TOLD = {bool: "true or false", int: "a whole number", float: "a number", str: "
 def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """Take numbers, too, where settings are read as text."""
     return {name: str(value) for name, value in settings.items()}
+
+
+@runtime_checkable
+class Averaged(Protocol):
+    """Metrics that are answers of the problem which the clients have on average."""
+
+    def of_data(self, data: ClientData) -> Metrics:
+        """Return the answers for other data, or for other weights of its clients."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

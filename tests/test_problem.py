@@ -371,7 +371,7 @@ def test_frozen_arrays_are_one_input_and_other_values_do_not_compile_again():
     first = SimulatorRuntime(frozen_job(BACKBONE))
     second = SimulatorRuntime(frozen_job(jax.tree.map(jnp.negative, BACKBONE)))
     before = execute(first, 2)
-    program = next(reversed(compilation._programs.values())).result()
+    program = next(reversed(compilation._programs.values())).result().executable
     after = execute(second, 2)
     assert second.compile_seconds == 0
     assert (before.columns["reach"] != after.columns["reach"]).all()

@@ -219,8 +219,9 @@ def test_what_a_function_holds_is_told():
 
 
 def test_what_is_damaged_or_not_ours_is_not_read(in_a_command):
-    stored_traces.write("one", b"content", equations=5)
-    assert stored_traces.read("one") is not None
+    expected = {"equations": 5}
+    stored_traces.write("one", b"content", **expected)
+    assert stored_traces.read("one") == stored_traces.Stored(b"content", expected)
     file = in_a_command / "fedbilevel" / "traced" / "one"
     whole = file.read_bytes()
     for at in range(len(whole)):
@@ -228,7 +229,7 @@ def test_what_is_damaged_or_not_ours_is_not_read(in_a_command):
         changed[at] ^= 1
         file.write_bytes(changed)
         kept = stored_traces.read("one")
-        assert kept is None or kept.content == b"content"
+        assert kept is None or (kept.content, kept.about) == (b"content", expected)
     for text in (b"", whole[:-1], whole + b"x", b"{}\n", b"[]\nx", b"null\n", b"\xff"):
         file.write_bytes(text)
         assert stored_traces.read("one") is None

@@ -65,16 +65,18 @@ def read(name: str) -> Stored | None:
     """Return what is kept under a name, if it is whole."""
     try:
         with (_folder() / name).open("rb") as file:
-            about, content = json.loads(file.readline()), file.read()
-        sound = about["format"] == _FORMAT and about["digest"] == _digest(content)
+            head, content = json.loads(file.readline()), file.read()
+        kept = Stored(content, head["about"])
+        sound = head["format"] == _FORMAT and head["digest"] == _digest(kept)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Stored(content, about) if sound else None
+    return kept if sound else None
 
 
 def write(name: str, content: bytes, **about: Any) -> None:
     """Keep something under a name, where there is room."""
-    head = {"format": _FORMAT, "digest": _digest(content), **about}
+    digest = _digest(Stored(content, about))
+    head = {"format": _FORMAT, "digest": digest, "about": about}
     line = json.dumps(head).encode() + b"\n"
     # A folder that cannot be written costs time, not a run.
     with contextlib.suppress(OSError):
@@ -112,8 +114,9 @@ def _folder() -> Path:
     return cache_folder().parent / "traced"
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _digest(kept: Stored) -> str:
+    about = json.dumps(kept.about, sort_keys=True).encode()
+    return hashlib.sha256(about + kept.content).hexdigest()
 
 
 @functools.cache

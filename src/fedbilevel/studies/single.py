@@ -183,10 +183,7 @@ def _compiling_rounds(
     with ThreadPoolExecutor(max_workers=1) as pool:
         first = first_span(runtime, rounds, measure_every, stopping)
         runtime.prepare(first, pool)
-        try:
-            yield
-        finally:
-            pool.shutdown(wait=False)
+        yield
 
 
 def result_of(

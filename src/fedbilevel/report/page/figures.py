@@ -1,6 +1,5 @@
 """The numbers that a page draws, as JSON that equals the saved columns."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +8,9 @@ import numpy as np
 
 from fedbilevel.report.axes import along, axes_of, cost_scale, value_scale
 from fedbilevel.report.comparison import stacked
-from fedbilevel.result import to_plain
 from fedbilevel.saved import Saved
 
-__all__ = ["as_script", "bars", "curves_of", "exact", "thinned"]
+__all__ = ["bars", "curves_of", "exact", "thinned"]
 
 _COSTS = {"round", "exchanges", "bytes", "samples"}
 # Of all columns and seeds together: with ten letters each, two megabytes.
@@ -78,14 +76,6 @@ def _number(value: np.floating) -> float | str:
     if np.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     return float(str(value))
-
-
-def as_script(data: Any) -> str:
-    """Return JSON that can stand in a page: nothing in it ends the element it is in."""
-    text = json.dumps(to_plain(data), allow_nan=False, separators=(",", ":"))
-    for letter in "<>&":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
 
 
 def bars(

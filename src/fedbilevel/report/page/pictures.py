@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from fedbilevel.report._picture import png_address
 from fedbilevel.report.page.figures import bars
 from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.images import Image
 from fedbilevel.report.page.words import amount
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
@@ -25,13 +25,16 @@ _PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
 
 @dataclass(frozen=True)
 class Picture:
-    """A part of a page: a heading, a sentence, images, tables, and bars to draw."""
+    """A part of a page: a heading, a sentence, tables, bars to draw, and images.
+
+    An image is its address, which holds the image itself, and its caption.
+    """
 
     heading: str
     text: str
     grids: Sequence[Grid] = ()
     bars: Mapping[str, Any] | None = None
-    images: Sequence[Image] = ()
+    images: Sequence[tuple[str, str]] = ()
 
 
 def pictures_of(saved: Saved, best: str) -> list[Picture]:
@@ -196,11 +199,11 @@ def _suspicious(saved: Saved) -> Picture | None:
         f"A small weight says that a row's label disagrees with the validation rows: "
         f"look at these first. All {len(rows):,} are in suspicious.csv.{shown}",
         grids,
-        images=[Image(pixels, _told(row)) for row, pixels in saved.pictures],
+        images=[(png_address(pixels), _caption(row)) for row, pixels in saved.pictures],
     )
 
 
-def _told(row: Mapping[str, str]) -> str:
+def _caption(row: Mapping[str, str]) -> str:
     """Say which image this is: what it is labeled, where it is, and its weight."""
     file, number = row.get("file", ""), row.get("row", "")
     where = file.rpartition("/")[2] if "." in file else f"row {number}"

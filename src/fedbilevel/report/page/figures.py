@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.axes import along, axes_of, cost_scale, value_scale
 from fedbilevel.report.comparison import stacked
+from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
 from fedbilevel.saved import Saved
 
 __all__ = ["bars", "curves_of", "exact", "thinned"]

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from fedbilevel.report._picture import png_address
+from fedbilevel.report.drawing import png_address
 from fedbilevel.report.page.figures import bars
 from fedbilevel.report.page.grid import Grid
 from fedbilevel.report.page.words import amount
@@ -85,7 +85,7 @@ def _feature_names(features: Sequence[str], count: int) -> list[str]:
 
 
 def _source_weights(result: Result, whose: str) -> Picture | None:
-    """Return the weights of sources of `reweighting`, which its metrics tell."""
+    """Return the weights of sources of `reweighting`, which its metrics have."""
     prefix = "weight_"
     found = {
         name.removeprefix(prefix): float(value)
@@ -135,7 +135,7 @@ def _operations(saved: Saved) -> Picture | None:
 
 
 def _accuracies(saved: Saved) -> list[Picture]:
-    """Return the accuracy of every group and site, where a result tells it."""
+    """Return the accuracy of every group and site, where a result has it."""
     made = []
     for kind in ("group", "site", "client"):
         found: dict[str, dict[str, list[float]]] = {}

@@ -55,11 +55,11 @@ def _final(many: Sequence[Result], name: str) -> str:
     values = [one.final.get(name) for one in many]
     if all(isinstance(value, int | float) for value in values):
         numbers = np.asarray(values, float)
-        told = amount(numbers.mean())
+        text = amount(numbers.mean())
         if len(numbers) > 1 and name != "round":
-            told += f" \u00b1 {numbers.std(ddof=1):.2g}"
-        return told
-    return _told(values[0])
+            text += f" \u00b1 {numbers.std(ddof=1):.2g}"
+        return text
+    return _text(values[0])
 
 
 def cost_grid(saved: Saved) -> Grid:
@@ -91,7 +91,7 @@ def configuration(saved: Saved) -> list[Grid]:
         for name in names
         if not (name == "seed" and len(saved.every) > len(columns))
     ]
-    versions = [(name, _told(v)) for name, v in saved.every[0].versions.items()]
+    versions = [(name, _text(v)) for name, v in saved.every[0].versions.items()]
     grids = [Grid("Settings", ("setting", *columns), rows)]
     if versions:
         grids.append(Grid("Versions", ("of", "version"), versions))
@@ -108,16 +108,16 @@ def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")
         elif value is not None:
-            yield f"{above}{name}", _told(value)
+            yield f"{above}{name}", _text(value)
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bool):
         text = "yes" if value else "no"
     elif isinstance(value, float):
         text = f"{value:.6g}"
     elif isinstance(value, list):
-        text = ", ".join(map(_told, value))
+        text = ", ".join(map(_text, value))
     else:
         text = str(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"

@@ -34,54 +34,54 @@ def standings_of(saved: Saved) -> tuple[list[Standing], float | None]:
 
 def summary(saved: Saved) -> list[str]:
     """Return the sentences, the most important first."""
-    told = [saved.unfinished] if saved.unfinished else []
+    sentences = [saved.unfinished] if saved.unfinished else []
     if saved.compared:
-        return told + _comparison(saved)
-    return told + _run(saved.every[0], saved.headline)
+        return sentences + _comparison(saved)
+    return sentences + _run(saved.every[0], saved.headline)
 
 
 def _run(result: Result, headline: str) -> list[str]:
-    told = [_what_ran(result)]
-    told += [f"Note: {event}." for event in result.events]
+    sentences = [_what_ran(result)]
+    sentences += [f"Note: {event}." for event in result.events]
     if result.ended:
-        told.append(f"It ended {result.ended}.")
-    told.append(_went(result, headline))
+        sentences.append(f"It ended {result.ended}.")
+    sentences.append(_went(result, headline))
     if "test_accuracy" in result.columns and headline != "test_accuracy":
-        told.append(f"test_accuracy ended at {_last(result, 'test_accuracy')}.")
-    told.append(_cost(result))
+        sentences.append(f"test_accuracy ended at {_last(result, 'test_accuracy')}.")
+    sentences.append(_cost(result))
     counts = result.counts
     if counts.get("epsilon") is not None:
-        told.append(
+        sentences.append(
             f"What left the sites is private with epsilon {amount(counts['epsilon'])} "
             f"at delta {amount(counts.get('delta'))}."
         )
-    return [one for one in told if one]
+    return [one for one in sentences if one]
 
 
 def _what_ran(result: Result) -> str:
     clients, config = result.config.get("clients"), result.config
     rounds = int(result.columns["round"][-1])
-    told = f"{result.algorithm} ran {rounds:,} rounds on the task {result.task}"
+    text = f"{result.algorithm} ran {rounds:,} rounds on the task {result.task}"
     if not isinstance(clients, int):
-        return f"{told}."
+        return f"{text}."
     part = config.get("participants") or clients
     who = "all of them" if part == clients else f"{part} of them"
-    return f"{told} with {clients} sites, {who} in every exchange."
+    return f"{text} with {clients} sites, {who} in every exchange."
 
 
 def _went(result: Result, headline: str) -> str:
     values, rounds = result.columns[headline], result.columns["round"]
-    told = f"{headline}, the main metric, where lower is better, "
+    text = f"{headline}, the main metric, where lower is better, "
     if len(values) == 1:
-        return f"{told}is {amount(values[-1])}."
-    told += f"went from {amount(values[0])} after round {rounds[0]} to "
-    told += f"{amount(values[-1])} after round {rounds[-1]}"
+        return f"{text}is {amount(values[-1])}."
+    text += f"went from {amount(values[0])} after round {rounds[0]} to "
+    text += f"{amount(values[-1])} after round {rounds[-1]}"
     if not np.isfinite(values).any():
-        return f"{told}."
+        return f"{text}."
     best = int(np.nanargmin(values))
     if values[best] < values[-1]:
-        told += f"; its best was {amount(values[best])} after round {rounds[best]}"
-    return f"{told}."
+        text += f"; its best was {amount(values[best])} after round {rounds[best]}"
+    return f"{text}."
 
 
 def _cost(result: Result) -> str:
@@ -103,23 +103,23 @@ def _comparison(saved: Saved) -> list[str]:
     standings, target = standings_of(saved)
     metric, first = saved.headline, standings[0]
     same = "the same data, start and cohorts for all"
-    told = [
+    sentences = [
         f"{_listed([one.algorithm for one in standings])} ran on the task "
         f"{saved.every[0].task}, {_seeds(saved)}: {same}.",
         f"Lowest {metric}, the main metric: {first.algorithm} with "
         f"{mean_and_spread(first)}.",
     ]
     if len(standings) > 1:
-        told.append(_second(first, standings[1]))
-    told += _cheapest(standings, f"{metric} {amount(target)}")
+        sentences.append(_second(first, standings[1]))
+    sentences += _cheapest(standings, f"{metric} {amount(target)}")
     late = [one.algorithm for one in standings if one.seconds is None]
     if late:
-        told.append(f"{_listed(late)} did not reach {metric} {amount(target)}.")
+        sentences.append(f"{_listed(late)} did not reach {metric} {amount(target)}.")
     still = [n for n, many in saved.results.items() if not _traffic(many)]
     if still:
-        told.append(f"{_listed(still)} sent nothing: all rows were in one place.")
-    told += [f"{name} diverged: {why}" for name, why in saved.diverged.items()]
-    return told
+        sentences.append(f"{_listed(still)} sent nothing: all rows were in one place.")
+    sentences += [f"{name} diverged: {why}" for name, why in saved.diverged.items()]
+    return sentences
 
 
 def _cheapest(standings: Sequence[Standing], goal: str) -> list[str]:
@@ -140,11 +140,11 @@ def _traffic(many: Sequence[Result]) -> float:
 
 
 def _second(first: Standing, second: Standing) -> str:
-    told = f"Next: {second.algorithm} with {mean_and_spread(second)}"
+    text = f"Next: {second.algorithm} with {mean_and_spread(second)}"
     apart = second.mean - first.mean
     if first.seeds > 1 and apart < first.spread + second.spread:
-        told += ", closer than the seeds are to each other"
-    return f"{told}."
+        text += ", closer than the seeds are to each other"
+    return f"{text}."
 
 
 def mean_and_spread(one: Standing) -> str:

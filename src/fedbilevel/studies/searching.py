@@ -4,19 +4,21 @@ The first points are spread evenly, the middle first. Later ones are around the 
 them, by a smooth surface through their values (`surface`). Optuna, which is optional,
 may choose them instead.
 
-Why a search of its own: at most three numbers are tuned without ranges of one's own,
-by 20 trials, and there it takes better points than Optuna's TPE. How far the chosen
-point is above the lowest on noisy valleys, the median of 32 seeds, after 8, 16 and 32
-trials (`python benchmarks/samplers.py`):
+Why a search of its own: without ranges of one's own at most three numbers are tuned, by
+20 trials, and there it takes better points than Optuna's TPE. How far the chosen point
+is above the lowest on noisy valleys, the median of 32 seeds, after 8, 16 and 32 trials
+(`python benchmarks/samplers.py`):
 
-                 this search        TPE in batches      TPE, one by one
-    2 numbers    10   3   1 %       42    6   4 %        30   4   4 %
-    3            54  12   7 %      103   31  10 %       121  28  10 %
-    4           102  57  26 %      194   98  23 %       336  54  25 %
-    6          1800 434 136 %      920  269  72 %      1737 491  92 %
+                         this search      TPE in batches    TPE, one by one
+    2 numbers            10   3   1 %      42   6   4 %       30   4   4 %
+    2, noise of 80 %     32  14   7 %      48  32  23 %       55  22  14 %
+    3                    24  12   8 %      76  29  11 %       84  29  11 %
+    4                    90  36  27 %     193  80  23 %      356  60  19 %
+    6                   237 132 104 %     442 235  93 %     3460 343  80 %
 
-With six numbers choose Optuna. Its own Gaussian processes need PyTorch, and its CMA-ES
-another package.
+With four and more numbers and 32 trials TPE is as good or better. Trials of a batch are
+one compiled program, which `one by one` gives up. Optuna's Gaussian processes need
+PyTorch, and its CMA-ES another package.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """Pages: a run or a comparison in one file, and the list of the runs of a folder.
 
-The markup is in `templates`, which Jinja2 fills in: it escapes whatever comes from
-files. Should that ever fail, the policy of a page lets no other program run. Plotly's
-program is packed, or a page would have five megabytes.
+The markup and the sentences are in `templates`, which Jinja2 fills in: it escapes
+whatever comes from files. Should that ever fail, the policy of a page lets no other
+program run. Plotly's program is packed, or a page would have five megabytes.
 """
 
 import base64
@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.report.page import words
 from fedbilevel.report.page.figures import curves_of
 from fedbilevel.report.page.holdings import who_holds_what
 from fedbilevel.report.page.pictures import pictures_of
@@ -26,7 +27,7 @@ from fedbilevel.report.page.sections import (
     final_grid,
     ranking_grid,
 )
-from fedbilevel.report.page.words import amount, standings_of, summary, title_of
+from fedbilevel.report.page.words import amount, standings_of, title_of
 from fedbilevel.result import to_plain
 from fedbilevel.saved import Saved
 
@@ -74,7 +75,11 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
         title=title_of(saved),
         refresh=refresh,
         policy=_policy(digest, _digest(_asset("page.js").encode())),
-        summary=summary(saved),
+        saved=saved,
+        standings=standings,
+        target=target,
+        lowest=words.lowest(saved.every[0].columns[saved.headline]),
+        still=words.still(saved),
         curves=curves,
         grid=grid,
         # The first table of a comparison has one metric only.
@@ -136,12 +141,15 @@ def _templates() -> Any:
     )
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.globals["asset"] = _asset
+    shown = (words.amount, words.listed, words.mean_and_spread)
+    made.filters.update({one.__name__: one for one in shown})
     return made
 
 
 def _markup(name: str) -> str:
-    """Return a template without the line breaks beside tags; others are spaces."""
-    text = re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", _asset(name).strip())
+    """Return a template without line breaks beside tags; others become spaces."""
+    text = re.sub(r"(>|[%#]})\s*\n\s*", r"\1", _asset(name).strip())
+    text = re.sub(r"\s*\n\s*(<|{[%#])", r"\1", text)
     return re.sub(r"\s*\n\s*", " ", text)
 
 

@@ -136,19 +136,19 @@ def _operations(saved: Saved) -> Picture | None:
 
 def _accuracies(saved: Saved) -> list[Picture]:
     """Return the accuracy of every group and site, where a result has it."""
-    made = []
-    for kind in ("group", "site", "client"):
-        found: dict[str, dict[str, list[float]]] = {}
-        for name, many in saved.results.items():
-            for result in many:
-                for metric, value in result.final.items():
-                    match = _PART.fullmatch(metric)
-                    if match and match[2] == kind and is_number(value):
-                        whole = found.setdefault(f"{kind} {match[3]}", {})
-                        whole.setdefault(name, []).append(float(value))
-        if found:
-            made.append(_accuracy(kind, found, list(saved.results)))
-    return made
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for name, many in saved.results.items():
+        for metric, value in (pair for one in many for pair in one.final.items()):
+            match = _PART.fullmatch(metric)
+            if match and is_number(value):
+                parts = found.setdefault(match[2], {})
+                whole = parts.setdefault(f"{match[2]} {match[3]}", {})
+                whole.setdefault(name, []).append(float(value))
+    return [
+        _accuracy(kind, found[kind], list(saved.results))
+        for kind in ("group", "site", "client")
+        if kind in found
+    ]
 
 
 def _accuracy(
@@ -159,14 +159,15 @@ def _accuracy(
         name: [float(np.mean(one.get(name, [math.nan]))) for one in found.values()]
         for name in names
     }
+    heading = f"Accuracy of every {kind}"
     rows = [
-        (label, *(amount(means[name][place]) for name in names))
-        for place, label in enumerate(labels)
+        (label, *map(amount, values))
+        for label, *values in zip(labels, *means.values(), strict=True)
     ]
     return Picture(
-        f"Accuracy of every {kind}",
+        heading,
         "Mean over the random seeds, on rows that no site trains with.",
-        [Grid(f"Accuracy of every {kind}", (kind, *names), rows)],
+        [Grid(heading, (kind, *names), rows)],
         bars(f"accuracy-{kind}", labels, means, "accuracy"),
     )
 

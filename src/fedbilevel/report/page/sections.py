@@ -82,8 +82,7 @@ def _mean(many: Sequence[Result], value: Callable[[Result], Any]) -> str:
 def configuration(saved: Saved) -> list[Grid]:
     """Return the settings of every algorithm, and the versions."""
     columns = {
-        name: dict(_flat(_without_data(many[0].config)))
-        for name, many in saved.results.items()
+        name: dict(_flat(many[0].config)) for name, many in saved.results.items()
     }
     names = dict.fromkeys(name for one in columns.values() for name in one)
     rows = [
@@ -98,15 +97,12 @@ def configuration(saved: Saved) -> list[Grid]:
     return grids
 
 
-def _without_data(config: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the summary of the data, which has a section of its own."""
-    return {n: v for n, v in config.items() if n != "data" or not isinstance(v, dict)}
-
-
 def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Return settings as names and texts; the data have a section of their own."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}.")
+            if above or name != "data":
+                yield from _flat(value, f"{above}{name}.")
         elif value is not None:
             yield f"{above}{name}", _text(value)
 

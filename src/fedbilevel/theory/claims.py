@@ -151,6 +151,6 @@ def letters_of(
         beta=float(algorithm.beta),
         rho1=float(algorithm.rho1),
         rho2=float(algorithm.rho2),
-        first_batch=algorithm.first_batch if storm else 1,
+        first_batch=algorithm.settings().get("first_batch", 1) if storm else 1,
     )
     return (2 if constant else 3) if storm else 1, letters, rule

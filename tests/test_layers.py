@@ -13,10 +13,10 @@ LAYERS = [
     {"_types", "errors", "units"},
     {
         *("_tree", "_files", "_folders", "_registry", "_blocks", "_evaluation"),
-        "_own_process",
         *("_table_choices", "schedules"),
     },
     {"pytorch"},
+    {"startup"},
     {"problem"},
     {"datasets"},
     {"models"},

@@ -51,9 +51,9 @@ class CompiledRuntime(Runtime):
         """Run the phases before the first round, if there are any."""
         if not self.job.algorithm.setup():
             return state, None
-        return self._setup(state)(self._fixed, self._varying, state)
+        return self._setup_program(state)(self._fixed, self._varying, state)
 
-    def _setup(self, state: State) -> Program:
+    def _setup_program(self, state: State) -> Program:
         brief = is_brief(self.job)
         return self._compile(program.setup, self._varying, state, brief=brief)
 

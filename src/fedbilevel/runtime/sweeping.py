@@ -97,7 +97,7 @@ class SweepRuntime(CompiledRuntime):
         """Compile what `start` and `advance` will run."""
         state = self.layout.place_state(self.blank().state)
         if self.job.algorithm.setup():
-            self._setup(state)
+            self._setup_program(state)
         self._rounds(state, span)
 
     def fetch(self, state: SweepState) -> SweepState:

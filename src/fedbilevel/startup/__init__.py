@@ -9,8 +9,8 @@ programs on disk and warm with them. `benchmarks/README.md` says how each was me
   is traced and `own_process` notes who runs it; it needs both.
 - `own_process` also looks for garbage seldom until the first round: 6 to 8 % of a warm
   start.
-- `compiler_options` optimizes less: a tenth of a cold start by the level of LLVM, and
-  a tenth by what runs only once.
+- `compiler_options` optimizes less: 5 % of a cold start by the level of LLVM, and 10 %
+  by what runs only once.
 - `random_bits` draws by one kernel: 40 % of a round with small batches, and 29 % of the
   cold start of such a run.
 

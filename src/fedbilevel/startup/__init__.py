@@ -11,8 +11,8 @@ programs on disk and warm with them. `benchmarks/README.md` says how each was me
   start.
 - `compiler_options` optimizes less: 5 % of a cold start by the level of LLVM, and 10 %
   by what runs only once.
-- `random_bits` draws by one kernel: 40 % of a round with small batches, and 29 % of the
-  cold start of such a run.
+- `random_bits` draws by one kernel: 18 to 40 % of a round with small batches, and 8 to
+  29 % of the cold start of such a run.
 
 What gains less than 5 % of a start does not belong here.
 """

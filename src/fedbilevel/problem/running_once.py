@@ -9,8 +9,8 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from fedbilevel._evaluation import hurried
 from fedbilevel.problem.stored_rows import StoredRows
+from fedbilevel.startup.compiler_options import hurried
 
 __all__ = ["runs_once"]
 

@@ -34,18 +34,9 @@ from fedbilevel.datasets.preparation import NumericColumn
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED_BELOW, Task
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
-)
 from fedbilevel.tasks._search_space import (
     EDGES,
     OPERATIONS,
@@ -252,32 +243,23 @@ class _Layers:
 def make(
     clients: int = 0,
     *,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
-    **table: TableOptions,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 4 clients, and two fifths of a built-in set for training.
 
     A fifth, or an official test part, is for testing; the other images validate. Images
     become gray, and are shrunk to 8x8 pixels. `split` seeds the first weights, too.
     """
-    pool = load(
-        data,
-        split=split,
-        rows=rows,
-        table=table,
-        task="architecture",
-        transform=_small_images,
-    )
-    dealt = deal(
-        pool, clients, scheme=partition, train=train, split=split, usual_clients=4
-    )
+    pool = _rows.load(data, split, rows, table, "architecture", transform=_small_images)
+    parts = _rows.partition_rows(pool, clients, partition, train, usual_clients=4)
     upper, lower = (
         [{"image": one["features"], "label": one["label"]} for one in part]
-        for part in (dealt.upper, dealt.lower)
+        for part in (parts.upper, parts.lower)
     )
     made, pixels = pool.preparation, pool.pixels
     shape = pixels.shape if pixels else (len(made.feature_names) if made else 0,)
@@ -293,5 +275,5 @@ def make(
         conclusion=_conclude,
         concludes={"operations": "texts", "retrained_accuracy": "number"},
         predictor=pool.predictor(_Layers(shape)),
-        **dealt.about,
+        **parts.about,
     )

@@ -31,7 +31,7 @@ from fedbilevel._types import Pair, Rows, Scalar
 from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled
+from fedbilevel.tasks import _labeled, _rows
 from fedbilevel.tasks._base import Listed, Task
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
@@ -40,16 +40,6 @@ from fedbilevel.tasks._labeled import (
     cross_entropies,
 )
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
-)
 
 __all__ = [
     "make",
@@ -187,7 +177,7 @@ _CONCLUDES = ("weight_auc", "weight_clean", "weight_corrupted")
 
 def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
     if not bool(jnp.any(task.data.lower["corrupted"])):
-        return {}  # nothing to tell apart
+        return {}  # no weights to compare
     clean, corrupted = mean_weights(task, point)
     values = (weight_auc(task, point), clean, corrupted)
     return dict(zip(_CONCLUDES, values, strict=True))
@@ -196,9 +186,9 @@ def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
 def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
     """List the training rows, those with the smallest weights first.
 
-    A row is told by its number in its file, its site, its weight and its label. Where
-    rows are counted, the first is 0; lines of text begin with 1. An image has a file of
-    its own, where it was read from one; the first of the list are shown.
+    A row is listed with its number in its file, its site, its weight and its label.
+    Rows are numbered from 0, lines of text from 1. An image has a file of its own,
+    where it was read from one; the first of the list are shown.
     """
     if task.origin is None:
         raise InvalidInputError("the task does not say where its rows are from.")
@@ -211,18 +201,12 @@ def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
         label = np.asarray(task.data.lower["label"][client])
         for row, (place, file) in enumerate(zip(places, files, strict=True)):
             path = "/".join(filter(None, (task.origin.file.rstrip("/"), str(file))))
-            told = (
-                path,
-                int(place),
-                name,
-                float(weight[row]),
-                task.classes[label[row]],
-            )
-            found.append((told, (client, row)))
+            known = (int(place), name, float(weight[row]), task.classes[label[row]])
+            found.append(((path, *known), (client, row)))
     found.sort(key=lambda one: (one[0][3], one[0][1], one[0][2]))
     header = ("file", task.origin.unit, "site", "weight", "label")
     shown = _pictures(task, [where for _, where in found[:_MOST_PICTURES]])
-    return Listed(header, [told for told, _ in found], shown)
+    return Listed(header, [one for one, _ in found], shown)
 
 
 def _pictures(task: Task, rows: list[tuple[int, int]]) -> np.ndarray | None:
@@ -268,11 +252,11 @@ def make(
         "l2 strength below; 0 is 0.00001, or 0.001 if validation labels are not "
         "trusted; 0.0003 for an mlp",
     ] = 0.0,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
     trusted: Annotated[
         str,
         "true: the validation labels are right; false: some are wrong, too, and what "
@@ -282,7 +266,7 @@ def make(
     kept: Annotated[
         str, "all, or clean: without the corrupted rows, the best one can hope for"
     ] = "all",
-    **table: TableOptions,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 8 clients, and two fifths of a built-in set for training.
 
@@ -298,27 +282,21 @@ def make(
         raise InvalidInputError(
             f"corrupted={corrupted}: give the share of wrong labels, from 0 to below 1."
         )
-    pool = load(data, split=split, rows=rows, table=table, task="cleaning")
+    pool = _rows.load(data, split, rows, table, "cleaning")
     share = pool.usual(0.5, own=0.0) if corrupted == -1 else corrupted
-    told = [f"{share:.0%} of the training labels are replaced by wrong ones"]
-    dealt = deal(
-        pool,
-        clients,
-        scheme=partition,
-        train=train,
-        split=split,
-        remarks=told if share else [],
-    )
+    remark = f"{share:.0%} of the training labels are replaced by wrong ones"
+    remarks = [remark] if share else []
+    parts = _rows.partition_rows(pool, clients, partition, train, remarks=remarks)
     draw = np.random.default_rng((split, 1))
-    lower = [_corrupt(one, share, pool.classes, draw) for one in dealt.lower]
+    lower = [_corrupt(one, share, pool.classes, draw) for one in parts.lower]
     if kept == "clean":
-        places = zip(dealt.places, lower, strict=True)
+        places = zip(parts.places, lower, strict=True)
         sound = [place[~one["corrupted"]] for place, one in places]
-        files = zip(dealt.files, lower, strict=False)  # only images have any
+        files = zip(parts.files, lower, strict=False)  # only images have any
         own = tuple(file[~one["corrupted"]] for file, one in files)
-        dealt = replace(dealt, places=sound, files=own)
+        parts = replace(parts, places=sound, files=own)
         lower = [_clean(one) for one in lower]
-    held = ClientData.from_clients(dealt.upper, lower)
+    held = ClientData.from_clients(parts.upper, lower)
     right = trusted == "true" or (trusted == "auto" and not pool.is_own)
     recommended, usual = _usual(model, right)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
@@ -337,9 +315,9 @@ def make(
         convex=model == "linear",
         conclusion=_conclude,
         concludes=dict.fromkeys(_CONCLUDES, "number"),
-        # z is shared and says which way y should go for the validation rows of all.
+        # z is shared: it moves y as the validation rows of all clients ask for.
         algorithm="fedbio",
         listing=_listing,
         predictor=pool.predictor(network_layers),
-        **dealt.about,
+        **parts.about,
     )

@@ -32,17 +32,9 @@ from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem, padded
+from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED, Task
 from fedbilevel.tasks._labeled import held_array, mean_of_first
-from fedbilevel.tasks._rows import (
-    Dealt,
-    PartitionText,
-    Pool,
-    SplitSeed,
-    TableOptions,
-    deal,
-    load,
-)
 
 __all__ = ["PROBLEM", "make"]
 
@@ -217,9 +209,9 @@ def make(
     spread: Annotated[
         float, "how much that share differs between clients, from 0 to 1"
     ] = 0.0,
-    partition: PartitionText = "iid",
-    split: SplitSeed = 0,
-    **table: TableOptions,
+    partition: _rows.PartitionText = "iid",
+    split: _rows.SplitSeed = 0,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; a fifth of each group is for testing, a fifth for the panels.
 
@@ -304,7 +296,7 @@ def _own_task(
     Each client's validation rows become its panel, as many of either group as the
     smallest panel allows; the others train.
     """
-    pool = load(data, split=split, rows=0, table=asdict(choices), task="fairness")
+    pool = _rows.load(data, split, 0, asdict(choices), "fairness")
     if not choices.group:
         raise InvalidInputError(
             "the task fairness compares two groups: name their column with --group "
@@ -312,23 +304,15 @@ def _own_task(
         )
     if pool.classes != 2:
         raise InvalidInputError(
-            f"{pool.held.name} has {pool.classes} classes, and the task fairness tells "
-            "two apart. Choose another label with --label COLUMN."
+            f"{pool.held.name} has {pool.classes} classes, and the task fairness "
+            "needs two. Choose another label with --label COLUMN."
         )
     names, of_held, of_test = _groups(pool, choices.group)
     more = {"group": of_held, "place": np.asarray(pool.held.places)}
     remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
-    pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
-    dealt = deal(
-        pool,
-        clients,
-        scheme=partition,
-        train=0.6,
-        split=split,
-        more=more,
-        remarks=remarks,
-    )
-    panels, training = _cut_panels(dealt, names, strength)
+    pool = _rows.with_constant(pool)
+    parts = _rows.partition_rows(pool, clients, partition, 0.6, more=more)
+    panels, training = _cut_panels(parts, names, strength)
     places = [one.pop("place") for one in training]
     test = [pool.test.features[of_test == j] for j in (0, 1)]
     labels = [pool.test.label[of_test == j] for j in (0, 1)]
@@ -341,9 +325,9 @@ def _own_task(
     both = [(f[:size], a[:size]) for f, a in zip(test, labels, strict=True)]
     remarks.append(f"testing compares {size} rows of each group")
     judged = [{"label": one["label"].ravel()} for one in panels]
-    told = replace(dealt, upper=judged, lower=training, places=places)
-    told = replace(told, remarks=tuple(remarks))
-    about = {**told.about, "classes": ()}  # a panel is no row with a label
+    held = replace(parts, upper=judged, lower=training, places=places)
+    held = replace(held, remarks=tuple(remarks))
+    about = {**held.about, "classes": ()}  # a panel is no row with a label
     about["predictor"] = pool.predictor(_layers)
     return _task(panels, training, both, **about)
 
@@ -357,14 +341,7 @@ def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
     return scale, Dense(both[..., :-1], both[..., -1])
 
 
-def _completed(table: Dataset) -> Dataset:
-    """Scale rows to length about 1, and append a constant."""
-    flat = table.features.reshape(len(table.features), -1)
-    flat = flat / np.sqrt(flat.shape[1])
-    return replace(table, features=np.hstack([flat, np.ones((len(flat), 1))]))
-
-
-def _groups(pool: Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the names of two groups, and the group of held and of tested rows."""
     column, _, value = text.partition(":")
     if column not in pool.whole:
@@ -388,18 +365,18 @@ def _groups(pool: Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def _cut_panels(
-    dealt: Dealt, names: list[str], strength: float
+    parts: _rows.Partition, names: list[str], strength: float
 ) -> tuple[list[Rows], list[Rows]]:
     """Return each client's panel, and its training rows with what the panel left."""
     size = min(
-        int(np.sum(one["group"] == j)) for one in dealt.upper for j in range(len(names))
+        int(np.sum(one["group"] == j)) for one in parts.upper for j in range(len(names))
     )
     panels, training = [], []
-    for client, (upper, lower) in enumerate(zip(dealt.upper, dealt.lower, strict=True)):
+    for client, (upper, lower) in enumerate(zip(parts.upper, parts.lower, strict=True)):
         rows = [np.flatnonzero(upper["group"] == j) for j in range(len(names))]
         for name, found in zip(names, rows, strict=True):
             if len(found) == 0:
-                who = dealt.names[client] if dealt.names else f"client {client}"
+                who = parts.names[client] if parts.names else f"client {client}"
                 raise InvalidInputError(
                     f"'{who}' has no row of the group '{name}' for validation. Leave "
                     "its rows out, or ask for fewer clients."

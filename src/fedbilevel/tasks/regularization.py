@@ -10,7 +10,7 @@ no more pull outwards. Where the label is a number, W has one row, and half the 
 error of the target, scaled to variance 1, takes the place of CE.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -19,11 +19,12 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Metrics, Rows
-from fedbilevel.datasets import Dataset, Preparation
+from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
+from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED, Task
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
@@ -31,16 +32,6 @@ from fedbilevel.tasks._labeled import (
     HeldOutNumbers,
     Scaling,
     SquaredError,
-)
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
 )
 
 __all__ = ["make", "strengths"]
@@ -98,42 +89,31 @@ def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
     return Multiply((W.shape[-1] - 1) ** -0.5), Dense(W[..., :-1], W[..., -1])
 
 
-def _completed(table: Dataset) -> Dataset:
-    """Scale rows and append the constant; images have this done where they are used."""
-    if table.features.dtype == np.uint8:
-        return table
-    flat = table.features.reshape(len(table.features), -1)
-    flat = flat / np.sqrt(flat.shape[1])
-    features = np.hstack([flat, np.ones((len(flat), 1), flat.dtype)])
-    return replace(table, features=features)
-
-
 def make(
     clients: int = 0,
     *,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
     start: Annotated[
         float,
         "all strengths begin at exp(start); what does not tune x leaves them there",
     ] = -5.0,
-    **table: TableOptions,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 8 clients, and a fifth of a built-in set for training.
 
     Tested is an official test part, or else a fifth; the other rows validate.
     """
-    pool = load(data, split=split, rows=rows, table=table)
+    pool = _rows.load(data, split, rows, table)
     width = int(np.prod(pool.held.features.shape[1:])) + 1
-    pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
-    dealt = deal(
-        pool, clients, scheme=partition, train=train, split=split, usual_train=0.2
-    )
+    if pool.held.features.dtype != np.uint8:  # images are scaled where they are used
+        pool = _rows.with_constant(pool)
+    parts = _rows.partition_rows(pool, clients, partition, train, usual_train=0.2)
     scores = _Scores(pool.scaling)
-    held = ClientData.from_clients(dealt.upper, dealt.lower)
+    held = ClientData.from_clients(parts.upper, parts.lower)
     loss = CrossEntropy(scores) if pool.classes else SquaredError(scores)
     tested: Metrics = HeldOut.of(pool.test, scores)
     if isinstance(loss, SquaredError):
@@ -149,7 +129,7 @@ def make(
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
         predictor=pool.predictor(_layers),
-        **dealt.about,
+        **parts.about,
     )
 
 

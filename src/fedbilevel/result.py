@@ -37,7 +37,7 @@ class Result:
     drawn in all until then; `point` the leaves of x and y by name; `final` the last
     value of every column; `counts` the exact costs; `seconds` compiling apart from
     running; `config` and `versions` what to repeat it with; `ended` why there were no
-    more rounds; `events` what happened on the way that nobody asked for. `levels` are
+    more rounds; `events` the automatic interventions. `levels` are
     x and y in the structure of the start, where it is known; `model` is what predicts,
     where the task says how.
     """
@@ -77,9 +77,9 @@ class Result:
         return self.config.get("headline", "upper_loss")
 
     def __repr__(self) -> str:
-        """Tell the run in two lines; `final`, `counts` and `config` tell more."""
-        told = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
-        return f"Result of {self.algorithm} on {self.task}, {self._end()}:\n  {told}"
+        """Describe the run in two lines; `final`, `counts` and `config` hold more."""
+        found = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
+        return f"Result of {self.algorithm} on {self.task}, {self._end()}:\n  {found}"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -98,8 +98,8 @@ class Result:
         if self.model is None:
             raise InvalidInputError(
                 f"the run of {self.algorithm} on {self.task} has no model that "
-                "predicts: its task does not say how, or every client has its own y. "
-                "Apply `result.x` and `result.y` yourself."
+                "predicts: its task does not say how, or y is personal to each "
+                "client. Apply `result.x` and `result.y` yourself."
             )
         return self.model.predict(rows)
 
@@ -253,7 +253,7 @@ def shaped(
 
 
 def _short(value: Any) -> str:
-    """Write a value in a few letters."""
+    """Write a value in a few characters."""
     if isinstance(value, int | float):
         return f"{value:.5g}"
     text = str(value)

@@ -42,10 +42,10 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class Saved:
-    """A folder's results by name, one for each seed; and what else it tells.
+    """A folder's results by name, one for each seed; and what else it holds.
 
     `headline` names the column that decides, and `target` the value of it whose cost is
-    told. `settings` are those that the command line wrote. `diverged` says of
+    reported. `settings` are those that the command line wrote. `diverged` says of
     algorithms where they failed. `unfinished` says what is missing, if anything is.
     `suspicious` are rows by their weights, the smallest first; `pictures` images of
     some of them, each with its row; `features` the names of what the model's columns
@@ -136,11 +136,11 @@ def _comparison(folder: Path) -> Saved:
     if not results:
         raise CheckpointError(
             f"{folder}: no algorithm of this comparison has finished yet. The same "
-            "command with --resume goes on with it."
+            "command with --resume continues it."
         )
     about = _json(folder / _COMPARED)
     first = next(iter(results.values()))[0]
-    told = "" if about else "Not all of its algorithms have finished."
+    missing = "" if about else "Not all of its algorithms have finished."
     headline = str(about.get("metric") or _headline(first))
     if any(headline not in one.columns for many in results.values() for one in many):
         raise CheckpointError(f"{folder}: not every result has a column {headline}.")
@@ -153,7 +153,7 @@ def _comparison(folder: Path) -> Saved:
         target=float(target) if isinstance(target, int | float) else None,
         settings=_json(folder / COMPARISON),
         diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
-        unfinished=told,
+        unfinished=missing,
     )
 
 
@@ -189,11 +189,11 @@ def _unfinished(folder: Path) -> Saved:
     result = Result(
         task, name, dict(settings), {}, columns, {}, final, {}, seconds, ended=""
     )
-    told = f"Not finished: its checkpoint was written after round {done}."
+    missing = f"Not finished: its checkpoint was written after round {done}."
     headline = _headline(result)
     one = {name: [result]}
     folder_name = folder.resolve().name
-    return Saved(folder_name, one, headline, settings=settings, unfinished=told)
+    return Saved(folder_name, one, headline, settings=settings, unfinished=missing)
 
 
 def _headline(result: Result) -> str:

@@ -64,7 +64,7 @@ class AbstractReduction(eqx.Module):
     bytes_per_number: ClassVar[int | None] = None
 
     def check(self, participants: int) -> None:
-        """Raise if so few participants cannot be reduced this way."""
+        """Raise if so few participants cannot be reduced."""
         del participants
 
     @abc.abstractmethod

@@ -48,7 +48,7 @@ def vector_shapes(tree: PyTree) -> list[jax.ShapeDtypeStruct]:
 
 
 def are_single_numbers(tree: PyTree) -> list[bool]:
-    """Say of each block whether it has no array: a scalar x, or what is told beside."""
+    """Say of each block whether it has no array: a scalar x, or a curvature."""
     leaves = jax.tree.leaves(tree)
     return [
         all(np.ndim(leaves[number]) == 0 for number in numbers)

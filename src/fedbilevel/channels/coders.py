@@ -24,8 +24,8 @@ class Privacy(AbstractCoder):
 
     A coordinate of a client's noise has the standard deviation noise * clip / sqrt(n)
     with n participants, so that of their sum has noise * clip: `noise` is the noise
-    multiplier of one block. `Job.of` fills in `participants`, n. Results tell the
-    epsilon that goes with `delta`.
+    multiplier of one block. `Job.of` fills in `participants`, n. Results report
+    the epsilon that goes with `delta`.
 
     These are floating-point normal numbers that follow from the run's key: for study in
     the simulator. A deployed site draws discrete ones of its own, see

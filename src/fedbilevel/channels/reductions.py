@@ -1,6 +1,6 @@
-"""How the replies of all participants become one: means, and rules that bear faults.
+"""How the replies of all participants become one: means, and robust reductions.
 
-The robust rules count clients, not their weights, but for the geometric median.
+The robust reductions count clients, not their weights, but for the geometric median.
 """
 
 from collections.abc import Callable

@@ -398,12 +398,12 @@ class Site:
 
     def _work(self, job: Job, where: Where, *rest: Any) -> Any:
         sent, kept, turn = rest
-        heard = job.channel.heard(sent, self._messages[where])
+        heard = job.channel.received(sent, self._messages[where])
         return _link(job, where).work(heard, kept, turn, 0)
 
     def _changed(self, job: Job, where: Where, *rest: Any) -> Any:
         sent, kept, turn = rest
-        heard = job.channel.heard(sent, self._messages[where])
+        heard = job.channel.received(sent, self._messages[where])
         return _link(job, where).change(heard, kept, turn, 0)
 
     def _coded(self, job: Job, where: Where, *rest: Any) -> Any:

@@ -1,6 +1,6 @@
 """Estimates of grad Phi(x) = fx - (d2g/dxdy) [d2g/dydy]^-1 fy on one client.
 
-Every rule draws a sample bundle from a key, `draw(oracle, key)`, and is a function
+Every estimator draws a sample bundle from a key, `draw(oracle, key)`, and is a function
 `(oracle, x, y, bundle) -> tree like x`: one bundle can be evaluated at many points.
 """
 

@@ -57,7 +57,7 @@ class ForwardGradient(AbstractHypergradient):
         xi, zetas, along = bundle
 
         def one(key: Key) -> Upper:
-            s = _normal_like(key, x)
+            s = _tree.normal_like(key, x)
             d = oracle.unrolled_derivative(x, y, s, xi, zetas, self.step)
             return _tree.scale(d, s)
 
@@ -67,13 +67,3 @@ class ForwardGradient(AbstractHypergradient):
     def check(self, curvature: float, client: int) -> None:
         """Raise if a lower step of this length moves away from the minimum."""
         check_lower_step("ForwardGradient", self.step, curvature, client)
-
-
-def _normal_like(key: Key, x: Upper) -> Upper:
-    leaves, structure = jax.tree.flatten(x)
-    keys = jr.split(key, len(leaves))
-    drawn = [
-        jr.normal(k, leaf.shape, leaf.dtype)
-        for k, leaf in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, drawn)

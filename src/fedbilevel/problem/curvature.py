@@ -37,10 +37,7 @@ _REACH = 1e-2  # between the two places of a difference, half of it
 
 def some_direction(y: Lower, key: Key) -> Lower:
     """Return a random vector of length 1, shaped like y."""
-    leaves, structure = jax.tree.flatten(y)
-    keys = jr.split(key, len(leaves))
-    drawn = [jr.normal(k, a.shape, a.dtype) for k, a in zip(keys, leaves, strict=True)]
-    return _unit(jax.tree.unflatten(structure, drawn))[0]
+    return _unit(_tree.normal_like(key, y))[0]
 
 
 def _unit(v: Lower) -> tuple[Lower, Array]:

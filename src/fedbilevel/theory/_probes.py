@@ -28,7 +28,7 @@ def draw_directions(point: Pair, key: Key) -> Float[Array, "m n"]:
 
 
 class _Place(eqx.Module):
-    """A point as one vector, with the way back, and random directions there."""
+    """A point as one vector, with its inverse map, and random directions there."""
 
     w: Float[Array, " n"]
     restore: Callable[[Array], tuple[Any, Any]]

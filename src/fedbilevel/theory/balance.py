@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedbilevel.theory.conditions import Letters, largest_steps
+from fedbilevel.theory.conditions import Parameters, largest_steps
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.rates import bound
 
@@ -22,8 +22,8 @@ def balanced(
     T: float,
     start: tuple[float, float],
     theta: float,
-) -> tuple[Constants, Letters, dict[str, float]]:
-    """Return constants, letters and the terms of the bound after T iterations.
+) -> tuple[Constants, Parameters, dict[str, float]]:
+    """Return constants, parameters and the terms of the bound after T iterations.
 
     eta minimizes the bound, p = B is the largest with which the drift stays below a
     quarter of the noise; each depends on the other, so they take turns. Q is as large
@@ -47,8 +47,8 @@ def balanced(
 
 
 def _best_step(
-    theorem: int, c: Constants, s: Letters, T: float, start: tuple[float, float]
-) -> Letters:
+    theorem: int, c: Constants, s: Parameters, T: float, start: tuple[float, float]
+) -> Parameters:
     if theorem == 3:  # whose schedule is given
         return s
     # Not at the current p, which may shrink again if a larger eta is worth it.
@@ -73,14 +73,14 @@ def _least(value: Callable[[float], float], low: float, high: float) -> float:
     return high
 
 
-def _longest_period(theorem: int, c: Constants, s: Letters, T: float) -> Letters:
-    """Return the letters with the largest p that conditions and drift allow."""
+def _longest_period(theorem: int, c: Constants, s: Parameters, T: float) -> Parameters:
+    """Return the parameters with the largest p that conditions and drift allow."""
 
-    def with_period(p: int) -> Letters:
+    def with_period(p: int) -> Parameters:
         if theorem == 1:
             return replace(s, local_steps=p)
-        letters = largest_steps(3, c, s.clients, p) if theorem == 3 else s
-        return replace(letters, local_steps=p, first_batch=p)
+        longest = largest_steps(3, c, s.clients, p) if theorem == 3 else s
+        return replace(longest, local_steps=p, first_batch=p)
 
     def allowed(p: int) -> bool:
         if theorem == 3:

@@ -22,7 +22,7 @@ from typing import Any
 
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.theory.balance import balanced
-from fedbilevel.theory.conditions import Letters
+from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.rates import dominating
 
@@ -73,14 +73,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured once: `letters` for `iterations` iterations gave `value`.
+    """What was measured once: `parameters` for `iterations` iterations gave `value`.
 
     `sizes` are dx and dy.
     """
 
     theorem: int
     iterations: int
-    letters: Letters
+    parameters: Parameters
     theta: float
     q: int
     sizes: tuple[int, int]
@@ -104,7 +104,7 @@ def theory_plan(
     """
     rate = theta or 0.5 / inputs.l1
 
-    def at(T: float) -> tuple[Constants, Letters, dict[str, float]]:
+    def at(T: float) -> tuple[Constants, Parameters, dict[str, float]]:
         return balanced(theorem, inputs, clients, T, start, rate)
 
     T = _given_or_least(iterations, target, lambda T: sum(at(T)[2].values()))
@@ -125,7 +125,7 @@ def practical_plan(
     target: float | None = None,
 ) -> Plan:
     """Scale what was measured by the corollary's exponents."""
-    base, first = calibration, calibration.letters
+    base, first = calibration, calibration.parameters
     work = first.clients * base.iterations
     power = 1 / 2 if base.theorem == 1 else 2 / 3
 
@@ -192,7 +192,7 @@ def _costed(
     theorem: int,
     preset: str,
     series: tuple[float, int],
-    s: Letters,
+    s: Parameters,
     T: int,
     sizes: tuple[int, int],
     eta: str,

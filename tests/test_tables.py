@@ -114,7 +114,7 @@ def test_features_are_scaled_numbers_and_zeros_and_ones(table):
         ("who", [f"p{n // 1.5:.0f}" for n in range(ROWS)], "has 60 different texts"),
         ("number", list(range(ROWS)), "counts the rows, so it looks like an id"),
         ("number", list(range(ROWS, 0, -1)), "counts the rows"),
-        ("text", ["word " * 50] * ROWS, "more than 200 letters"),
+        ("text", ["word " * 50] * ROWS, "more than 200 characters"),
     ],
 )
 def test_dates_ids_and_prose_are_named_and_refused(tmp_path, column, values, message):
@@ -456,7 +456,7 @@ def test_texts_that_repeat_do_not_unpack_to_more_memory(tmp_path):
     parquet.write_table(arrow.table({"a": same, "label": np.arange(3000)}), path)
     tracemalloc.start()
     try:
-        with fails("more than 200 letters"):
+        with fails("more than 200 characters"):
             datasets.load(str(path))
         assert tracemalloc.get_traced_memory()[1] < 2**25
     finally:

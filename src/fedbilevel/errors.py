@@ -2,7 +2,9 @@
 
 import difflib
 import errno
+import importlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 __all__ = [
     "AtClientError",
@@ -23,6 +25,7 @@ __all__ = [
     "StageError",
     "UnmaskingError",
     "coarse_cure",
+    "needed",
     "sentence_of",
     "unknown_name",
 ]
@@ -108,6 +111,14 @@ class UnmaskingError(SecureAggregationError):
     def __init__(self, message: str, suspects: Mapping[int, str] | None = None) -> None:
         self.suspects = dict(suspects or {})
         super().__init__(message)
+
+
+def needed(name: str, sentence: str) -> Any:
+    """Import an optional package, or raise a sentence that says how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise FedbilevelError(sentence) from None
 
 
 def coarse_cure(kind: str) -> str:

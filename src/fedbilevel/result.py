@@ -17,12 +17,7 @@ from jaxtyping import PyTree
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
 from fedbilevel._folders import COLUMNS, MODEL, POINT, RESULT, how_to_continue
-from fedbilevel.errors import (
-    CheckpointError,
-    FedbilevelError,
-    InvalidInputError,
-    unknown_name,
-)
+from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.models import Model, can_be_kept
 
 __all__ = ["Result", "named_leaves", "shaped", "to_plain"]
@@ -105,13 +100,11 @@ class Result:
 
     def to_pandas(self) -> Any:
         """Return the columns as a pandas frame, one row per measured round."""
-        try:
-            import pandas  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise FedbilevelError(
-                "frames are made by pandas: install it, or read `result.columns`, "
-                "which are NumPy arrays by name."
-            ) from None
+        pandas = needed(
+            "pandas",
+            "frames are made by pandas: install it, or read `result.columns`, which "
+            "are NumPy arrays by name.",
+        )
         return pandas.DataFrame(self.columns)
 
     def plot(
@@ -131,7 +124,10 @@ class Result:
         for name in (along, *names):
             if name not in self.columns:
                 raise unknown_name("column", name, self.columns)
-        axes = axes or _new_axes()
+        if axes is None:
+            sentence = "curves are drawn by matplotlib: install fedbilevel[report]."
+            plots = needed("matplotlib.pyplot", sentence)
+            axes = plots.subplots(layout="constrained")[1]
         for name in names:
             axes.plot(self.columns[along], self.columns[name], label=name)
         axes.set_xlabel(along)
@@ -258,16 +254,6 @@ def _short(value: Any) -> str:
         return f"{value:.5g}"
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _new_axes() -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise FedbilevelError(
-            "curves are drawn by matplotlib: install fedbilevel[report]."
-        ) from None
-    return pyplot.subplots(layout="constrained")[1]
 
 
 def to_plain(value: Any) -> Any:

@@ -10,7 +10,6 @@ package of somebody else, and write into a folder; nothing is sent anywhere:
 `tensorboard:FOLDER`, `mlflow:FOLDER`, `wandb:FOLDER` (offline).
 """
 
-import importlib
 import json
 import math
 import re
@@ -20,12 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel._folders import check_place
-from fedbilevel.errors import (
-    CheckpointError,
-    FedbilevelError,
-    InvalidInputError,
-    unknown_name,
-)
+from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.runtime import Event, OnRound
 
 __all__ = ["check_tracking", "from_anywhere", "tracker"]
@@ -181,13 +175,11 @@ def _plain(name: str) -> str:
 
 def _imported(kind: str) -> Any:
     what, package = _PACKAGES[kind]
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise FedbilevelError(
-            f"{what} is written by the package {package}, which is not installed: `pip "
-            f"install {package}`, or track into a file, jsonl:FILE, which needs none."
-        ) from None
+    return needed(
+        package,
+        f"{what} is written by the package {package}, which is not installed: `pip "
+        f"install {package}`, or track into a file, jsonl:FILE, which needs none.",
+    )
 
 
 _PACKAGES = {

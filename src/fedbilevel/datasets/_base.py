@@ -173,7 +173,7 @@ def as_classes(name: str, label: np.ndarray) -> list[str]:
 
 
 def class_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of classes in their order: numbers by size, else by letters."""
+    """Return names of classes in their order: numbers by size, else by the alphabet."""
     different = sorted(set(names))
     try:
         different.sort(key=int)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,17 @@ import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, rename_classes
 from fedbilevel.datasets._bounds import check_size
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.errors import FedbilevelError, InvalidInputError, needed
 
 __all__ = ["HUBS"]
 
 
 def _openml(name: str, cache: Path) -> Dataset:
-    try:
-        from sklearn.datasets import fetch_openml
-    except ImportError:
-        raise FedbilevelError(
-            "OpenML is read by scikit-learn: install fedbilevel[data]."
-        ) from None
+    sentence = "OpenML is read by scikit-learn: install fedbilevel[data]."
+    library = needed("sklearn.datasets", sentence)
     try:
         # This parser needs no pandas.
-        bunch: Any = fetch_openml(
+        bunch = library.fetch_openml(
             name, data_home=str(cache), as_frame=False, parser="liac-arff"
         )
     except (OSError, ValueError) as error:
@@ -43,12 +38,8 @@ def _openml(name: str, cache: Path) -> Dataset:
 
 
 def _hugging_face(name: str, cache: Path) -> Dataset:
-    try:
-        library = import_module("datasets")
-    except ImportError:
-        raise FedbilevelError(
-            "Hugging Face data sets are read by their library: pip install datasets."
-        ) from None
+    sentence = "Hugging Face data sets are read by their library: pip install datasets."
+    library = needed("datasets", sentence)
     try:
         splits = library.load_dataset(name, cache_dir=str(cache / "huggingface"))
     except (OSError, ValueError, RuntimeError) as error:

@@ -1,7 +1,7 @@
 """Who holds which rows: one array of row indices per client.
 
-Every way with a seed deals out all rows, each to one client, in random order, so that
-a client's rows can be cut into training and validation as they stand.
+Every partition with a seed gives each row to one client, in random order, so that a
+client's rows can be cut into training and validation as they stand.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ Scheme: TypeAlias = Callable[[Dataset, int, int], Parts]
 
 
 def iid(label: np.ndarray, clients: int, seed: int) -> Parts:
-    """Deal the rows out at random, equally up to one."""
+    """Partition the rows at random, equally up to one."""
     _check_clients(label, clients)
     return np.array_split(np.random.default_rng(seed).permutation(len(label)), clients)
 
@@ -76,10 +76,10 @@ def shards(label: np.ndarray, clients: int, seed: int, per_client: int = 2) -> P
     generator = np.random.default_rng(seed)
     ordered = np.concatenate(_rows_by_class(label, generator))
     cut = np.array_split(ordered, clients * per_client)
-    dealt = generator.permutation(clients * per_client).reshape(clients, per_client)
+    given = generator.permutation(clients * per_client).reshape(clients, per_client)
     return [
         generator.permutation(np.concatenate([cut[number] for number in numbers]))
-        for numbers in dealt
+        for numbers in given
     ]
 
 
@@ -87,7 +87,7 @@ def dominant(label: np.ndarray, clients: int, seed: int, fraction: float) -> Par
     """Give client i a `fraction` of its rows from class i modulo the classes.
 
     First every client in turn draws from its class as long as that lasts. What is left
-    of all classes is then dealt out at random to fill the clients up to equal sizes,
+    of all classes is then given at random to fill the clients up to equal sizes,
     so a client may hold more of its class than `fraction`.
     """
     _check_clients(label, clients)
@@ -178,7 +178,7 @@ def label_counts(
 
 
 def parse(text: str) -> Scheme:
-    """Read a way to partition: iid, dirichlet:0.3, shards:2, dominant:0.5, column:site.
+    """Read a partition: iid, dirichlet:0.3, shards:2, dominant:0.5, column:site.
 
     The result takes a data set, the number of clients and a seed. A column has as many
     clients as it has values, whatever number is asked for.
@@ -246,8 +246,8 @@ def _rows_by_class(label: np.ndarray, generator: np.random.Generator) -> Parts:
 def _check_clients(label: np.ndarray, clients: int) -> None:
     if not 1 <= clients <= len(label):
         raise InvalidInputError(
-            f"{len(label)} rows cannot be dealt to {clients} clients. Ask for 1 to "
-            f"{len(label)}, so that each gets a row."
+            f"{len(label)} rows cannot be partitioned among {clients} clients. "
+            f"Ask for 1 to {len(label)}, so that each gets a row."
         )
 
 

@@ -3,9 +3,7 @@
 import csv
 import zipfile
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy as np
 from fedbilevel.datasets._base import open_text, reading
 from fedbilevel.datasets._bounds import check_archive, check_size
 from fedbilevel.datasets.table import Table, check_names, column_of
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.errors import InvalidInputError, needed
 
 __all__ = ["READERS", "read_table", "table_of_frame"]
 
@@ -65,7 +63,8 @@ def _read_csv(path: Path) -> Table:
 
 
 def _read_parquet(path: Path) -> Table:
-    parquet = _library("pyarrow.parquet", "Parquet files are read by pyarrow")
+    sentence = "Parquet files are read by pyarrow: install fedbilevel[tables]."
+    parquet = needed("pyarrow.parquet", sentence)
     with reading(path, "Parquet"):
         schema = parquet.read_schema(path)
         texts = [one.name for one in schema if str(one.type) in _TEXTS]
@@ -101,7 +100,8 @@ _PLAIN_NUMBERS |= {"uint64", "uint32", "uint16", "uint8"}
 
 
 def _read_excel(path: Path) -> Table:
-    library = _library("openpyxl", "Excel files are read by openpyxl")
+    sentence = "Excel files are read by openpyxl: install fedbilevel[tables]."
+    library = needed("openpyxl", sentence)
     with reading(path, "Excel"):
         with zipfile.ZipFile(path) as archive:
             check_archive(path, archive)
@@ -171,13 +171,6 @@ def _table(
 
 def _name(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).stem
-
-
-def _library(name: str, why: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise FedbilevelError(f"{why}: install fedbilevel[tables].") from None
 
 
 READERS: Mapping[str, Callable[[Path], Table]] = {

@@ -36,7 +36,7 @@ class Example(NamedTuple):
 class Texts:
     """What every site holds: examples by source, and trusted ones.
 
-    A site without a name, "", stands for rows that are still to be dealt out; so does
+    A site without a name, "", stands for rows that are still to be partitioned; so does
     `shared`, trusted examples for all sites.
     """
 
@@ -124,8 +124,8 @@ def _example(path: Path, number: int, line: str) -> Example:
     try:
         held: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        told = getattr(error, "msg", "it is nested too deeply")
-        raise InvalidInputError(f"{where} is no JSON: {told}.") from None
+        why = getattr(error, "msg", "it is nested too deeply")
+        raise InvalidInputError(f"{where} is no JSON: {why}.") from None
     if not isinstance(held, dict):
         raise InvalidInputError(f"{where} is no JSON object.")
     names = ("text",) if "text" in held else ("prompt", "response")

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbilevel.datasets._bounds import check_ordinary, check_size
 from fedbilevel.datasets.texts import Example
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.errors import InvalidInputError, needed
 
 __all__ = ["Bytes", "Subwords", "TokenRows", "Tokenizer", "token_rows"]
 
@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What tells it from other tokenizers."""
+        """What distinguishes it from other tokenizers."""
         ...
 
     def opened(self, text: str) -> list[int]:
@@ -67,23 +67,19 @@ class Subwords:
     """The tokens of a file `tokenizer.json`, by the package tokenizers."""
 
     def __init__(self, path: Path, end: int | None = None) -> None:
-        try:
-            from tokenizers import (  # pyright: ignore[reportMissingImports]
-                Tokenizer as Library,
-            )
-        except ImportError:
-            raise FedbilevelError(
-                f"{path} is read by the package tokenizers: install fedbilevel[text]."
-            ) from None
+        sentence = (
+            f"{path} is read by the package tokenizers: install fedbilevel[text]."
+        )
+        library = needed("tokenizers", sentence).Tokenizer
         if not path.exists():
             raise InvalidInputError(f"there is no tokenizer {path}.")
         check_ordinary(path)
         check_size(path, path.stat().st_size, "a tokenizer")
         try:
-            self._library: Any = Library.from_file(str(path))
+            self._library: Any = library.from_file(str(path))
         except Exception as error:  # of the library's own kind
-            told = " ".join(str(error).split())
-            raise InvalidInputError(f"{path} is no tokenizer: {told:.200}.") from None
+            why = " ".join(str(error).split())
+            raise InvalidInputError(f"{path} is no tokenizer: {why:.200}.") from None
         self._library.no_truncation()
         self._library.no_padding()
         self.vocabulary: int = max(self._library.get_vocab().values(), default=-1) + 1

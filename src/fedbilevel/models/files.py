@@ -18,7 +18,7 @@ from fedbilevel._folders import FEDERATION, MODEL, WEIGHTS
 from fedbilevel.datasets import Preparation
 from fedbilevel.datasets._preparation_files import Node
 from fedbilevel.datasets._preparation_files import write as written
-from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputError
+from fedbilevel.errors import CheckpointError, InvalidInputError, needed
 from fedbilevel.models.layers import (
     Convolution,
     Dense,
@@ -73,12 +73,7 @@ def packed(model: Model) -> tuple[bytes, bytes]:
         "advice": model.advice or None,
         "classes": list(model.classes),
         "layers": layers,
-        "pixels": pixels
-        and {
-            "center": pixels.center,
-            "spread": pixels.spread,
-            "shape": list(pixels.shape),
-        },
+        "pixels": pixels and {**vars(pixels), "shape": list(pixels.shape)},
         "preparation": None if made is None else json.loads(made.to_json()),
     }
     data = library.save(arrays)
@@ -203,10 +198,5 @@ def _arrays(path: Path) -> tuple[bytes, dict[str, np.ndarray]]:
 
 
 def _safetensors() -> Any:
-    try:
-        from safetensors import numpy as library
-    except ImportError:
-        raise FedbilevelError(
-            "models are kept by the package safetensors: install fedbilevel[cli]."
-        ) from None
-    return library
+    sentence = "models are kept by safetensors: install fedbilevel[cli]."
+    return needed("safetensors.numpy", sentence)

@@ -1,4 +1,4 @@
-"""Which exchange is meant: all of it that participants must have been told alike."""
+"""Which exchange is meant: all of it that participants must agree on."""
 
 import functools
 import hashlib
@@ -18,7 +18,7 @@ _NEIGHBORS_PER_BIT = 6  # of the number of participants, above
 class MaskedExchange:
     """What the server announces: a number, used once in a run, and who takes part.
 
-    `context` is a digest of what else all participants must have been told alike.
+    `context` is a digest of what else all participants must agree on.
     """
 
     number: int
@@ -48,8 +48,8 @@ class MaskedExchange:
     def digest(self) -> bytes:
         """All of it, in 32 bytes."""
         numbers = (self.number, len(self.participants), *self.participants)
-        told = struct.pack(f"<{len(numbers)}Q", *numbers) + self.context
-        return hashlib.sha256(told).digest()
+        content = struct.pack(f"<{len(numbers)}Q", *numbers) + self.context
+        return hashlib.sha256(content).digest()
 
     @functools.cached_property
     def places(self) -> dict[int, int]:

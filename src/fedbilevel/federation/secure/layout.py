@@ -1,8 +1,8 @@
 """What travels under secure aggregation beside the messages, as arrays of bytes.
 
 Rows are in the order of the participants; one that is all zeros says nothing. Checks of
-8 bytes let the server tell whose share, seed or secret is not what was promised. They
-are digests of numbers nobody can guess, so they tell nothing of them.
+8 bytes let the server see whose share, seed or secret is not what was promised. They
+are digests of numbers nobody can guess, so they reveal nothing of them.
 """
 
 import hashlib

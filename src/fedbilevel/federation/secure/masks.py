@@ -105,7 +105,7 @@ def pair_secret(
 
 @dataclass(frozen=True)
 class PairKeys:
-    """What two clients have for one exchange; none of it tells the others.
+    """What two clients have for one exchange; none of it reveals the others.
 
     `seed` makes their mask. Of two keys the first is for what the client of the lower
     number sends: `boxes` close what passes through the server, `tags` prove who said

@@ -37,7 +37,7 @@ _MOST_FAILURES = 3  # sums in a row that cannot be opened, before somebody must 
 class _Question:
     """One exchange under masks: `coded` are the shapes of a reply."""
 
-    told: Announcement
+    announced: Announcement
     header: Header
     exchange: MaskedExchange
     coded: PyTree
@@ -69,14 +69,14 @@ class MaskedServer:
         number = self.roster.identity.attempt * 2**32 + self._asked
         return Announcement.of(self.roster, number, present)
 
-    def like(self, coded: PyTree, told: Announcement) -> MaskedReply:
+    def like(self, coded: PyTree, announced: Announcement) -> MaskedReply:
         """Return the shapes of a masked reply."""
-        return masked_like(coded, len(told.participants))
+        return masked_like(coded, len(announced.participants))
 
     def average(
         self,
         answers: Answers,
-        told: Announcement,
+        announced: Announcement,
         sent: tuple[Header, list[np.ndarray]],
         coded: PyTree,
         about: PyTree | None,
@@ -85,13 +85,13 @@ class MaskedServer:
 
         `sent` is the header that went out, and what all were sent alike.
         """
-        exchange = told.exchange(context_of(*sent))
-        question = _Question(told, sent[0], exchange, coded, about)
+        exchange = announced.exchange(context_of(*sent))
+        question = _Question(announced, sent[0], exchange, coded, about)
         replies = {client: masked for client, (masked, _) in answers.taken.items()}
-        count = len(question.told.participants)
+        count = len(question.announced.participants)
         needed = max(_FEWEST, threshold(count), *map(self._minimum, replies), 0)
         if len(replies) < needed:
-            silent = sorted(set(question.told.participants) - set(replies))
+            silent = sorted(set(question.announced.participants) - set(replies))
             self._avoided = set(silent)
             self.roster.report(
                 f"{len(replies)} of {needed} replies needed to open a sum, none of "
@@ -115,10 +115,10 @@ class MaskedServer:
         """Raise if sums fail again and again; their suspects are written down."""
         if len(self._failures) < _MOST_FAILURES:
             return
-        told = [f"client {k} {why}" for one in self._failures for k, why in one.items()]
+        named = [f"client {k} {why}" for f in self._failures for k, why in f.items()]
         raise FedbilevelError(
             f"{_MOST_FAILURES} sums in a row could not be opened. Suspects: "
-            f"{'; '.join(dict.fromkeys(told))}. Look at their nodes, or serve without "
+            f"{'; '.join(dict.fromkeys(named))}. Look at their nodes, or serve without "
             "them."
         )
 
@@ -138,8 +138,8 @@ class MaskedServer:
         return usable if len(usable) >= _FEWEST else []
 
     def _minimum(self, client: int) -> int:
-        told = self.roster.members[client].info.get("minimum")
-        return told if type(told) is int else _FEWEST
+        found = self.roster.members[client].info.get("minimum")
+        return found if type(found) is int else _FEWEST
 
     def _mean(
         self,
@@ -148,14 +148,20 @@ class MaskedServer:
         replies: Mapping[int, MaskedReply],
     ) -> PyTree:
         """Return the mean reply of those who answered, as a tree like the coded one."""
-        exchange, told, like = question.exchange, question.told, question.coded
+        exchange, announced, like = (
+            question.exchange,
+            question.announced,
+            question.coded,
+        )
         check_replies(exchange, replies)
         tags = self._confirmed(answers, question, replies)
         revealed = self._revealed(answers, question, replies, tags)
         unmasking = Unmasking(exchange, replies, revealed)
         total = unmasking.total()
         leaves, scales = jax.tree.leaves(like), scales_of(like, question.about)
-        weights = {k: self.roster.members[k].weight / told.largest for k in replies}
+        weights = {
+            k: self.roster.members[k].weight / announced.largest for k in replies
+        }
         means = decode_mean(total, weights, scales, [leaf.shape for leaf in leaves])
         for client, why in unmasking.suspects.items():
             answers.refused.setdefault(client, RefusedError("share", why))
@@ -171,11 +177,11 @@ class MaskedServer:
     ) -> dict[int, np.ndarray]:
         """Let those who replied prove to each other that they mean the same sum."""
         request = Request(self._about(question, "agree", replies))
-        like = confirmation_like(len(question.told.participants))
+        like = confirmation_like(len(question.announced.participants))
         tags = self._followed(
             answers, question, "agree", sorted(replies), lambda client: request, like
         )
-        needed = threshold(len(question.told.participants))
+        needed = threshold(len(question.announced.participants))
         if len(tags) < needed:
             silent = sorted(set(replies) - set(tags))
             why = "replied, but did not confirm who is in the sum"
@@ -194,7 +200,7 @@ class MaskedServer:
     ) -> dict[int, Revealed]:
         """Ask those who confirmed the sum for what opens it."""
         header = self._about(question, "reveal", replies)
-        count, places = len(question.told.participants), question.exchange.places
+        count, places = len(question.announced.participants), question.exchange.places
 
         def request_for(client: int) -> Request:
             boxes, proofs = rows(count, BOX_BYTES), rows(count, TAG_BYTES)
@@ -211,7 +217,7 @@ class MaskedServer:
     def _about(
         self, question: _Question, kind: str, replies: Mapping[int, MaskedReply]
     ) -> Header:
-        info = {**question.told.info(), "survivors": sorted(replies)}
+        info = {**question.announced.info(), "survivors": sorted(replies)}
         return replace(question.header, kind=kind, info=info)
 
     def _followed(
@@ -241,7 +247,7 @@ class MaskedServer:
 
 
 def _has_key(member: Member) -> bool:
-    """Say whether secrets can be shared with the key that a client told."""
+    """Say whether secrets can be shared with the key that a client sent."""
     try:
         key = bytes.fromhex(str(member.info.get("key", "")))
         SiteKeys.generate().shared_secret(key)

@@ -35,7 +35,7 @@ _KEPT = 8  # answers a site remembers; numbers only grow
 class SiteSecrets:
     """A site's keys and what it answered, kept on disk where it has a folder.
 
-    Without an `identity` the keys of others are believed as the server tells them.
+    Without an `identity` the keys of others are believed as the server sends them.
     """
 
     federation: str
@@ -78,14 +78,14 @@ class SiteSecrets:
             )
 
     def introduction(self) -> dict[str, Any]:
-        """Return what a hello tells: the public key, signed, and the minimum."""
+        """Return what a hello holds: the public key, signed, and the minimum."""
         self._save()  # whoever answers the next packet must have the same keys
         public = self.keys.public_bytes
-        told = {"key": public.hex(), "minimum": self.minimum}
+        sent = {"key": public.hex(), "minimum": self.minimum}
         if self.identity is not None:
             signature = self.identity.sign(self.federation, self.client, public)
-            told["signature"] = signature.hex()
-        return told
+            sent["signature"] = signature.hex()
+        return sent
 
     def mask(
         self,
@@ -96,19 +96,19 @@ class SiteSecrets:
         about: PyTree | None,
     ) -> MaskedReply:
         """Return a reply under its masks, and remember that it was given."""
-        told = Announcement.read(info)
-        self._check_new(told.number)
-        site = self._member(told)
+        announced = Announcement.read(info)
+        self._check_new(announced.number)
+        site = self._member(announced)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
         scales = self._guarded(scales_of, reply, about)
-        share = weight / told.largest
-        exchange = told.exchange(context)
+        share = weight / announced.largest
+        exchange = announced.exchange(context)
         masked = self._guarded(site.mask_reply, exchange, blocks, share, scales)
         self._remember(site)
         return masked
 
     def confirm(self, info: Mapping[str, Any]) -> np.ndarray:
-        """Return the proofs, for the others, of who this site was told is in a sum."""
+        """Return the proofs, for the others, of who is in a sum for this site."""
         site, exchange, survivors = self._asked(info)
         tags = self._guarded(site.confirm, exchange, survivors)
         self._remember(site)
@@ -128,26 +128,26 @@ class SiteSecrets:
         survivors = info.get("survivors")
         if not (isinstance(survivors, list) and all(type(k) is int for k in survivors)):
             raise RefusedError("announcement", "does not say who is in the sum")
-        told = Announcement.read({k: v for k, v in info.items() if k != "survivors"})
-        before = self.records.get(told.number)
+        announced = Announcement.read(
+            {k: v for k, v in info.items() if k != "survivors"}
+        )
+        before = self.records.get(announced.number)
         if before is None:
-            text = (
-                f"exchange {told.number}: this site sent no reply to it, or forgot it"
-            )
-            raise RefusedError("mask", text)
-        members = tuple(told.participants)
-        exchange = MaskedExchange(told.number, members, before.context)
-        return self._member(told), exchange, survivors
+            why = "this site sent no reply to it, or forgot it"
+            raise RefusedError("mask", f"exchange {announced.number}: {why}")
+        members = tuple(announced.participants)
+        exchange = MaskedExchange(announced.number, members, before.context)
+        return self._member(announced), exchange, survivors
 
     def _check_new(self, number: int) -> None:
         if self.records and number < max(self.records):
             raise RefusedError("mask", f"exchange {number} is before the last one")
 
-    def _member(self, told: Announcement) -> SecureSite:
+    def _member(self, announced: Announcement) -> SecureSite:
         """Return this site among those announced, once their keys are checked."""
-        roster = told.roster()
+        roster = announced.roster()
         if self.identity is not None:
-            self.identity.check(self.federation, roster, told.signed())
+            self.identity.check(self.federation, roster, announced.signed())
         site = self._site
         if site is None:
             made = (self.federation, self.client, self.keys, roster)

@@ -175,6 +175,51 @@ def test_the_check_sees_what_is_imported_at_once(tmp_path):
     assert third_parties(path) == {"jax", "rich", "optax"}
 
 
+def module_of(path: Path) -> str:
+    """Return the dotted name of a module, or of a package."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def circles(imported: dict[str, set[str]]) -> list[set[str]]:
+    """Return the sets of modules that import each other, directly or through others."""
+
+    def reached(start: str) -> set[str]:
+        found, waiting = set(), [start]
+        while waiting:
+            fresh = imported[waiting.pop()] - found
+            found |= fresh
+            waiting += fresh
+        return found
+
+    after = {name: reached(name) for name in imported}
+    rings = {
+        frozenset(other for other in after[name] if name in after[other])
+        for name in imported
+        if name in after[name]
+    }
+    return [set(ring) for ring in rings]
+
+
+def test_no_modules_import_each_other():
+    # Imports inside functions and those for type checkers alone count, too.
+    modules = {module_of(path): path for path in sources()}
+
+    def module(name: str) -> str:
+        return name if name in modules else name.rpartition(".")[0]
+
+    imported = {
+        name: {module(one) for one in imports_of(path)} & modules.keys()
+        for name, path in modules.items()
+    }
+    assert circles(imported) == []
+
+
+def test_the_check_sees_modules_that_import_each_other():
+    imported = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "e"}, "e": {"e"}}
+    assert sorted(map(sorted, circles(imported))) == [["b", "c"], ["e"]]
+
+
 def test_data_are_read_without_jax():
     for path in sources():
         if layer_of(path) == "datasets":

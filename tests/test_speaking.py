@@ -13,9 +13,9 @@ from fedbilevel.deployment.apps import _Progress
 from fedbilevel.deployment.processes import Process, free_port, read_json
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation import Identity, Roster, Terms
-from fedbilevel.federation.notices import NOTICE, Attentive, Sparing, over
+from fedbilevel.federation.notices import Attentive, Sparing
 from fedbilevel.federation.signatures import make_key_pair
-from fedbilevel.federation.wire import EVERYONE, Header, pack
+from fedbilevel.federation.wire import EVERYONE, NOTICE, Header, pack
 from fedbilevel.runtime import execute
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import FEDERATION, SETTINGS, Loopback, server_of, site_of
@@ -96,7 +96,7 @@ def test_every_exchange_is_told_with_who_took_part(job):
 def farewell(**fields) -> bytes:
     header = {"kind": NOTICE, "federation": FEDERATION, "settings": SETTINGS}
     header |= {"algorithm": "", "client": EVERYONE, "attempt": 1, "number": 99}
-    return pack(Header(**{**header, "info": over(), **fields}))
+    return pack(Header(**{**header, "info": {"over": True}, **fields}))
 
 
 @pytest.fixture

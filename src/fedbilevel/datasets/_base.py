@@ -1,27 +1,24 @@
-"""What a data set is, and how labels of any kind become numbers from zero."""
+"""What a data set is, and how its files are opened."""
 
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from fedbilevel.datasets._bounds import Unpacked
+from fedbilevel.datasets.labels import coded_labels
+from fedbilevel.datasets.preparation import Preparation
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-
-if TYPE_CHECKING:
-    from fedbilevel.datasets.preparation import Preparation
 
 __all__ = [
     "Dataset",
     "Part",
-    "as_classes",
     "assemble",
-    "class_names",
     "open_text",
     "reading",
     "rename_classes",
@@ -53,7 +50,7 @@ class Dataset:
     classes: tuple[str, ...]
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     test: "Dataset | None" = None
-    preparation: "Preparation | None" = None
+    preparation: Preparation | None = None
     places: np.ndarray | None = None
     source: str = ""
     unit: str = "row"
@@ -98,7 +95,7 @@ class Part:
 def assemble(name: str, part: Part, test: Part | None = None) -> Dataset:
     """Code the labels of both parts with the same classes."""
     parts = [part] if test is None else [part, test]
-    codes, classes = _code([_plain(name, one.label) for one in parts], name)
+    codes, classes = coded_labels(name, [one.label for one in parts])
     coded = [
         Dataset(name, one.features, code, classes, dict(one.columns))
         for one, code in zip(parts, codes, strict=True)
@@ -120,70 +117,6 @@ def rename_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     classes = tuple(known[label] for label in dataset.classes)
     test = dataset.test and dataclasses.replace(dataset.test, classes=classes)
     return dataclasses.replace(dataset, classes=classes, test=test)
-
-
-def _plain(name: str, label: np.ndarray) -> np.ndarray:
-    """Return labels as integers, truth values or text that is no number."""
-    if label.ndim != 1:
-        raise InvalidInputError(
-            f"{name}: labels have shape {label.shape}. Give one class per sample."
-        )
-    if label.dtype.kind == "O":
-        for row, value in enumerate(label):
-            if not isinstance(value, str | int | np.integer):
-                raise InvalidInputError(
-                    f"{name}: the label of row {row} is {value!r}. Give text or a "
-                    "whole number, or drop the row."
-                )
-    if label.dtype.kind in "OSU":
-        label = label.astype(str)
-        try:
-            label = label.astype(float)
-        except ValueError:
-            return label
-    if label.dtype.kind == "f":
-        # Beyond this neighbors among the whole numbers would be the same class.
-        whole = (label == np.floor(label)) & (np.abs(label) < 2**53)
-        wrong = np.flatnonzero(~np.isfinite(label) | ~whole)
-        if len(wrong):
-            raise InvalidInputError(
-                f"{name}: the label of row {wrong[0]} is {label[wrong[0]]}. Labels "
-                "are classes: text, or whole numbers of at most 15 digits."
-            )
-        return label.astype(np.int64)
-    if label.dtype.kind not in "biu":
-        raise InvalidInputError(f"{name}: labels cannot be of type {label.dtype}.")
-    return label
-
-
-def _code(
-    labels: Sequence[np.ndarray], name: str
-) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    if sum(len(label) for label in labels) == 0:
-        raise InvalidInputError(f"{name} has no samples.")
-    values, codes = np.unique(np.concatenate(labels), return_inverse=True)
-    classes = _with_sign(tuple(str(value) for value in values))
-    ends = np.cumsum([len(label) for label in labels])[:-1]
-    return np.split(codes.astype(np.int32), ends), classes
-
-
-def as_classes(name: str, label: np.ndarray) -> list[str]:
-    """Return the names of the classes of labels of any kind."""
-    return [str(value) for value in _plain(name, np.asarray(label))]
-
-
-def class_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of classes in their order: numbers by size, else by the alphabet."""
-    different = sorted(set(names))
-    try:
-        different.sort(key=int)
-    except ValueError:
-        pass
-    return _with_sign(tuple(different))
-
-
-def _with_sign(classes: tuple[str, ...]) -> tuple[str, ...]:
-    return ("-1", "+1") if classes == ("-1", "1") else classes
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedbilevel._table_choices import TableChoices
-from fedbilevel.datasets._base import Dataset, as_classes
+from fedbilevel.datasets._base import Dataset
+from fedbilevel.datasets.labels import as_classes
 from fedbilevel.datasets.preparation import CategoryColumn, Preparation
 from fedbilevel.datasets.sums import Sums, as_numbers, as_texts
 from fedbilevel.datasets.table import Table

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedbilevel.datasets import _preparation_files as files
-from fedbilevel.datasets._base import as_classes, class_names
+from fedbilevel.datasets.labels import as_classes, class_names
 from fedbilevel.datasets.sums import (
     Moments,
     Sums,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbilevel.datasets import _preparation_files as files
-from fedbilevel.datasets._base import as_classes
+from fedbilevel.datasets.labels import as_classes
 from fedbilevel.errors import InvalidInputError
 
 __all__ = [

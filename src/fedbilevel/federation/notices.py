@@ -1,4 +1,4 @@
-"""What a server tells unasked: that it does not take a node, or that all is over.
+"""How a site takes notices: the server does not take it, or the federation is over.
 
 A notice is a packet like others, sealed and numbered, so that nobody else can end a
 node, nor with an old one. It needs no answer, and changes nothing that a site keeps.
@@ -6,28 +6,23 @@ node, nor with an old one. It needs no answer, and changes nothing that a site k
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.site import Site
-from fedbilevel.federation.wire import Carried, Header, RefusedError, refusal_of, unpack
+from fedbilevel.federation.wire import (
+    NOTICE,
+    Carried,
+    Header,
+    RefusedError,
+    refusal_of,
+    unpack,
+)
 
-__all__ = ["NOTICE", "Attentive", "Sparing", "over", "refused"]
+__all__ = ["Attentive", "Sparing"]
 
-NOTICE = "notice"
 _MARK = b'"kind":"notice"'
 _LARGEST = 1 << 13  # bytes; whatever is longer is no notice, and not looked at twice
 _AGAIN = 60.0  # seconds after which the same is said again
-
-
-def over() -> dict[str, Any]:
-    """Return the notice that a federation is finished."""
-    return {"over": True}
-
-
-def refused(refusal: RefusedError) -> dict[str, Any]:
-    """Return the notice that a node is not taken, and why."""
-    return {"over": False, "reason": refusal.reason, "detail": refusal.detail}
 
 
 class Sparing:

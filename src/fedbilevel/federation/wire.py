@@ -30,6 +30,7 @@ from fedbilevel.federation.foreign import is_plain, read_json, shown
 __all__ = [
     "CHECKSUM",
     "EVERYONE",
+    "NOTICE",
     "PROTOCOL",
     "START_BYTES",
     "Bytes",
@@ -53,6 +54,7 @@ __all__ = [
 
 PROTOCOL = 5
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
+NOTICE = "notice"  # the kind of a packet that needs no answer
 _MAGIC = b"FBL" + bytes([PROTOCOL])
 START_BYTES = len(_MAGIC) + 4  # before the seal
 _LONGEST_HEADER = 1 << 20

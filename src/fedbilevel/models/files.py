@@ -6,10 +6,10 @@ version or of somebody else's making is refused by its name.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,11 @@ from fedbilevel.models.layers import (
     OneLength,
     Tanh,
 )
-from fedbilevel.models.model import Model, Pixels
+from fedbilevel.models.parts import ModelParts, Pixels
 
 __all__ = ["can_be_kept", "load", "packed", "save"]
+
+T = TypeVar("T")
 
 _ENTRIES = ("about", "advice", "classes", "layers", "pixels", "preparation")
 _KINDS = {
@@ -49,14 +51,14 @@ def can_be_kept() -> bool:
     return find_spec("safetensors") is not None
 
 
-def save(model: Model, folder: Path) -> None:
+def save(model: ModelParts, folder: Path) -> None:
     """Write both files, the arrays first: a model that can be read is whole."""
     data, text = packed(model)
     write_atomically(folder / WEIGHTS, lambda file: file.write(data))
     write_atomically(folder / MODEL, lambda file: file.write(text))
 
 
-def packed(model: Model) -> tuple[bytes, bytes]:
+def packed(model: ModelParts) -> tuple[bytes, bytes]:
     """Return the contents of the two files: the arrays, and what they are."""
     library = _safetensors()
     arrays: dict[str, np.ndarray] = {}
@@ -88,8 +90,8 @@ def _digest(data: bytes, content: Mapping[str, Any]) -> str:
     return hashlib.sha256(data + text.encode()).hexdigest()
 
 
-def load(folder: Path) -> Model:
-    """Read both files."""
+def load(folder: Path, make: Callable[..., T]) -> T:
+    """Read both files; return what `make` makes of the parts in them."""
     path = folder / MODEL
     if not path.exists():
         if (folder / FEDERATION).exists():
@@ -106,7 +108,7 @@ def load(folder: Path) -> Model:
         )
     data, arrays = _arrays(folder / WEIGHTS)
     try:
-        return _model(_text(path), data, arrays)
+        return make(*_parts(_text(path), data, arrays))
     except InvalidInputError as error:
         raise CheckpointError(
             f"{path} or {WEIGHTS} beside it is damaged, or not one of ours: {error}"
@@ -122,7 +124,8 @@ def _text(path: Path) -> str:
         raise InvalidInputError("it is no text.") from None
 
 
-def _model(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> Model:
+def _parts(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> tuple:
+    """Return the fields of `ModelParts`, in their order."""
     node = Node.of(text, "model", (*_ENTRIES, "digest"))
     if node.content["digest"] != _digest(data, node.content):
         raise InvalidInputError("the two files are not as they were written together.")
@@ -141,7 +144,7 @@ def _model(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> Model:
         raise InvalidInputError("its classes are not those of its label.")
     about = node.node("about").content
     advice = "" if node.is_null("advice") else node.text("advice")
-    return Model(layers, classes, made, _pixels(node), about, advice)
+    return layers, classes, made, _pixels(node), about, advice
 
 
 def _layer(node: Node, number: int, arrays: dict[str, np.ndarray]) -> Layer:

@@ -1,39 +1,22 @@
 """A trained model: layers, classes, and how raw rows become its features."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.datasets.tables import table_of_frame
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models.files import load, save
 from fedbilevel.models.layers import Dense, Layer, Multiply
+from fedbilevel.models.parts import ModelParts, Pixels
 
-__all__ = ["Model", "Pixels", "Predictor"]
+__all__ = ["Model", "Predictor"]
 
 _AT_ONCE = 1000  # rows; a convolution keeps every window of them
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """How bytes of images become numbers: (a/255 - center)/spread, in a shape."""
-
-    center: float
-    spread: float
-    shape: tuple[int, ...]
-
-    def apply(self, features: np.ndarray) -> np.ndarray:
-        """Return the numbers that a model was trained on."""
-        if features.dtype != np.uint8 or features.shape[1:] != self.shape:
-            raise InvalidInputError(
-                f"a sample is {features.dtype} of shape {features.shape[1:]}, but the "
-                f"model takes images of bytes of shape {self.shape}."
-            )
-        return (features.astype(float) / 255 - self.center) / self.spread
 
 
 @dataclass(frozen=True)
@@ -51,21 +34,8 @@ class Predictor:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
-    """Predicts classes, or numbers where there are none, from raw rows.
-
-    `layers` turn prepared features into scores. `classes` are the names in the order of
-    the scores. Raw rows are prepared by `preparation`, by columns, or by `pixels`.
-    `about` says where the model comes from. With an `advice` it is what other models
-    begin with: it predicts nothing, and need not know what its features are made of.
-    """
-
-    layers: tuple[Layer, ...]
-    classes: tuple[str, ...]
-    preparation: Preparation | None = None
-    pixels: Pixels | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-    advice: str = ""
+class Model(ModelParts):
+    """Predicts classes, or numbers where there are none, from raw rows."""
 
     def __post_init__(self) -> None:
         if self.advice:
@@ -159,16 +129,12 @@ class Model:
 
     def save(self, folder: Path) -> None:
         """Write the model into a folder: JSON and safetensors."""
-        from fedbilevel.models.files import save
-
         save(self, folder)
 
     @staticmethod
     def load(folder: Path | str) -> "Model":
         """Read the model of a run folder."""
-        from fedbilevel.models.files import load
-
-        return load(Path(folder))
+        return load(Path(folder), Model)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

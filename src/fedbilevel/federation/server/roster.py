@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import notices
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
+    NOTICE,
     Bytes,
     Carried,
     Header,
@@ -195,13 +195,13 @@ class Roster:
         """Tell all nodes that the federation is over, and wait until they know."""
         self.refresh()
         nodes = {one.node for one in self.members.values()} & self._present
-        self._tell(nodes, notices.over(), wait=True)
+        self._notify(nodes, {"over": True}, wait=True)
 
-    def _tell(self, nodes: set[int], what: dict[str, Any], *, wait: bool) -> None:
-        """Tell nodes something that needs no answer."""
+    def _notify(self, nodes: set[int], what: dict[str, Any], *, wait: bool) -> None:
+        """Send a notice (`federation.notices`), which needs no answer."""
         identity, number = self.identity, self.next_number()
         about = (identity.federation, identity.settings, self.algorithm, EVERYONE)
-        header = Header(notices.NOTICE, *about, identity.attempt, number, info=what)
+        header = Header(NOTICE, *about, identity.attempt, number, info=what)
         packets = dict.fromkeys(nodes, pack(header, seal=self.seal))
         self.transport.exchange(packets, _FETCHED, lambda *_: not wait, _SPARE)
 
@@ -289,7 +289,8 @@ class Roster:
             self.report(f"node {node} is not taken: {refusal}{more}")
             # Whoever refused us knows why.
             if not isinstance(error, _RefusedThereError):
-                self._tell({node}, notices.refused(refusal), wait=False)
+                why = {"reason": refusal.reason, "detail": refusal.detail}
+                self._notify({node}, {"over": False, **why}, wait=False)
             return
         self._turned_away.pop(node, None)
         self.members[header.client] = member

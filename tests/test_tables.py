@@ -232,7 +232,7 @@ def test_a_site_without_rows_left_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["regularization", "cleaning", "representation"])
 def test_a_table_of_one_class_is_refused(tmp_path, name):
     rows = [{**row, "sick": "yes"} for row in hospital_rows()]
-    with fails("all 90 rows have the label 'yes', so there is nothing to tell apart"):
+    with fails("all 90 rows have the label 'yes', so there is nothing to classify"):
         make(name, data=write(tmp_path / "t.csv", rows))
 
 

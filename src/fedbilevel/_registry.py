@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "entry",
+    "error_text",
     "identity",
     "installed",
     "is_file",
@@ -33,7 +34,6 @@ __all__ = [
     "names_of",
     "resolved",
     "short",
-    "told",
 ]
 
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
@@ -126,13 +126,13 @@ def _module_at(path: Path, kind: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         sys.modules.pop(called)
         raise InvalidInputError(
-            f"{kind}: {path} cannot be run: {told(error, place)}."
+            f"{kind}: {path} cannot be run: {error_text(error, place)}."
         ) from error
     _loaded[key] = module
     return module
 
 
-def told(error: BaseException, place: Path) -> str:
+def error_text(error: BaseException, place: Path) -> str:
     """Say what was raised, and in which line of a file."""
     lines, trace = [], error.__traceback__
     while trace is not None:
@@ -168,7 +168,7 @@ def _from_package(point: "EntryPoint", kind: str) -> Any:
         home = point.dist.name if point.dist else "an installed package"
         raise InvalidInputError(
             f"{kind} '{point.name}' of {home} cannot be loaded: "
-            f"{told(error, Path())}. Mend or remove that package."
+            f"{error_text(error, Path())}. Mend or remove that package."
         ) from error
 
 

@@ -5,8 +5,10 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +172,7 @@ def _unfinished(folder: Path) -> Saved:
         raise CheckpointError(
             f"{folder}: the run has begun, but there is no checkpoint yet."
         )
-    try:
+    with _reading(path):
         arrays = read_arrays(_unpacks_small(path))
         about = json.loads(arrays["about"].tobytes())
         columns = {
@@ -180,8 +182,6 @@ def _unfinished(folder: Path) -> Saved:
         }
         seconds = {name: float(value) for name, value in about["seconds"].items()}
         done = int(about["round"])
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     _check_columns(columns, path)
     task, algorithm = (str(settings.get(n) or "") for n in ("task", "algorithm"))
     final = {name: float(column[-1]) for name, column in columns.items()}
@@ -204,7 +204,7 @@ def _headline(result: Result) -> str:
 
 
 def _result(folder: Path) -> Result:
-    try:
+    with _reading(folder / RESULT):
         _small(folder / RESULT)
         for name in (COLUMNS, POINT):
             _unpacks_small(folder / name)
@@ -213,8 +213,6 @@ def _result(folder: Path) -> Result:
         if not all(isinstance(one, dict) for one in kinds):
             raise TypeError("settings, costs or seconds are no objects")
         float(result.seconds["run"])
-    except _DAMAGED as error:
-        raise CheckpointError(f"{folder / RESULT} is damaged: {error}.") from error
     _check_columns(result.columns, folder / COLUMNS)
     return result
 
@@ -228,6 +226,15 @@ def _check_columns(columns: Mapping[str, np.ndarray], path: Path) -> None:
         raise CheckpointError(f"{path} is damaged: its columns are not measurements.")
     if not len(columns["round"]):
         raise CheckpointError(f"{path}: no round was measured yet.")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file in whatever damaged content makes libraries raise."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def _small(path: Path) -> Path:
@@ -248,10 +255,8 @@ def _json(path: Path) -> dict[str, Any]:
     """Return the object in a file, or an empty one where there is no file."""
     if not path.is_file():
         return {}
-    try:
+    with _reading(path):
         found = json.loads(_small(path).read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it holds no JSON object.")
     return found
@@ -261,17 +266,14 @@ def _suspicious(path: Path) -> list[dict[str, str]]:
     """Return the rows of a cleaning run; none where there is no file."""
     if not path.is_file():
         return []
-    try:
-        with _small(path).open(newline="") as file:
-            rows = [
-                {str(name): str(cell) for name, cell in row.items()}
-                for _, row in zip(range(_MOST_ROWS), csv.DictReader(file), strict=False)
-            ]
+    with _reading(path), _small(path).open(newline="") as file:
+        rows = [
+            {str(name): str(cell) for name, cell in row.items()}
+            for row in islice(csv.DictReader(file), _MOST_ROWS)
+        ]
         for row in rows:
             float(row["weight"])
-        return rows
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    return rows
 
 
 def _pictures(
@@ -280,10 +282,8 @@ def _pictures(
     """Return the images of the first rows of a file, each with its row."""
     if not path.is_file():
         return []
-    try:
+    with _reading(path):
         images = read_arrays(_unpacks_small(path))["pictures"]
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     sides, channels = images.shape[1:3], images.shape[3:]
     small = len(sides) == 2 and all(1 <= side <= _LARGEST_PICTURE for side in sides)
     right = small and images.dtype == np.uint8 and channels in ((), (3,))
@@ -296,10 +296,8 @@ def _features(path: Path) -> list[str]:
     """Return the names of features: one for numbers, for texts one of each value."""
     about = _json(path).get("preparation")
     names: list[str] = []
-    try:
+    with _reading(path):
         for column in about["columns"] if about else ():
             name, values = str(column["name"]), column.get("values")
             names += [name] if values is None else [f"{name}={one}" for one in values]
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     return names

@@ -186,11 +186,13 @@ def parse(text: str) -> Scheme:
     name, _, value = text.partition(":")
     if name not in _SCHEMES:
         raise unknown_name("partition", name, _SCHEMES)
-    example, make = _SCHEMES[name]
+    example, split, read = _SCHEMES[name]
     if bool(value) != (":" in example) or text.endswith(":"):
         raise InvalidInputError(f"partition '{text}': write it as {example}.")
+    if name == "column":
+        return lambda data, clients, seed: by_column(_column(data, value))
     try:
-        return make(value)
+        amount = (read(value),) if value else ()
     except InvalidInputError:
         raise
     except ValueError:
@@ -198,44 +200,22 @@ def parse(text: str) -> Scheme:
             f"partition '{text}': '{value}' is not a number of the right kind. Write "
             f"it as {example}."
         ) from None
+    return lambda data, clients, seed: split(data.label, clients, seed, *amount)
 
 
-def _parse_iid(value: str) -> Scheme:
-    del value
-    return lambda data, clients, seed: iid(data.label, clients, seed)
+def _column(data: Dataset, name: str) -> np.ndarray:
+    if name not in data.columns:
+        raise unknown_name(f"column of {data.name}", name, data.columns)
+    return data.columns[name]
 
 
-def _parse_dirichlet(value: str) -> Scheme:
-    level = _check_concentration(float(value))
-    return lambda data, clients, seed: dirichlet(data.label, clients, seed, level)
-
-
-def _parse_shards(value: str) -> Scheme:
-    number = _check_per_client(int(value))
-    return lambda data, clients, seed: shards(data.label, clients, seed, number)
-
-
-def _parse_dominant(value: str) -> Scheme:
-    part = _check_fraction(float(value))
-    return lambda data, clients, seed: dominant(data.label, clients, seed, part)
-
-
-def _parse_column(value: str) -> Scheme:
-    def split(data: Dataset, clients: int, seed: int) -> Parts:
-        del clients, seed
-        if value not in data.columns:
-            raise unknown_name(f"column of {data.name}", value, data.columns)
-        return by_column(data.columns[value])
-
-    return split
-
-
-_SCHEMES: dict[str, tuple[str, Callable[[str], Scheme]]] = {
-    "iid": ("iid", _parse_iid),
-    "dirichlet": ("dirichlet:0.3", _parse_dirichlet),
-    "shards": ("shards:2", _parse_shards),
-    "dominant": ("dominant:0.5", _parse_dominant),
-    "column": ("column:site", _parse_column),
+# How each is written, what splits the rows, and what reads the text after the colon.
+_SCHEMES: dict[str, tuple[str, Callable[..., Parts], Callable[[str], Any]]] = {
+    "iid": ("iid", iid, str),
+    "dirichlet": ("dirichlet:0.3", dirichlet, lambda t: _check_concentration(float(t))),
+    "shards": ("shards:2", shards, lambda t: _check_per_client(int(t))),
+    "dominant": ("dominant:0.5", dominant, lambda t: _check_fraction(float(t))),
+    "column": ("column:site", by_column, str),
 }
 
 

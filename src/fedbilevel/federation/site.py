@@ -149,7 +149,7 @@ class Site:
         self._state = jax.eval_shape(start_server, job)
         self._messages = {where: _message(link) for where, link in self._links.items()}
         self._told = {
-            where: jax.eval_shape(job.channel.told, message)
+            where: jax.eval_shape(job.channel.sent, message)
             for where, message in self._messages.items()
         }
         sizes = [_size(one) for one in (self._state, *self._told.values())]

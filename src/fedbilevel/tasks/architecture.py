@@ -35,7 +35,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _rows
-from fedbilevel.tasks._base import MEASURED_BELOW, Task
+from fedbilevel.tasks._base import MEASURED_BELOW, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
 from fedbilevel.tasks._search_space import (
     EDGES,
@@ -53,15 +53,8 @@ _SIDE = 8  # of the images that the network takes
 _RETRAINING_STEP, _RETRAINING_MEMORY, _RETRAINING_BATCH = 0.02, 0.9, 32
 _RECOMMENDED = MEASURED_BELOW | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
-    "rounds": "100",
-    "local_steps": "5",
-    "batch": "16",
-    "q": "1",
-    "theta": "0.05",
-    "upper_step": "1",
-    "lower_step": "0.05",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=100 local_steps=5 batch=16 q=1 theta=0.05 upper_step=1"),
+    **settings("lower_step=0.05 upper_weight=0.1 lower_weight=0.1"),
 }
 
 

@@ -32,7 +32,7 @@ from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled, _rows
-from fedbilevel.tasks._base import Listed, Task
+from fedbilevel.tasks._base import Listed, Task, settings
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -49,24 +49,15 @@ __all__ = [
     "weight_auc",
 ]
 
-_SIZES = {
-    "rounds": "200",
-    "local_steps": "10",
-    "batch": "64",
-    "q": "10",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
-}
+_SIZES = settings("rounds=200 local_steps=10 batch=64 q=10")
+_SIZES |= settings("upper_weight=0.1 lower_weight=0.1")
 _RECOMMENDED = {
-    "linear": {"upper_step": "100", "lower_step": "16", "theta": "0.5"},
+    "linear": settings("upper_step=100 lower_step=16 theta=0.5"),
     # z must move slower than y: the Hessian of a network has negative directions.
     "mlp": {
         "auto": "theta lower_step",
         "auto:fedbio": "lower_step=1/L",
-        "upper_step": "30",
-        "lower_step": "0.2",
-        "theta": "0.02",
-        "auxiliary_step": "0.02",
+        **settings("upper_step=30 lower_step=0.2 theta=0.02 auxiliary_step=0.02"),
     },
 }
 # With less, z of a network grows along the directions in which its loss is flat.
@@ -74,8 +65,7 @@ _PENALTY = {"linear": 0.00001, "mlp": 0.0003}
 # Judges that err pull weights about: shorter steps, and a smoother y, average that out.
 _DISTRUSTING = {
     "auto:fedbio": "lower_step=0.5/L auxiliary_step=0.5/L",
-    "upper_step": "10",
-    "lower_step": "8",
+    **settings("upper_step=10 lower_step=8"),
 }
 _PENALTY_DISTRUSTING = 0.001
 # Of rows that are images the most suspicious ones are kept, each side so long at most.
@@ -276,8 +266,7 @@ def make(
     _labeled.check_choice("model", model, tuple(_RECOMMENDED))
     _labeled.check_choice("kept", kept, ("all", "clean"))
     _labeled.check_choice("trusted", trusted, ("auto", "true", "false"))
-    if not penalty >= 0:
-        raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
+    _labeled.check_not_negative(penalty=penalty)
     if not (0 <= corrupted < 1 or corrupted == -1):
         raise InvalidInputError(
             f"corrupted={corrupted}: give the share of wrong labels, from 0 to below 1."

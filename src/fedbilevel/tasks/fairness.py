@@ -33,8 +33,8 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem, padded
 from fedbilevel.tasks import _rows
-from fedbilevel.tasks._base import MEASURED, Task
-from fedbilevel.tasks._labeled import held_array, mean_of_first
+from fedbilevel.tasks._base import MEASURED, Task, settings
+from fedbilevel.tasks._labeled import check_not_negative, held_array, mean_of_first
 
 __all__ = ["PROBLEM", "make"]
 
@@ -45,15 +45,8 @@ _HELD = 0.2  # of each group for the test, and again for the panels
 _ANGLE = np.deg2rad(75)
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "upper_step=0.5*auto",
-    "rounds": "100",
-    "local_steps": "10",
-    "batch": "16",
-    "q": "20",
-    "theta": "0.5",
-    "upper_step": "1",
-    "lower_step": "0.5",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=100 local_steps=10 batch=16 q=20 theta=0.5 upper_step=1"),
+    **settings("lower_step=0.5 upper_weight=0.1 lower_weight=0.1"),
 }
 _Group = tuple[np.ndarray, np.ndarray]  # features and labels of its people
 
@@ -177,8 +170,7 @@ def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
 
 
 def _check(strength: float, minority: float, spread: float) -> None:
-    if not strength >= 0:
-        raise InvalidInputError(f"strength={strength}: it must not be negative.")
+    check_not_negative(strength=strength)
     if not (0 < minority <= 0.5 or minority == -1):
         raise InvalidInputError(
             f"minority={minority}: the share of group 1 in training is above 0 and at "

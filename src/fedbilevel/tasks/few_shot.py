@@ -16,13 +16,13 @@ all layers from x. The Hessian is the identity, the hypergradient that through U
     g_k(x, y_k) = 1/2 ||y_k - U_k(x)||^2
 
 `data=sinusoid` are waves, with half the mean square as error. Anything else is a name
-or path of images in alphabets, as Omniglot's: a task is to tell some characters apart,
+or path of images in alphabets, as Omniglot's: a task is to classify some characters,
 its error the cross entropy. Whole alphabets are kept for new tasks.
 
 y_k never leaves its client. A row is a whole set, so oracles are exact with a batch of
 one. Measured are the query sets of tasks that no client has, after adapting to their
-support sets; the mean square of waves, the share of images that are told wrong and
-right. `random_features_...` is the same for a head on the layers of the start.
+support sets; the mean square of waves, the share of images classified wrong and right.
+`random_features_...` is the same for a head on the layers of the start.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,9 +40,8 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
-from fedbilevel.tasks._base import MEASURED_BELOW, Task
-from fedbilevel.tasks._domains import Domain, characters_of, waves
-from fedbilevel.tasks._episodes import Episodes, Sizes
+from fedbilevel.tasks._base import MEASURED_BELOW, Task, settings
+from fedbilevel.tasks._domains import Domain, Episodes, Sizes, characters_of, waves
 from fedbilevel.tasks._labeled import check_choice
 from fedbilevel.tasks._networks import Network, layers_of
 
@@ -51,9 +50,9 @@ __all__ = ["make"]
 _WAVES = "sinusoid"
 _NEW_TASKS = 50
 _KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}
-_PLAIN = {"batch": "1", "upper_weight": "1", "lower_weight": "1"}
-_FOR_WAVES = MEASURED_BELOW | {**_PLAIN, "local_steps": "5"}
-_FOR_IMAGES = MEASURED_BELOW | {**_PLAIN, "local_steps": "3", "rounds": "40"}
+_PLAIN = MEASURED_BELOW | settings("batch=1 upper_weight=1 lower_weight=1")
+_FOR_WAVES = _PLAIN | settings("local_steps=5")
+_FOR_IMAGES = _PLAIN | settings("local_steps=3 rounds=40")
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,7 @@ _SETTINGS = {
             "head": _Usual(
                 strength=0.001,
                 recommended=_FOR_WAVES
-                | {"rounds": "600", "q": "10", "theta": "0.4"}
-                | {"upper_step": "0.06", "lower_step": "0.4"},
+                | settings("rounds=600 q=10 theta=0.4 upper_step=0.06 lower_step=0.4"),
                 algorithm="local-bsgvrm",
             ),
             "proximal": _Usual(
@@ -94,16 +92,14 @@ _SETTINGS = {
                 inner_step=0.05,
                 inner_steps=100,
                 recommended=_FOR_WAVES
-                | {"rounds": "400", "q": "10", "theta": "0.03"}
-                | {"upper_step": "0.2", "lower_step": "0.03"},
+                | settings("rounds=400 q=10 theta=0.03 upper_step=0.2 lower_step=0.03"),
                 algorithm="local-bsgvrm",
             ),
             "unrolled": _Usual(
                 inner_step=0.02,
                 inner_steps=5,
                 recommended=_FOR_WAVES
-                | {"rounds": "600", "q": "2", "theta": "0.9"}
-                | {"upper_step": "0.2", "lower_step": "1"},
+                | settings("rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1"),
             ),
         },
     ),
@@ -114,21 +110,20 @@ _SETTINGS = {
             "head": _Usual(
                 strength=0.1,
                 recommended=_FOR_IMAGES
-                | {"q": "5", "theta": "0.15", "upper_step": "0.8", "lower_step": "0.3"},
+                | settings("q=5 theta=0.15 upper_step=0.8 lower_step=0.3"),
             ),
             "proximal": _Usual(
                 strength=1.0,
                 inner_step=0.05,
                 inner_steps=20,
                 recommended=_FOR_IMAGES
-                | {"q": "10", "theta": "0.05", "upper_step": "0.2"}
-                | {"lower_step": "0.05"},
+                | settings("q=10 theta=0.05 upper_step=0.2 lower_step=0.05"),
             ),
             "unrolled": _Usual(
                 inner_step=0.2,
                 inner_steps=5,
                 recommended=_FOR_IMAGES
-                | {"q": "2", "theta": "0.9", "upper_step": "0.5", "lower_step": "1"},
+                | settings("q=2 theta=0.9 upper_step=0.5 lower_step=1"),
             ),
         },
     ),
@@ -209,7 +204,7 @@ def make(
     lower: Annotated[
         str, "what a learning task has of its own: head, proximal or unrolled"
     ] = "head",
-    ways: Annotated[int, "characters to tell apart; 0 is 5"] = 0,
+    ways: Annotated[int, "characters to classify; 0 is 5"] = 0,
     shots: Annotated[
         int, "size of the support set; 0 is 10, or 1 of each character"
     ] = 0,

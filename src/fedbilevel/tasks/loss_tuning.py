@@ -30,7 +30,7 @@ from fedbilevel._types import Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled, _rows
-from fedbilevel.tasks._base import MEASURED, Task
+from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, balanced_accuracy, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
 
@@ -39,23 +39,21 @@ __all__ = ["make", "tail"]
 
 _MODELS = {"default": "linear", "fednest": "mlp"}
 _ALGORITHMS = {"default": "fedbio-controls", "fednest": "fednest"}
-_WEIGHTS = {"upper_weight": "0.1", "lower_weight": "0.1"}
+_WEIGHTS = settings("upper_weight=0.1 lower_weight=0.1")
 _RECOMMENDED = {
-    "default": _WEIGHTS
-    | {"rounds": "200", "local_steps": "10", "batch": "32", "q": "10"},
+    "default": _WEIGHTS | settings("rounds=200 local_steps=10 batch=32 q=10"),
     "fednest": _WEIGHTS
-    | {"rounds": "500", "local_steps": "20", "batch": "10", "inner_rounds": "3"}
-    | {"q": "3", "theta": "0.01", "upper_step": "0.001", "lower_step": "0.01"},
+    | settings("rounds=500 local_steps=20 batch=10 inner_rounds=3 q=3 theta=0.01")
+    | settings("upper_step=0.001 lower_step=0.01"),
 }
 _STEPS = {
     "linear": MEASURED
     | {"auto:fedbio-controls": "upper_step=0.5*auto lower_step=1.5/L"}
-    | {"upper_step": "1", "lower_step": "8", "theta": "0.5"}
-    # Of rare classes f has a hundred times as much as g has.
-    | {"nu": "0.001"},
+    # Of rare classes f has a hundred times as much as g has: a small nu.
+    | settings("upper_step=1 lower_step=8 theta=0.5 nu=0.001"),
     "mlp": MEASURED
     | {"auto:fedbio-controls": "lower_step=0.5/L auxiliary_step=0.5/L"}
-    | {"upper_step": "0.1", "lower_step": "0.1", "theta": "0.02"},
+    | settings("upper_step=0.1 lower_step=0.1 theta=0.02"),
 }
 
 

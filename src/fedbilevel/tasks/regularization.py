@@ -25,7 +25,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _rows
-from fedbilevel.tasks._base import MEASURED, Task
+from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -39,19 +39,12 @@ __all__ = ["make", "strengths"]
 _LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=0.5/L",
-    "rounds": "200",
-    "local_steps": "10",
-    "batch": "32",
-    "q": "10",
-    "theta": "0.2",
-    "upper_step": "20",
-    "lower_step": "0.5",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=200 local_steps=10 batch=32 q=10 theta=0.2 upper_step=20"),
+    **settings("lower_step=0.5 upper_weight=0.1 lower_weight=0.1"),
 }
 # With many rows small strengths are right, and the slopes along x are small, too.
 _MANY = 500
-_RECOMMENDED_FOR_MANY = {"rounds": "600", "upper_step": "200", "lower_step": "1"}
+_RECOMMENDED_FOR_MANY = settings("rounds=600 upper_step=200 lower_step=1")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled, _rows
-from fedbilevel.tasks._base import MEASURED, Task
+from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
 from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
 
@@ -42,20 +42,19 @@ _ALGORITHMS = {
     "default": {"mlp": "fedbio-controls", "convolutional": "fedbio"},
     "fednest": {"mlp": "fednest", "convolutional": "fednest"},
 }
-_WEIGHTS = {"upper_weight": "0.1", "lower_weight": "0.1"}
+_WEIGHTS = settings("upper_weight=0.1 lower_weight=0.1")
 _RECOMMENDED = {
-    "default": _WEIGHTS
-    | {"rounds": "200", "local_steps": "5", "batch": "32", "q": "5"},
+    "default": _WEIGHTS | settings("rounds=200 local_steps=5 batch=32 q=5"),
     "fednest": _WEIGHTS
-    | {"rounds": "500", "local_steps": "5", "batch": "64", "inner_rounds": "1"}
-    | {"q": "5", "theta": "0.01", "upper_step": "0.01", "lower_step": "0.01"},
+    | settings("rounds=500 local_steps=5 batch=64 inner_rounds=1 q=5 theta=0.01")
+    | settings("upper_step=0.01 lower_step=0.01"),
 }
 
 
 def _steps(model: str, inputs: int, features: int) -> dict[str, str]:
     """Return steps for a network; the curvature grows with what a layer sums up."""
     if model == "convolutional":  # it divides by that itself
-        return {"upper_step": "0.05", "lower_step": "2", "theta": "0.2"}
+        return settings("upper_step=0.05 lower_step=2 theta=0.2")
     return MEASURED | {
         "upper_step": f"{min(10 / inputs, 0.5):.2g}",  # or few inputs kill the units
         "lower_step": f"{10 / features:.2g}",
@@ -113,8 +112,7 @@ class _Dropout:
 def _check(model: str, dropout: float, penalty: float, setting: str) -> None:
     _labeled.check_choice("model", model, _MODELS)
     _labeled.check_choice("setting", setting, tuple(_rows.SETTINGS))
-    if not penalty >= 0:
-        raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
+    _labeled.check_not_negative(penalty=penalty)
     if not 0 <= dropout < 1:
         raise InvalidInputError(f"dropout={dropout}: give a chance from 0 to below 1.")
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_FLOOR, Decimal
+from functools import partial
 from typing import Any
 
 from fedbilevel.errors import InvalidInputError
@@ -70,29 +71,26 @@ class Condition:
         return f"{self.letter} {sign} {self.right:.4g}, {1 / self.slack:.3g} times less"
 
 
+def _condition(
+    theorem: int, s: Parameters, name: str, letter: str, right: float, *strict: bool
+) -> Condition:
+    return Condition(theorem, name, letter, getattr(s, letter), right, *strict)
+
+
 def _theorem_one(c: Constants, s: Parameters) -> list[Condition]:
     l1, mu = c.inputs.l1, c.inputs.mu
     hat, tilde = (2 * c.l_hat / s.alpha) ** 2, (l1 * c.l_tilde / (s.beta * mu)) ** 2
     drift = (s.alpha**2 + s.beta**2) ** 0.25 * (s.rho1**2 + s.rho2**2) ** 0.25
     drift *= 3 * s.local_steps * math.sqrt(c.l_hat)
+    of_u, of_v = hat + 500 / 3 * tilde, hat + 400 / 3 * tilde
 
-    def one(name: str, letter: str, right: float, strict: bool = False) -> Condition:
-        return Condition(1, name, letter, getattr(s, letter), right, strict)
-
+    one = partial(_condition, 1, s)
     return [
         Condition(1, "theta < 1/L1", "theta", c.theta, 1 / l1, True),
-        one(
-            "rho2 and the noise of v",
-            "rho2",
-            6 * c.l_tilde**2 / mu / (hat + 400 / 3 * tilde),
-        ),
+        one("rho2 and the noise of v", "rho2", 6 * c.l_tilde**2 / mu / of_v),
         one("rho2 <= 1/(6 L1)", "rho2", 1 / (6 * l1)),
         one("rho1 and rho2", "rho1", 3 * s.rho2 * mu**2 / (50 * l1 * c.l_tilde)),
-        one(
-            "rho1 and the noise of u",
-            "rho1",
-            0.25 / math.sqrt(hat + 500 / 3 * tilde),
-        ),
+        one("rho1 and the noise of u", "rho1", 0.25 / math.sqrt(of_u)),
         one("eta < 1/alpha", "eta", 1 / s.alpha, True),
         one("eta < 1/beta", "eta", 1 / s.beta, True),
         one("eta < 1/(2 rho1 L_Phi)", "eta", _over(2 * s.rho1 * c.l_phi), True),
@@ -114,9 +112,7 @@ def _theorem_two(c: Constants, s: Parameters) -> list[Condition]:
     l1, mu = c.inputs.l1, c.inputs.mu
     _, v = _variance_weights(c, s)
 
-    def one(name: str, letter: str, right: float) -> Condition:
-        return Condition(2, name, letter, getattr(s, letter), right)
-
+    one = partial(_condition, 2, s)
     return [
         Condition(2, "theta < 1/L1", "theta", c.theta, 1 / l1, True),
         one("alpha <= Lhat^2/K", "alpha", c.l_hat**2 / s.clients),
@@ -149,9 +145,7 @@ def _theorem_three(c: Constants, s: Parameters) -> list[Condition]:
     l1, mu = c.inputs.l1, c.inputs.mu
     weight = theorem_three_weight(c, s.clients, s.local_steps)
 
-    def one(name: str, letter: str, right: float) -> Condition:
-        return Condition(3, name, letter, getattr(s, letter), right)
-
+    one = partial(_condition, 3, s)
     off = max(abs(s.alpha - weight), abs(s.beta - weight))
     equal = weight if off <= 1e-6 * weight else math.inf
     return [

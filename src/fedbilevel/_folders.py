@@ -13,30 +13,6 @@ from pathlib import Path
 
 from fedbilevel.errors import CheckpointError, sentence_of
 
-__all__ = [
-    "CHECKPOINT",
-    "COLUMNS",
-    "COMPARISON",
-    "EXPERIMENT",
-    "FEDERATION",
-    "MODEL",
-    "POINT",
-    "RESULT",
-    "SEARCH",
-    "TUNED",
-    "TUNING",
-    "WEIGHTS",
-    "check_file",
-    "check_place",
-    "how_to_continue",
-    "is_used",
-    "open_folder",
-    "require_new",
-    "require_new_file",
-    "require_own",
-    "require_unfinished",
-]
-
 # The last of these is there once the run is finished.
 COLUMNS, POINT, RESULT = "columns.npz", "point.npz", "result.json"
 MODEL, WEIGHTS = "model.json", "model.safetensors"

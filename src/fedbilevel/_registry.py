@@ -23,19 +23,6 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError, unknown_name
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "entry",
-    "error_text",
-    "identity",
-    "installed",
-    "is_file",
-    "label",
-    "names",
-    "names_of",
-    "resolved",
-    "short",
-]
-
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
 _LARGEST = 2**24  # bytes of a source file
 _loaded: dict[tuple[str, str], ModuleType] = {}

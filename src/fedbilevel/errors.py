@@ -6,30 +6,6 @@ import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = [
-    "AtClientError",
-    "CheckpointError",
-    "ClientInputError",
-    "ClientStageError",
-    "ConfigurationWarning",
-    "DamagedFileWarning",
-    "FedbilevelError",
-    "HeterogeneityWarning",
-    "InvalidInputError",
-    "MaskRangeError",
-    "MaskReuseError",
-    "NonFiniteError",
-    "OtherProcessError",
-    "RevealRefusedError",
-    "SecureAggregationError",
-    "StageError",
-    "UnmaskingError",
-    "coarse_cure",
-    "needed",
-    "sentence_of",
-    "unknown_name",
-]
-
 
 class FedbilevelError(Exception):
     """The base of every error this package raises on purpose."""

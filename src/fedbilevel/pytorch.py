@@ -16,8 +16,6 @@ from jaxtyping import Array
 
 from fedbilevel.errors import InvalidInputError, needed
 
-__all__ = ["convert"]
-
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "Identity": lambda a: a,
     "ReLU": jax.nn.relu,

@@ -20,8 +20,6 @@ from fedbilevel._folders import COLUMNS, MODEL, POINT, RESULT, how_to_continue
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.models import Model, can_be_kept
 
-__all__ = ["Result", "named_leaves", "shaped", "to_plain"]
-
 
 @dataclass(frozen=True, repr=False)
 class Result:

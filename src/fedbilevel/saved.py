@@ -27,8 +27,6 @@ from fedbilevel._folders import (
 from fedbilevel.errors import CheckpointError
 from fedbilevel.result import Result
 
-__all__ = ["Saved", "find_saved", "is_saved", "read_saved"]
-
 _COMPARED = "comparison.json"
 _SUSPICIOUS, _PICTURES = "suspicious.csv", "suspicious.npz"
 _MOST_PICTURES, _LARGEST_PICTURE = 24, 96  # their number, and the pixels of a side

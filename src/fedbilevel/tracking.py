@@ -22,8 +22,6 @@ from fedbilevel._folders import check_place
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.runtime import Event, OnRound
 
-__all__ = ["check_tracking", "from_anywhere", "tracker"]
-
 _LARGEST = 2**30  # bytes of a file of lines that is continued
 _NAME = re.compile(r"[^A-Za-z0-9_\-./ ]")  # characters that no tracker takes in a name
 

@@ -10,8 +10,6 @@ from jaxtyping import Array, Float, PyTree
 
 from fedbilevel._types import Key
 
-__all__ = ["AbstractCoder", "AbstractReduction", "Vector", "share_of"]
-
 Vector = Float[Array, " size"]
 _ROUNDING = 1e-9  # so that 0.1 of 30 is 3, though 0.1 * 30 > 3 in floating point
 

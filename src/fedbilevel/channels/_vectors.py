@@ -15,16 +15,6 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel._blocks import leaf_numbers
 
-__all__ = [
-    "are_single_numbers",
-    "change_blocks",
-    "change_numbers",
-    "count_blocks",
-    "from_vectors",
-    "to_vectors",
-    "vector_shapes",
-]
-
 
 def count_blocks(tree: PyTree) -> int:
     """Return the number of blocks."""

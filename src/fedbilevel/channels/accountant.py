@@ -29,8 +29,6 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["epsilon", "epsilon_of_releases"]
-
 
 def epsilon(
     noise: float,

@@ -22,8 +22,6 @@ from fedbilevel.channels.reductions import Mean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import describe
 
-__all__ = ["PLAIN", "Channel"]
-
 
 class Channel(eqx.Module):
     """Coders that a client's change goes through in turn, and one reduction of all.

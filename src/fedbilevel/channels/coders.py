@@ -16,8 +16,6 @@ from fedbilevel.channels._base import AbstractCoder, Vector, share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number, is_known
 
-__all__ = ["BFloat16", "Levels", "Privacy", "Protected", "Quantize", "Sparse", "TopK"]
-
 
 class Privacy(AbstractCoder):
     """Clips every block to the norm `clip` and adds Gaussian noise on the client.

@@ -13,8 +13,6 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["LARGEST_DEVIATION", "Bits", "discrete_gaussian"]
-
 # 2 s^2 times the few tens of turns of a loop below must stay within 64 bits.
 LARGEST_DEVIATION = 2**24
 Bits = Callable[[int], bytes]  # so many random bytes

@@ -16,16 +16,6 @@ from fedbilevel.channels._base import AbstractReduction, share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number
 
-__all__ = [
-    "GeometricMedian",
-    "Krum",
-    "Mean",
-    "Median",
-    "SecureMean",
-    "TrimmedMean",
-    "weighted_mean",
-]
-
 Weights = Float[Array, " places"]
 
 

@@ -21,8 +21,6 @@ from fedbilevel.datasets.tables import (
 )
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["LAYOUTS", "from_frame", "is_named", "load", "names"]
-
 LAYOUTS = (
     "a table: .csv (.csv.gz), .parquet, .xlsx",
     "a file: .npz (features, label), .zip of images, LIBSVM text (.gz)",

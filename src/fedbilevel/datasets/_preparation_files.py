@@ -8,8 +8,6 @@ from typing import Any
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Node", "check_different", "write"]
-
 _VERSION = 1
 _LONGEST_FILE = 64 * 2**20  # characters
 _LONGEST_TEXT = 1000

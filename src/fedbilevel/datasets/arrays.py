@@ -11,8 +11,6 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["from_arrays", "from_torch", "load_folder", "load_npz"]
-
 
 def from_arrays(features: Any, label: Any, **columns: Any) -> Dataset:
     """Make a data set of arrays; `columns` are further arrays, such as `site`."""

@@ -15,8 +15,6 @@ from fedbilevel.datasets.sums import Sums, as_numbers, as_texts
 from fedbilevel.datasets.table import Table
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["encode_table", "read_preparation", "sums_of_table"]
-
 _MOST_VALUES = 50  # of a column of text
 _LONGEST_VALUE = 200  # characters
 _FEWEST_TO_COUNT = 20  # rows from which 1, 2, 3, ... is no measurement

@@ -11,8 +11,6 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, rename_classes
 from fedbilevel.datasets._bounds import check_size
 from fedbilevel.errors import FedbilevelError, InvalidInputError, needed
 
-__all__ = ["HUBS"]
-
 
 def _openml(name: str, cache: Path) -> Dataset:
     sentence = "OpenML is read by scikit-learn: install fedbilevel[data]."

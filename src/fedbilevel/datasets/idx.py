@@ -11,8 +11,6 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_size
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["holds_idx", "load_idx", "read_idx"]
-
 
 def load_idx(path: Path) -> Dataset:
     """Load a folder of train-images-idx3-ubyte[.gz] and its companions.

@@ -15,8 +15,6 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import InvalidInputError, needed
 
-__all__ = ["coverage", "holds_images", "load_images", "shrink"]
-
 _AT_ONCE = 1024
 _KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _CHARACTER = re.compile(r"character\d+")

@@ -6,8 +6,6 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["as_classes", "class_names", "coded_labels"]
-
 
 def _plain(name: str, label: np.ndarray) -> np.ndarray:
     """Return labels as integers, truth values or text that is no number."""

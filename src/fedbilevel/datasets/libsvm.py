@@ -12,8 +12,6 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, open_text, readin
 from fedbilevel.datasets._bounds import check_size
 from fedbilevel.errors import InvalidInputError, needed
 
-__all__ = ["companion", "load_libsvm", "read_sparse"]
-
 _OTHERS = (
     "Other kinds of files are known by their names: .csv, .parquet, .xlsx, .npz, .zip; "
     "folders hold images, IDX or npy files."

@@ -17,8 +17,6 @@ from fedbilevel.datasets.idx import holds_idx, load_idx
 from fedbilevel.datasets.libsvm import load_libsvm, read_sparse
 from fedbilevel.errors import FedbilevelError
 
-__all__ = ["NAMED"]
-
 _DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 _FASHION = (
     "T-shirt/top",

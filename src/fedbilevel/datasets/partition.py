@@ -12,19 +12,6 @@ import numpy as np
 from fedbilevel.datasets._base import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = [
-    "Scheme",
-    "by_column",
-    "by_indices",
-    "dirichlet",
-    "dominant",
-    "from_flower",
-    "label_counts",
-    "iid",
-    "parse",
-    "shards",
-]
-
 Parts: TypeAlias = list[np.ndarray]
 Scheme: TypeAlias = Callable[[Dataset, int, int], Parts]
 

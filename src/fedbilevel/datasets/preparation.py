@@ -22,14 +22,6 @@ from fedbilevel.datasets.sums import (
 )
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "CategoryColumn",
-    "ClassLabel",
-    "NumericColumn",
-    "Preparation",
-    "TargetLabel",
-]
-
 Where: TypeAlias = Callable[[int], str]
 
 

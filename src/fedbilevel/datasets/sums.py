@@ -15,17 +15,6 @@ from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "MISSING",
-    "Moments",
-    "Sums",
-    "as_numbers",
-    "as_targets",
-    "as_texts",
-    "numbered",
-    "parse_number",
-]
-
 # What stands in columns of numbers where there is none, in lower case.
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})
 

@@ -11,8 +11,6 @@ import numpy as np
 from fedbilevel.datasets.sums import MISSING, as_texts, parse_number
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Table", "check_names", "column_of"]
-
 _LONGEST_GAP = max(map(len, MISSING))
 
 

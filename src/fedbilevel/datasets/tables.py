@@ -13,8 +13,6 @@ from fedbilevel.datasets._bounds import check_archive, check_size
 from fedbilevel.datasets.table import Table, check_names, column_of
 from fedbilevel.errors import InvalidInputError, needed
 
-__all__ = ["READERS", "read_table", "table_of_frame"]
-
 
 def read_table(path: Path) -> Table:
     """Read the table in a file, whose name says of which kind it is."""

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from fedbilevel.datasets._bounds import check_ordinary, check_size
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["TRUSTED", "Example", "Texts", "read_texts"]
-
 TRUSTED = "trusted"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,39}")
 _ENDING = ".jsonl"

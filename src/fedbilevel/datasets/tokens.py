@@ -15,8 +15,6 @@ from fedbilevel.datasets._bounds import check_ordinary, check_size
 from fedbilevel.datasets.texts import Example
 from fedbilevel.errors import InvalidInputError, needed
 
-__all__ = ["Bytes", "Subwords", "TokenRows", "Tokenizer", "token_rows"]
-
 
 class Tokenizer(Protocol):
     """Turns texts into numbers below `vocabulary`."""

@@ -24,8 +24,6 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number
 
-__all__ = ["ConjugateGradient", "newton_step", "solve", "solve_if_convex"]
-
 _SPENT = 1e-10  # of the first squared residual
 
 

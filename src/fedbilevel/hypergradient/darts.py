@@ -36,8 +36,6 @@ from fedbilevel.hypergradient._base import AbstractHypergradient, Bundle, assemb
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
 
-__all__ = ["DARTS", "SAMA"]
-
 _RADIUS = "distance of the two points of a difference"
 
 

@@ -18,8 +18,6 @@ from fedbilevel.hypergradient._base import (
 )
 from fedbilevel.problem import Oracle
 
-__all__ = ["Exact"]
-
 
 class Exact(AbstractHypergradient):
     """Build the lower Hessian column by column and solve with it."""

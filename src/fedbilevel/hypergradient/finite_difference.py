@@ -14,8 +14,6 @@ from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import number, part
 
-__all__ = ["FiniteDifference"]
-
 
 class FiniteDifference(AbstractHypergradient):
     """Run the estimator `rule` on first-order oracles only."""

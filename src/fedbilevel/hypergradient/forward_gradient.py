@@ -26,8 +26,6 @@ from fedbilevel.hypergradient.unrolled import check_lower_step
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, number
 
-__all__ = ["ForwardGradient"]
-
 
 class ForwardGradient(AbstractHypergradient):
     """Forward differentiation through `steps` lower steps along random directions."""

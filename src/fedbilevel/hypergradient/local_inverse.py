@@ -23,8 +23,6 @@ from fedbilevel.hypergradient.conjugate_gradient import (
 )
 from fedbilevel.problem import ClientData, Oracle, Problem
 
-__all__ = ["local_inverse_bias"]
-
 
 def _mean(problem: Problem, data: ClientData, of_client: Callable[[Oracle], Any]):
     """Return the mean over clients, one after the other to save memory."""

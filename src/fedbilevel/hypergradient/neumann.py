@@ -38,8 +38,6 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
 
-__all__ = ["FrozenNeumann", "Neumann", "RandomNeumann"]
-
 
 def _fresh_bundle(oracle: Oracle, key: Key, factors: int) -> Bundle:
     upper, cross, rest = jr.split(key, 3)

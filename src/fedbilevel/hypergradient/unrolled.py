@@ -17,8 +17,6 @@ from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
 
-__all__ = ["Unrolled", "check_lower_step"]
-
 
 def check_lower_step(name: str, step: Any, curvature: float, client: int) -> None:
     """Raise if a lower step of this length moves away from the minimum."""

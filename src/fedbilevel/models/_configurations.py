@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.transformer import Architecture, RotaryScaling
 
-__all__ = ["CONFIG", "FAMILIES", "WEIGHTS", "Config", "json_object"]
-
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
 _LONGEST = 2**24  # bytes of JSON

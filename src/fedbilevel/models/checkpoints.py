@@ -22,15 +22,6 @@ from fedbilevel.models.transformer import (
     projection_shapes,
 )
 
-__all__ = [
-    "Checkpoint",
-    "Names",
-    "json_object",
-    "names_of",
-    "read_checkpoint",
-    "tensors_of",
-]
-
 # Constants that older files hold.
 _IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 

@@ -13,8 +13,6 @@ from fedbilevel.models.files import packed
 from fedbilevel.models.layers import Dense, Multiply
 from fedbilevel.models.model import Model
 
-__all__ = ["FORMATS", "linear_arrays"]
-
 
 def linear_arrays(model: Model) -> dict[str, np.ndarray]:
     """Return a linear model as arrays: scores are weight @ (a - center)/spread + bias.

@@ -29,8 +29,6 @@ from fedbilevel.models.layers import (
 )
 from fedbilevel.models.parts import ModelParts, Pixels
 
-__all__ = ["can_be_kept", "load", "packed", "save"]
-
 T = TypeVar("T")
 
 _ENTRIES = ("about", "advice", "classes", "layers", "pixels", "preparation")

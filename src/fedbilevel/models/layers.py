@@ -7,8 +7,6 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Convolution", "Dense", "Layer", "Multiply", "OneLength", "Tanh"]
-
 _WINDOW = 3
 
 

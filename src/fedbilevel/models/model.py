@@ -14,8 +14,6 @@ from fedbilevel.models.files import load, save
 from fedbilevel.models.layers import Dense, Layer, Multiply
 from fedbilevel.models.parts import ModelParts, Pixels
 
-__all__ = ["Model", "Predictor"]
-
 _AT_ONCE = 1000  # rows; a convolution keeps every window of them
 
 

@@ -19,8 +19,6 @@ from fedbilevel.models.adapters import Adapter, Adapters
 from fedbilevel.models.checkpoints import names_of, tensors_of
 from fedbilevel.models.transformer import Architecture, projection_shapes
 
-__all__ = ["packed_adapters", "read_adapters"]
-
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FUSED, _PARTS = "attn.c_attn", ("query", "key", "value")
 _PREFIX = "base_model.model."

@@ -33,19 +33,6 @@ from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models.adapters import Adapter, Adapters
 
-__all__ = [
-    "Architecture",
-    "Norm",
-    "Passes",
-    "RotaryScaling",
-    "Transformer",
-    "draw_adapters",
-    "initialize",
-    "logits",
-    "projection_shapes",
-    "token_losses",
-]
-
 _SPREAD = 0.02  # of random weights
 _FEW = 2  # blocks
 # What of a block is kept, if not all: products with weights, which have no batch axes.

@@ -24,13 +24,6 @@ from fedbilevel.problem.losses import Batch
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
 
-__all__ = [
-    "curvature_along",
-    "largest_curvature",
-    "opposed_curvatures",
-    "some_direction",
-]
-
 _ROWS = 4096  # of all clients together, which are enough to weigh f against g
 _REACH = 1e-2  # between the two places of a difference, half of it
 

@@ -15,8 +15,6 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["ClientData", "Data", "PooledData", "as_weights", "padded", "padded_count"]
-
 Client: TypeAlias = Int[Array, ""] | int
 Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
 

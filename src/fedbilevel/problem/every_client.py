@@ -15,8 +15,6 @@ from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.stored_rows import StoredRows
 
-__all__ = ["map_clients", "mean_of_clients", "weight_of_client"]
-
 _FLOATS = 2**20  # that are held at the same time
 
 

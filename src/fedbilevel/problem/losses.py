@@ -23,8 +23,6 @@ from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Loss, Lower, Noise, Pair, Rows, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Batch", "Fixed", "Problem", "lower_loss", "over_pieces", "upper_loss"]
-
 T = TypeVar("T")
 
 

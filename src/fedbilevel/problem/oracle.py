@@ -31,8 +31,6 @@ from fedbilevel.problem.losses import (
 )
 from fedbilevel.problem.stored_rows import fetched
 
-__all__ = ["Oracle"]
-
 
 class Oracle(eqx.Module):
     """A problem bound to one client's samples.

@@ -14,8 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-__all__ = ["Source", "StoredRows", "fetched", "sources", "stored"]
-
 
 @runtime_checkable
 class Readable(Protocol):

@@ -17,8 +17,6 @@ from fedbilevel import _tree
 from fedbilevel._types import Lower, Rows, Scalar, Upper
 from fedbilevel.tasks._networks import Hidden, Network, apply
 
-__all__ = ["AbstractKind", "Head", "Loss", "Proximal", "Unrolled"]
-
 
 @dataclass(frozen=True)
 class Loss:

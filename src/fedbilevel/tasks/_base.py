@@ -16,23 +16,6 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.models import Predictor
 from fedbilevel.problem import ClientData, Problem
 
-__all__ = [
-    "MEASURED",
-    "MEASURED_BELOW",
-    "Averaged",
-    "Listed",
-    "Option",
-    "OWN_PLACE",
-    "Origin",
-    "Task",
-    "built",
-    "option_defaults",
-    "options_of",
-    "own_places",
-    "read_options",
-    "settings",
-]
-
 # Noted with an option: a place of files that every site has where it likes. They are
 # compared by `Task(alike=...)`, and not by where they lie.
 OWN_PLACE = "own place"

@@ -15,26 +15,6 @@ from fedbilevel.datasets import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.problem import padded
 
-__all__ = [
-    "CrossEntropy",
-    "HeldOut",
-    "HeldOutNumbers",
-    "Improbability",
-    "MNIST_SCALING",
-    "Scaling",
-    "SquaredError",
-    "accuracy",
-    "balanced_accuracy",
-    "check_choice",
-    "check_not_negative",
-    "check_positive",
-    "cross_entropies",
-    "cross_entropy",
-    "held_array",
-    "mean_of_first",
-    "pixel_scaling",
-]
-
 _AT_ONCE = 500  # rows of a test set; a convolution keeps every window of them
 
 

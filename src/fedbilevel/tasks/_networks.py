@@ -16,17 +16,6 @@ from fedbilevel._types import Key, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._labeled import Scaling, check_choice
 
-__all__ = [
-    "Hidden",
-    "Network",
-    "NetworkScores",
-    "apply",
-    "arrays_of",
-    "build",
-    "layers_of",
-    "network_layers",
-]
-
 _CHANNELS = (8, 16)
 _WINDOW = 3
 

@@ -46,8 +46,6 @@ from fedbilevel.tasks._search_space import (
     single_scores,
 )
 
-__all__ = ["OPERATIONS", "PROBLEM", "make", "operation_names", "retrained_accuracy"]
-
 _PENALTY = 0.001
 _SIDE = 8  # of the images that the network takes
 _RETRAINING_STEP, _RETRAINING_MEMORY, _RETRAINING_BATCH = 0.02, 0.9, 32

@@ -41,14 +41,6 @@ from fedbilevel.tasks._labeled import (
 )
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
 
-__all__ = [
-    "make",
-    "mean_weights",
-    "rank_statistic",
-    "suspicious_rows",
-    "weight_auc",
-]
-
 _SIZES = settings("rounds=200 local_steps=10 batch=64 q=10")
 _SIZES |= settings("upper_weight=0.1 lower_weight=0.1")
 _RECOMMENDED = {

@@ -36,8 +36,6 @@ from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import check_not_negative, held_array, mean_of_first
 
-__all__ = ["PROBLEM", "make"]
-
 _PENALTY = 0.01
 _TEXTURE = 1  # a column of breast_cancer
 _PEOPLE = 250  # of each group, for every client

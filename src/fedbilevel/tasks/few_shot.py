@@ -45,8 +45,6 @@ from fedbilevel.tasks._domains import Domain, Episodes, Sizes, characters_of, wa
 from fedbilevel.tasks._labeled import check_choice
 from fedbilevel.tasks._networks import Network, layers_of
 
-__all__ = ["make"]
-
 _WAVES = "sinusoid"
 _NEW_TASKS = 50
 _KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}

@@ -34,9 +34,6 @@ from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, balanced_accuracy, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
 
-__all__ = ["make", "tail"]
-
-
 _MODELS = {"default": "linear", "fednest": "mlp"}
 _ALGORITHMS = {"default": "fedbio-controls", "fednest": "fednest"}
 _WEIGHTS = settings("upper_weight=0.1 lower_weight=0.1")

@@ -28,8 +28,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import MEASURED, Task, settings
 
-__all__ = ["PROBLEM", "SaddlePoint", "make"]
-
 _SIZE, _PULL, _FAR = 10, 0.1, 10.0
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",

@@ -18,8 +18,6 @@ from fedbilevel.problem import ClientData
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 
-__all__ = ["make"]
-
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
     **settings("rounds=200 local_steps=10 batch=1 q=20 theta=0.4 upper_step=0.05"),

@@ -34,8 +34,6 @@ from fedbilevel.tasks._labeled import (
     SquaredError,
 )
 
-__all__ = ["make", "strengths"]
-
 _LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=0.5/L",

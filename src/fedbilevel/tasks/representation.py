@@ -28,8 +28,6 @@ from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
 from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
 
-__all__ = ["make"]
-
 _MODELS = ("mlp", "convolutional")
 
 

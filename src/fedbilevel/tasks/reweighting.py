@@ -61,8 +61,6 @@ from fedbilevel.tasks._texts import (
 )
 from fedbilevel.tasks._transformers import Base, base_of
 
-__all__ = ["make"]
-
 _RECOMMENDED = {
     **settings("rounds=60 local_steps=5 batch=16 q=10 nu=0.1 upper_step=1.0"),
     **settings("lower_step=0.1 auxiliary_step=0.05 theta=0.1"),

@@ -20,8 +20,6 @@ from fedbilevel.problem import ClientData, PooledData
 from fedbilevel.tasks._base import Task, settings
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 
-__all__ = ["make"]
-
 _RECOMMENDED = {
     **settings("rounds=500 local_steps=1 batch=1 q=60 theta=0.3"),
     "length": "full",  # one random term of a series would need much shorter steps

@@ -8,8 +8,6 @@ from fedbilevel.theory.conditions import Parameters, largest_steps
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.rates import bound
 
-__all__ = ["balanced"]
-
 _MARGIN = 0.99  # the conditions on eta are strict
 _TURNS = 6
 _PRECISION = 1e-3  # of log eta: the bound is flat where it is least

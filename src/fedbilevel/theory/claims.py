@@ -21,16 +21,6 @@ from fedbilevel.schedules import Constant, Schedule, parse_schedule
 from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Plan
 
-__all__ = [
-    "CLAIMS",
-    "Claims",
-    "algorithm_by",
-    "claims_of",
-    "parameters_of",
-    "subject_of",
-    "theorem_for",
-]
-
 
 @dataclass(frozen=True)
 class Claims:

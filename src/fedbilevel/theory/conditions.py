@@ -17,8 +17,6 @@ from typing import Any
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.theory.constants import Constants
 
-__all__ = ["THEOREMS", "Condition", "Parameters", "conditions", "largest_steps"]
-
 
 @dataclass(frozen=True)
 class Parameters:

@@ -26,8 +26,6 @@ from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.rates import dominating
 
-__all__ = ["Calibration", "Plan", "practical_plan", "theory_plan"]
-
 _THEOREMS = (1, 2, 3)
 _MOST_ITERATIONS = 1e30
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from fedbilevel.theory.conditions import Parameters, _variance_weights
 from fedbilevel.theory.constants import Constants
 
-__all__ = ["bound", "dominating"]
-
 
 def _first(c: Constants, s: Parameters, T: float, phi0: float, y0: float):
     i, p, eta = c.inputs, s.local_steps, s.eta

@@ -32,17 +32,6 @@ from fedbilevel.federation.wire import EVERYONE, Header, RefusedError, digest
 from fedbilevel.runtime.exchange import Link, common_leaves, server_turn
 from fedbilevel.runtime.job import start_server
 
-__all__ = [
-    "Announcement",
-    "common_in",
-    "confirmation_like",
-    "context_of",
-    "masked_like",
-    "opening_like",
-    "revealed_like",
-    "scales_of",
-]
-
 
 @dataclass(frozen=True)
 class Announcement:

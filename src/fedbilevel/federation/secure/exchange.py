@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["MOST_PARTICIPANTS", "MaskedExchange"]
-
 MOST_PARTICIPANTS = 2**16
 _ALL_NEIGHBORS = 64  # up to so many participants
 _NEIGHBORS_PER_BIT = 6  # of the number of participants, above

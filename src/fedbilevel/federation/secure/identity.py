@@ -20,8 +20,6 @@ from fedbilevel.federation.signatures import (
 )
 from fedbilevel.federation.wire import RefusedError
 
-__all__ = ["SiteIdentity"]
-
 _PURPOSE = b"fedbilevel masking key"
 
 

@@ -13,19 +13,6 @@ import numpy as np
 
 from fedbilevel.federation.secure.shares import SHARE_BYTES
 
-__all__ = [
-    "BOX_BYTES",
-    "ROW_BYTES",
-    "MaskedReply",
-    "Revealed",
-    "check_secret",
-    "check_seed",
-    "check_share",
-    "read_box",
-    "rows",
-    "to_box",
-]
-
 _CHECK_BYTES = 8
 BOX_BYTES = SHARE_BYTES + 4 + 16  # with the sender's minimum, and what authenticates it
 ROW_BYTES = BOX_BYTES + 2 * _CHECK_BYTES

@@ -18,20 +18,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "KEY_BYTES",
-    "TAG_BYTES",
-    "PairKeys",
-    "SiteKeys",
-    "add_mask",
-    "check_key",
-    "pair_keys",
-    "pair_secret",
-    "self_seed",
-    "sign",
-    "tag_of",
-]
-
 KEY_BYTES = 32
 TAG_BYTES = 16
 _WORDS_AT_ONCE = 2**17

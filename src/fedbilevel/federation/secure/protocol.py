@@ -95,8 +95,6 @@ from fedbilevel.federation.secure.shares import (
     to_element,
 )
 
-__all__ = ["Answered", "SecureSite"]
-
 
 @dataclass(frozen=True)
 class Answered:

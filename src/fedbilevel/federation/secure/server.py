@@ -27,8 +27,6 @@ from fedbilevel.federation.server.requests import Answers, Request
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
-__all__ = ["MaskedServer"]
-
 _FEWEST = 2  # replies in a sum
 _MOST_FAILURES = 3  # sums in a row that cannot be opened, before somebody must look
 

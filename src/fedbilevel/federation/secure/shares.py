@@ -8,8 +8,6 @@ SecretSharing` does in its field of 2^128 elements, where 64 sites would wait se
 import functools
 from collections.abc import Mapping, Sequence
 
-__all__ = ["SHARE_BYTES", "combine", "split", "threshold", "to_element"]
-
 SHARE_BYTES = 16
 _PRIME = 2**127 - 1
 _DRAWN_BYTES = 32  # for a coefficient: twice the prime's, so that none is preferred

@@ -26,8 +26,6 @@ from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.wire import Bytes, RefusedError, unpack_tree
 from fedbilevel.runtime.checkpoint import DAMAGED
 
-__all__ = ["SiteSecrets"]
-
 _KEPT = 8  # answers a site remembers; numbers only grow
 
 

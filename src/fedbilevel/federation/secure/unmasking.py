@@ -13,8 +13,6 @@ from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed
 from fedbilevel.federation.secure.masks import add_mask, self_seed, sign
 from fedbilevel.federation.secure.shares import SHARE_BYTES, combine, threshold
 
-__all__ = ["Unmasking", "check_replies"]
-
 _SHARE = slice(BOX_BYTES, BOX_BYTES + 8)  # the check of a share in a row
 _LAST = slice(BOX_BYTES + 8, BOX_BYTES + 16)  # that of a seed, or of one's own secret
 

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.datasets._base import Dataset
-from fedbilevel.datasets.arrays import load_folder, load_npz
+from fedbilevel.datasets.arrays import holds_idx, load_folder, load_idx, load_npz
 from fedbilevel.datasets.encoding import TableChoices, encode_table
-from fedbilevel.datasets.hubs import HUBS
-from fedbilevel.datasets.idx import holds_idx, load_idx
 from fedbilevel.datasets.images import holds_images, load_images
 from fedbilevel.datasets.libsvm import companion, load_libsvm
-from fedbilevel.datasets.named import NAMED
+from fedbilevel.datasets.named import HUBS, NAMED
 from fedbilevel.datasets.tables import (
     READERS,
     kind_of,

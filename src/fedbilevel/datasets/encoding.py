@@ -12,7 +12,7 @@ from fedbilevel.datasets._base import Dataset
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.datasets.preparation import CategoryColumn, Preparation
 from fedbilevel.datasets.sums import Sums, as_numbers, as_texts
-from fedbilevel.datasets.table import Table
+from fedbilevel.datasets.tables import Table
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 _MOST_VALUES = 50  # of a column of text

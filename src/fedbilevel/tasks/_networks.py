@@ -14,10 +14,10 @@ from jaxtyping import Array
 from fedbilevel import _tree, models
 from fedbilevel._types import Key, Upper
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models.layers import WINDOW, halved, windows
 from fedbilevel.tasks._labeled import Scaling, check_choice
 
 _CHANNELS = (8, 16)
-_WINDOW = 3
 
 
 class Hidden(eqx.Module):
@@ -117,7 +117,9 @@ class Convolutions(Hidden):
         """Return what is left of the images, flat and scaled."""
         images = inputs.reshape(len(inputs), *self.shape)
         for layer in self.layers:
-            images = _halve(jax.nn.relu(apply(layer, _windows(images))))
+            # As a product of matrices: where every client has its own weights, XLA's
+            # convolutions on the CPU are several times slower.
+            images = halved(jax.nn.relu(apply(layer, windows(images, jnp))))
         return _flat(images)
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
@@ -130,28 +132,6 @@ def _flat(inputs: Array) -> Array:
     """Return flat rows of length about 1, so that steps suit any number of entries."""
     flat = inputs.reshape(len(inputs), -1)
     return flat * flat.shape[1] ** -0.5
-
-
-def _windows(images: Array) -> Array:
-    """Return (rows, height, width, window * channels), with zeros around an image."""
-    # As a product of matrices: where every client has its own weights, XLA's
-    # convolutions on the CPU are several times slower.
-    height, width = images.shape[1:3]
-    around = _WINDOW // 2
-    padded = jnp.pad(images, ((0, 0), (around, around), (around, around), (0, 0)))
-    shifted = [
-        padded[:, i : i + height, j : j + width]
-        for i in range(_WINDOW)
-        for j in range(_WINDOW)
-    ]
-    return jnp.concatenate(shifted, axis=-1)
-
-
-def _halve(images: Array) -> Array:
-    rows, height, width, channels = images.shape
-    even = images[:, : height // 2 * 2, : width // 2 * 2]
-    blocks = even.reshape(rows, height // 2, 2, width // 2, 2, channels)
-    return jnp.mean(blocks, axis=(2, 4))
 
 
 def _nothing(
@@ -175,7 +155,7 @@ def _convolutions(
     height, wide, before = image = _image_shape(shape, len(channels))
     layers = []
     for after, one in zip(channels, jr.split(key, len(channels)), strict=True):
-        layers.append(_amplified(eqx.nn.Linear(_WINDOW**2 * before, after, key=one)))
+        layers.append(_amplified(eqx.nn.Linear(WINDOW**2 * before, after, key=one)))
         height, wide, before = height // 2, wide // 2, after
     return Convolutions(tuple(layers), image), height * wide * before
 

@@ -31,19 +31,20 @@ class Claims:
     build: Callable[[Plan, Schedule], AbstractAlgorithm]
 
 
+_WEIGHTS = ("alpha", "beta", "rho1", "rho2")
 _ROOT = {"K": -1 / 2, "T": -1 / 2, "TK": -1.0, "Te": -2.0, "RK": 0.0, "Re": -1.5}
 _TWO_THIRDS = {"K": -2 / 3, "T": -2 / 3, "TK": -1.0, "Te": -1.5, "RK": 0.0, "Re": -1.0}
 _NEST = {"K": 0.0, "T": -1 / 2, "TK": 0.0, "Te": -2.0, "RK": 0.0, "Re": -2.0}
 
 
 def _local_bsgm(plan: Plan, eta: Schedule) -> LocalBSGM:
-    numbers = (plan.alpha, plan.beta, plan.rho1, plan.rho2)
+    numbers = (getattr(plan, name) for name in _WEIGHTS)
     series = Neumann(plan.q, plan.theta)
     return LocalBSGM(series, eta, *numbers, local_steps=plan.local_steps)
 
 
 def _local_bsgvrm(plan: Plan, eta: Schedule) -> LocalBSGVRM:
-    numbers = (plan.alpha, plan.beta, plan.rho1, plan.rho2)
+    numbers = (getattr(plan, name) for name in _WEIGHTS)
     series, p, B = Neumann(plan.q, plan.theta), plan.local_steps, plan.first_batch
     return LocalBSGVRM(series, eta, *numbers, local_steps=p, first_batch=B)
 
@@ -132,10 +133,7 @@ def parameters_of(
         clients=clients,
         local_steps=algorithm.local_steps,
         eta=float(algorithm.eta(0)),
-        alpha=float(algorithm.alpha),
-        beta=float(algorithm.beta),
-        rho1=float(algorithm.rho1),
-        rho2=float(algorithm.rho2),
+        **{name: float(getattr(algorithm, name)) for name in _WEIGHTS},
         first_batch=algorithm.first_batch if storm else 1,
     )
     return (2 if constant else 3) if storm else 1, found, series

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import block_scales
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
     ROW_BYTES,
+    MaskedExchange,
     MaskedReply,
     Revealed,
 )

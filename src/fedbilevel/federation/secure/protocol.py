@@ -73,9 +73,13 @@ from cryptography.exceptions import InvalidTag
 
 from fedbilevel.errors import InvalidInputError, MaskReuseError, RevealRefusedError
 from fedbilevel.federation.secure import layout
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import encode
-from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
+)
 from fedbilevel.federation.secure.masks import (
     KEY_BYTES,
     TAG_BYTES,

@@ -17,9 +17,14 @@ from fedbilevel.federation.secure.announcement import (
     revealed_like,
     scales_of,
 )
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import decode_mean
-from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed, rows
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
+    rows,
+)
 from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
 from fedbilevel.federation.secure.shares import threshold
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies

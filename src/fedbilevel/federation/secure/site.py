@@ -1,7 +1,6 @@
 """A site's side of secure aggregation: its keys, and what it answered under masks."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError, SecureAggregationError
 from fedbilevel.federation.checkpoints import put_aside
 from fedbilevel.federation.secure.announcement import (
@@ -18,9 +18,8 @@ from fedbilevel.federation.secure.announcement import (
     opening_like,
     scales_of,
 )
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.identity import SiteIdentity
-from fedbilevel.federation.secure.layout import MaskedReply, Revealed
+from fedbilevel.federation.secure.layout import MaskedExchange, MaskedReply, Revealed
 from fedbilevel.federation.secure.masks import SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.wire import Bytes, RefusedError, unpack_tree
@@ -181,12 +180,6 @@ class SiteSecrets:
                 for number, one in self.records.items()
             },
         }
-        beside = self.path.with_suffix(".new")
-        beside.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(held).encode()
         # A private key: nobody else may read it, not even for a moment.
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump(held, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
+        write_atomically(self.path, lambda file: file.write(text), mode=0o600)

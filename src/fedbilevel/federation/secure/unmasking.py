@@ -8,8 +8,12 @@ import numpy as np
 
 from fedbilevel.errors import UnmaskingError
 from fedbilevel.federation.secure import layout
-from fedbilevel.federation.secure.exchange import MaskedExchange
-from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
+)
 from fedbilevel.federation.secure.masks import add_mask, self_seed, sign
 from fedbilevel.federation.secure.shares import SHARE_BYTES, combine, threshold
 

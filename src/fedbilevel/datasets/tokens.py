@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,36 +16,13 @@ from fedbilevel.datasets.texts import Example
 from fedbilevel.errors import InvalidInputError, needed
 
 
-class Tokenizer(Protocol):
-    """Turns texts into numbers below `vocabulary`."""
-
-    @property
-    def vocabulary(self) -> int:
-        """One more than the largest token."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """The token after a text, and of padding."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """What distinguishes it from other tokenizers."""
-        ...
-
-    def opened(self, text: str) -> list[int]:
-        """Return the tokens of a text with what begins a row."""
-        ...
-
-    def continued(self, text: str) -> list[int]:
-        """Return the tokens of a text alone."""
-        ...
-
-
 @dataclass(frozen=True)
 class Bytes:
-    """Every byte of a text in UTF-8 is a token; two more begin and end rows."""
+    """Every byte of a text in UTF-8 is a token; two more begin and end rows.
+
+    All tokens are below `vocabulary`. `end` is the token after a text, and of padding;
+    `fingerprint` distinguishes the tokenizer from others.
+    """
 
     vocabulary: int = 258
     begin: int = 256
@@ -101,6 +78,9 @@ class Subwords:
     def continued(self, text: str) -> list[int]:
         """Return the tokens of a text alone."""
         return self._library.encode(text, add_special_tokens=False).ids
+
+
+Tokenizer: TypeAlias = Bytes | Subwords
 
 
 class TokenRows(NamedTuple):

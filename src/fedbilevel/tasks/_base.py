@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import numpy as np
@@ -23,6 +23,7 @@ OWN_PLACE = "own place"
 MEASURED = {"auto": "theta upper_step lower_step auxiliary_step"}
 # The same but that of x, where its slopes say little of how far it must go.
 MEASURED_BELOW = {"auto": "theta lower_step auxiliary_step"}
+Point: TypeAlias = Mapping[str, np.ndarray]  # the leaves of x and y by name
 _KINDS = (bool, int, float, str)  # of options
 _WORDS = {"true": True, "false": False}
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -31,6 +32,13 @@ _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """Take numbers, too, where settings are read as text."""
     return {name: str(value) for name, value in settings.items()}
+
+
+def _static(default: Any) -> Any:
+    """Return a field of a task that no program traces."""
+    if isinstance(default, dict):
+        return eqx.field(static=True, default_factory=lambda: dict(default))
+    return eqx.field(static=True, default=default)
 
 
 def settings(text: str) -> dict[str, str]:
@@ -116,35 +124,25 @@ class Task(eqx.Module):
     x: Upper
     y: Lower
     metrics: Metrics | None = None
-    headline: str = eqx.field(static=True, default="upper_loss")
+    headline: str = _static("upper_loss")
     recommended: Mapping[str, str] = eqx.field(
         static=True, converter=_as_text, default_factory=dict
     )
-    shows_point: bool = eqx.field(static=True, default=False)
-    calibration: Mapping[str, Mapping[str, str]] = eqx.field(
-        static=True, default_factory=dict
-    )
-    conclusion: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Any]] | None = (
-        eqx.field(static=True, default=None)
-    )
-    concludes: Mapping[str, str] = eqx.field(static=True, default_factory=dict)
-    convex: bool = eqx.field(static=True, default=True)
-    algorithm: str = eqx.field(static=True, default="fedbio-controls")
-    classes: tuple[str, ...] = eqx.field(static=True, default=())
-    preparation: Preparation | None = eqx.field(static=True, default=None)
-    names: tuple[str, ...] = eqx.field(static=True, default=())
-    origin: Origin | None = eqx.field(static=True, default=None)
-    listing: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Listed]] | None = (
-        eqx.field(static=True, default=None)
-    )
-    files: Callable[["Task", Mapping[str, np.ndarray]], dict[str, bytes]] | None = (
-        eqx.field(static=True, default=None)
-    )
-    predictor: Predictor | None = eqx.field(static=True, default=None)
-    tuned_by: str = eqx.field(static=True, default="")
-    alike: Callable[["Task"], Mapping[str, str]] | None = eqx.field(
-        static=True, default=None
-    )
+    shows_point: bool = _static(False)
+    calibration: Mapping[str, Mapping[str, str]] = _static({})
+    conclusion: Callable[["Task", Point], dict[str, Any]] | None = _static(None)
+    concludes: Mapping[str, str] = _static({})
+    convex: bool = _static(True)
+    algorithm: str = _static("fedbio-controls")
+    classes: tuple[str, ...] = _static(())
+    preparation: Preparation | None = _static(None)
+    names: tuple[str, ...] = _static(())
+    origin: Origin | None = _static(None)
+    listing: Callable[["Task", Point], dict[str, Listed]] | None = _static(None)
+    files: Callable[["Task", Point], dict[str, bytes]] | None = _static(None)
+    predictor: Predictor | None = _static(None)
+    tuned_by: str = _static("")
+    alike: Callable[["Task"], Mapping[str, str]] | None = _static(None)
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):

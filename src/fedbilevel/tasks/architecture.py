@@ -15,7 +15,7 @@ that a run leaves is the mixed network, whose accuracy is measured.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _rows
-from fedbilevel.tasks._base import MEASURED_BELOW, Task, settings
+from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
 from fedbilevel.tasks._search_space import (
     EDGES,
@@ -145,7 +145,7 @@ def _train(
     return last
 
 
-def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _conclude(task: Task, point: Point) -> dict[str, Any]:
     chosen = operation_names(point["x"])
     return {
         "operations": list(chosen),

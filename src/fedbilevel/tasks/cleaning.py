@@ -16,7 +16,6 @@ compare the learned weights with these marks, which no loss reads. Your own data
 left as they are; `suspicious_rows` lists the rows by their weights.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -32,7 +31,7 @@ from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled, _rows
-from fedbilevel.tasks._base import Listed, Task, settings
+from fedbilevel.tasks._base import Listed, Point, Task, settings
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -120,9 +119,7 @@ def rank_statistic(
     )
 
 
-def _compared(
-    task: Task, point: Mapping[str, np.ndarray]
-) -> tuple[Array, Array, Array]:
+def _compared(task: Task, point: Point) -> tuple[Array, Array, Array]:
     """Return weights, marks of corrupted rows, and marks of rows that are there."""
     marks = task.data.lower["corrupted"]
     x = jnp.asarray(point["x"])
@@ -136,7 +133,7 @@ def _compared(
     return jax.nn.sigmoid(x), marks, real
 
 
-def weight_auc(task: Task, point: Mapping[str, np.ndarray]) -> float:
+def weight_auc(task: Task, point: Point) -> float:
     """Return the chance that a clean row weighs more than a corrupted one.
 
     `point` is that of a result; all clients' rows are compared with each other.
@@ -145,7 +142,7 @@ def weight_auc(task: Task, point: Mapping[str, np.ndarray]) -> float:
     return float(rank_statistic(weights, ~marks, real))
 
 
-def mean_weights(task: Task, point: Mapping[str, np.ndarray]) -> tuple[float, float]:
+def mean_weights(task: Task, point: Point) -> tuple[float, float]:
     """Return the mean weight of clean rows, and of corrupted ones."""
     weights, marks, real = _compared(task, point)
     clean, corrupted = (
@@ -157,7 +154,7 @@ def mean_weights(task: Task, point: Mapping[str, np.ndarray]) -> tuple[float, fl
 _CONCLUDES = ("weight_auc", "weight_clean", "weight_corrupted")
 
 
-def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
+def _conclude(task: Task, point: Point) -> dict[str, float]:
     if not bool(jnp.any(task.data.lower["corrupted"])):
         return {}  # no weights to compare
     clean, corrupted = mean_weights(task, point)
@@ -165,7 +162,7 @@ def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
     return dict(zip(_CONCLUDES, values, strict=True))
 
 
-def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
+def suspicious_rows(task: Task, point: Point) -> Listed:
     """List the training rows, those with the smallest weights first.
 
     A row is listed with its number in its file, its site, its weight and its label.
@@ -206,7 +203,7 @@ def _pictures(task: Task, rows: list[tuple[int, int]]) -> np.ndarray | None:
     return shrink(images, *sides)
 
 
-def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
+def _listing(task: Task, point: Point) -> dict[str, Listed]:
     return {"suspicious.csv": suspicious_rows(task, point)}
 
 

@@ -26,7 +26,7 @@ support sets; the mean square of waves, the share of images classified wrong and
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import equinox as eqx
@@ -40,7 +40,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
-from fedbilevel.tasks._base import MEASURED_BELOW, Task, settings
+from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
 from fedbilevel.tasks._domains import Domain, Episodes, Sizes, characters_of, waves
 from fedbilevel.tasks._labeled import check_choice
 from fedbilevel.tasks._networks import Network, layers_of
@@ -49,18 +49,16 @@ _WAVES = "sinusoid"
 _NEW_TASKS = 50
 _KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}
 _PLAIN = MEASURED_BELOW | settings("batch=1 upper_weight=1 lower_weight=1")
-_FOR_WAVES = _PLAIN | settings("local_steps=5")
-_FOR_IMAGES = _PLAIN | settings("local_steps=3 rounds=40")
 
 
 @dataclass(frozen=True)
 class _Usual:
     """What is used for a kind of lower problem where nothing is chosen."""
 
-    strength: float = 0.0
-    inner_step: float = 0.0
-    inner_steps: int = 0
-    recommended: Mapping[str, str] = field(default_factory=dict)
+    strength: float
+    inner_step: float
+    inner_steps: int
+    recommended: str
     # One evaluation a step, at a y that has moved before: half the cost.
     algorithm: str = "fedbio-clientwise"
 
@@ -71,58 +69,43 @@ class _Setting:
 
     clients: int
     sizes: Sizes
+    recommended: str
     kinds: Mapping[str, _Usual]
 
 
 _SETTINGS = {
     "sinusoid": _Setting(
-        clients=32,
-        sizes=Sizes(0, 10, 40),
-        kinds={
+        32,
+        Sizes(ways=0, shots=10, queries=40),
+        "local_steps=5",
+        {
             "head": _Usual(
-                strength=0.001,
-                recommended=_FOR_WAVES
-                | settings("rounds=600 q=10 theta=0.4 upper_step=0.06 lower_step=0.4"),
-                algorithm="local-bsgvrm",
+                0.001,
+                0,
+                0,
+                "rounds=600 q=10 theta=0.4 upper_step=0.06 lower_step=0.4",
+                "local-bsgvrm",
             ),
             "proximal": _Usual(
-                strength=0.5,
-                inner_step=0.05,
-                inner_steps=100,
-                recommended=_FOR_WAVES
-                | settings("rounds=400 q=10 theta=0.03 upper_step=0.2 lower_step=0.03"),
-                algorithm="local-bsgvrm",
+                *(0.5, 0.05, 100),
+                "rounds=400 q=10 theta=0.03 upper_step=0.2 lower_step=0.03",
+                "local-bsgvrm",
             ),
             "unrolled": _Usual(
-                inner_step=0.02,
-                inner_steps=5,
-                recommended=_FOR_WAVES
-                | settings("rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1"),
+                0, 0.02, 5, "rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1"
             ),
         },
     ),
     "images": _Setting(
-        clients=40,
-        sizes=Sizes(5, 1, 15),
-        kinds={
-            "head": _Usual(
-                strength=0.1,
-                recommended=_FOR_IMAGES
-                | settings("q=5 theta=0.15 upper_step=0.8 lower_step=0.3"),
-            ),
+        40,
+        Sizes(ways=5, shots=1, queries=15),
+        "local_steps=3 rounds=40",
+        {
+            "head": _Usual(0.1, 0, 0, "q=5 theta=0.15 upper_step=0.8 lower_step=0.3"),
             "proximal": _Usual(
-                strength=1.0,
-                inner_step=0.05,
-                inner_steps=20,
-                recommended=_FOR_IMAGES
-                | settings("q=10 theta=0.05 upper_step=0.2 lower_step=0.05"),
+                1.0, 0.05, 20, "q=10 theta=0.05 upper_step=0.2 lower_step=0.05"
             ),
-            "unrolled": _Usual(
-                inner_step=0.2,
-                inner_steps=5,
-                recommended=_FOR_IMAGES
-                | settings("q=2 theta=0.9 upper_step=0.5 lower_step=1"),
-            ),
+            "unrolled": _Usual(0, 0.2, 5, "q=2 theta=0.9 upper_step=0.5 lower_step=1"),
         },
     ),
 }
@@ -159,9 +142,7 @@ class _NewTasks(eqx.Module):
         return {f"{name}_{what}": jnp.mean(one) for what, one in found.items()}
 
 
-def _with_random_features(
-    task: Task, point: Mapping[str, np.ndarray]
-) -> dict[str, float]:
+def _with_random_features(task: Task, point: Point) -> dict[str, float]:
     """Measure a head on the layers of the start."""
     del point
     found: Any = task.metrics
@@ -255,7 +236,8 @@ def make(
         kind if isinstance(kind, Head) else head,
         domain.measure,
     )
-    return _task(domain, kind, metrics, usual)
+    recommended = _PLAIN | settings(f"{setting.recommended} {usual.recommended}")
+    return _task(domain, kind, metrics, recommended, usual.algorithm)
 
 
 _TO_ADAPT = (
@@ -280,7 +262,8 @@ def _task(
     domain: Domain,
     kind: AbstractKind,
     metrics: _NewTasks,
-    usual: _Usual,
+    recommended: Mapping[str, str],
+    algorithm: str,
 ) -> Task:
     x, y = kind.start(domain.network)
     upper, lower = (
@@ -296,10 +279,10 @@ def _task(
         y,
         metrics,
         headline="new_task_error",
-        recommended=usual.recommended,
+        recommended=recommended,
         conclusion=_with_random_features,
         concludes=dict.fromkeys(measured, "number"),
-        algorithm=usual.algorithm,
+        algorithm=algorithm,
         predictor=Predictor(_layers, domain.pixels, advice),
     )
 

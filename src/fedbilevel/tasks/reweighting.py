@@ -22,7 +22,6 @@ Reference: ScaleBiO, arXiv 2406.19976; the clients are ours.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -47,7 +46,7 @@ from fedbilevel.models.transformer import (
     token_losses,
 )
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import OWN_PLACE, Listed, Origin, Task, settings
+from fedbilevel.tasks._base import OWN_PLACE, Listed, Origin, Point, Task, settings
 from fedbilevel.tasks._labeled import check_choice, check_not_negative, held_array
 from fedbilevel.tasks._rows import SplitSeed
 from fedbilevel.tasks._texts import (
@@ -267,7 +266,7 @@ def _chosen(adapted: str, base: Base) -> tuple[str, ...]:
     return names
 
 
-def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
+def _listing(task: Task, point: Point) -> dict[str, Listed]:
     """List the sources by their weights, the largest first."""
     assert task.origin is not None
     weights = np.asarray(jax.nn.softmax(jnp.asarray(point["x"])), float)
@@ -280,7 +279,7 @@ def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
     return {"weights.csv": Listed(("source", "weight", "rows", "tokens"), rows)}
 
 
-def _files(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+def _files(task: Task, point: Point) -> dict[str, bytes]:
     """Return the adapters as PEFT has them, in a folder of their own."""
     frozen: _Frozen = task.problem.frozen
     leaves = [point[f"y.{name}"] for name in _tree.leaf_names(task.y)]

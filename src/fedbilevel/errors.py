@@ -92,6 +92,7 @@ class UnmaskingError(SecureAggregationError):
 def needed(name: str, sentence: str) -> Any:
     """Import an optional package, or raise a sentence that says how to get it."""
     try:
+        importlib.import_module(name.partition(".")[0])
         return importlib.import_module(name)
     except ImportError:
         raise FedbilevelError(sentence) from None

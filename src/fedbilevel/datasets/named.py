@@ -193,7 +193,7 @@ def _stack(name: str, column: str, split: Any) -> np.ndarray:
 
 def _unreachable(hub: str, name: str, cache: Path, error: Exception) -> FedbilevelError:
     return FedbilevelError(
-        f"'{name}' could not be had from {hub}: {error}. Check the name and the "
+        f"'{name}' could not be fetched from {hub}: {error}. Check the name and the "
         f"network; what was fetched before is kept in {cache}."
     )
 

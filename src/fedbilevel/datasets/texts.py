@@ -60,8 +60,8 @@ def read_texts(folder: Path | str) -> Texts:
     sites = {name: files for name, files in sites.items() if files}
     if TRUSTED in sites:
         raise InvalidInputError(
-            f"{place / TRUSTED} is called as what texts are judged by is: rename the "
-            "folder of this site."
+            f"{place / TRUSTED}: this name is reserved for texts that judge others. "
+            "Rename the folder of this site."
         )
     beside = own.pop(TRUSTED, [])
     if not sites:

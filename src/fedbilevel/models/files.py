@@ -126,7 +126,9 @@ def _parts(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> tuple:
     """Return the fields of `ModelParts`, in their order."""
     node = Node.of(text, "model", (*_ENTRIES, "digest"))
     if node.content["digest"] != _digest(data, node.content):
-        raise InvalidInputError("the two files are not as they were written together.")
+        raise InvalidInputError(
+            "the two files were not written together, or changed since."
+        )
     listed = node.items("layers")
     if len(listed) > _MOST_LAYERS:
         raise InvalidInputError("the model has too many layers.")
@@ -161,7 +163,7 @@ def _layer(node: Node, number: int, arrays: dict[str, np.ndarray]) -> Layer:
     for name in ("weight", "bias"):
         key = f"layers.{number}.{name}"
         if key not in arrays or arrays[key].dtype.kind != "f":
-            raise InvalidInputError(f"there are no numbers {key}.")
+            raise InvalidInputError(f"the array {key} is missing, or holds no floats.")
         found.append(arrays.pop(key))
     if kind == "convolution":
         node.only("kind")
@@ -178,7 +180,7 @@ def _pixels(node: Node) -> Pixels | None:
     shape = held.content["shape"]
     right = isinstance(shape, list) and 1 <= len(shape) <= 4
     if not right or not all(type(n) is int and 0 < n < 2**20 for n in shape):
-        raise InvalidInputError("the shape of its images is none.")
+        raise InvalidInputError("'shape' is not the shape of an image.")
     spread = held.number("spread", above=0)
     return Pixels(held.number("center"), spread, tuple(shape))
 

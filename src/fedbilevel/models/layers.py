@@ -60,8 +60,8 @@ class Convolution:
         images = inputs[..., None] if inputs.ndim == 3 else inputs
         if images.ndim != 4 or WINDOW**2 * images.shape[3] != self.weight.shape[1]:
             raise InvalidInputError(
-                f"a sample has the shape {inputs.shape[1:]}, which is no image that "
-                "the model takes."
+                f"a sample has the shape {inputs.shape[1:]}, which is not that of the "
+                "model's images."
             )
         return halved(np.maximum(windows(images) @ self.weight.T + self.bias, 0))
 
@@ -116,8 +116,7 @@ def _check(weight: np.ndarray, bias: np.ndarray) -> None:
     """Raise unless there is a row of weights for every entry of the bias."""
     if weight.ndim != 2 or bias.shape != weight.shape[:1] or 0 in weight.shape:
         raise InvalidInputError(
-            f"weights of shape {weight.shape} and a bias of shape {bias.shape} are no "
-            "layer."
+            f"weights of shape {weight.shape} do not fit a bias of shape {bias.shape}."
         )
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise InvalidInputError("a layer of the model holds NaN or infinity.")

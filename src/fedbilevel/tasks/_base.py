@@ -184,7 +184,7 @@ def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:
     for name, default in known.items():
         if type(default) not in _KINDS:
             raise InvalidInputError(
-                f"option {name} of the task has no default that says how it is read. "
+                f"option {name} of the task has no default, so its type is not known. "
                 "Give it a number, a text, True or False."
             )
     return known

@@ -29,7 +29,9 @@ class Hidden(eqx.Module):
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
         """Return the same as layers of a model, where there are `width` features."""
-        raise InvalidInputError(f"{type(self).__name__} is no layer of a model.")
+        raise InvalidInputError(
+            f"{type(self).__name__} cannot be exported as layers of a model."
+        )
 
 
 class Network(eqx.Module):

@@ -127,7 +127,7 @@ def make(
 def _target_of(preparation: Preparation | None) -> TargetLabel:
     if preparation is None or not isinstance(preparation.label, TargetLabel):
         raise InvalidInputError(
-            "numbers are predicted where a table says how they were scaled. Give a "
+            "the label holds numbers, and nothing says how they were scaled. Give a "
             "table, or a label of classes."
         )
     return preparation.label

@@ -136,24 +136,9 @@ def _flat(inputs: Array) -> Array:
     return flat * flat.shape[1] ** -0.5
 
 
-def _nothing(
-    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
-) -> tuple[Nothing, int]:
-    del width, channels, key
-    return Nothing(), math.prod(shape)
-
-
-def _dense(
-    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
-) -> tuple[Dense, int]:
-    del channels
-    return Dense(eqx.nn.Linear(math.prod(shape), width, key=key)), width
-
-
 def _convolutions(
-    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
+    shape: tuple[int, ...], channels: tuple[int, ...], key: Key
 ) -> tuple[Convolutions, int]:
-    del width
     height, wide, before = image = _image_shape(shape, len(channels))
     layers = []
     for after, one in zip(channels, jr.split(key, len(channels)), strict=True):
@@ -180,9 +165,6 @@ def _image_shape(shape: tuple[int, ...], halvings: int) -> tuple[int, int, int]:
     return (*shape, 1) if len(shape) == 2 else shape  # pyright: ignore[reportReturnType]
 
 
-_MODELS = {"linear": _nothing, "mlp": _dense, "convolutional": _convolutions}
-
-
 def build(
     model: str,
     shape: tuple[int, ...],
@@ -195,9 +177,15 @@ def build(
 
     `width` is for a dense layer, `channels` has an entry for each convolution.
     """
-    check_choice("model", model, tuple(_MODELS))
+    check_choice("model", model, ("linear", "mlp", "convolutional"))
     if width < 1:
         raise InvalidInputError(f"width={width}: a hidden layer needs a unit.")
-    hidden, features = _MODELS[model](shape, width, channels, key)
+    if model == "linear":
+        hidden, features = Nothing(), math.prod(shape)
+    elif model == "mlp":
+        layer = eqx.nn.Linear(math.prod(shape), width, key=key)
+        hidden, features = Dense(layer), width
+    else:
+        hidden, features = _convolutions(shape, channels, key)
     head = eqx.nn.Linear(features, classes, key=key)
     return Network(hidden, _tree.zeros_like(head))

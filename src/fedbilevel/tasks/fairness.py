@@ -142,16 +142,11 @@ def _panels(groups: list[_Group], clients: int, strength: float) -> list[Rows]:
 
 def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
     """Give every client its share of group 1, and as many rows as the groups allow."""
-    shares = (1 - minority, minority)
-    sizes = [
-        len(label) / share.sum()
-        for (_, label), share in zip(groups, shares, strict=True)
-    ]
+    pairs = list(zip(groups, (1 - minority, minority), strict=True))
+    size = min(len(label) / share.sum() for (_, label), share in pairs)
     parts = []
-    for index, ((features, label), share) in enumerate(
-        zip(groups, shares, strict=True)
-    ):
-        counts = np.floor(min(sizes) * share).astype(int)
+    for index, ((features, label), share) in enumerate(pairs):
+        counts = np.floor(size * share).astype(int)
         group = np.full(len(label), index, np.int32)
         columns = {"features": features, "label": label, "group": group}
         ends = np.cumsum(counts)

@@ -40,11 +40,18 @@ _MOST_FAILURES = 3  # sums in a row that cannot be opened, before somebody must 
 class _Question:
     """One exchange under masks: `coded` are the shapes of a reply."""
 
+    answers: Answers
+    replies: Mapping[int, MaskedReply]
     announced: Announcement
     header: Header
     exchange: MaskedExchange
     coded: PyTree
     about: PyTree | None
+
+    @property
+    def count(self) -> int:
+        """The number of participants."""
+        return len(self.announced.participants)
 
 
 class MaskedServer:
@@ -88,13 +95,13 @@ class MaskedServer:
 
         `sent` is the header that went out, and what all were sent alike.
         """
-        exchange = announced.exchange(context_of(*sent))
-        question = _Question(announced, sent[0], exchange, coded, about)
         replies = {client: masked for client, (masked, _) in answers.taken.items()}
-        count = len(question.announced.participants)
-        needed = max(_FEWEST, threshold(count), *map(self._minimum, replies), 0)
+        known = (announced, sent[0], announced.exchange(context_of(*sent)))
+        question = _Question(answers, replies, *known, coded, about)
+        least = threshold(question.count)
+        needed = max(_FEWEST, least, *map(self._minimum, replies), 0)
         if len(replies) < needed:
-            silent = sorted(set(question.announced.participants) - set(replies))
+            silent = sorted(set(announced.participants) - set(replies))
             self._avoided = set(silent)
             self.roster.report(
                 f"{len(replies)} of {needed} replies needed to open a sum, none of "
@@ -103,7 +110,7 @@ class MaskedServer:
             answers.taken.clear()
             return
         try:
-            answers.reply = self._mean(answers, question, replies)
+            answers.reply = self._mean(question)
             self._failures, self._avoided = [], set()
         except UnmaskingError as error:
             self.roster.report(f"exchange {question.header.exchange}: {error}")
@@ -144,49 +151,32 @@ class MaskedServer:
         found = self.roster.members[client].info.get("minimum")
         return found if type(found) is int else _FEWEST
 
-    def _mean(
-        self,
-        answers: Answers,
-        question: _Question,
-        replies: Mapping[int, MaskedReply],
-    ) -> PyTree:
+    def _mean(self, question: _Question) -> PyTree:
         """Return the mean reply of those who answered, as a tree like the coded one."""
-        exchange, announced, like = (
-            question.exchange,
-            question.announced,
-            question.coded,
-        )
+        exchange, replies, like = question.exchange, question.replies, question.coded
         check_replies(exchange, replies)
-        tags = self._confirmed(answers, question, replies)
-        revealed = self._revealed(answers, question, replies, tags)
+        tags = self._confirmed(question)
+        revealed = self._revealed(question, tags)
         unmasking = Unmasking(exchange, replies, revealed)
         total = unmasking.total()
         leaves, scales = jax.tree.leaves(like), scales_of(like, question.about)
-        weights = {
-            k: self.roster.members[k].weight / announced.largest for k in replies
-        }
+        members, largest = self.roster.members, question.announced.largest
+        weights = {k: members[k].weight / largest for k in replies}
         means = decode_mean(total, weights, scales, [leaf.shape for leaf in leaves])
         for client, why in unmasking.suspects.items():
-            answers.refused.setdefault(client, RefusedError("share", why))
+            question.answers.refused.setdefault(client, RefusedError("share", why))
         pairs = zip(means, leaves, strict=True)
         cast = [mean.astype(leaf.dtype) for mean, leaf in pairs]
         return jax.tree.unflatten(jax.tree.structure(like), cast)
 
-    def _confirmed(
-        self,
-        answers: Answers,
-        question: _Question,
-        replies: Mapping[int, MaskedReply],
-    ) -> dict[int, np.ndarray]:
+    def _confirmed(self, question: _Question) -> dict[int, np.ndarray]:
         """Let those who replied prove to each other that they mean the same sum."""
-        request = Request(self._about(question, "agree", replies))
-        like = confirmation_like(len(question.announced.participants))
-        tags = self._followed(
-            answers, question, "agree", sorted(replies), lambda client: request, like
-        )
-        needed = threshold(len(question.announced.participants))
+        request = Request(self._about(question, "agree"))
+        clients, like = sorted(question.replies), confirmation_like(question.count)
+        tags = self._followed(question, "agree", clients, lambda client: request, like)
+        needed = threshold(question.count)
         if len(tags) < needed:
-            silent = sorted(set(replies) - set(tags))
+            silent = sorted(set(clients) - set(tags))
             why = "replied, but did not confirm who is in the sum"
             raise UnmaskingError(
                 f"{len(tags)} of {needed} confirmations needed",
@@ -195,15 +185,12 @@ class MaskedServer:
         return tags
 
     def _revealed(
-        self,
-        answers: Answers,
-        question: _Question,
-        replies: Mapping[int, MaskedReply],
-        tags: Mapping[int, np.ndarray],
+        self, question: _Question, tags: Mapping[int, np.ndarray]
     ) -> dict[int, Revealed]:
         """Ask those who confirmed the sum for what opens it."""
-        header = self._about(question, "reveal", replies)
-        count, places = len(question.announced.participants), question.exchange.places
+        header = self._about(question, "reveal")
+        count, places = question.count, question.exchange.places
+        replies, like = question.replies, revealed_like(count)
 
         def request_for(client: int) -> Request:
             boxes, proofs = rows(count, BOX_BYTES), rows(count, TAG_BYTES)
@@ -213,19 +200,15 @@ class MaskedServer:
                 proofs[places[other]] = row[places[client]]
             return Request(header, (boxes, proofs))
 
-        return self._followed(
-            answers, question, "reveal", sorted(tags), request_for, revealed_like(count)
-        )
+        return self._followed(question, "reveal", sorted(tags), request_for, like)
 
-    def _about(
-        self, question: _Question, kind: str, replies: Mapping[int, MaskedReply]
-    ) -> Header:
-        info = {**question.announced.info(), "survivors": sorted(replies)}
+    def _about(self, question: _Question, kind: str) -> Header:
+        survivors = sorted(question.replies)
+        info = {**question.announced.info(), "survivors": survivors}
         return replace(question.header, kind=kind, info=info)
 
     def _followed(
         self,
-        answers: Answers,
         question: _Question,
         kind: str,
         clients: list[int],
@@ -244,8 +227,8 @@ class MaskedServer:
             return unpack_tree(listed, body, like)
 
         more = self._ask(clients, request, read, like)
-        answers.traffic += more.traffic
-        answers.refused |= more.refused
+        question.answers.traffic += more.traffic
+        question.answers.refused |= more.refused
         return more.taken
 
 

@@ -286,7 +286,7 @@ def _pictures(
     small = len(sides) == 2 and all(1 <= side <= _LARGEST_PICTURE for side in sides)
     right = small and images.dtype == np.uint8 and channels in ((), (3,))
     if not right or len(images) > min(_MOST_PICTURES, len(rows)):
-        raise CheckpointError(f"{path} is damaged: it holds no pictures of ours.")
+        raise CheckpointError(f"{path} is damaged: it holds no pictures of rows.")
     return list(zip(rows, images, strict=False))
 
 

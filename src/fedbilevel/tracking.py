@@ -6,7 +6,7 @@ A tracker is an `on_round` callback:
         run(..., on_round=track)
 
 `jsonl:FILE` is a text file with one JSON object per round, in order. The others need a
-package of somebody else, and write into a folder; nothing is sent anywhere:
+further package, and write into a folder; nothing is sent anywhere:
 `tensorboard:FOLDER`, `mlflow:FOLDER`, `wandb:FOLDER` (offline).
 """
 

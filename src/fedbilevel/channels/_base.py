@@ -52,7 +52,7 @@ class AbstractCoder(eqx.Module):
 class AbstractReduction(eqx.Module):
     """Makes one reply of those of all participants, stacked over places.
 
-    Places of weight 0 are nobody's, or of clients that stayed away; whatever they hold
+    Places of weight 0 belong to no client, or to one that was absent; what they hold
     does not count. `adds_up` is True for a weighted mean, which devices can add up
     apart from each other. `bytes_per_number` is set where numbers travel in another
     width than their own.

@@ -173,7 +173,7 @@ class Channel(eqx.Module):
         if not self.coders:
             return ""
         blocks = zip(coded, vector_shapes(like), self._coders(like), strict=True)
-        # The last one alone makes of a vector what is none.
+        # Only the last coder returns anything but a vector.
         problems = (
             coders[-1].why_impossible(vector, shape)
             for vector, shape, coders in blocks

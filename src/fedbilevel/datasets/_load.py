@@ -11,12 +11,7 @@ from fedbilevel.datasets.encoding import TableChoices, encode_table
 from fedbilevel.datasets.images import holds_images, load_images
 from fedbilevel.datasets.libsvm import companion, load_libsvm
 from fedbilevel.datasets.named import HUBS, NAMED
-from fedbilevel.datasets.tables import (
-    READERS,
-    kind_of,
-    read_table,
-    table_of_frame,
-)
+from fedbilevel.datasets.tables import READERS, kind_of, read_table, table_of_frame
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 LAYOUTS = (
@@ -36,7 +31,7 @@ def names() -> list[str]:
 
 
 def is_named(source: str) -> bool:
-    """Say whether `load` knows a source by name, so that it is nobody's own."""
+    """Say whether `load` knows a source by name, so that it is not the user's own."""
     return source in NAMED or source.partition(":")[0] in HUBS
 
 

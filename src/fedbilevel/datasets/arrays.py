@@ -68,7 +68,7 @@ def load_npz(path: Path) -> Dataset:
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read one array; what its header announces is compared before it is believed."""
+    """Read one array; what its header announces is checked first."""
     with archive.open(name) as file:
         shape, _, kind = _header(file)
         announced = file.tell() + math.prod(shape) * kind.itemsize

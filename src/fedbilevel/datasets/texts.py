@@ -2,7 +2,7 @@
 
     FOLDER/SITE/SOURCE.jsonl     FOLDER/SITE/trusted.jsonl
 
-or, where nobody is named, FOLDER/SOURCE.jsonl. A file of one name is one source at all
+or, without names of sites, FOLDER/SOURCE.jsonl. A file of one name is one source at all
 sites. `trusted.jsonl` says what good text is; one beside the folders of the sites is
 for all of them. A line is an object with "prompt" and "response", or with "text".
 """

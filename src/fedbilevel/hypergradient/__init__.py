@@ -22,7 +22,5 @@ from fedbilevel.hypergradient.local_inverse import (
 from fedbilevel.hypergradient.neumann import FrozenNeumann as FrozenNeumann
 from fedbilevel.hypergradient.neumann import Neumann as Neumann
 from fedbilevel.hypergradient.neumann import RandomNeumann as RandomNeumann
-from fedbilevel.hypergradient.unrolled import (
-    ForwardGradient as ForwardGradient,
-)
+from fedbilevel.hypergradient.unrolled import ForwardGradient as ForwardGradient
 from fedbilevel.hypergradient.unrolled import Unrolled as Unrolled

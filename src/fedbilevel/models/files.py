@@ -1,7 +1,7 @@
 """A model in two files: `model.json` says what it is, `model.safetensors` its arrays.
 
 Neither can hold code. What is read is checked: a file that is damaged, of another
-version or of somebody else's making is refused by its name.
+version or of another program is refused by its name.
 """
 
 import hashlib
@@ -109,7 +109,8 @@ def load(folder: Path, make: Callable[..., T]) -> T:
         return make(*_parts(_text(path), data, arrays))
     except InvalidInputError as error:
         raise CheckpointError(
-            f"{path} or {WEIGHTS} beside it is damaged, or not one of ours: {error}"
+            f"{path} or {WEIGHTS} beside it is damaged, or not a model of fedbilevel: "
+            f"{error}"
         ) from error
 
 
@@ -190,13 +191,13 @@ def _arrays(path: Path) -> tuple[bytes, dict[str, np.ndarray]]:
     if not path.exists():
         raise CheckpointError(f"{path} is missing: the model has no weights.")
     if path.stat().st_size > _LARGEST:
-        raise CheckpointError(f"{path} is too large to be a model of ours.")
+        raise CheckpointError(f"{path} is too large to be a model.")
     try:
         data = path.read_bytes()
         return data, dict(library.load(data))
     except Exception as error:  # of the library's own kind, or of NumPy's
         raise CheckpointError(
-            f"{path} is damaged, or not one of ours: {error}."
+            f"{path} is damaged, or not a model of fedbilevel: {error}."
         ) from error
 
 

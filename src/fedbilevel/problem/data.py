@@ -205,7 +205,7 @@ def padded(array: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
-    """Return the weights of clients, all 1 if there are none given."""
+    """Return the weights of clients, all 1 if none are given."""
     given = np.ones(clients) if weights is None else np.asarray(weights, float)
     kind = jax.dtypes.canonicalize_dtype(float)
     with np.errstate(over="ignore"):

@@ -58,7 +58,7 @@ def mean_of_clients(
     if chunks is None:
         return part(items, shares)
     items, shares = chunks
-    # Places that fill up the last chunk are nobody's.
+    # Places that fill up the last chunk belong to no client.
     shares = jnp.where(filled, shares, 0)
     begin = jax.tree.map(
         lambda shape: jnp.zeros(shape.shape, shape.dtype),

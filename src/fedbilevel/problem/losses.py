@@ -63,8 +63,8 @@ class Problem(eqx.Module):
     arrays that are input and never optimized, such as a backbone: the losses, and the
     metrics of a run, get them as one more argument. All clients share one copy, and so
     do `model_devices` of the devices: each holds a part of every large array. `fixed`
-    is what a start holds besides its numbers, for x and for y; whoever runs a problem
-    fills it in from the start. `rows_at_once` bounds memory: losses and derivatives of
+    is what a start holds besides its numbers, for x and for y; a run fills it in from
+    the start. `rows_at_once` bounds memory: losses and derivatives of
     more rows are taken in pieces, one client after the other.
     """
 

@@ -103,7 +103,7 @@ class _AbstractAllLayers(AbstractKind):
         return network, network
 
     def scores(self, x: Network, y: Network, inputs: Array) -> Array:
-        """Return the scores of a set; x has its say in the lower level only."""
+        """Return the scores of a set; only the lower level depends on x."""
         del x
         return y(self.loss.prepare(inputs))
 

@@ -16,7 +16,7 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.models import Predictor
 from fedbilevel.problem import ClientData, Problem
 
-# Noted with an option: a place of files that every site has where it likes. They are
+# Noted with an option: files that every site keeps at a path of its own. They are
 # compared by `Task(alike=...)`, and not by where they lie.
 OWN_PLACE = "own place"
 # All steps, where a task leaves them to what a run measures.
@@ -208,7 +208,7 @@ def built(
         raise
     except Exception as error:
         if make.__module__.startswith("fedbilevel."):
-            raise  # a mistake of ours
+            raise  # a mistake in this package
         where = Path(inspect.getsourcefile(make) or "")
         raise InvalidInputError(
             f"task '{name}' cannot be made: {error_text(error, where)}."

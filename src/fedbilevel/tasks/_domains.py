@@ -99,10 +99,7 @@ def _examples(dataset: datasets.Dataset, rows: np.ndarray) -> Rows:
     """Return images and the number of their character within the task."""
     number = np.arange(rows.shape[1], dtype=np.int32)[:, None]
     targets = np.broadcast_to(number, rows.shape).reshape(len(rows), -1)
-    return {
-        "inputs": dataset.features[rows.reshape(len(rows), -1)],
-        "targets": targets,
-    }
+    return {"inputs": dataset.features[rows.reshape(len(rows), -1)], "targets": targets}
 
 
 def _check_enough(

@@ -79,7 +79,7 @@ class Improbability:
     Where a share s < 1 - 1/c of the labels of c classes is replaced by others at
     random, it is (1 - s c/(c-1)) times that of the right labels, plus s: wrong labels
     make a noisier judge, not one that prefers another model (Ghosh, Kumar, Sastry 2017,
-    arXiv 1712.09482). Cross entropy prefers whoever repeats the wrong labels.
+    arXiv 1712.09482). Cross entropy prefers a model that repeats the wrong labels.
     """
 
     scores: Callable[[Any, Any, Array], Array]

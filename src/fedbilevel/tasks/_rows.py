@@ -20,8 +20,7 @@ Source: TypeAlias = Annotated[
     str | Dataset, "name, file or folder of the data; see `fedbilevel list data`"
 ]
 PartitionText: TypeAlias = Annotated[
-    str,
-    "who holds what: iid, dirichlet:0.3, shards:2, dominant:0.5 or column:NAME",
+    str, "who holds what: iid, dirichlet:0.3, shards:2, dominant:0.5 or column:NAME"
 ]
 TrainShare: TypeAlias = Annotated[
     float,

@@ -147,7 +147,7 @@ def held_texts(
 def _partitioned(
     texts: Texts, clients: int, split: int, known: Sequence[str]
 ) -> tuple[Texts, list[Example]]:
-    """Put a fifth of the trusted texts aside, and partition what is nobody's.
+    """Put a fifth of the trusted texts aside, and partition what belongs to no site.
 
     Clients without a folder of their own are called as `known`, or by their numbers.
     """
@@ -196,7 +196,7 @@ def _partitioned(
 def _shares(
     examples: Sequence[Example], count: int, draw: np.random.Generator
 ) -> list[list[Example]]:
-    # What nobody shares stays in its order, as in the folder of a site.
+    # Of one client the texts stay in their order, as in the folder of a site.
     order = draw.permutation(len(examples)) if count > 1 else range(len(examples))
     return [[examples[k] for k in order[first::count]] for first in range(count)]
 

@@ -5,8 +5,8 @@ r"""Weights sigmoid(x_i) of training rows, some of whose labels are wrong.
     f_k(y)    = mean of CE(y; a_i, l_i) over client k's clean validation rows
 
 With `trusted=false`, as for your own data, labels of validation rows may be wrong, too,
-and f_k is the mean of 1 - p(l_i | a_i; y): cross entropy would prefer whoever repeats
-the wrong labels.
+and f_k is the mean of 1 - p(l_i | a_i; y): cross entropy would prefer a model that
+repeats the wrong labels.
 
 x_i belongs to the client that has row i and never leaves it; y, the classifier, is
 shared. As an experiment, a share `corrupted` of each client's training labels is

@@ -180,8 +180,7 @@ def make(
     clients: int = 0,
     *,
     data: Annotated[
-        str | Dataset,
-        "synthetic, breast_cancer, or a table of your own, with `group`",
+        str | Dataset, "synthetic, breast_cancer, or a table of your own, with `group`"
     ] = "synthetic",
     strength: Annotated[float, "how much the gap between the groups counts above"] = (
         1.0

@@ -105,7 +105,7 @@ class _Lower:
 
 
 class _TestMetrics(eqx.Module):
-    """The loss of tokens that nobody trained or was judged by, and the weights."""
+    """The loss on tokens that neither train nor validate, and the weights."""
 
     tokens: Int[Array, "rows length"]
     counted: Bool[Array, "rows length"]

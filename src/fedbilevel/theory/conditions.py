@@ -185,8 +185,8 @@ def largest_steps(
     """Return the largest rho2, rho1, eta that a theorem allows, in this order.
 
     alpha and beta are 1 for Theorem 1, Lhat^2/K for 2, and what 3 sets, if not given.
-    With `digits` all steps have so many, so that the theorem still holds for whoever
-    types what was printed; a limit that must not be reached is not.
+    With `digits` all steps have so many, so that the theorem still holds for the
+    printed numbers; a strict limit is not reached.
     """
     usual = {1: 1.0, 2: c.l_hat**2 / clients}
     weight = usual.get(theorem, theorem_three_weight(c, clients, local_steps))

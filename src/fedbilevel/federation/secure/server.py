@@ -33,7 +33,7 @@ from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
 _FEWEST = 2  # replies in a sum
-_MOST_FAILURES = 3  # sums in a row that cannot be opened, before somebody must look
+_MOST_FAILURES = 3  # sums in a row that cannot be opened, before a person must look
 
 
 @dataclass(frozen=True)

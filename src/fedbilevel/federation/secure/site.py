@@ -32,7 +32,7 @@ _KEPT = 8  # answers a site remembers; numbers only grow
 class SiteSecrets:
     """A site's keys and what it answered, kept on disk where it has a folder.
 
-    Without an `identity` the keys of others are believed as the server sends them.
+    Without an `identity` the keys of others are trusted as the server sends them.
     """
 
     federation: str

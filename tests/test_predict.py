@@ -338,7 +338,7 @@ def changed(folder: Path, **entries: Any) -> None:
     [
         ({"version": 2}, "version 2 is not known"),
         ({"fedbilevel": "sums"}, "no file of model"),
-        ({"code": "import os"}, "apart in code"),
+        ({"code": "import os"}, "missing entries: code"),
         ({"classes": ["a"]}, "not written together"),
     ],
 )

@@ -485,7 +485,7 @@ def test_a_number_can_be_predicted(tmp_path):
     error = np.sqrt(np.mean((predicted - prices)[tested] ** 2))
     found = result.final["test_root_mean_squared_error"]
     assert len(x) == 2 and found == pytest.approx(error, rel=1e-4)
-    with fails("'price' holds numbers with fractions, and the task cleaning tells"):
+    with fails("'price' holds numbers with fractions, and the task cleaning predicts"):
         make("cleaning", data=path)
     with fails("the label of row 0 is"):
         make("regularization", data=path, predict="class")

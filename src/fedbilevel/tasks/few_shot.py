@@ -92,7 +92,7 @@ _SETTINGS = {
                 "local-bsgvrm",
             ),
             "unrolled": _Usual(
-                0, 0.02, 5, "rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1"
+                0.0, 0.02, 5, "rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1"
             ),
         },
     ),
@@ -101,11 +101,13 @@ _SETTINGS = {
         Sizes(ways=5, shots=1, queries=15),
         "local_steps=3 rounds=40",
         {
-            "head": _Usual(0.1, 0, 0, "q=5 theta=0.15 upper_step=0.8 lower_step=0.3"),
+            "head": _Usual(0.1, 0.0, 0, "q=5 theta=0.15 upper_step=0.8 lower_step=0.3"),
             "proximal": _Usual(
                 1.0, 0.05, 20, "q=10 theta=0.05 upper_step=0.2 lower_step=0.05"
             ),
-            "unrolled": _Usual(0, 0.2, 5, "q=2 theta=0.9 upper_step=0.5 lower_step=1"),
+            "unrolled": _Usual(
+                0.0, 0.2, 5, "q=2 theta=0.9 upper_step=0.5 lower_step=1"
+            ),
         },
     ),
 }

@@ -81,13 +81,15 @@ _SETTINGS = {
         {
             "head": _Usual(
                 0.001,
-                0,
+                0.0,
                 0,
                 "rounds=600 q=10 theta=0.4 upper_step=0.06 lower_step=0.4",
                 "local-bsgvrm",
             ),
             "proximal": _Usual(
-                *(0.5, 0.05, 100),
+                0.5,
+                0.05,
+                100,
                 "rounds=400 q=10 theta=0.03 upper_step=0.2 lower_step=0.03",
                 "local-bsgvrm",
             ),

@@ -230,7 +230,7 @@ def label(name: str) -> str:
 def identity(name: str) -> str:
     """Return what is the same on two machines that have the same code.
 
-    Of a file it tells what is in it, not where it lies.
+    Of a file it depends on its content, not on its place.
     """
     match = _FILE.fullmatch(name)
     if match is None:

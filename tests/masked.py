@@ -4,8 +4,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fedbilevel.federation.secure.exchange import MaskedExchange
-from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
+)
 from fedbilevel.federation.secure.protocol import SecureSite
 from fedbilevel.federation.secure.unmasking import Unmasking
 

@@ -632,7 +632,7 @@ def test_openml(tmp_path, monkeypatch):
         raise urllib.error.URLError("no network")
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", no_network)
-    with fails("'toy' could not be had from OpenML.*no network", FedbilevelError):
+    with fails("'toy' could not be fetched from OpenML.*no network", FedbilevelError):
         load("openml:toy", cache=tmp_path)
 
 
@@ -686,7 +686,10 @@ def test_hugging_face_tables(monkeypatch):
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        (ConnectionError("no network"), "could not be had from Hugging Face: no net"),
+        (
+            ConnectionError("no network"),
+            "could not be fetched from Hugging Face: no net",
+        ),
         ({"validation": Split(label=[1])}, "no part 'train', only validation"),
         ({"train": Split(text=["x"], label=[1])}, "0 of numbers"),
         ({"train": Split(a=[[1], [2, 3]], label=[1, 2])}, "column 'a' differ in shape"),

@@ -22,7 +22,7 @@ from fedbilevel.models import Model
 from fedbilevel.problem import Oracle
 from fedbilevel.result import Result
 from fedbilevel.tasks import _domains, few_shot
-from fedbilevel.tasks._episodes import Sizes, alphabets_apart, characters, sinusoids
+from fedbilevel.tasks._domains import Sizes, alphabets_apart, characters, sinusoids
 
 
 def make(*sizes: Any, **options: Any) -> Any:

@@ -56,7 +56,7 @@ def test_a_number_is_off_by_a_256th_of_itself_at_most(kind):
     def there_and_back(numbers):
         # In one program, where XLA may leave out what it takes for idle.
         sent = UP.encode(numbers, UP.start(numbers), jr.key(0))[0]
-        down = DOWN.heard(DOWN.told(numbers), numbers)
+        down = DOWN.received(DOWN.sent(numbers), numbers)
         return UP.decode(sent, numbers), down
 
     up, down = jax.jit(there_and_back)(jnp.asarray(numbers))
@@ -70,13 +70,13 @@ def test_a_number_is_off_by_a_256th_of_itself_at_most(kind):
 def test_single_numbers_and_whole_ones_are_told_as_they_are():
     third = jnp.asarray(1 / 3)
     message = (Pair({"a": jnp.full(3, 1 / 3), "b": third}, third), third, jnp.arange(3))
-    told = DOWN.told(message)
-    kinds = [leaf.dtype.name for leaf in jax.tree.leaves(told)]
+    sent = DOWN.sent(message)
+    kinds = [leaf.dtype.name for leaf in jax.tree.leaves(sent)]
     # A number in a block with arrays is one of them.
     assert kinds == ["bfloat16", "bfloat16", "float64", "float64", "int64"]
-    heard = DOWN.heard(told, message)
+    heard = DOWN.received(sent, message)
     assert heard[0].y == heard[1] == third and heard[0].x["b"] != third
-    assert Channel().told(message) is message
+    assert Channel().sent(message) is message
 
 
 def loopback(job: Job, **more) -> Loopback:

@@ -20,9 +20,9 @@ from fedbilevel.errors import (
     RevealRefusedError,
     UnmaskingError,
 )
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import encode
 from fedbilevel.federation.secure.identity import SiteIdentity
+from fedbilevel.federation.secure.layout import MaskedExchange
 from fedbilevel.federation.secure.masks import SiteKeys, add_mask, self_seed, sign
 from fedbilevel.federation.secure.protocol import SecureSite
 from fedbilevel.federation.secure.shares import combine, split, threshold

@@ -69,7 +69,7 @@ def test_a_cut_of_a_client_has_the_classes_of_the_whole(split):
 @EACH
 @pytest.mark.parametrize("clients", [0, -1, 6001])
 def test_impossible_numbers_of_clients_are_refused(split, clients):
-    with pytest.raises(InvalidInputError, match=f"cannot be dealt to {clients} cl"):
+    with pytest.raises(InvalidInputError, match=f"partitioned among {clients} cl"):
         split(LABEL, clients, 0)
 
 

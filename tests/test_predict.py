@@ -338,8 +338,8 @@ def changed(folder: Path, **entries: Any) -> None:
     [
         ({"version": 2}, "version 2 is not known"),
         ({"fedbilevel": "sums"}, "no file of model"),
-        ({"code": "import os"}, "apart in code"),
-        ({"classes": ["a"]}, "not as they were written"),
+        ({"code": "import os"}, "missing entries: code"),
+        ({"classes": ["a"]}, "not written together"),
     ],
 )
 def test_a_description_of_somebody_else_is_refused(tmp_path, entries, told):
@@ -366,7 +366,11 @@ def test_weights_that_are_missing_or_pickled_are_refused(tmp_path):
         ((), ("a", "b"), "last layer"),
         ((Multiply(1.0),), ("a", "b"), "last layer"),
         ((Dense(np.ones((3, 1)), np.ones(3)),), ("a", "b"), "3 scores for 2 classes"),
-        ((Dense(np.ones((1, 1)), np.ones(1)),), (), "does not say in what"),
+        (
+            (Dense(np.ones((1, 1)), np.ones(1)),),
+            (),
+            "needs a `preparation` whose label is a number",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused(layers, classes, told):

@@ -29,10 +29,11 @@ from fedbilevel.models.transformer import Architecture, initialize, logits
 from fedbilevel.problem import Oracle
 from fedbilevel.problem.checks import check_problem
 from fedbilevel.runtime.contract import failure
-from fedbilevel.tasks import _pretraining, _texts, _transformers, reweighting
-from fedbilevel.tasks._token_counts import TokenCounts, read_counts
+from fedbilevel.tasks import _texts, _transformers, reweighting
+from fedbilevel.tasks._texts import TokenCounts, read_counts
 from tests.federation import Loopback
 
+PRETRAINED = _transformers.pretrained
 SMALL = {"width": 8, "rank": 2, "adapted": "query,down"}
 
 
@@ -286,7 +287,7 @@ def test_a_run_leaves_weights_and_adapters(tmp_path):
 
 @pytest.mark.slow
 def test_noise_loses_its_weight(tmp_path, monkeypatch):
-    monkeypatch.setattr(_transformers, "pretrained", _pretraining.pretrained)
+    monkeypatch.setattr(_transformers, "pretrained", PRETRAINED)
     result = Experiment("reweighting", clients=4).run(tmp_path / "run")
     assert result.final["weight_wrong"] < 0.05 and result.final["weight_letters"] < 0.05
     assert result.final["weight_colors"] > 0.1 and result.final["weight_sounds"] > 0.1

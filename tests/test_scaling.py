@@ -27,17 +27,17 @@ from fedbilevel.studies.scaling import (
     until,
 )
 from fedbilevel.theory.claims import algorithm_by, subject_of
-from fedbilevel.theory.conditions import Letters
+from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Calibration, practical_plan
 
 # T1's own letters, with the values once measured with them.
 _SERIES: dict[str, Any] = {"theta": 0.4, "q": 10, "sizes": (5, 6)}
 BASE = {
     1: Calibration(
-        1, 4000, Letters(1, 7, 0.014, 8.0, 8.0, 1.0, 2.0, 7), **_SERIES, value=0.2446
+        1, 4000, Parameters(1, 7, 0.014, 8.0, 8.0, 1.0, 2.0, 7), **_SERIES, value=0.2446
     ),
     2: Calibration(
-        2, 4000, Letters(1, 7, 0.02, 2.0, 2.0, 1.0, 2.0, 64), **_SERIES, value=0.12
+        2, 4000, Parameters(1, 7, 0.02, 2.0, 2.0, 1.0, 2.0, 64), **_SERIES, value=0.12
     ),
 }
 UNIT = "l0=1 l1=1 l21=1 l22=1 mu=0.5 sigma=0.1 phi0=1 y0=1".split()
@@ -96,7 +96,7 @@ def test_the_interval_covers_as_often_as_it_says():
 
 @pytest.mark.parametrize(("theorem", "power"), [(1, 0.5), (2, 2 / 3), (3, 2 / 3)])
 def test_practical_plans_scale_by_the_corollaries(theorem, power):
-    letters = Letters(1, 16, 0.01, 4.0, 4.0, 1.0, 1.0, 64)
+    letters = Parameters(1, 16, 0.01, 4.0, 4.0, 1.0, 1.0, 64)
     base = Calibration(theorem, 4096, letters, 0.4, 10, (5, 6), 0.3)
     same = practical_plan(base, 1, iterations=4096)
     assert (same.local_steps, same.q, same.first_batch) == (16, 10, 64)
@@ -243,10 +243,10 @@ def test_check_theory_tells_both_sides_and_what_to_do():
 def test_a_calibration_keeps_to_what_it_is_told():
     short = Experiment("regularization", "local-bsgm", rounds=4, options={"q": "1"})
     told = calibrate(replace(short, options={"q": "1", "eta": "0.3"}), 1, 2)
-    assert told.letters.eta == 0.3 and told.iterations == 40
+    assert told.parameters.eta == 0.3 and told.iterations == 40
     # So early on longer steps are better, and they are tried.
     found = calibrate(short, 1, 2)
-    assert found.letters.eta > 1 and found.value < told.value
+    assert found.parameters.eta > 1 and found.value < told.value
 
 
 @pytest.mark.slow

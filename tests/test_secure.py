@@ -19,13 +19,13 @@ from fedbilevel.errors import (
     RevealRefusedError,
     UnmaskingError,
 )
-from fedbilevel.federation.secure.exchange import MOST_PARTICIPANTS, MaskedExchange
 from fedbilevel.federation.secure.fixed_point import (
     FRACTION_BITS,
     block_scales,
     decode_mean,
     encode,
 )
+from fedbilevel.federation.secure.layout import MOST_PARTICIPANTS, MaskedExchange
 from fedbilevel.federation.secure.masks import SiteKeys, add_mask
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.secure.unmasking import Unmasking

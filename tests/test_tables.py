@@ -114,7 +114,7 @@ def test_features_are_scaled_numbers_and_zeros_and_ones(table):
         ("who", [f"p{n // 1.5:.0f}" for n in range(ROWS)], "has 60 different texts"),
         ("number", list(range(ROWS)), "counts the rows, so it looks like an id"),
         ("number", list(range(ROWS, 0, -1)), "counts the rows"),
-        ("text", ["word " * 50] * ROWS, "more than 200 letters"),
+        ("text", ["word " * 50] * ROWS, "more than 200 characters"),
     ],
 )
 def test_dates_ids_and_prose_are_named_and_refused(tmp_path, column, values, message):
@@ -232,7 +232,7 @@ def test_a_site_without_rows_left_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["regularization", "cleaning", "representation"])
 def test_a_table_of_one_class_is_refused(tmp_path, name):
     rows = [{**row, "sick": "yes"} for row in hospital_rows()]
-    with fails("all 90 rows have the label 'yes', so there is nothing to tell apart"):
+    with fails("all 90 rows have the label 'yes', so there is nothing to classify"):
         make(name, data=write(tmp_path / "t.csv", rows))
 
 
@@ -456,7 +456,7 @@ def test_texts_that_repeat_do_not_unpack_to_more_memory(tmp_path):
     parquet.write_table(arrow.table({"a": same, "label": np.arange(3000)}), path)
     tracemalloc.start()
     try:
-        with fails("more than 200 letters"):
+        with fails("more than 200 characters"):
             datasets.load(str(path))
         assert tracemalloc.get_traced_memory()[1] < 2**25
     finally:
@@ -485,7 +485,7 @@ def test_a_number_can_be_predicted(tmp_path):
     error = np.sqrt(np.mean((predicted - prices)[tested] ** 2))
     found = result.final["test_root_mean_squared_error"]
     assert len(x) == 2 and found == pytest.approx(error, rel=1e-4)
-    with fails("'price' holds numbers with fractions, and the task cleaning tells"):
+    with fails("'price' holds numbers with fractions, and the task cleaning predicts"):
         make("cleaning", data=path)
     with fails("the label of row 0 is"):
         make("regularization", data=path, predict="class")

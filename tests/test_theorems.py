@@ -20,13 +20,13 @@ from fedbilevel.theory.claims import (
     CLAIMS,
     algorithm_by,
     claims_of,
-    letters_of,
+    parameters_of,
     subject_of,
     theorem_for,
 )
 from fedbilevel.theory.conditions import (
     Condition,
-    Letters,
+    Parameters,
     conditions,
     largest_steps,
 )
@@ -65,7 +65,7 @@ def ours(problem, theta, Q):
 def letters(run):
     counts = {"clients": run["K"], "local_steps": run["p"], "first_batch": run["B"]}
     rest = {name: run[name] for name in ("eta", "alpha", "beta", "rho1", "rho2")}
-    return Letters(**counts, **rest)
+    return Parameters(**counts, **rest)
 
 
 def same(found, expected):
@@ -318,7 +318,7 @@ def test_a_target_takes_the_least_iterations(theorem):
 @pytest.mark.parametrize(("K", "T"), [(7, 5000), (2, 90_000)])
 def test_every_letter_that_a_corollary_scales(theorem, K, T):
     K0, T0, q0, value, theta = 3, 2000, 9, 0.37, 0.23
-    first = Letters(K0, 40, 0.013, 3.1, 4.7, 0.29, 0.53, 90)
+    first = Parameters(K0, 40, 0.013, 3.1, 4.7, 0.29, 0.53, 90)
     base = Calibration(theorem, T0, first, theta, q0, (4, 6), value)
     plan = practical_plan(base, K, iterations=T)
     if theorem == 1:  # eta ~ (K/T)^1/2, p ~ T^1/4 / K^3/4, M ~ (K T)^-1/2
@@ -351,7 +351,7 @@ def test_every_letter_that_a_corollary_scales(theorem, K, T):
 @THEOREMS
 def test_the_corollary_for_a_target_is_solved_for_T(theorem):
     base = Calibration(
-        theorem, 2000, Letters(3, 40, 0.1, 3, 4, 0.3, 0.5), 0.2, 9, (4, 6), 0.37
+        theorem, 2000, Parameters(3, 40, 0.1, 3, 4, 0.3, 0.5), 0.2, 9, (4, 6), 0.37
     )
     found = practical_plan(base, 5, target=0.05)
     power = 2 if theorem == 1 else 3 / 2
@@ -361,7 +361,7 @@ def test_the_corollary_for_a_target_is_solved_for_T(theorem):
 
 def test_plans_refuse_what_says_nothing():
     base = Calibration(
-        1, 2000, Letters(3, 4, 0.1, 3, 4, 0.3, 0.5), 0.2, 9, (4, 6), 0.37
+        1, 2000, Parameters(3, 4, 0.1, 3, 4, 0.3, 0.5), 0.2, 9, (4, 6), 0.37
     )
     with pytest.raises(InvalidInputError, match="iterations=0: at least 1"):
         practical_plan(base, 5, iterations=0)
@@ -413,7 +413,7 @@ def test_the_claims_agree_with_each_other(kind):
 
 
 def planned(theorem):
-    first = Letters(3, 40, 0.013, 3.1, 4.7, 0.29, 0.53, 90)
+    first = Parameters(3, 40, 0.013, 3.1, 4.7, 0.29, 0.53, 90)
     base = Calibration(theorem, 2000, first, 0.23, 9, (4, 6), 0.37)
     return practical_plan(base, 3, iterations=2000)
 
@@ -421,19 +421,19 @@ def planned(theorem):
 def test_algorithms_take_every_letter_of_a_plan():
     first = algorithm_by(planned(1), LocalBSGM)
     assert isinstance(first, LocalBSGM)
-    assert letters_of(first, 3) == (
+    assert parameters_of(first, 3) == (
         1,
-        Letters(3, 40, 0.013, 3.1, 4.7, 0.29, 0.53, 1),
+        Parameters(3, 40, 0.013, 3.1, 4.7, 0.29, 0.53, 1),
         first.hypergradient,
     )
     for theorem in (2, 3):
         storm = algorithm_by(planned(theorem), LocalBSGVRM)
         assert isinstance(storm, LocalBSGVRM)
-        number, found, rule = letters_of(storm, 3)
+        number, found, rule = parameters_of(storm, 3)
         assert number == theorem and isinstance(rule, Neumann)
         eta = 0.013 if theorem == 2 else 0.013 * 9 ** (1 / 3)
         same(found.eta, eta)
-        expected = Letters(3, 40, found.eta, 3.1, 4.7, 0.29, 0.53, 90)
+        expected = Parameters(3, 40, found.eta, 3.1, 4.7, 0.29, 0.53, 90)
         assert found == expected
     for rule in (first.hypergradient, storm.hypergradient):
         assert isinstance(rule, Neumann)
@@ -463,9 +463,9 @@ def test_which_theorem_an_algorithm_is_about():
     rule, four = Neumann(2, 0.1), (1.0, 2.0, 0.3, 0.4)
     for eta, theorem in ((Constant(0.1), 2), (CubeRootDecay(1, 8), 3)):
         storm = LocalBSGVRM(rule, eta, *four, local_steps=2)
-        assert letters_of(storm, 2)[0] == theorem
+        assert parameters_of(storm, 2)[0] == theorem
     with pytest.raises(InvalidInputError, match="not of `FedAvg`"):
-        letters_of(FedAvg(0.1, local_steps=2), 2)
+        parameters_of(FedAvg(0.1, local_steps=2), 2)
     other = LocalBSGM(ConjugateGradient(3), 0.1, *four, local_steps=2)
     with pytest.raises(InvalidInputError, match="stochastic Neumann series"):
-        letters_of(other, 2)
+        parameters_of(other, 2)

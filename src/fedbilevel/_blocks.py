@@ -14,8 +14,6 @@ from jaxtyping import PyTree
 
 from fedbilevel._types import AbstractBlocks, Pair
 
-__all__ = ["NOTHING", "combine", "either", "is_any", "leaf_numbers", "split"]
-
 NOTHING = Pair(False, False)
 
 

@@ -18,7 +18,7 @@ def write_atomically(
 
     Its permissions are `mode` less the umask, as of any new file.
     """
-    with told_of(path):
+    with naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
@@ -39,7 +39,7 @@ def write_atomically(
 
 
 @contextmanager
-def told_of(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """Name the file in errors of the system that do not: a full disk has no name."""
     try:
         yield

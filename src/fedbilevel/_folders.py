@@ -1,7 +1,7 @@
-"""The files of a run folder, whose it is, and how a run that is in one goes on.
+"""The files of a run folder, whose it is, and how a run in it is continued.
 
 No command writes where something else was kept. Needs neither JAX nor NumPy, so that
-whoever gave a wrong folder is told at once.
+a wrong folder is reported at once.
 """
 
 import errno
@@ -12,30 +12,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedbilevel.errors import CheckpointError, sentence_of
-
-__all__ = [
-    "CHECKPOINT",
-    "COLUMNS",
-    "COMPARISON",
-    "EXPERIMENT",
-    "FEDERATION",
-    "MODEL",
-    "POINT",
-    "RESULT",
-    "SEARCH",
-    "TUNED",
-    "TUNING",
-    "WEIGHTS",
-    "check_file",
-    "check_place",
-    "how_to_continue",
-    "is_used",
-    "open_folder",
-    "require_new",
-    "require_new_file",
-    "require_own",
-    "require_unfinished",
-]
 
 # The last of these is there once the run is finished.
 COLUMNS, POINT, RESULT = "columns.npz", "point.npz", "result.json"
@@ -49,7 +25,7 @@ TUNING = "tuning"  # the folder of a search, in that of a run or of one compared
 
 
 def how_to_continue(folder: Path) -> str:
-    """Say how the run in a folder goes on, or nothing where none is to.
+    """Say how to continue the run in a folder, or nothing where there is none.
 
     What a command began, a command continues; what was begun in Python is made of
     objects that no command can build again.
@@ -93,10 +69,10 @@ def require_new(folder: Path) -> None:
     if is_used(folder):
         _require_folder(folder)
         how = how_to_continue(folder)
-        told = f" The run in it is kept. {how}" if how else ""
+        kept = f" The run in it is kept. {how}" if how else ""
         raise CheckpointError(
             f"{folder} exists and is not empty. Choose another folder, or remove it."
-            f"{told}"
+            f"{kept}"
         )
 
 
@@ -122,8 +98,8 @@ def require_own(folder: Path, names: Collection[str]) -> None:
 
 def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
-        told = NotADirectoryError(errno.ENOTDIR, "", str(folder))
-        raise CheckpointError(sentence_of(told))
+        error = NotADirectoryError(errno.ENOTDIR, "", str(folder))
+        raise CheckpointError(sentence_of(error))
 
 
 def check_place(folder: Path) -> None:
@@ -138,7 +114,7 @@ def _try_place(folder: Path, wanted: Path) -> None:
         there = there.parent
     probe = there / f".{secrets.token_hex(8)}"
     try:
-        # Permissions do not tell it: not on a disk that is read-only, nor below /proc.
+        # Permissions do not show it on a disk that is read-only, nor below /proc.
         probe.mkdir()
         probe.rmdir()
     except OSError as error:
@@ -147,8 +123,8 @@ def _try_place(folder: Path, wanted: Path) -> None:
                 f"{wanted} cannot be made: {there} takes no files or folders. Choose "
                 "another place."
             ) from error
-        told = OSError(error.errno, error.strerror, str(there))
-        raise CheckpointError(sentence_of(told)) from error
+        named = OSError(error.errno, error.strerror, str(there))
+        raise CheckpointError(sentence_of(named)) from error
 
 
 def check_file(path: Path) -> None:

@@ -25,20 +25,6 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError, unknown_name
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "entry",
-    "identity",
-    "installed",
-    "is_file",
-    "label",
-    "method_files",
-    "names",
-    "names_of",
-    "resolved",
-    "short",
-    "told",
-]
-
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
 _PRESETS, _WRAPPERS = "presets.py", "wrappers"
 _LARGEST = 2**24  # bytes of a source file
@@ -153,13 +139,13 @@ def _module_at(path: Path, kind: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         sys.modules.pop(called)
         raise InvalidInputError(
-            f"{kind}: {path} cannot be run: {told(error, place)}."
+            f"{kind}: {path} cannot be run: {error_text(error, place)}."
         ) from error
     _loaded[key] = module
     return module
 
 
-def told(error: BaseException, place: Path) -> str:
+def error_text(error: BaseException, place: Path) -> str:
     """Say what was raised, and in which line of a file."""
     lines, trace = [], error.__traceback__
     while trace is not None:
@@ -195,7 +181,7 @@ def _from_package(point: "EntryPoint", kind: str) -> Any:
         home = point.dist.name if point.dist else "an installed package"
         raise InvalidInputError(
             f"{kind} '{point.name}' of {home} cannot be loaded: "
-            f"{told(error, Path())}. Mend or remove that package."
+            f"{error_text(error, Path())}. Mend or remove that package."
         ) from error
 
 
@@ -244,7 +230,7 @@ def label(name: str) -> str:
 def identity(name: str) -> str:
     """Return what is the same on two machines that have the same code.
 
-    Of a file it tells what is in it, not where it lies.
+    Of a file it depends on its content, not on its place.
     """
     match = _FILE.fullmatch(name)
     if match is None:

@@ -8,8 +8,6 @@ from typing import Any
 
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["TableChoices"]
-
 _MISSING = ("refuse", "mean", "drop")
 _PREDICTED = ("auto", "class", "number")
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from fedbilevel._types import Scalar
+from fedbilevel._types import Key, Scalar
 
 _SMALL = 4096  # numbers that are copied sooner than a kernel of their own is compiled
 
@@ -45,6 +46,14 @@ def add_scaled(a: PyTree, factor: Any, b: PyTree) -> PyTree:
 def zeros_like(a: PyTree) -> PyTree:
     """Return zeros shaped like a."""
     return jax.tree.map(jnp.zeros_like, a)
+
+
+def normal_like(key: Key, a: PyTree) -> PyTree:
+    """Return independent standard normal numbers, shaped like a."""
+    leaves, structure = jax.tree.flatten(a)
+    keys = jr.split(key, len(leaves))
+    drawn = [jr.normal(k, u.shape, u.dtype) for k, u in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
 
 
 def dot(a: PyTree, b: PyTree) -> Scalar:

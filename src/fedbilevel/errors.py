@@ -2,30 +2,9 @@
 
 import difflib
 import errno
+import importlib
 from collections.abc import Iterable, Mapping
-
-__all__ = [
-    "AtClientError",
-    "CheckpointError",
-    "ClientInputError",
-    "ClientStageError",
-    "ConfigurationWarning",
-    "DamagedFileWarning",
-    "FedbilevelError",
-    "HeterogeneityWarning",
-    "InvalidInputError",
-    "MaskRangeError",
-    "MaskReuseError",
-    "NonFiniteError",
-    "OtherProcessError",
-    "RevealRefusedError",
-    "SecureAggregationError",
-    "StageError",
-    "UnmaskingError",
-    "coarse_cure",
-    "sentence_of",
-    "unknown_name",
-]
+from typing import Any
 
 
 class FedbilevelError(Exception):
@@ -108,6 +87,15 @@ class UnmaskingError(SecureAggregationError):
     def __init__(self, message: str, suspects: Mapping[int, str] | None = None) -> None:
         self.suspects = dict(suspects or {})
         super().__init__(message)
+
+
+def needed(name: str, sentence: str) -> Any:
+    """Import an optional package, or raise a sentence that says how to get it."""
+    try:
+        importlib.import_module(name.partition(".")[0])
+        return importlib.import_module(name)
+    except ImportError:
+        raise FedbilevelError(sentence) from None
 
 
 def coarse_cure(kind: str) -> str:

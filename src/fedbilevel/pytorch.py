@@ -14,9 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from fedbilevel.errors import FedbilevelError, InvalidInputError
-
-__all__ = ["convert"]
+from fedbilevel.errors import InvalidInputError, needed
 
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "Identity": lambda a: a,
@@ -34,12 +32,7 @@ def convert(module: Any) -> eqx.nn.Sequential:
     the model takes one sample, without the axis of a batch: use `jax.vmap(model)`. The
     weights are copied, and have JAX's precision.
     """
-    try:
-        from torch import nn  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise FedbilevelError(
-            "models of PyTorch are read by PyTorch: install torch."
-        ) from None
+    nn = needed("torch.nn", "models of PyTorch are read by PyTorch: install torch.")
     if not isinstance(module, nn.Module):
         raise InvalidInputError(f"a {type(module).__name__} is no `nn.Module`.")
     layers = [_layer(name, one) for name, one in _flat("", module)]

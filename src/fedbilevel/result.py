@@ -17,15 +17,8 @@ from jaxtyping import PyTree
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
 from fedbilevel._folders import COLUMNS, MODEL, POINT, RESULT, how_to_continue
-from fedbilevel.errors import (
-    CheckpointError,
-    FedbilevelError,
-    InvalidInputError,
-    unknown_name,
-)
+from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.models import Model, can_be_kept
-
-__all__ = ["Result", "named_leaves", "shaped", "to_plain"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +30,7 @@ class Result:
     drawn in all until then; `point` the leaves of x and y by name; `final` the last
     value of every column; `counts` the exact costs; `seconds` compiling apart from
     running; `config` and `versions` what to repeat it with; `ended` why there were no
-    more rounds; `events` what happened on the way that nobody asked for. `levels` are
+    more rounds; `events` the automatic interventions. `levels` are
     x and y in the structure of the start, where it is known; `model` is what predicts,
     where the task says how.
     """
@@ -77,9 +70,9 @@ class Result:
         return self.config.get("headline", "upper_loss")
 
     def __repr__(self) -> str:
-        """Tell the run in two lines; `final`, `counts` and `config` tell more."""
-        told = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
-        return f"Result of {self.algorithm} on {self.task}, {self._end()}:\n  {told}"
+        """Describe the run in two lines; `final`, `counts` and `config` hold more."""
+        found = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
+        return f"Result of {self.algorithm} on {self.task}, {self._end()}:\n  {found}"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -98,20 +91,18 @@ class Result:
         if self.model is None:
             raise InvalidInputError(
                 f"the run of {self.algorithm} on {self.task} has no model that "
-                "predicts: its task does not say how, or every client has its own y. "
-                "Apply `result.x` and `result.y` yourself."
+                "predicts: its task does not say how, or y is personal to each "
+                "client. Apply `result.x` and `result.y` yourself."
             )
         return self.model.predict(rows)
 
     def to_pandas(self) -> Any:
         """Return the columns as a pandas frame, one row per measured round."""
-        try:
-            import pandas  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise FedbilevelError(
-                "frames are made by pandas: install it, or read `result.columns`, "
-                "which are NumPy arrays by name."
-            ) from None
+        pandas = needed(
+            "pandas",
+            "frames are made by pandas: install it, or read `result.columns`, which "
+            "are NumPy arrays by name.",
+        )
         return pandas.DataFrame(self.columns)
 
     def plot(
@@ -131,7 +122,10 @@ class Result:
         for name in (along, *names):
             if name not in self.columns:
                 raise unknown_name("column", name, self.columns)
-        axes = axes or _new_axes()
+        if axes is None:
+            sentence = "curves are drawn by matplotlib: install fedbilevel[report]."
+            plots = needed("matplotlib.pyplot", sentence)
+            axes = plots.subplots(layout="constrained")[1]
         for name in names:
             axes.plot(self.columns[along], self.columns[name], label=name)
         axes.set_xlabel(along)
@@ -253,21 +247,11 @@ def shaped(
 
 
 def _short(value: Any) -> str:
-    """Write a value in a few letters."""
+    """Write a value in a few characters."""
     if isinstance(value, int | float):
         return f"{value:.5g}"
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _new_axes() -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise FedbilevelError(
-            "curves are drawn by matplotlib: install fedbilevel[report]."
-        ) from None
-    return pyplot.subplots(layout="constrained")[1]
 
 
 def to_plain(value: Any) -> Any:

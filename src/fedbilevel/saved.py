@@ -5,8 +5,10 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,6 @@ from fedbilevel._folders import (
 from fedbilevel.errors import CheckpointError
 from fedbilevel.result import Result
 
-__all__ = ["Saved", "find_saved", "is_saved", "read_saved"]
-
 _COMPARED = "comparison.json"
 _SUSPICIOUS, _PICTURES = "suspicious.csv", "suspicious.npz"
 _MOST_PICTURES, _LARGEST_PICTURE = 24, 96  # their number, and the pixels of a side
@@ -42,10 +42,10 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class Saved:
-    """A folder's results by name, one for each seed; and what else it tells.
+    """A folder's results by name, one for each seed; and what else it holds.
 
     `headline` names the column that decides, and `target` the value of it whose cost is
-    told. `settings` are those that the command line wrote. `diverged` says of
+    reported. `settings` are those that the command line wrote. `diverged` says of
     algorithms where they failed. `unfinished` says what is missing, if anything is.
     `suspicious` are rows by their weights, the smallest first; `pictures` images of
     some of them, each with its row; `features` the names of what the model's columns
@@ -136,11 +136,11 @@ def _comparison(folder: Path) -> Saved:
     if not results:
         raise CheckpointError(
             f"{folder}: no algorithm of this comparison has finished yet. The same "
-            "command with --resume goes on with it."
+            "command with --resume continues it."
         )
     about = _json(folder / _COMPARED)
     first = next(iter(results.values()))[0]
-    told = "" if about else "Not all of its algorithms have finished."
+    missing = "" if about else "Not all of its algorithms have finished."
     headline = str(about.get("metric") or _headline(first))
     if any(headline not in one.columns for many in results.values() for one in many):
         raise CheckpointError(f"{folder}: not every result has a column {headline}.")
@@ -153,7 +153,7 @@ def _comparison(folder: Path) -> Saved:
         target=float(target) if isinstance(target, int | float) else None,
         settings=_json(folder / COMPARISON),
         diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
-        unfinished=told,
+        unfinished=missing,
     )
 
 
@@ -170,7 +170,7 @@ def _unfinished(folder: Path) -> Saved:
         raise CheckpointError(
             f"{folder}: the run has begun, but there is no checkpoint yet."
         )
-    try:
+    with _reading(path):
         arrays = read_arrays(_unpacks_small(path))
         about = json.loads(arrays["about"].tobytes())
         columns = {
@@ -180,8 +180,6 @@ def _unfinished(folder: Path) -> Saved:
         }
         seconds = {name: float(value) for name, value in about["seconds"].items()}
         done = int(about["round"])
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     _check_columns(columns, path)
     task, algorithm = (str(settings.get(n) or "") for n in ("task", "algorithm"))
     final = {name: float(column[-1]) for name, column in columns.items()}
@@ -189,11 +187,11 @@ def _unfinished(folder: Path) -> Saved:
     result = Result(
         task, name, dict(settings), {}, columns, {}, final, {}, seconds, ended=""
     )
-    told = f"Not finished: its checkpoint was written after round {done}."
+    missing = f"Not finished: its checkpoint was written after round {done}."
     headline = _headline(result)
     one = {name: [result]}
     folder_name = folder.resolve().name
-    return Saved(folder_name, one, headline, settings=settings, unfinished=told)
+    return Saved(folder_name, one, headline, settings=settings, unfinished=missing)
 
 
 def _headline(result: Result) -> str:
@@ -204,7 +202,7 @@ def _headline(result: Result) -> str:
 
 
 def _result(folder: Path) -> Result:
-    try:
+    with _reading(folder / RESULT):
         _small(folder / RESULT)
         for name in (COLUMNS, POINT):
             _unpacks_small(folder / name)
@@ -213,8 +211,6 @@ def _result(folder: Path) -> Result:
         if not all(isinstance(one, dict) for one in kinds):
             raise TypeError("settings, costs or seconds are no objects")
         float(result.seconds["run"])
-    except _DAMAGED as error:
-        raise CheckpointError(f"{folder / RESULT} is damaged: {error}.") from error
     _check_columns(result.columns, folder / COLUMNS)
     return result
 
@@ -228,6 +224,15 @@ def _check_columns(columns: Mapping[str, np.ndarray], path: Path) -> None:
         raise CheckpointError(f"{path} is damaged: its columns are not measurements.")
     if not len(columns["round"]):
         raise CheckpointError(f"{path}: no round was measured yet.")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file in whatever damaged content makes libraries raise."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def _small(path: Path) -> Path:
@@ -248,10 +253,8 @@ def _json(path: Path) -> dict[str, Any]:
     """Return the object in a file, or an empty one where there is no file."""
     if not path.is_file():
         return {}
-    try:
+    with _reading(path):
         found = json.loads(_small(path).read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it holds no JSON object.")
     return found
@@ -261,17 +264,14 @@ def _suspicious(path: Path) -> list[dict[str, str]]:
     """Return the rows of a cleaning run; none where there is no file."""
     if not path.is_file():
         return []
-    try:
-        with _small(path).open(newline="") as file:
-            rows = [
-                {str(name): str(cell) for name, cell in row.items()}
-                for _, row in zip(range(_MOST_ROWS), csv.DictReader(file), strict=False)
-            ]
+    with _reading(path), _small(path).open(newline="") as file:
+        rows = [
+            {str(name): str(cell) for name, cell in row.items()}
+            for row in islice(csv.DictReader(file), _MOST_ROWS)
+        ]
         for row in rows:
             float(row["weight"])
-        return rows
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    return rows
 
 
 def _pictures(
@@ -280,15 +280,13 @@ def _pictures(
     """Return the images of the first rows of a file, each with its row."""
     if not path.is_file():
         return []
-    try:
+    with _reading(path):
         images = read_arrays(_unpacks_small(path))["pictures"]
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     sides, channels = images.shape[1:3], images.shape[3:]
     small = len(sides) == 2 and all(1 <= side <= _LARGEST_PICTURE for side in sides)
     right = small and images.dtype == np.uint8 and channels in ((), (3,))
     if not right or len(images) > min(_MOST_PICTURES, len(rows)):
-        raise CheckpointError(f"{path} is damaged: it holds no pictures of ours.")
+        raise CheckpointError(f"{path} is damaged: it holds no pictures of rows.")
     return list(zip(rows, images, strict=False))
 
 
@@ -296,10 +294,8 @@ def _features(path: Path) -> list[str]:
     """Return the names of features: one for numbers, for texts one of each value."""
     about = _json(path).get("preparation")
     names: list[str] = []
-    try:
+    with _reading(path):
         for column in about["columns"] if about else ():
             name, values = str(column["name"]), column.get("values")
             names += [name] if values is None else [f"{name}={one}" for one in values]
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     return names

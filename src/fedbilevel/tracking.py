@@ -6,31 +6,24 @@ A tracker is an `on_round` callback:
         run(..., on_round=track)
 
 `jsonl:FILE` is a text file with one JSON object per round, in order. The others need a
-package of somebody else, and write into a folder; nothing is sent anywhere:
+further package, and write into a folder; nothing is sent anywhere:
 `tensorboard:FOLDER`, `mlflow:FOLDER`, `wandb:FOLDER` (offline).
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedbilevel._folders import check_place
-from fedbilevel.errors import (
-    CheckpointError,
-    FedbilevelError,
-    InvalidInputError,
-    unknown_name,
-)
+from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.runtime import Event, OnRound
 
-__all__ = ["check_tracking", "from_anywhere", "tracker"]
-
 _LARGEST = 2**30  # bytes of a file of lines that is continued
-_NAME = re.compile(r"[^A-Za-z0-9_\-./ ]")  # letters that no tracker takes in a name
+_NAME = re.compile(r"[^A-Za-z0-9_\-./ ]")  # characters that no tracker takes in a name
 
 
 def check_tracking(text: str, *, resume: bool = False) -> None:
@@ -42,7 +35,8 @@ def check_tracking(text: str, *, resume: bool = False) -> None:
             "file, or remove it."
         )
     check_place(place.parent if kind == "jsonl" else place)
-    _importing[kind]()
+    if kind in _PACKAGES:
+        _imported(kind)
 
 
 def from_anywhere(text: str) -> str:
@@ -58,7 +52,7 @@ def tracker(
     """Open what KIND:PLACE names; yield the callback that writes a round.
 
     `about` are names and numbers to file the run under. With `resume` a file of lines
-    goes on where the run does: rounds that it made again replace those of the file.
+    continues where the run does: rounds that it made again replace those of the file.
     """
     check_tracking(text, resume=resume)
     kind, place = _read(text)
@@ -128,7 +122,7 @@ def _tensorboard(
     place: Path, about: Mapping[str, Any], resume: bool
 ) -> Iterator[OnRound]:
     del resume
-    writer = _importing["tensorboard"]().SummaryWriter(str(place))
+    writer = _imported("tensorboard").SummaryWriter(str(place))
     writer.add_text("about", json.dumps(about, default=str))
     try:
 
@@ -144,7 +138,7 @@ def _tensorboard(
 @contextmanager
 def _mlflow(place: Path, about: Mapping[str, Any], resume: bool) -> Iterator[OnRound]:
     del resume
-    mlflow = _importing["mlflow"]()
+    mlflow = _imported("mlflow")
     place.mkdir(parents=True, exist_ok=True)
     mlflow.set_tracking_uri(f"sqlite:///{place.resolve() / 'mlflow.db'}")
     mlflow.set_experiment("fedbilevel")
@@ -162,7 +156,7 @@ def _mlflow(place: Path, about: Mapping[str, Any], resume: bool) -> Iterator[OnR
 @contextmanager
 def _wandb(place: Path, about: Mapping[str, Any], resume: bool) -> Iterator[OnRound]:
     del resume
-    wandb = _importing["wandb"]()
+    wandb = _imported("wandb")
     place.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         project="fedbilevel", dir=str(place), mode="offline", config=dict(about)
@@ -177,42 +171,19 @@ def _plain(name: str) -> str:
     return _NAME.sub("_", name)
 
 
-def _missing(what: str, package: str) -> FedbilevelError:
-    return FedbilevelError(
+def _imported(kind: str) -> Any:
+    what, package = _PACKAGES[kind]
+    return needed(
+        package,
         f"{what} is written by the package {package}, which is not installed: `pip "
-        f"install {package}`, or track into a file, jsonl:FILE, which needs none."
+        f"install {package}`, or track into a file, jsonl:FILE, which needs none.",
     )
 
 
-def _import_tensorboard() -> Any:
-    try:
-        import tensorboardX  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise _missing("TensorBoard", "tensorboardX") from None
-    return tensorboardX
-
-
-def _import_mlflow() -> Any:
-    try:
-        import mlflow  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise _missing("MLflow", "mlflow") from None
-    return mlflow
-
-
-def _import_wandb() -> Any:
-    try:
-        import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise _missing("Weights & Biases", "wandb") from None
-    return wandb
-
-
-_importing: dict[str, Callable[[], Any]] = {
-    "jsonl": lambda: None,
-    "tensorboard": _import_tensorboard,
-    "mlflow": _import_mlflow,
-    "wandb": _import_wandb,
+_PACKAGES = {
+    "tensorboard": ("TensorBoard", "tensorboardX"),
+    "mlflow": ("MLflow", "mlflow"),
+    "wandb": ("Weights & Biases", "wandb"),
 }
 _KINDS: dict[str, Any] = {
     "jsonl": _json_lines,

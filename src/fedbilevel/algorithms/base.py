@@ -306,6 +306,10 @@ class AbstractAlgorithm(eqx.Module):
         `curvatures(factor)` has how much f and g curve where g - factor f does least.
         """
 
+    def unwrapped(self) -> "AbstractAlgorithm":
+        """Return the method whose local steps wrappers vary: itself."""
+        return self
+
     def settings(self) -> dict[str, Any]:
         """Return every parameter by its name, with those of what is wrapped."""
         return dict(vars(self))

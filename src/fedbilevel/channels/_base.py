@@ -10,8 +10,6 @@ from jaxtyping import Array, Float, PyTree
 
 from fedbilevel._types import Key
 
-__all__ = ["AbstractCoder", "AbstractReduction", "Vector", "share_of"]
-
 Vector = Float[Array, " size"]
 _ROUNDING = 1e-9  # so that 0.1 of 30 is 3, though 0.1 * 30 > 3 in floating point
 
@@ -54,7 +52,7 @@ class AbstractCoder(eqx.Module):
 class AbstractReduction(eqx.Module):
     """Makes one reply of those of all participants, stacked over places.
 
-    Places of weight 0 are nobody's, or of clients that stayed away; whatever they hold
+    Places of weight 0 belong to no client, or to one that was absent; what they hold
     does not count. `adds_up` is True for a weighted mean, which devices can add up
     apart from each other. `bytes_per_number` is set where numbers travel in another
     width than their own.
@@ -64,7 +62,7 @@ class AbstractReduction(eqx.Module):
     bytes_per_number: ClassVar[int | None] = None
 
     def check(self, participants: int) -> None:
-        """Raise if so few participants cannot be reduced this way."""
+        """Raise if so few participants cannot be reduced."""
         del participants
 
     @abc.abstractmethod

@@ -15,16 +15,6 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel._blocks import leaf_numbers
 
-__all__ = [
-    "are_single_numbers",
-    "change_blocks",
-    "change_numbers",
-    "count_blocks",
-    "from_vectors",
-    "to_vectors",
-    "vector_shapes",
-]
-
 
 def count_blocks(tree: PyTree) -> int:
     """Return the number of blocks."""
@@ -48,7 +38,7 @@ def vector_shapes(tree: PyTree) -> list[jax.ShapeDtypeStruct]:
 
 
 def are_single_numbers(tree: PyTree) -> list[bool]:
-    """Say of each block whether it has no array: a scalar x, or what is told beside."""
+    """Say of each block whether it has no array: a scalar x, or a curvature."""
     leaves = jax.tree.leaves(tree)
     return [
         all(np.ndim(leaves[number]) == 0 for number in numbers)

@@ -1,8 +1,8 @@
 r"""What a run with noise reveals: epsilon at a delta, for a client as a whole.
 
 Who sees the sum over participants of an exchange, but not the single replies, cannot
-tell whether a client's changes were those it sent or zeros, up to (epsilon, delta). So
-the guarantee is that of a trusted server, or of secure aggregation. With b blocks cut
+decide whether a client's changes were those it sent or zeros, up to (epsilon, delta).
+The guarantee is that of a trusted server, or of secure aggregation. With b blocks cut
 down to the norm C each and noise of deviation sigma C on their sum, one exchange is a
 Gaussian mechanism of noise multiplier sigma / sqrt(b); with m of n participants present
 only m shares of the noise are there, and it is sigma sqrt(m / n) / sqrt(b).
@@ -12,7 +12,7 @@ Gaussian mechanisms of multipliers s_1, s_2, ... together are one of multiplier 
 epsilon is known exactly (Balle and Wang 2018); accountants of privacy loss
 distributions (PLD) approach the same number from above, on a grid. Renyi differential
 privacy (RDP) gives a larger one, but covers cohorts that are drawn. The least bound
-that applies is told.
+that applies is reported.
 
 The discrete Gaussian noise of a site has a deviation of s >= 2^20 steps of its grid. In
 d coordinates and T releases it is within sqrt(T d / 1152) / s^2 in total variation of
@@ -28,8 +28,6 @@ from types import ModuleType
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError
-
-__all__ = ["epsilon", "epsilon_of_releases"]
 
 
 def epsilon(

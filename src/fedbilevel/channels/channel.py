@@ -1,4 +1,4 @@
-"""A channel: what is done to messages on their way, and how replies become one."""
+"""A channel: how messages are coded, and how replies become one."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,8 +22,6 @@ from fedbilevel.channels.reductions import Mean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import describe
 
-__all__ = ["PLAIN", "Channel"]
-
 
 class Channel(eqx.Module):
     """Coders that a client's change goes through in turn, and one reduction of all.
@@ -32,7 +30,7 @@ class Channel(eqx.Module):
     A change is a reply less what both sides know of it beforehand. Without coders it
     travels as it is. `Privacy` comes first: what follows only sees its output. Only the
     last coder may compress, and it does not touch single numbers: to thin out or round
-    the curvature that a client tells beside its direction saves nothing.
+    the curvature that a client sends beside its direction saves nothing.
 
     `down` rounds what the server sends, but for single numbers. Clients then work at
     the rounded point, while the server keeps its own, to which it adds their changes:
@@ -117,7 +115,7 @@ class Channel(eqx.Module):
         """Return the channel for changes that went through its `Privacy` before."""
         return replace(self, coders=(Protected(), *self.coders[1:]))
 
-    def told(self, message: PyTree) -> PyTree:
+    def sent(self, message: PyTree) -> PyTree:
         """Return what the server sends one client, as it travels."""
         return message if self.down is None else change_numbers(message, self._rounded)
 
@@ -125,11 +123,11 @@ class Channel(eqx.Module):
         assert self.down is not None
         return self.down.rounded(leaf) if leaf.dtype.itemsize > 2 else leaf
 
-    def heard(self, told: PyTree, like: PyTree) -> PyTree:
+    def received(self, coded: PyTree, like: PyTree) -> PyTree:
         """Return the message that arrives; `like` has its types."""
         if self.down is None:
-            return told
-        return jax.tree.map(lambda leaf, one: leaf.astype(one.dtype), told, like)
+            return coded
+        return jax.tree.map(lambda leaf, one: leaf.astype(one.dtype), coded, like)
 
     def start(self, change_like: PyTree) -> PyTree:
         """Return what a client remembers before its first change of these shapes."""
@@ -175,7 +173,7 @@ class Channel(eqx.Module):
         if not self.coders:
             return ""
         blocks = zip(coded, vector_shapes(like), self._coders(like), strict=True)
-        # The last one alone makes of a vector what is none.
+        # Only the last coder returns anything but a vector.
         problems = (
             coders[-1].why_impossible(vector, shape)
             for vector, shape, coders in blocks
@@ -194,8 +192,8 @@ class Channel(eqx.Module):
     def describe(self) -> dict[str, Any]:
         """Return every part as plain numbers and text."""
         coders = [describe(coder) for coder in self.coders]
-        told = {"coders": coders, "reduction": describe(self.reduction)}
-        return told if self.down is None else {**told, "down": describe(self.down)}
+        parts = {"coders": coders, "reduction": describe(self.reduction)}
+        return parts if self.down is None else {**parts, "down": describe(self.down)}
 
 
 def _encode(

@@ -16,16 +16,14 @@ from fedbilevel.channels._base import AbstractCoder, Vector, share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number, is_known
 
-__all__ = ["BFloat16", "Levels", "Privacy", "Protected", "Quantize", "Sparse", "TopK"]
-
 
 class Privacy(AbstractCoder):
     """Clips every block to the norm `clip` and adds Gaussian noise on the client.
 
     A coordinate of a client's noise has the standard deviation noise * clip / sqrt(n)
     with n participants, so that of their sum has noise * clip: `noise` is the noise
-    multiplier of one block. `Job.of` fills in `participants`, n. Results tell the
-    epsilon that goes with `delta`.
+    multiplier of one block. `Job.of` fills in `participants`, n. Results report
+    the epsilon that goes with `delta`.
 
     These are floating-point normal numbers that follow from the run's key: for study in
     the simulator. A deployed site draws discrete ones of its own, see

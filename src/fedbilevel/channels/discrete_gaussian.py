@@ -2,7 +2,7 @@
 
 Whole numbers k with probability proportional to exp(-k^2 / (2 s^2)), by Algorithms 1 to
 3 of Canonne, Kamath and Steinke (2020, arXiv 2004.00010) for a whole s: integers alone
-are computed with, so that no rounding of a floating-point number can tell anything of
+are computed with, so that no rounding of a floating-point number can reveal anything of
 what the noise is added to. Whole vectors are drawn at once.
 """
 
@@ -12,8 +12,6 @@ from collections.abc import Callable
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError
-
-__all__ = ["LARGEST_DEVIATION", "Bits", "discrete_gaussian"]
 
 # 2 s^2 times the few tens of turns of a loop below must stay within 64 bits.
 LARGEST_DEVIATION = 2**24

@@ -1,6 +1,6 @@
-"""How the replies of all participants become one: means, and rules that bear faults.
+"""How the replies of all participants become one: means, and robust reductions.
 
-The robust rules count clients, not their weights, but for the geometric median.
+The robust reductions count clients, not their weights, but for the geometric median.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from fedbilevel.channels._base import AbstractReduction, share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number
-
-__all__ = [
-    "GeometricMedian",
-    "Krum",
-    "Mean",
-    "Median",
-    "SecureMean",
-    "TrimmedMean",
-    "weighted_mean",
-]
 
 Weights = Float[Array, " places"]
 

@@ -15,15 +15,6 @@ from fedbilevel.datasets.labels import coded_labels
 from fedbilevel.datasets.preparation import Preparation
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = [
-    "Dataset",
-    "Part",
-    "assemble",
-    "open_text",
-    "reading",
-    "rename_classes",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

@@ -9,15 +9,6 @@ from typing import BinaryIO
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "VARIABLE",
-    "Unpacked",
-    "check_archive",
-    "check_ordinary",
-    "check_size",
-    "largest",
-]
-
 VARIABLE = "FEDBILEVEL_LARGEST_DATA"
 _DEFAULT = 2**30
 _ENCRYPTED = 1  # a bit of a zip member's flags

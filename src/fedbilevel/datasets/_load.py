@@ -6,22 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.datasets._base import Dataset
-from fedbilevel.datasets.arrays import load_folder, load_npz
+from fedbilevel.datasets.arrays import holds_idx, load_folder, load_idx, load_npz
 from fedbilevel.datasets.encoding import TableChoices, encode_table
-from fedbilevel.datasets.hubs import HUBS
-from fedbilevel.datasets.idx import holds_idx, load_idx
 from fedbilevel.datasets.images import holds_images, load_images
 from fedbilevel.datasets.libsvm import companion, load_libsvm
-from fedbilevel.datasets.named import NAMED
-from fedbilevel.datasets.tables import (
-    READERS,
-    kind_of,
-    read_table,
-    table_of_frame,
-)
+from fedbilevel.datasets.named import HUBS, NAMED
+from fedbilevel.datasets.tables import READERS, kind_of, read_table, table_of_frame
 from fedbilevel.errors import InvalidInputError, unknown_name
-
-__all__ = ["LAYOUTS", "from_frame", "is_named", "load", "names"]
 
 LAYOUTS = (
     "a table: .csv (.csv.gz), .parquet, .xlsx",
@@ -40,7 +31,7 @@ def names() -> list[str]:
 
 
 def is_named(source: str) -> bool:
-    """Say whether `load` knows a source by name, so that it is nobody's own."""
+    """Say whether `load` knows a source by name, so that it is not the user's own."""
     return source in NAMED or source.partition(":")[0] in HUBS
 
 

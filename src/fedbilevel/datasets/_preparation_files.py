@@ -8,10 +8,8 @@ from typing import Any
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Node", "check_different", "write"]
-
 _VERSION = 1
-_LONGEST_FILE = 64 * 2**20  # letters
+_LONGEST_FILE = 64 * 2**20  # characters
 _LONGEST_TEXT = 1000
 _MOST = 200_000  # columns, or values of one
 
@@ -56,7 +54,7 @@ class Node:
         odd = sorted(set(self.content) ^ set(names))
         if odd:
             raise InvalidInputError(
-                f"{self.where}: it has not the entries it should have, apart in "
+                f"{self.where}: it has unexpected or missing entries: "
                 f"{', '.join(odd)[:200]}."
             )
 
@@ -81,7 +79,7 @@ class Node:
         """Return an entry that is a text."""
         value = self._get(name)
         if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEXT:
-            raise self._wrong(name, f"a text of 1 to {_LONGEST_TEXT} letters")
+            raise self._wrong(name, f"a text of 1 to {_LONGEST_TEXT} characters")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
-"""Arrays in memory, in npz files and in folders of npy files, which are mapped."""
+"""Arrays in memory, in npz files, in folders of npy files, and in MNIST's IDX files."""
 
+import gzip
 import math
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, reading
-from fedbilevel.datasets._bounds import check_archive, check_ordinary
+from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import InvalidInputError
-
-__all__ = ["from_arrays", "from_torch", "load_folder", "load_npz"]
 
 
 def from_arrays(features: Any, label: Any, **columns: Any) -> Dataset:
@@ -68,7 +68,7 @@ def load_npz(path: Path) -> Dataset:
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read one array; what its header announces is compared before it is believed."""
+    """Read one array; what its header announces is checked first."""
     with archive.open(name) as file:
         shape, _, kind = _header(file)
         announced = file.tell() + math.prod(shape) * kind.itemsize
@@ -125,3 +125,84 @@ def _part(path: Path, prefix: str, arrays: dict[str, np.ndarray]) -> Part:
             )
     columns = dict(arrays)
     return Part(columns.pop("features"), columns.pop("label"), columns)
+
+
+def load_idx(path: Path) -> Dataset:
+    """Load a folder of train-images-idx3-ubyte[.gz] and its companions.
+
+    Uncompressed files are mapped. The t10k files, if any, are the test part.
+    """
+    test = (
+        _idx_part(path, "t10k") if _find_idx(path, "t10k-images-idx3-ubyte") else None
+    )
+    return assemble(path.resolve().name, _idx_part(path, "train"), test)
+
+
+def holds_idx(path: Path) -> bool:
+    """Say whether a folder has training images in this layout."""
+    return _find_idx(path, "train-images-idx3-ubyte") is not None
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """Read or map one file of unsigned bytes with so many axes."""
+    head = 4 + 4 * axes
+    with reading(path, "IDX"):
+        if path.suffix == ".gz":
+            return _unpack_idx(path, axes, head)
+        content = np.memmap(path, np.uint8, "r")
+    shape = _idx_shape(path, axes, bytes(content[:head]))
+    return _idx_rows(path, content, head, shape)
+
+
+def _unpack_idx(path: Path, axes: int, head: int) -> np.ndarray:
+    """Read as much of a packed file as its header announces."""
+    with gzip.open(path) as file:
+        start = file.read(head)
+        shape = _idx_shape(path, axes, start)
+        check_size(path, math.prod(shape), f"{shape} by its header")
+        rest = file.read(math.prod(shape) + 1)
+    return _idx_rows(path, np.frombuffer(start + rest, np.uint8), head, shape)
+
+
+def _idx_shape(path: Path, axes: int, start: bytes) -> tuple[int, ...]:
+    """Return the shape that the first bytes announce."""
+    # Two zero bytes, 8 for unsigned bytes, and the number of axes.
+    magic = bytes((0, 0, 8, axes))
+    if start[:4] != magic:
+        raise InvalidInputError(
+            f"{path} begins with the bytes {start[:4].hex()}, but IDX data of {axes} "
+            f"axes begin with {magic.hex()}. Is it the right file, and unpacked?"
+        )
+    return struct.unpack(f">{axes}I", start[4:].ljust(4 * axes, b"\0"))
+
+
+def _idx_rows(
+    path: Path, content: np.ndarray, head: int, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Return the rows of a file that has as many bytes as it announces."""
+    if len(content) != head + math.prod(shape):
+        raise InvalidInputError(
+            f"{path} has {len(content)} bytes, but its header announces "
+            f"{head + math.prod(shape)}. Get the file again."
+        )
+    return content[head:].reshape(shape)
+
+
+def _find_idx(folder: Path, name: str) -> Path | None:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _idx_part(folder: Path, kind: str) -> Part:
+    arrays = []
+    for name, axes in (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)):
+        path = _find_idx(folder, f"{kind}-{name}")
+        if path is None:
+            raise InvalidInputError(
+                f"{folder} has no {kind}-{name}, nor with .gz. Put it beside the "
+                "others."
+            )
+        arrays.append(read_idx(path, axes))
+    return Part(*arrays)

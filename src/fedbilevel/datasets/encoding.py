@@ -12,13 +12,11 @@ from fedbilevel.datasets._base import Dataset
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.datasets.preparation import CategoryColumn, Preparation
 from fedbilevel.datasets.sums import Sums, as_numbers, as_texts
-from fedbilevel.datasets.table import Table
+from fedbilevel.datasets.tables import Table
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["encode_table", "read_preparation", "sums_of_table"]
-
 _MOST_VALUES = 50  # of a column of text
-_LONGEST_VALUE = 200  # letters
+_LONGEST_VALUE = 200  # characters
 _FEWEST_TO_COUNT = 20  # rows from which 1, 2, 3, ... is no measurement
 _FEWEST_TO_REPEAT = 10  # rows of which some must have the same text
 # Columns of these names say where a row belongs and are no measurement.
@@ -36,7 +34,7 @@ class _Roles:
 
 
 def sums_of_table(table: Table, choices: TableChoices) -> Sums:
-    """Return what a site tells of its table so that all can be prepared alike."""
+    """Return what a site reports of its table so that all can be prepared alike."""
     roles = _roles(table, choices)
     kept, _ = _dropped(table, roles, choices)
     return _sums(kept, roles, choices)
@@ -165,10 +163,10 @@ def _check_features(table: Table, names: list[str]) -> None:
     found = {name: _trouble(table, name) for name in names}
     wrong = {name: why for name, why in found.items() if why}
     if wrong:
-        told = "; ".join(f"column '{name}' {why}" for name, why in wrong.items())
+        listed = "; ".join(f"column '{name}' {why}" for name, why in wrong.items())
         them = "it" if len(wrong) == 1 else "them"
         raise InvalidInputError(
-            f"{table.source}: {told}. Leave {them} out with --ignore "
+            f"{table.source}: {listed}. Leave {them} out with --ignore "
             f"{','.join(wrong)}, or make {them} numbers or a few words."
         )
 
@@ -199,7 +197,7 @@ def _about_texts(texts: list[str]) -> str:
             f"{_MOST_VALUES} become features of 0 and 1"
         )
     if max(map(len, different), default=0) > _LONGEST_VALUE:
-        return f"holds texts of more than {_LONGEST_VALUE} letters"
+        return f"holds texts of more than {_LONGEST_VALUE} characters"
     return ""
 
 

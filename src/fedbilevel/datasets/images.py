@@ -13,9 +13,7 @@ import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
-from fedbilevel.errors import FedbilevelError, InvalidInputError
-
-__all__ = ["coverage", "holds_images", "load_images", "shrink"]
+from fedbilevel.errors import InvalidInputError, needed
 
 _AT_ONCE = 1024
 _KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -138,17 +136,14 @@ def _files_of(path: Path) -> Iterator[tuple[PurePath, bytes]]:
 
 def _decode(path: Path, name: str, content: bytes, before: int) -> np.ndarray:
     """Return the pixels of an image; `before` are the bytes of those before it."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise FedbilevelError(
-            "images are decoded by Pillow: install fedbilevel[data]."
-        ) from None
+    library = needed(
+        "PIL.Image", "images are decoded by Pillow: install fedbilevel[data]."
+    )
     kind = _KINDS[PurePath(name).suffix.lower()]
     with reading(path / name, kind), warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.simplefilter("error", library.DecompressionBombWarning)
         # No other kind: Pillow hands some of them to programs.
-        with Image.open(io.BytesIO(content), formats=[kind]) as image:
+        with library.open(io.BytesIO(content), formats=[kind]) as image:
             mode = "L" if image.mode in ("1", "L") else "RGB"
             size = math.prod(image.size) * len(mode)
             check_size(path, before + size, f"{name} and the images before it")

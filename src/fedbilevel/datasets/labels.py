@@ -6,8 +6,6 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["as_classes", "class_names", "coded_labels"]
-
 
 def _plain(name: str, label: np.ndarray) -> np.ndarray:
     """Return labels as integers, truth values or text that is no number."""
@@ -62,7 +60,7 @@ def as_classes(name: str, label: np.ndarray) -> list[str]:
 
 
 def class_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of classes in their order: numbers by size, else by letters."""
+    """Return names of classes in their order: numbers by size, else by the alphabet."""
     different = sorted(set(names))
     try:
         different.sort(key=int)

@@ -10,9 +10,7 @@ import numpy as np
 
 from fedbilevel.datasets._base import Dataset, Part, assemble, open_text, reading
 from fedbilevel.datasets._bounds import check_size
-from fedbilevel.errors import FedbilevelError, InvalidInputError
-
-__all__ = ["companion", "load_libsvm", "read_sparse"]
+from fedbilevel.errors import InvalidInputError, needed
 
 _OTHERS = (
     "Other kinds of files are known by their names: .csv, .parquet, .xlsx, .npz, .zip; "
@@ -66,19 +64,14 @@ def companion(path: Path) -> Path | None:
 
 def read_sparse(stream: BinaryIO, path: Path) -> tuple[Any, np.ndarray]:
     """Parse a sparse float32 matrix and its labels; `path` is for the error."""
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise FedbilevelError(
-            "LIBSVM text is read by scikit-learn: install fedbilevel[data]."
-        ) from None
+    sentence = "LIBSVM text is read by scikit-learn: install fedbilevel[data]."
+    load = needed("sklearn.datasets", sentence).load_svmlight_file
     lines = _Lines(stream)
-    load: Any = datasets.load_svmlight_file
     try:
         features, label = load(lines, dtype=np.float32, zero_based=False)
     except (ValueError, OverflowError) as error:
         text = lines.last.partition(b"#")[0].strip()[:40].decode(errors="replace")
-        text = "".join(letter if letter.isprintable() else "?" for letter in text)
+        text = "".join(c if c.isprintable() else "?" for c in text)
         raise InvalidInputError(
             f"{path}, line {lines.number}: '{text}' is not LIBSVM text, a label and "
             f"pairs like 3:0.5 whose indices ascend from 1 ({error}). {_OTHERS}"

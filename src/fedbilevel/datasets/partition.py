@@ -1,7 +1,7 @@
 """Who holds which rows: one array of row indices per client.
 
-Every way with a seed deals out all rows, each to one client, in random order, so that
-a client's rows can be cut into training and validation as they stand.
+Every partition with a seed gives each row to one client, in random order, so that a
+client's rows can be cut into training and validation as they stand.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,25 +12,12 @@ import numpy as np
 from fedbilevel.datasets._base import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = [
-    "Scheme",
-    "by_column",
-    "by_indices",
-    "dirichlet",
-    "dominant",
-    "from_flower",
-    "label_counts",
-    "iid",
-    "parse",
-    "shards",
-]
-
 Parts: TypeAlias = list[np.ndarray]
 Scheme: TypeAlias = Callable[[Dataset, int, int], Parts]
 
 
 def iid(label: np.ndarray, clients: int, seed: int) -> Parts:
-    """Deal the rows out at random, equally up to one."""
+    """Partition the rows at random, equally up to one."""
     _check_clients(label, clients)
     return np.array_split(np.random.default_rng(seed).permutation(len(label)), clients)
 
@@ -76,10 +63,10 @@ def shards(label: np.ndarray, clients: int, seed: int, per_client: int = 2) -> P
     generator = np.random.default_rng(seed)
     ordered = np.concatenate(_rows_by_class(label, generator))
     cut = np.array_split(ordered, clients * per_client)
-    dealt = generator.permutation(clients * per_client).reshape(clients, per_client)
+    given = generator.permutation(clients * per_client).reshape(clients, per_client)
     return [
         generator.permutation(np.concatenate([cut[number] for number in numbers]))
-        for numbers in dealt
+        for numbers in given
     ]
 
 
@@ -87,7 +74,7 @@ def dominant(label: np.ndarray, clients: int, seed: int, fraction: float) -> Par
     """Give client i a `fraction` of its rows from class i modulo the classes.
 
     First every client in turn draws from its class as long as that lasts. What is left
-    of all classes is then dealt out at random to fill the clients up to equal sizes,
+    of all classes is then given at random to fill the clients up to equal sizes,
     so a client may hold more of its class than `fraction`.
     """
     _check_clients(label, clients)
@@ -178,7 +165,7 @@ def label_counts(
 
 
 def parse(text: str) -> Scheme:
-    """Read a way to partition: iid, dirichlet:0.3, shards:2, dominant:0.5, column:site.
+    """Read a partition: iid, dirichlet:0.3, shards:2, dominant:0.5, column:site.
 
     The result takes a data set, the number of clients and a seed. A column has as many
     clients as it has values, whatever number is asked for.
@@ -186,11 +173,13 @@ def parse(text: str) -> Scheme:
     name, _, value = text.partition(":")
     if name not in _SCHEMES:
         raise unknown_name("partition", name, _SCHEMES)
-    example, make = _SCHEMES[name]
+    example, split, read = _SCHEMES[name]
     if bool(value) != (":" in example) or text.endswith(":"):
         raise InvalidInputError(f"partition '{text}': write it as {example}.")
+    if name == "column":
+        return lambda data, clients, seed: by_column(_column(data, value))
     try:
-        return make(value)
+        amount = (read(value),) if value else ()
     except InvalidInputError:
         raise
     except ValueError:
@@ -198,44 +187,22 @@ def parse(text: str) -> Scheme:
             f"partition '{text}': '{value}' is not a number of the right kind. Write "
             f"it as {example}."
         ) from None
+    return lambda data, clients, seed: split(data.label, clients, seed, *amount)
 
 
-def _parse_iid(value: str) -> Scheme:
-    del value
-    return lambda data, clients, seed: iid(data.label, clients, seed)
+def _column(data: Dataset, name: str) -> np.ndarray:
+    if name not in data.columns:
+        raise unknown_name(f"column of {data.name}", name, data.columns)
+    return data.columns[name]
 
 
-def _parse_dirichlet(value: str) -> Scheme:
-    level = _check_concentration(float(value))
-    return lambda data, clients, seed: dirichlet(data.label, clients, seed, level)
-
-
-def _parse_shards(value: str) -> Scheme:
-    number = _check_per_client(int(value))
-    return lambda data, clients, seed: shards(data.label, clients, seed, number)
-
-
-def _parse_dominant(value: str) -> Scheme:
-    part = _check_fraction(float(value))
-    return lambda data, clients, seed: dominant(data.label, clients, seed, part)
-
-
-def _parse_column(value: str) -> Scheme:
-    def split(data: Dataset, clients: int, seed: int) -> Parts:
-        del clients, seed
-        if value not in data.columns:
-            raise unknown_name(f"column of {data.name}", value, data.columns)
-        return by_column(data.columns[value])
-
-    return split
-
-
-_SCHEMES: dict[str, tuple[str, Callable[[str], Scheme]]] = {
-    "iid": ("iid", _parse_iid),
-    "dirichlet": ("dirichlet:0.3", _parse_dirichlet),
-    "shards": ("shards:2", _parse_shards),
-    "dominant": ("dominant:0.5", _parse_dominant),
-    "column": ("column:site", _parse_column),
+# How each is written, what splits the rows, and what reads the text after the colon.
+_SCHEMES: dict[str, tuple[str, Callable[..., Parts], Callable[[str], Any]]] = {
+    "iid": ("iid", iid, str),
+    "dirichlet": ("dirichlet:0.3", dirichlet, lambda t: _check_concentration(float(t))),
+    "shards": ("shards:2", shards, lambda t: _check_per_client(int(t))),
+    "dominant": ("dominant:0.5", dominant, lambda t: _check_fraction(float(t))),
+    "column": ("column:site", by_column, str),
 }
 
 
@@ -246,8 +213,8 @@ def _rows_by_class(label: np.ndarray, generator: np.random.Generator) -> Parts:
 def _check_clients(label: np.ndarray, clients: int) -> None:
     if not 1 <= clients <= len(label):
         raise InvalidInputError(
-            f"{len(label)} rows cannot be dealt to {clients} clients. Ask for 1 to "
-            f"{len(label)}, so that each gets a row."
+            f"{len(label)} rows cannot be partitioned among {clients} clients. "
+            f"Ask for 1 to {len(label)}, so that each gets a row."
         )
 
 

@@ -22,14 +22,6 @@ from fedbilevel.datasets.sums import (
 )
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "CategoryColumn",
-    "ClassLabel",
-    "NumericColumn",
-    "Preparation",
-    "TargetLabel",
-]
-
 Where: TypeAlias = Callable[[int], str]
 
 
@@ -181,7 +173,8 @@ class Preparation:
 
     def scale(self, encoded: np.ndarray) -> np.ndarray:
         """Center and scale what `encode` returned; zeros and ones stay."""
-        return (encoded - self._pairs[:, 0]) / self._pairs[:, 1]
+        center, spread = self.scales.T
+        return (encoded - center) / spread
 
     def apply(
         self, columns: Mapping[str, np.ndarray], where: Where = numbered
@@ -190,16 +183,13 @@ class Preparation:
         return self.scale(self.encode(columns, where))
 
     @property
-    def _pairs(self) -> np.ndarray:
-        """The center and the spread of every feature."""
+    def scales(self) -> np.ndarray:
+        """The center and the spread of every feature, a row each."""
         pairs: list[tuple[float, float]] = []
         for one in self.columns:
             numeric = isinstance(one, NumericColumn)
-            pairs += (
-                [(one.center, one.spread)]
-                if numeric
-                else [(0.0, 1.0)] * len(one.values)
-            )
+            of_texts = [(0.0, 1.0)] * len(one.feature_names)
+            pairs += [(one.center, one.spread)] if numeric else of_texts
         return np.asarray(pairs)
 
     @staticmethod
@@ -250,11 +240,11 @@ class Preparation:
                 texts = {"values": list(one.values), "gaps": one.gaps}
                 columns.append({"kind": "text", "name": one.name, **texts})
         if isinstance(self.label, ClassLabel):
-            told = {"kind": "classes", "classes": list(self.label.classes)}
+            kind = {"kind": "classes", "classes": list(self.label.classes)}
         else:
-            told = {"kind": "number"}
-            told |= {"center": self.label.center, "spread": self.label.spread}
-        label = {"name": self.label.name, **told}
+            numbers = {"center": self.label.center, "spread": self.label.spread}
+            kind = {"kind": "number", **numbers}
+        label = {"name": self.label.name, **kind}
         return files.write("preparation", {"columns": columns, "label": label})
 
     @staticmethod

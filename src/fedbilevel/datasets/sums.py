@@ -1,4 +1,4 @@
-"""What a site tells of its columns, so that those of all sites are prepared alike.
+"""What a site reports of its columns, so that those of all sites are prepared alike.
 
 Of a column of numbers the count, the mean and the sum of squared deviations leave it;
 of a column of text the values that occur; of the label its classes or, where it is a
@@ -15,18 +15,7 @@ from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "MISSING",
-    "Moments",
-    "Sums",
-    "as_numbers",
-    "as_targets",
-    "as_texts",
-    "numbered",
-    "parse_number",
-]
-
-# What stands in columns of numbers where there is none, in small letters.
+# What stands in columns of numbers where there is none, in lower case.
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})
 
 
@@ -74,7 +63,7 @@ Found = Moments | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Sums:
-    """What a site tells of its columns, so that all can be prepared alike.
+    """What a site reports of its columns, so that all can be prepared alike.
 
     `columns` has the moments of numbers, or the different texts, sorted; `label` the
     moments of a target, or the classes.
@@ -96,10 +85,10 @@ class Sums:
         """Sum up the columns of one site, which are arrays of numbers or of text."""
         found = {name: _found(name, values) for name, values in columns.items()}
         if is_target:
-            told: Found = Moments.of(as_targets(label_name, label))
+            labels: Found = Moments.of(as_targets(label_name, label))
         else:
-            told = tuple(sorted(set(as_classes(f"column '{label_name}'", label))))
-        return Sums(len(label), found, label_name, told)
+            labels = tuple(sorted(set(as_classes(f"column '{label_name}'", label))))
+        return Sums(len(label), found, label_name, labels)
 
     @staticmethod
     def merged(every: Iterable["Sums"]) -> "Sums":
@@ -163,11 +152,11 @@ def _read_found(one: files.Node) -> Found:
 def _check_alike(first: Sums, other: Sums) -> None:
     odd = sorted(set(first.columns) ^ set(other.columns))
     if odd or first.label_name != other.label_name:
-        told = f"only some have {', '.join(map(repr, odd[:20]))}"
+        columns = f"only some have {', '.join(map(repr, odd[:20]))}"
         labels = f"labels are '{first.label_name}' and '{other.label_name}'"
         raise InvalidInputError(
-            f"the sites differ: {told if odd else labels}. All need the same columns; "
-            "leave others out with --ignore."
+            f"the sites differ: {columns if odd else labels}. All need the same "
+            "columns; leave others out with --ignore."
         )
 
 

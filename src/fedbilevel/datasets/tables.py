@@ -1,21 +1,128 @@
-"""Readers of tables: CSV, Parquet, Excel, and frames of pandas or polars."""
+"""Tables: columns and where each row is, read from CSV, Parquet, Excel and frames."""
 
 import csv
+import math
 import zipfile
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from fedbilevel.datasets._base import open_text, reading
 from fedbilevel.datasets._bounds import check_archive, check_size
-from fedbilevel.datasets.table import Table, check_names, column_of
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.datasets.sums import MISSING, as_texts, parse_number
+from fedbilevel.errors import InvalidInputError, needed
 
-__all__ = ["READERS", "read_table", "table_of_frame"]
+_LONGEST_GAP = max(map(len, MISSING))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns by name, all of the same length.
+
+    A column holds numbers, NaN where one is missing, or Python's texts, empty where one
+    is missing; numbers may be written as text. Row i is `unit` number `places[i]` of
+    `source`. `unreadable` has the columns that are neither, and what they are.
+    """
+
+    name: str
+    source: str
+    columns: Mapping[str, np.ndarray]
+    places: np.ndarray
+    unit: str = "row"
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def where(self, row: int) -> str:
+        """Say where a row is."""
+        return f"{self.source}, {self.unit} {self.places[row]}"
+
+    def take(self, rows: np.ndarray) -> "Table":
+        """Return some of the rows."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return replace(self, columns=columns, places=self.places[rows])
+
+    def is_numeric(self, name: str) -> bool:
+        """Say whether a column is one of numbers: most of its values are, or all miss.
+
+        A single word in it is then a mistake, and is refused where it is read.
+        """
+        values = self.columns[name]
+        if values.dtype.kind in "buif":
+            return True
+        # Each different text is looked at once: a hostile one may be long, and repeat.
+        there = Counter(as_texts(values))
+        for gap in [text for text in there if _is_gap(text)]:
+            del there[gap]
+        numbers = sum(count for text, count in there.items() if _is_number(text))
+        return 2 * numbers > there.total() or not there
+
+    def is_missing(self, name: str) -> np.ndarray:
+        """Mark the rows that have no value in a column."""
+        values = self.columns[name]
+        if values.dtype.kind in "buif":
+            return np.isnan(values.astype(float))
+        numeric = self.is_numeric(name)
+        gaps = [not text or (numeric and _is_gap(text)) for text in as_texts(values)]
+        return np.asarray(gaps, bool)
+
+
+def _is_gap(text: str) -> bool:
+    return len(text) <= _LONGEST_GAP and text.lower() in MISSING
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(parse_number(text))
+    except ValueError:
+        return False
+
+
+def column_of(values: Sequence[Any]) -> np.ndarray | str:
+    """Make a column of Python's values of any kind, or say which kind it cannot be."""
+    if all(_is_missing(one) or isinstance(one, int | float) for one in values):
+        try:
+            return np.asarray(
+                [math.nan if _is_missing(v) else float(v) for v in values]
+            )
+        except OverflowError:
+            return "numbers of more than 300 digits"
+    texts, stripped = np.empty(len(values), object), {}
+    for row, value in enumerate(values):
+        if _is_missing(value):
+            texts[row] = ""
+        elif isinstance(value, str):
+            # Equal texts stay one object, however often they are there.
+            texts[row] = stripped.setdefault(value, value.strip())
+        elif isinstance(value, int | float):
+            texts[row] = repr(value)
+        elif hasattr(value, "isoformat"):  # a date or a time
+            texts[row] = value.isoformat()
+        else:
+            return f"values of type {type(value).__name__}"
+    return texts
+
+
+def _is_missing(value: Any) -> bool:
+    nan = isinstance(value, float) and math.isnan(value)
+    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
+
+
+def check_names(source: str, names: Sequence[str]) -> None:
+    """Raise unless columns have different names that are not numbers."""
+    if all(_is_number(name) for name in names):
+        raise InvalidInputError(
+            f"{source}, line 1: expected the names of the columns. Add a header row."
+        )
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise InvalidInputError(
+                f"{source}, line 1: two columns are named '{name}'. Rename one."
+            )
+        seen.add(name)
 
 
 def read_table(path: Path) -> Table:
@@ -65,7 +172,8 @@ def _read_csv(path: Path) -> Table:
 
 
 def _read_parquet(path: Path) -> Table:
-    parquet = _library("pyarrow.parquet", "Parquet files are read by pyarrow")
+    sentence = "Parquet files are read by pyarrow: install fedbilevel[tables]."
+    parquet = needed("pyarrow.parquet", sentence)
     with reading(path, "Parquet"):
         schema = parquet.read_schema(path)
         texts = [one.name for one in schema if str(one.type) in _TEXTS]
@@ -101,7 +209,8 @@ _PLAIN_NUMBERS |= {"uint64", "uint32", "uint16", "uint8"}
 
 
 def _read_excel(path: Path) -> Table:
-    library = _library("openpyxl", "Excel files are read by openpyxl")
+    sentence = "Excel files are read by openpyxl: install fedbilevel[tables]."
+    library = needed("openpyxl", sentence)
     with reading(path, "Excel"):
         with zipfile.ZipFile(path) as archive:
             check_archive(path, archive)
@@ -171,13 +280,6 @@ def _table(
 
 def _name(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).stem
-
-
-def _library(name: str, why: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise FedbilevelError(f"{why}: install fedbilevel[tables].") from None
 
 
 READERS: Mapping[str, Callable[[Path], Table]] = {

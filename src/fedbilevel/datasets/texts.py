@@ -2,7 +2,7 @@
 
     FOLDER/SITE/SOURCE.jsonl     FOLDER/SITE/trusted.jsonl
 
-or, where nobody is named, FOLDER/SOURCE.jsonl. A file of one name is one source at all
+or, without names of sites, FOLDER/SOURCE.jsonl. A file of one name is one source at all
 sites. `trusted.jsonl` says what good text is; one beside the folders of the sites is
 for all of them. A line is an object with "prompt" and "response", or with "text".
 """
@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from fedbilevel.datasets._bounds import check_ordinary, check_size
 from fedbilevel.errors import InvalidInputError
-
-__all__ = ["TRUSTED", "Example", "Texts", "read_texts"]
 
 TRUSTED = "trusted"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,39}")
@@ -36,7 +34,7 @@ class Example(NamedTuple):
 class Texts:
     """What every site holds: examples by source, and trusted ones.
 
-    A site without a name, "", stands for rows that are still to be dealt out; so does
+    A site without a name, "", stands for rows that are still to be partitioned; so does
     `shared`, trusted examples for all sites.
     """
 
@@ -62,8 +60,8 @@ def read_texts(folder: Path | str) -> Texts:
     sites = {name: files for name, files in sites.items() if files}
     if TRUSTED in sites:
         raise InvalidInputError(
-            f"{place / TRUSTED} is called as what texts are judged by is: rename the "
-            "folder of this site."
+            f"{place / TRUSTED}: this name is reserved for texts that judge others. "
+            "Rename the folder of this site."
         )
     beside = own.pop(TRUSTED, [])
     if not sites:
@@ -124,8 +122,8 @@ def _example(path: Path, number: int, line: str) -> Example:
     try:
         held: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        told = getattr(error, "msg", "it is nested too deeply")
-        raise InvalidInputError(f"{where} is no JSON: {told}.") from None
+        why = getattr(error, "msg", "it is nested too deeply")
+        raise InvalidInputError(f"{where} is no JSON: {why}.") from None
     if not isinstance(held, dict):
         raise InvalidInputError(f"{where} is no JSON object.")
     names = ("text",) if "text" in held else ("prompt", "response")

@@ -7,47 +7,22 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedbilevel.datasets._bounds import check_ordinary, check_size
 from fedbilevel.datasets.texts import Example
-from fedbilevel.errors import FedbilevelError, InvalidInputError
-
-__all__ = ["Bytes", "Subwords", "TokenRows", "Tokenizer", "token_rows"]
-
-
-class Tokenizer(Protocol):
-    """Turns texts into numbers below `vocabulary`."""
-
-    @property
-    def vocabulary(self) -> int:
-        """One more than the largest token."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """The token after a text, and of padding."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """What tells it from other tokenizers."""
-        ...
-
-    def opened(self, text: str) -> list[int]:
-        """Return the tokens of a text with what begins a row."""
-        ...
-
-    def continued(self, text: str) -> list[int]:
-        """Return the tokens of a text alone."""
-        ...
+from fedbilevel.errors import InvalidInputError, needed
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Every byte of a text in UTF-8 is a token; two more begin and end rows."""
+    """Every byte of a text in UTF-8 is a token; two more begin and end rows.
+
+    All tokens are below `vocabulary`. `end` is the token after a text, and of padding;
+    `fingerprint` distinguishes the tokenizer from others.
+    """
 
     vocabulary: int = 258
     begin: int = 256
@@ -67,23 +42,19 @@ class Subwords:
     """The tokens of a file `tokenizer.json`, by the package tokenizers."""
 
     def __init__(self, path: Path, end: int | None = None) -> None:
-        try:
-            from tokenizers import (  # pyright: ignore[reportMissingImports]
-                Tokenizer as Library,
-            )
-        except ImportError:
-            raise FedbilevelError(
-                f"{path} is read by the package tokenizers: install fedbilevel[text]."
-            ) from None
+        sentence = (
+            f"{path} is read by the package tokenizers: install fedbilevel[text]."
+        )
+        library = needed("tokenizers", sentence).Tokenizer
         if not path.exists():
             raise InvalidInputError(f"there is no tokenizer {path}.")
         check_ordinary(path)
         check_size(path, path.stat().st_size, "a tokenizer")
         try:
-            self._library: Any = Library.from_file(str(path))
+            self._library: Any = library.from_file(str(path))
         except Exception as error:  # of the library's own kind
-            told = " ".join(str(error).split())
-            raise InvalidInputError(f"{path} is no tokenizer: {told:.200}.") from None
+            why = " ".join(str(error).split())
+            raise InvalidInputError(f"{path} is no tokenizer: {why:.200}.") from None
         self._library.no_truncation()
         self._library.no_padding()
         self.vocabulary: int = max(self._library.get_vocab().values(), default=-1) + 1
@@ -107,6 +78,9 @@ class Subwords:
     def continued(self, text: str) -> list[int]:
         """Return the tokens of a text alone."""
         return self._library.encode(text, add_special_tokens=False).ids
+
+
+Tokenizer: TypeAlias = Bytes | Subwords
 
 
 class TokenRows(NamedTuple):

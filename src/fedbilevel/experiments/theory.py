@@ -23,7 +23,7 @@ from fedbilevel.studies.planning import (
 )
 from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import CLAIMS, algorithm_by, subject_of, theorem_for
-from fedbilevel.theory.conditions import Letters
+from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
 __all__ = [
@@ -132,7 +132,7 @@ def _first_guess(
     def read(letter: str, plain: str) -> float:
         return float(settings[letter if letter in settings else plain])
 
-    letters = Letters(
+    letters = Parameters(
         clients=int(settings.get("clients", "1")),
         local_steps=int(settings["local_steps"]),
         eta=float(settings.get("eta", "1")),

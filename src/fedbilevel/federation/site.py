@@ -145,7 +145,7 @@ class Site:
         self._state = jax.eval_shape(start_server, job)
         self._messages = {where: _message(link) for where, link in self._links.items()}
         self._sent = {
-            where: jax.eval_shape(job.channel.told, message)
+            where: jax.eval_shape(job.channel.sent, message)
             for where, message in self._messages.items()
         }
         sizes = [_size(one) for one in (self._state, *self._sent.values())]
@@ -394,12 +394,12 @@ class Site:
 
     def _work(self, job: Job, where: Where, *rest: Any) -> Any:
         sent, kept, turn = rest
-        heard = job.channel.heard(sent, self._messages[where])
+        heard = job.channel.received(sent, self._messages[where])
         return _link(job, where).work(heard, kept, turn, 0)
 
     def _changed(self, job: Job, where: Where, *rest: Any) -> Any:
         sent, kept, turn = rest
-        heard = job.channel.heard(sent, self._messages[where])
+        heard = job.channel.received(sent, self._messages[where])
         return _link(job, where).change(heard, kept, turn, 0)
 
     def _coded(self, job: Job, where: Where, *rest: Any) -> Any:

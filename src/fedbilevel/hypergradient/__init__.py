@@ -1,6 +1,6 @@
 """Estimates of grad Phi(x) = fx - (d2g/dxdy) [d2g/dydy]^-1 fy on one client.
 
-Every rule draws a sample bundle from a key, `draw(oracle, key)`, and is a function
+Every estimator draws a sample bundle from a key, `draw(oracle, key)`, and is a function
 `(oracle, x, y, bundle) -> tree like x`: one bundle can be evaluated at many points.
 """
 
@@ -16,13 +16,11 @@ from fedbilevel.hypergradient.exact import Exact as Exact
 from fedbilevel.hypergradient.finite_difference import (
     FiniteDifference as FiniteDifference,
 )
-from fedbilevel.hypergradient.forward_gradient import (
-    ForwardGradient as ForwardGradient,
-)
 from fedbilevel.hypergradient.local_inverse import (
     local_inverse_bias as local_inverse_bias,
 )
 from fedbilevel.hypergradient.neumann import FrozenNeumann as FrozenNeumann
 from fedbilevel.hypergradient.neumann import Neumann as Neumann
 from fedbilevel.hypergradient.neumann import RandomNeumann as RandomNeumann
+from fedbilevel.hypergradient.unrolled import ForwardGradient as ForwardGradient
 from fedbilevel.hypergradient.unrolled import Unrolled as Unrolled

@@ -1,4 +1,4 @@
-"""The contract of a hypergradient rule, and the part that all of them share."""
+"""The contract of a hypergradient estimator, and what all of them share."""
 
 import abc
 from typing import Any
@@ -34,7 +34,7 @@ def frozen_bundle(oracle: Oracle, key: Key) -> Bundle:
 
 
 class AbstractHypergradient(eqx.Module):
-    """A rule `(oracle, x, y, bundle) -> tree like x`, and how its bundle is drawn."""
+    """An estimator `(oracle, x, y, bundle) -> tree like x`, and its sample bundle."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Let `help` say what the parameters mean."""
@@ -49,13 +49,13 @@ class AbstractHypergradient(eqx.Module):
     def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Any) -> Upper:
         """Estimate the hypergradient at (x, y) with a drawn bundle."""
 
-    @abc.abstractmethod
     def check(self, curvature: float, client: int) -> None:
-        """Raise if the rule cannot work where the lower level curves this much."""
+        """Raise if the estimator fails at this lower curvature; most accept any."""
+        del curvature, client
 
 
 def assemble(
     oracle: Oracle, x: Upper, y: Lower, fx: Upper, z: Lower, bundle: Bundle
 ) -> Upper:
-    """Return fx - jvp[z], the last line of every rule that forms z = H^-1 fy."""
+    """Return fx - jvp[z], the last line of estimators that form z = H^-1 fy."""
     return _tree.subtract(fx, oracle.cross_product(x, y, z, bundle.cross))

@@ -24,8 +24,6 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number
 
-__all__ = ["ConjugateGradient", "newton_step", "solve", "solve_if_convex"]
-
 _SPENT = 1e-10  # of the first squared residual
 
 
@@ -37,7 +35,7 @@ def solve(product: Callable[[Lower], Lower], b: Lower, steps: int) -> Lower:
 def solve_if_convex(
     product: Callable[[Lower], Lower], b: Lower, steps: int
 ) -> tuple[Lower, Bool[Array, ""]]:
-    """Return also whether every direction on the way curved upwards.
+    """Return also whether every direction of the solve curved upwards.
 
     The steps are those of Lanczos: a map with a negative eigenvalue that b can see soon
     shows a direction along which it curves downwards.
@@ -94,8 +92,5 @@ class ConjugateGradient(AbstractHypergradient):
             along = oracle.hessian_product(x, y, d, bundle.factors)
             return _tree.add_scaled(along, self.damping, d)
 
-        z = solve(product, fy, self.steps)
+        z = solve(product, fy, self.steps)  # step lengths adapt to any curvature
         return assemble(oracle, x, y, fx, z, bundle)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Accept any curvature: the step lengths adapt to it."""

@@ -14,9 +14,9 @@ that nothing but two more gradients can be afforded.
 
 SAMA takes for P the derivative of the lower optimizer's step by its gradient. Of plain
 descent that is the step itself: SAMA is DARTS then, with gamma the step. Of Adam it is
-its diagonal, with the second moments held, as here. A rule keeps nothing between two
-calls, so that v is not Adam's running average but what this average tends to where y
-rests, from samples of its own.
+its diagonal, with the second moments held, as here. An estimator keeps nothing between
+two calls. So v is not Adam's running average but its limit where y rests, from samples
+of its own.
 
 Reference: DARTS, Liu, Simonyan, Yang, arXiv 1806.09055; SAMA, Choe et al., arXiv
 2310.05674. Deviations: fy is taken at y, and not one lower step ahead of it.
@@ -36,17 +36,16 @@ from fedbilevel.hypergradient._base import AbstractHypergradient, Bundle, assemb
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
 
-__all__ = ["DARTS", "SAMA"]
-
 _RADIUS = "distance of the two points of a difference"
 
 
-def _check_positive(rule: Any, *names: str) -> None:
+def _check_positive(estimator: Any, *names: str) -> None:
     for name in names:
-        value = getattr(rule, name)
+        value = getattr(estimator, name)
         if is_known(value) and not (value > 0).all():
+            kind = type(estimator).__name__
             raise InvalidInputError(
-                f"`{type(rule).__name__}({name}=...)` must be above 0, got {value}."
+                f"`{kind}({name}=...)` must be above 0, got {value}."
             )
 
 
@@ -69,9 +68,6 @@ class DARTS(AbstractHypergradient):
         fx, fy = oracle.upper_gradients(x, y, bundle.upper)
         first_order = dataclasses.replace(oracle, radius=self.radius)
         return assemble(first_order, x, y, fx, _tree.scale(self.gamma, fy), bundle)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Accept any curvature: nothing is repeated that could diverge."""
 
 
 class SAMA(AbstractHypergradient):
@@ -112,6 +108,3 @@ class SAMA(AbstractHypergradient):
         z = jax.tree.map(preconditioned, fy, total)
         first_order = dataclasses.replace(oracle, radius=self.radius)
         return assemble(first_order, x, y, fx, z, bundle)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Accept any curvature: nothing is repeated that could diverge."""

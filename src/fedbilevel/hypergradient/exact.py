@@ -1,4 +1,4 @@
-r"""The dense solve, for small problems and as the yardstick of all other rules.
+r"""The dense solve, for small problems and as the yardstick of all other estimators.
 
     z = [d2g/dydy(x, y; zeta)]^-1 fy(x, y; xi),    h = fx - (d2g/dxdy) z
 
@@ -17,8 +17,6 @@ from fedbilevel.hypergradient._base import (
     frozen_bundle,
 )
 from fedbilevel.problem import Oracle
-
-__all__ = ["Exact"]
 
 
 class Exact(AbstractHypergradient):
@@ -40,6 +38,3 @@ class Exact(AbstractHypergradient):
         hessian = jax.vmap(column)(jnp.eye(flat.size, dtype=flat.dtype))
         z = restore(jnp.linalg.solve(hessian, flat))
         return assemble(oracle, x, y, fx, z, bundle)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Accept any curvature."""

@@ -1,4 +1,4 @@
-r"""Any rule with its two products taken by central differences of gradients.
+r"""Any estimator with its two products taken by central differences of gradients.
 
     hvp[v] ~ (gy(x, y + d v) - gy(x, y - d v)) / (2 d),   d = radius / ||v||
     jvp[v] ~ (gx(x, y + d v) - gx(x, y - d v)) / (2 d)
@@ -14,17 +14,15 @@ from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import number, part
 
-__all__ = ["FiniteDifference"]
-
 
 class FiniteDifference(AbstractHypergradient):
-    """Run `rule` on first-order oracles only."""
+    """Run the estimator `rule` on first-order oracles only."""
 
     rule: AbstractHypergradient = part("what is run, without second derivatives")
     radius: Number = number("distance of the two points", default=1e-2)
 
     def draw(self, oracle: Oracle, key: Key) -> Any:
-        """Draw what the rule draws."""
+        """Draw what the estimator draws."""
         return self.rule.draw(oracle, key)
 
     def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Any) -> Upper:
@@ -32,5 +30,5 @@ class FiniteDifference(AbstractHypergradient):
         return self.rule(dataclasses.replace(oracle, radius=self.radius), x, y, bundle)
 
     def check(self, curvature: float, client: int) -> None:
-        """Ask the rule."""
+        """Raise if the estimator fails at this lower curvature."""
         self.rule.check(curvature, client)

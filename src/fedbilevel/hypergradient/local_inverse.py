@@ -23,8 +23,6 @@ from fedbilevel.hypergradient.conjugate_gradient import (
 )
 from fedbilevel.problem import ClientData, Oracle, Problem
 
-__all__ = ["local_inverse_bias"]
-
 
 def _mean(problem: Problem, data: ClientData, of_client: Callable[[Oracle], Any]):
     """Return the mean over clients, one after the other to save memory."""
@@ -49,7 +47,7 @@ def local_inverse_bias(
 
     Over all rows, one Newton step below the start y, because at a start of zeros the
     cross term may vanish. Systems are solved by `steps` conjugate-gradient steps. NaN
-    where the mean lower level curves downwards on the way: there is no inverse then.
+    where the mean lower level curves downwards in the solve: there is no inverse then.
     """
 
     def mean(of_client: Callable[[Oracle], Any]) -> Any:
@@ -68,8 +66,8 @@ def local_inverse_bias(
     z, convex_there = inverse(near, fy)
     crossed = mean(lambda one: one.cross_product(x, near, z, one.all_lower()))
     true = _tree.subtract(direct, crossed)
-    rule = ConjugateGradient(steps)
-    own = mean(lambda one: rule(one, x, near, rule.draw(one, jr.key(0))))
+    estimator = ConjugateGradient(steps)
+    own = mean(lambda one: estimator(one, x, near, estimator.draw(one, jr.key(0))))
     size, error = _tree.norm(true), _tree.norm(_tree.subtract(own, true))
     relative = error / jnp.where(size > 0, size, 1)
     return jnp.where(convex & convex_there, relative, jnp.nan)

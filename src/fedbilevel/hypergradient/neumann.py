@@ -1,4 +1,4 @@
-r"""Truncated Neumann series for z = H^-1 fy, with three ways to use samples.
+r"""Truncated Neumann series for z = H^-1 fy, and three uses of samples.
 
     H^-1 (I - (I - theta H)^(Q+1)) = theta sum_{i=0..Q} (I - theta H)^i
 
@@ -18,7 +18,7 @@ with Q for Q+1.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -37,30 +37,6 @@ from fedbilevel.hypergradient._base import (
 )
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
-
-__all__ = ["FrozenNeumann", "Neumann", "RandomNeumann"]
-
-_Q = "factors of the Neumann series, Q"
-_THETA = "step of the Neumann series, below 1/L1"
-
-
-def _check_series(name: str, theta: Any, curvature: float, client: int) -> None:
-    if is_known(theta) and float(theta) * curvature >= 1:
-        raise ClientInputError(
-            client,
-            f" L1 is about {curvature:.4g} at the start, so use at most "
-            f"{0.99 / curvature:.4g}.",
-            f"`{name}(theta={float(theta):.4g})`: the series needs theta < 1/L1; on ",
-        )
-
-
-def _check_terms(name: str, q: int, least: int, theta: Any) -> None:
-    if q < least:
-        raise InvalidInputError(f"`{name}(q=...)` must be at least {least}, got {q}.")
-    if is_known(theta) and (theta < 0).any():
-        raise InvalidInputError(
-            f"`{name}(theta=...)` must not be negative, got {theta}."
-        )
 
 
 def _fresh_bundle(oracle: Oracle, key: Key, factors: int) -> Bundle:
@@ -117,14 +93,39 @@ def _repeat(longer: Callable, start: Any, samples: Any, times: int) -> Any:
     return jax.lax.scan(longer, start, samples, length=times, unroll=unroll)[0]
 
 
-class Neumann(AbstractHypergradient):
-    """Stochastic Neumann series with a fresh sample for every factor."""
+class _AbstractSeries(AbstractHypergradient):
+    """A series of `q` factors, of which there are at least `fewest`."""
 
-    q: int = count(_Q)
-    theta: Number = number(_THETA, step="lower")
+    fewest: ClassVar[int] = 0
+
+    q: int = count("factors of the Neumann series, Q")
+    theta: Number = number("step of the Neumann series, below 1/L1", step="lower")
 
     def __check_init__(self) -> None:
-        _check_terms("Neumann", self.q, 0, self.theta)
+        name = type(self).__name__
+        if self.q < self.fewest:
+            raise InvalidInputError(
+                f"`{name}(q=...)` must be at least {self.fewest}, got {self.q}."
+            )
+        if is_known(self.theta) and (self.theta < 0).any():
+            raise InvalidInputError(
+                f"`{name}(theta=...)` must not be negative, got {self.theta}."
+            )
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise if theta is too large for the series."""
+        if is_known(self.theta) and float(self.theta) * curvature >= 1:
+            raise ClientInputError(
+                client,
+                f" L1 is about {curvature:.4g} at the start, so use at most "
+                f"{0.99 / curvature:.4g}.",
+                f"`{type(self).__name__}(theta={float(self.theta):.4g})`: the series "
+                "needs theta < 1/L1; on ",
+            )
+
+
+class Neumann(_AbstractSeries):
+    """Stochastic Neumann series with a fresh sample for every factor."""
 
     def draw(self, oracle: Oracle, key: Key) -> Bundle:
         """Draw xi, zeta_0 and zeta_Q..zeta_1, in the order of their use."""
@@ -137,19 +138,9 @@ class Neumann(AbstractHypergradient):
         indirect = oracle.cross_product(x, y, s, bundle.cross)
         return _tree.add_scaled(fx, -self.theta, indirect)
 
-    def check(self, curvature: float, client: int) -> None:
-        """Raise if theta is too large for the series."""
-        _check_series("Neumann", self.theta, curvature, client)
 
-
-class FrozenNeumann(AbstractHypergradient):
+class FrozenNeumann(_AbstractSeries):
     """Deterministic Neumann series: one batch for all factors."""
-
-    q: int = count(_Q)
-    theta: Number = number(_THETA, step="lower")
-
-    def __check_init__(self) -> None:
-        _check_terms("FrozenNeumann", self.q, 0, self.theta)
 
     def draw(self, oracle: Oracle, key: Key) -> Bundle:
         """Draw xi, zeta_0 and one batch for all factors."""
@@ -162,12 +153,8 @@ class FrozenNeumann(AbstractHypergradient):
         s = series.total(fy, None, self.q, shared=bundle.factors)
         return assemble(oracle, x, y, fx, _tree.scale(self.theta, s), bundle)
 
-    def check(self, curvature: float, client: int) -> None:
-        """Raise if theta is too large for the series."""
-        _check_series("FrozenNeumann", self.theta, curvature, client)
 
-
-class RandomNeumann(AbstractHypergradient):
+class RandomNeumann(_AbstractSeries):
     """One random term of the series, scaled by their number.
 
     The length is part of the bundle, so two points of one bundle use the same. All Q-1
@@ -175,11 +162,7 @@ class RandomNeumann(AbstractHypergradient):
     `vmap` clients with different lengths would wait for the longest anyway.
     """
 
-    q: int = count(_Q)
-    theta: Number = number(_THETA, step="lower")
-
-    def __check_init__(self) -> None:
-        _check_terms("RandomNeumann", self.q, 1, self.theta)
+    fewest: ClassVar[int] = 1
 
     def draw(self, oracle: Oracle, key: Key) -> tuple[Bundle, Array]:
         """Draw the samples and the length."""
@@ -197,7 +180,3 @@ class RandomNeumann(AbstractHypergradient):
         r = series.term(fy, samples.factors, self.q - 1, length)
         indirect = oracle.cross_product(x, y, r, samples.cross)
         return _tree.add_scaled(fx, -self.q * self.theta, indirect)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Raise if theta is too large for the series."""
-        _check_series("RandomNeumann", self.theta, curvature, client)

@@ -1,8 +1,8 @@
 """Models that a run leaves behind: how rows become predictions, by NumPy alone.
 
 A model is a few layers of arrays, the names of its classes, and how raw columns or
-pixels become its features. It needs no task, no data set and no code of whoever trained
-it. Transformers, which are read and frozen, and their adapters are modules beside it:
+pixels become its features. It needs no task, no data set and no code of the training
+run. Transformers, which are read and frozen, and their adapters are modules beside it:
 `transformer`, `adapters`, `checkpoints` (Hugging Face's folders) and `peft`.
 """
 

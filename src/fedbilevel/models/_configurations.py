@@ -1,4 +1,4 @@
-"""What `config.json` of a checkpoint tells of its architecture."""
+"""The architecture of a checkpoint, by its `config.json`."""
 
 import json
 from collections.abc import Mapping
@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.transformer import Architecture, RotaryScaling
 
-__all__ = ["CONFIG", "FAMILIES", "WEIGHTS", "Config", "json_object"]
-
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
 _LONGEST = 2**24  # bytes of JSON
-_LARGEST = 2**20  # of any size that a config tells
+_LARGEST = 2**20  # of any size in a config
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -35,7 +33,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 class Config(NamedTuple):
-    """What `config.json` tells, checked as it is read."""
+    """The content of `config.json`, checked as it is read."""
 
     path: Path
     held: Mapping[str, Any]
@@ -73,12 +71,12 @@ class Config(NamedTuple):
         """Return a value, and raise if it asks for what there is not."""
         found = self.held.get(name, allowed[0])
         if found not in allowed:
-            told = " or ".join(map(str, allowed))
-            raise self.wrong(f"{name} is {found!r:.60}, and only {told} is known.")
+            known = " or ".join(map(str, allowed))
+            raise self.wrong(f"{name} is {found!r:.60}, and only {known} is known.")
         return found
 
     def end(self, vocabulary: int) -> int | None:
-        """Return the token that ends a text, if it is told."""
+        """Return the token that ends a text, if the file has one."""
         found: Any = self.held.get("eos_token_id")
         found = found[0] if isinstance(found, list) and found else found
         right = type(found) is int and 0 <= found < vocabulary
@@ -113,7 +111,7 @@ class Config(NamedTuple):
         )
 
     def _rotary(self) -> tuple[float, RotaryScaling | None]:
-        """Return the base and the scaling, as files of two ages tell them."""
+        """Return the base and the scaling, as older or newer files have them."""
         held = self.held.get("rope_parameters") or self.held.get("rope_scaling") or {}
         if not isinstance(held, dict):
             raise self.wrong("rope_parameters are no JSON object.")

@@ -16,8 +16,6 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
-__all__ = ["Adapter", "Adapters", "joined", "parted"]
-
 
 class Adapter(eqx.Module):
     """A (blocks, rank, inputs) and B (blocks, outputs, rank) of one projection.

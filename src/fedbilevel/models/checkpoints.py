@@ -6,14 +6,14 @@ which is one), Qwen 2 and 2.5, Qwen 3, and GPT-2. Files that can hold code (.bin
 are refused. Every tensor is checked: none is missing, of another shape, or left over.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.errors import InvalidInputError, needed
 from fedbilevel.models._configurations import CONFIG, WEIGHTS, Config, json_object
 from fedbilevel.models.transformer import (
     Architecture,
@@ -21,15 +21,6 @@ from fedbilevel.models.transformer import (
     Transformer,
     projection_shapes,
 )
-
-__all__ = [
-    "Checkpoint",
-    "Names",
-    "json_object",
-    "names_of",
-    "read_checkpoint",
-    "tensors_of",
-]
 
 # Constants that older files hold.
 _IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -85,7 +76,7 @@ def names_of(family: str) -> Names:
 
 
 class Checkpoint(NamedTuple):
-    """A transformer, its family, and the token that ends a text, if it is told."""
+    """A transformer, its family, and the token that ends a text, if there is one."""
 
     transformer: Transformer
     family: str
@@ -108,7 +99,10 @@ def read_checkpoint(folder: Path | str, kind: Any = None) -> Checkpoint:
 
 def tensors_of(folder: Path, weights: str = WEIGHTS) -> dict[str, Any]:
     """Return what reads each tensor of a folder, by its name."""
-    library, index = _safetensors(), folder / f"{weights}.index.json"
+    library = needed(
+        "safetensors", "checkpoints are read by safetensors: install fedbilevel[text]."
+    )
+    index = folder / f"{weights}.index.json"
     if index.is_file():
         listed = json_object(index).get("weight_map")
         if not isinstance(listed, dict) or not listed:
@@ -127,7 +121,7 @@ def tensors_of(folder: Path, weights: str = WEIGHTS) -> dict[str, Any]:
         if not path.is_file():
             raise _missing(folder, name)
         try:
-            opened = library(path, framework="numpy")
+            opened = library.safe_open(path, framework="numpy")
             found |= dict.fromkeys(opened.keys(), opened)
         except Exception as error:  # of the library's own kind
             raise InvalidInputError(f"{path} is damaged: {error}.") from None
@@ -228,12 +222,10 @@ class _Reader:
             name: self._each_block(f"{names[name]}.bias", shapes[name][0])
             for name in made.biased
         }
-        head = None
-        if not made.tied:
-            head = jnp.asarray(
-                self._array("lm_head.weight", made.vocabulary, made.width)
-            )
-        return self._whole(weights, biases, None, head)
+        if made.tied:
+            return self._whole(weights, biases, None, None)
+        head = self._array("lm_head.weight", made.vocabulary, made.width)
+        return self._whole(weights, biases, None, jnp.asarray(head))
 
     def gpt2(self) -> Transformer:
         """Return the transformer of a folder of GPT-2, whose matrices lie across."""
@@ -241,13 +233,10 @@ class _Reader:
         shapes, width = projection_shapes(made), self._made.width
         fused = self._each_block(f"{_FUSED}.weight", width, 3 * width)
         parts = np.split(np.swapaxes(fused, 1, 2), 3, axis=1)
-        weights: dict[str, np.ndarray] = dict(
-            zip(("query", "key", "value"), parts, strict=True)
-        )
+        three = ["query", "key", "value"]
+        weights = dict(zip(three, parts, strict=True))
         parts = np.split(self._each_block(f"{_FUSED}.bias", 3 * width), 3, axis=1)
-        biases: dict[str, np.ndarray] = dict(
-            zip(("query", "key", "value"), parts, strict=True)
-        )
+        biases = dict(zip(three, parts, strict=True))
         for name, own in names.items():
             outputs, inputs = shapes[name]
             across = self._each_block(f"{own}.weight", inputs, outputs)
@@ -258,24 +247,10 @@ class _Reader:
 
     def check_all_read(self) -> None:
         """Raise if the folder has tensors that nothing was made of."""
-        for name in self._left_over():
-            raise InvalidInputError(
-                f"{self._place} has a tensor {name}, of which {CONFIG} says nothing: "
-                "it is of another architecture."
-            )
-
-    def _left_over(self) -> Iterator[str]:
-        for name in sorted(self._tensors):
+        for name in sorted(set(self._tensors) - self._read):
             tied = name == "lm_head.weight" and self._made.tied
-            if name not in self._read and not tied and not name.endswith(_IGNORED):
-                yield name
-
-
-def _safetensors() -> Any:
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise FedbilevelError(
-            "checkpoints are read by the package safetensors: install fedbilevel[text]."
-        ) from None
-    return safe_open
+            if not tied and not name.endswith(_IGNORED):
+                raise InvalidInputError(
+                    f"{self._place} has a tensor {name}, of which {CONFIG} says "
+                    "nothing: it is of another architecture."
+                )

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedbilevel._files import write_arrays, write_atomically
-from fedbilevel.datasets.preparation import NumericColumn, Preparation, TargetLabel
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.datasets.preparation import Preparation, TargetLabel
+from fedbilevel.errors import InvalidInputError, needed
 from fedbilevel.models.files import packed
 from fedbilevel.models.layers import Dense, Multiply
 from fedbilevel.models.model import Model
-
-__all__ = ["FORMATS", "linear_arrays"]
 
 
 def linear_arrays(model: Model) -> dict[str, np.ndarray]:
@@ -37,12 +35,7 @@ def linear_arrays(model: Model) -> dict[str, np.ndarray]:
 
 
 def _scaling(made: Preparation) -> dict[str, np.ndarray]:
-    pairs: list[tuple[float, float]] = []
-    for one in made.columns:
-        numeric = isinstance(one, NumericColumn)
-        of_texts = [(0.0, 1.0)] * len(one.feature_names)
-        pairs += [(one.center, one.spread)] if numeric else of_texts
-    center, spread = np.asarray(pairs).T
+    center, spread = made.scales.T
     found = {
         "feature_names": np.asarray(made.feature_names, dtype=str),
         "center": center,
@@ -89,7 +82,8 @@ def _to_onnx(model: Model, path: Path) -> None:
             "only linear models are written as ONNX, and this one has hidden layers. "
             "Export it as npz or safetensors."
         )
-    data = _onnx_graph(model, _onnx()).SerializeToString()
+    onnx = needed("onnx", "ONNX files are written by onnx: install fedbilevel[onnx].")
+    data = _onnx_graph(model, onnx).SerializeToString()
     write_atomically(path, lambda file: file.write(data))
 
 
@@ -134,16 +128,6 @@ def _onnx_graph(model: Model, onnx: Any) -> Any:
     helper.set_model_props(made, names)
     onnx.checker.check_model(made)
     return made
-
-
-def _onnx() -> Any:
-    try:
-        import onnx
-    except ImportError:
-        raise FedbilevelError(
-            "ONNX files are written by the package onnx: install fedbilevel[onnx]."
-        ) from None
-    return onnx
 
 
 FORMATS: Mapping[str, Callable[[Model, Path], None]] = {

@@ -1,7 +1,7 @@
 """A model in two files: `model.json` says what it is, `model.safetensors` its arrays.
 
 Neither can hold code. What is read is checked: a file that is damaged, of another
-version or of somebody else's making is refused by its name.
+version or of another program is refused by its name.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from fedbilevel._folders import FEDERATION, MODEL, WEIGHTS
 from fedbilevel.datasets import Preparation
 from fedbilevel.datasets._preparation_files import Node
 from fedbilevel.datasets._preparation_files import write as written
-from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputError
+from fedbilevel.errors import CheckpointError, InvalidInputError, needed
 from fedbilevel.models.layers import (
     Convolution,
     Dense,
@@ -28,8 +28,6 @@ from fedbilevel.models.layers import (
     Tanh,
 )
 from fedbilevel.models.parts import ModelParts, Pixels
-
-__all__ = ["can_be_kept", "load", "packed", "save"]
 
 T = TypeVar("T")
 
@@ -75,12 +73,7 @@ def packed(model: ModelParts) -> tuple[bytes, bytes]:
         "advice": model.advice or None,
         "classes": list(model.classes),
         "layers": layers,
-        "pixels": pixels
-        and {
-            "center": pixels.center,
-            "spread": pixels.spread,
-            "shape": list(pixels.shape),
-        },
+        "pixels": pixels and {**vars(pixels), "shape": list(pixels.shape)},
         "preparation": None if made is None else json.loads(made.to_json()),
     }
     data = library.save(arrays)
@@ -116,7 +109,8 @@ def load(folder: Path, make: Callable[..., T]) -> T:
         return make(*_parts(_text(path), data, arrays))
     except InvalidInputError as error:
         raise CheckpointError(
-            f"{path} or {WEIGHTS} beside it is damaged, or not one of ours: {error}"
+            f"{path} or {WEIGHTS} beside it is damaged, or not a model of fedbilevel: "
+            f"{error}"
         ) from error
 
 
@@ -133,7 +127,9 @@ def _parts(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> tuple:
     """Return the fields of `ModelParts`, in their order."""
     node = Node.of(text, "model", (*_ENTRIES, "digest"))
     if node.content["digest"] != _digest(data, node.content):
-        raise InvalidInputError("the two files are not as they were written together.")
+        raise InvalidInputError(
+            "the two files were not written together, or changed since."
+        )
     listed = node.items("layers")
     if len(listed) > _MOST_LAYERS:
         raise InvalidInputError("the model has too many layers.")
@@ -168,7 +164,7 @@ def _layer(node: Node, number: int, arrays: dict[str, np.ndarray]) -> Layer:
     for name in ("weight", "bias"):
         key = f"layers.{number}.{name}"
         if key not in arrays or arrays[key].dtype.kind != "f":
-            raise InvalidInputError(f"there are no numbers {key}.")
+            raise InvalidInputError(f"the array {key} is missing, or holds no floats.")
         found.append(arrays.pop(key))
     if kind == "convolution":
         node.only("kind")
@@ -185,7 +181,7 @@ def _pixels(node: Node) -> Pixels | None:
     shape = held.content["shape"]
     right = isinstance(shape, list) and 1 <= len(shape) <= 4
     if not right or not all(type(n) is int and 0 < n < 2**20 for n in shape):
-        raise InvalidInputError("the shape of its images is none.")
+        raise InvalidInputError("'shape' is not the shape of an image.")
     spread = held.number("spread", above=0)
     return Pixels(held.number("center"), spread, tuple(shape))
 
@@ -195,21 +191,16 @@ def _arrays(path: Path) -> tuple[bytes, dict[str, np.ndarray]]:
     if not path.exists():
         raise CheckpointError(f"{path} is missing: the model has no weights.")
     if path.stat().st_size > _LARGEST:
-        raise CheckpointError(f"{path} is too large to be a model of ours.")
+        raise CheckpointError(f"{path} is too large to be a model.")
     try:
         data = path.read_bytes()
         return data, dict(library.load(data))
     except Exception as error:  # of the library's own kind, or of NumPy's
         raise CheckpointError(
-            f"{path} is damaged, or not one of ours: {error}."
+            f"{path} is damaged, or not a model of fedbilevel: {error}."
         ) from error
 
 
 def _safetensors() -> Any:
-    try:
-        from safetensors import numpy as library
-    except ImportError:
-        raise FedbilevelError(
-            "models are kept by the package safetensors: install fedbilevel[cli]."
-        ) from None
-    return library
+    sentence = "models are kept by safetensors: install fedbilevel[cli]."
+    return needed("safetensors.numpy", sentence)

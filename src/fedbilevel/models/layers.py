@@ -1,15 +1,14 @@
 """The layers of models: what each makes of a batch, in NumPy."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Convolution", "Dense", "Layer", "Multiply", "OneLength", "Tanh"]
-
-_WINDOW = 3
+WINDOW = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +41,8 @@ class Dense:
                 f"a row has {flat.shape[1]} features, but the model takes "
                 f"{self.weight.shape[1]}."
             )
-        product = flat @ self.weight.T + self.bias
-        return np.maximum(product, 0) if self.relu else product
+        outputs = flat @ self.weight.T + self.bias
+        return np.maximum(outputs, 0) if self.relu else outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +58,12 @@ class Convolution:
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Return images of half the height and width."""
         images = inputs[..., None] if inputs.ndim == 3 else inputs
-        if images.ndim != 4 or _WINDOW**2 * images.shape[3] != self.weight.shape[1]:
+        if images.ndim != 4 or WINDOW**2 * images.shape[3] != self.weight.shape[1]:
             raise InvalidInputError(
-                f"a sample has the shape {inputs.shape[1:]}, which is no image that "
-                "the model takes."
+                f"a sample has the shape {inputs.shape[1:]}, which is not that of the "
+                "model's images."
             )
-        product = np.maximum(_windows(images) @ self.weight.T + self.bias, 0)
-        rows, height, width, channels = product.shape
-        even = product[:, : height // 2 * 2, : width // 2 * 2]
-        blocks = even.reshape(rows, height // 2, 2, width // 2, 2, channels)
-        return blocks.mean(axis=(2, 4))
+        return halved(np.maximum(windows(images) @ self.weight.T + self.bias, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,23 +92,31 @@ class OneLength:
 Layer: TypeAlias = Multiply | Dense | Convolution | Tanh | OneLength
 
 
-def _windows(images: np.ndarray) -> np.ndarray:
+def windows(images: Any, numpy: Any = np) -> Any:
+    """Return (rows, height, width, window * channels), with zeros around an image.
+
+    `numpy` is that of NumPy or of JAX, as the images are.
+    """
     height, width = images.shape[1:3]
-    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    shifted = [
-        padded[:, i : i + height, j : j + width]
-        for i in range(_WINDOW)
-        for j in range(_WINDOW)
-    ]
-    return np.concatenate(shifted, axis=-1)
+    padded = numpy.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    places = product(range(WINDOW), repeat=2)
+    shifted = [padded[:, i : i + height, j : j + width] for i, j in places]
+    return numpy.concatenate(shifted, axis=-1)
+
+
+def halved(images: Any) -> Any:
+    """Return the mean of every 2x2 block of pixels."""
+    rows, height, width, channels = images.shape
+    even = images[:, : height // 2 * 2, : width // 2 * 2]
+    blocks = even.reshape(rows, height // 2, 2, width // 2, 2, channels)
+    return blocks.mean(axis=(2, 4))
 
 
 def _check(weight: np.ndarray, bias: np.ndarray) -> None:
     """Raise unless there is a row of weights for every entry of the bias."""
     if weight.ndim != 2 or bias.shape != weight.shape[:1] or 0 in weight.shape:
         raise InvalidInputError(
-            f"weights of shape {weight.shape} and a bias of shape {bias.shape} are no "
-            "layer."
+            f"weights of shape {weight.shape} do not fit a bias of shape {bias.shape}."
         )
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise InvalidInputError("a layer of the model holds NaN or infinity.")

@@ -14,8 +14,6 @@ from fedbilevel.models.files import load, save
 from fedbilevel.models.layers import Dense, Layer, Multiply
 from fedbilevel.models.parts import ModelParts, Pixels
 
-__all__ = ["Model", "Predictor"]
-
 _AT_ONCE = 1000  # rows; a convolution keeps every window of them
 
 
@@ -40,20 +38,29 @@ class Model(ModelParts):
     def __post_init__(self) -> None:
         if self.advice:
             if not self.layers or self.classes:
-                raise InvalidInputError("what models begin with has layers alone.")
+                raise InvalidInputError(
+                    "a model with an `advice` has layers, and no classes."
+                )
             return
         last = self.layers[-1] if self.layers else None
         if not isinstance(last, Dense) or last.relu:
-            raise InvalidInputError("the last layer of a model gives its scores.")
+            raise InvalidInputError(
+                "the last layer of a model must be dense, without a relu: it gives the "
+                "scores."
+            )
         if len(last.bias) != (len(self.classes) or 1):
             raise InvalidInputError(
                 f"a model with {len(last.bias)} scores for {len(self.classes)} "
                 "classes: each class has one."
             )
         if (self.preparation is None) == (self.pixels is None):
-            raise InvalidInputError("a model has prepared columns, or pixels.")
+            raise InvalidInputError(
+                "a model needs a `preparation` or `pixels`, not both."
+            )
         if not self.classes and not isinstance(self._label, TargetLabel):
-            raise InvalidInputError("the model does not say in what it predicts.")
+            raise InvalidInputError(
+                "a model without classes needs a `preparation` whose label is a number."
+            )
 
     @property
     def _label(self) -> Any:

@@ -10,8 +10,6 @@ from fedbilevel.datasets import Preparation
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.layers import Layer
 
-__all__ = ["ModelParts", "Pixels"]
-
 
 @dataclass(frozen=True)
 class Pixels:

@@ -13,13 +13,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.errors import InvalidInputError, needed
 from fedbilevel.models._configurations import json_object
 from fedbilevel.models.adapters import Adapter, Adapters
 from fedbilevel.models.checkpoints import names_of, tensors_of
 from fedbilevel.models.transformer import Architecture, projection_shapes
-
-__all__ = ["packed_adapters", "read_adapters"]
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FUSED, _PARTS = "attn.c_attn", ("query", "key", "value")
@@ -28,12 +26,10 @@ _PREFIX = "base_model.model."
 
 def packed_adapters(adapters: Adapters, family: str, base: str) -> dict[str, bytes]:
     """Return the contents of the two files; `base` says whose adapters they are."""
-    try:
-        from safetensors.numpy import save
-    except ImportError:
-        raise FedbilevelError(
-            "adapters are kept by the package safetensors: install fedbilevel[text]."
-        ) from None
+    library = needed(
+        "safetensors.numpy",
+        "adapters are kept by safetensors: install fedbilevel[text].",
+    )
     pairs = _pairs(adapters, family)
     names, arrays = names_of(family), {}
     for target, (a, b, _) in pairs.items():
@@ -42,7 +38,7 @@ def packed_adapters(adapters: Adapters, family: str, base: str) -> dict[str, byt
             arrays[f"{where}.lora_A.weight"] = np.ascontiguousarray(a[number])
             arrays[f"{where}.lora_B.weight"] = np.ascontiguousarray(b[number])
     text = json.dumps(_config(pairs, family, base), indent=2) + "\n"
-    return {_CONFIG: text.encode(), _WEIGHTS: save(arrays, {"format": "pt"})}
+    return {_CONFIG: text.encode(), _WEIGHTS: library.save(arrays, {"format": "pt"})}
 
 
 _Pair = tuple[np.ndarray, np.ndarray, float]
@@ -126,9 +122,9 @@ def read_adapters(
         for name, own in zip(parts, np.split(b, len(parts), axis=1), strict=True):
             found[name] = Adapter(jnp.asarray(a), jnp.asarray(own), scale)
     if left or not found:
-        told = min(left, default="no adapter of this family")
+        odd = min(left, default="no adapter of this family")
         raise InvalidInputError(
-            f"{place} holds {told}, which belongs to no {family} of {made.blocks} "
+            f"{place} holds {odd}, which belongs to no {family} of {made.blocks} "
             "blocks."
         )
     return found

@@ -33,19 +33,6 @@ from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models.adapters import Adapter, Adapters
 
-__all__ = [
-    "Architecture",
-    "Norm",
-    "Passes",
-    "RotaryScaling",
-    "Transformer",
-    "draw_adapters",
-    "initialize",
-    "logits",
-    "projection_shapes",
-    "token_losses",
-]
-
 _SPREAD = 0.02  # of random weights
 _FEW = 2  # blocks
 # What of a block is kept, if not all: products with weights, which have no batch axes.
@@ -101,14 +88,14 @@ class Architecture:
 class Passes:
     """How a transformer is evaluated, which changes its cost and not its numbers.
 
-    `recomputed` says what is evaluated again on the way back in place of being kept:
+    `recomputed` says what the backward pass evaluates again in place of keeping it:
     `nothing`; what is `cheap`, all but the products with weights; or whole `blocks`, of
     which the states between them are kept: the least memory for a third more time.
     `fused` attention never holds the weights of all pairs of positions: on a GPU it is
     one kernel for half precision, which has first derivatives alone. Blocks that are
     `unrolled` are compiled one by one and not as a loop: that takes several times as
     long, and spares the copies that a loop makes of a block's weights and of what it
-    keeps for the way back.
+    keeps for the backward pass.
     """
 
     recomputed: str = "nothing"
@@ -244,9 +231,7 @@ def logits(
     if base.passes.recomputed != "nothing":
         # A loop keeps what is evaluated twice apart, as a barrier otherwise must.
         through = jax.checkpoint(
-            through,
-            prevent_cse=unrolled,
-            policy=RECOMPUTED[base.passes.recomputed],
+            through, prevent_cse=unrolled, policy=RECOMPUTED[base.passes.recomputed]
         )
     stacked = (base.weights, base.biases, base.norms, dict(adapters))
     states, _ = jax.lax.scan(through, states, stacked, unroll=unrolled)

@@ -21,8 +21,6 @@ from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
 
-__all__ = ["check_problem"]
-
 
 def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
     """Raise `InvalidInputError` for losses or a start that no algorithm could use."""

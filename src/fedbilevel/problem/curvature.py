@@ -24,23 +24,13 @@ from fedbilevel.problem.losses import Batch
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
 
-__all__ = [
-    "curvature_along",
-    "largest_curvature",
-    "opposed_curvatures",
-    "some_direction",
-]
-
 _ROWS = 4096  # of all clients together, which are enough to weigh f against g
 _REACH = 1e-2  # between the two places of a difference, half of it
 
 
 def some_direction(y: Lower, key: Key) -> Lower:
     """Return a random vector of length 1, shaped like y."""
-    leaves, structure = jax.tree.flatten(y)
-    keys = jr.split(key, len(leaves))
-    drawn = [jr.normal(k, a.shape, a.dtype) for k, a in zip(keys, leaves, strict=True)]
-    return _unit(jax.tree.unflatten(structure, drawn))[0]
+    return _unit(_tree.normal_like(key, y))[0]
 
 
 def _unit(v: Lower) -> tuple[Lower, Array]:

@@ -15,8 +15,6 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["ClientData", "Data", "PooledData", "as_weights", "padded", "padded_count"]
-
 Client: TypeAlias = Int[Array, ""] | int
 Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
 
@@ -86,13 +84,8 @@ class ClientData(eqx.Module):
             )
         upper_rows, upper_sizes = _stack(upper, "upper")
         lower_rows, lower_sizes = _stack(lower, "lower")
-        return ClientData(
-            upper_rows,
-            lower_rows,
-            upper_sizes,
-            lower_sizes,
-            as_weights(weights, len(upper)),
-        )
+        held = as_weights(weights, len(upper))
+        return ClientData(upper_rows, lower_rows, upper_sizes, lower_sizes, held)
 
     def weighing(self, weights: Sequence[float]) -> "ClientData":
         """Return the same rows, of clients that count by other weights."""
@@ -120,7 +113,7 @@ class PooledData(eqx.Module):
 
     @property
     def lower(self) -> Rows:
-        """The lower rows, in the same way."""
+        """The lower rows, likewise."""
         return self.parts.lower
 
     @property
@@ -212,7 +205,7 @@ def padded(array: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def as_weights(weights: Sequence[float] | None, clients: int) -> Array:
-    """Return the weights of clients, all 1 if there are none given."""
+    """Return the weights of clients, all 1 if none are given."""
     given = np.ones(clients) if weights is None else np.asarray(weights, float)
     kind = jax.dtypes.canonicalize_dtype(float)
     with np.errstate(over="ignore"):
@@ -259,13 +252,13 @@ def _rows_of(leaves: Sequence[np.ndarray], level: str, client: int) -> int:
 
 
 def _unlike(tree: PyTree, first: PyTree, level: str, client: int) -> InvalidInputError:
-    def told(one: PyTree) -> dict[str, tuple]:
+    def shapes_of(one: PyTree) -> dict[str, tuple]:
         shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(one)]
         return dict(zip(_tree.leaf_names(one), shapes, strict=True))
 
     return InvalidInputError(
-        f"client {client}: one {level} sample has shape {told(tree)}, but on client 0 "
-        f"it has {told(first)}. All clients must agree."
+        f"client {client}: one {level} sample has shape {shapes_of(tree)}, but on "
+        f"client 0 it has {shapes_of(first)}. All clients must agree."
     )
 
 
@@ -282,7 +275,7 @@ def _filled(leaves: Sequence[np.ndarray], rows: int) -> np.ndarray:
 
 
 def _check_finite(stack: np.ndarray, name: str, level: str) -> None:
-    # A sum tells at once, without an array of flags as long as the data.
+    # A sum shows it at once, without an array of flags as long as the data.
     with np.errstate(all="ignore"):
         floating = np.issubdtype(stack.dtype, np.floating)
         if not floating or np.isfinite(np.sum(stack, dtype=float)):

@@ -15,8 +15,6 @@ from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.stored_rows import StoredRows
 
-__all__ = ["map_clients", "mean_of_clients", "weight_of_client"]
-
 _FLOATS = 2**20  # that are held at the same time
 
 
@@ -60,7 +58,7 @@ def mean_of_clients(
     if chunks is None:
         return part(items, shares)
     items, shares = chunks
-    # Places that fill up the last chunk are nobody's.
+    # Places that fill up the last chunk belong to no client.
     shares = jnp.where(filled, shares, 0)
     begin = jax.tree.map(
         lambda shape: jnp.zeros(shape.shape, shape.dtype),

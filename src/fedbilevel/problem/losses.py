@@ -9,20 +9,19 @@ return the mean over its rows. Terms without data (a regularizer) belong inside.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Loss, Lower, Noise, Pair, Rows, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
-
-__all__ = ["Batch", "Fixed", "Problem", "lower_loss", "over_pieces", "upper_loss"]
 
 T = TypeVar("T")
 
@@ -64,8 +63,8 @@ class Problem(eqx.Module):
     arrays that are input and never optimized, such as a backbone: the losses, and the
     metrics of a run, get them as one more argument. All clients share one copy, and so
     do `model_devices` of the devices: each holds a part of every large array. `fixed`
-    is what a start holds besides its numbers, for x and for y; whoever runs a problem
-    fills it in from the start. `rows_at_once` bounds memory: losses and derivatives of
+    is what a start holds besides its numbers, for x and for y; a run fills it in from
+    the start. `rows_at_once` bounds memory: losses and derivatives of
     more rows are taken in pieces, one client after the other.
     """
 
@@ -114,9 +113,54 @@ class Problem(eqx.Module):
         return loss(*self.whole(x, y), rows, *self.inputs)
 
     def functions(self) -> tuple[Any, ...]:
-        """Return what tells this problem from others, but for the frozen arrays."""
+        """Return what distinguishes this problem from others, but for frozen arrays."""
         own = (self.upper, self.lower, self.upper_noise, self.lower_noise)
         return own if self.fixed is None else (*own, *self.fixed)
+
+
+def split_start(
+    problem: Problem, start: tuple[Upper, Lower]
+) -> tuple[Problem, tuple[Upper, Lower]]:
+    """Return a start of numbers alone, and the problem that knows the rest of it.
+
+    Of an Equinox module the arrays are optimized, of any other tree all numbers. What
+    else a model holds, such as activation functions, flags and texts, is put back
+    wherever a loss or a metric sees the model.
+    """
+    (x, rest_x), (y, rest_y) = (_split(level) for level in start)
+    if not jax.tree.leaves((rest_x, rest_y)):
+        return problem, (x, y)
+    fixed = (_fixed("x", rest_x), _fixed("y", rest_y))
+    return replace(problem, fixed=fixed), (x, y)
+
+
+def _split(level: PyTree) -> tuple[PyTree, PyTree]:
+    def is_module(node: Any) -> bool:
+        return isinstance(node, eqx.Module)
+
+    def numbers(node: Any) -> Any:
+        if not is_module(node):
+            return eqx.is_array_like(node)
+        return jax.tree.map(
+            lambda a: eqx.is_array(a) or isinstance(a, np.ndarray), node
+        )
+
+    return eqx.partition(level, jax.tree.map(numbers, level, is_leaf=is_module))
+
+
+def _fixed(name: str, rest: PyTree) -> Fixed:
+    leaves, structure = jax.tree.flatten(rest)
+    for leaf in leaves:
+        try:
+            hash(leaf)
+        except TypeError:
+            raise InvalidInputError(
+                f"the start {name} holds a leaf of type {type(leaf).__name__}, which "
+                "is neither a number nor something that can be kept as it is. Make it "
+                "a static field of its module (`eqx.field(static=True)`), or leave it "
+                "out."
+            ) from None
+    return Fixed(tuple(leaves), structure)
 
 
 class Batch(eqx.Module):

@@ -31,8 +31,6 @@ from fedbilevel.problem.losses import (
 )
 from fedbilevel.problem.stored_rows import fetched
 
-__all__ = ["Oracle"]
-
 
 class Oracle(eqx.Module):
     """A problem bound to one client's samples.
@@ -57,7 +55,7 @@ class Oracle(eqx.Module):
         return Batch(_draw_upper(self.data, self.client, key, self.upper_batch, noise))
 
     def draw_lower(self, key: Key) -> Batch:
-        """Draw zeta, in the same way."""
+        """Draw zeta, likewise."""
         if self.lower_batch is None:
             return self.all_lower()
         noise = self.problem.lower_noise
@@ -93,7 +91,7 @@ class Oracle(eqx.Module):
         return Batch(*_part_upper(data, data.upper, data.upper_sizes, *where))
 
     def part_lower(self, part: Int[Array, ""] | int, most: int) -> Batch:
-        """Return one part of the lower rows, in the same way."""
+        """Return one part of the lower rows, likewise."""
         data = self.data
         where = (self.client, part, most)
         return Batch(*_part_lower(data, data.lower, data.lower_sizes, *where))
@@ -257,15 +255,7 @@ def _unrolled_gradient(
 
 
 @jax.jit
-def _unrolled_derivative(
-    problem: Problem,
-    x: Upper,
-    y: Lower,
-    direction: Upper,
-    upper: Batch,
-    lowers: Batch,
-    step: Scalar,
-):
+def _unrolled_derivative(problem, x, y, direction, upper, lowers, step):
     def outer(at: Upper) -> Scalar:
         return _unrolled_loss(problem, at, y, upper, lowers, step)
 

@@ -12,8 +12,6 @@ from jaxtyping import PyTree
 from fedbilevel.problem.stored_rows import StoredRows
 from fedbilevel.startup.compiler_options import hurried
 
-__all__ = ["runs_once"]
-
 T = TypeVar("T")
 # Numbers that code which was not optimized at all soon works on. The curvatures of
 # 10,000 clients with 25 million numbers take 1.6 s of processor time in the best code,

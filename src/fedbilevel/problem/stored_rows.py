@@ -7,39 +7,21 @@ sees integers; a draw reads the rows it needs, and no others, from the file.
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-__all__ = ["Source", "StoredRows", "fetched", "sources", "stored"]
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """What rows are read from by their numbers: a mapped array, or the like of it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of all rows."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The type of the rows."""
-        ...
-
-    def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
-        """Return rows."""
-        ...
-
 
 class Source:
-    """An array in a file; equal to itself alone, so that programs can hold on to it."""
+    """An array in a file; equal to itself alone, so that programs can hold on to it.
 
-    def __init__(self, array: Readable) -> None:
+    Anything with a shape and a type whose rows are read by their numbers will do.
+    """
+
+    def __init__(self, array: Any) -> None:
         self.array = array
         # What JAX makes of the type: float32 unless float64 is enabled.
         self.dtype = jax.dtypes.canonicalize_dtype(array.dtype)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel._files import told_of
+from fedbilevel._files import naming_file
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem.stored_rows import Source
 
@@ -34,7 +34,7 @@ class RowFile:
     def __init__(self, folder: Path, rows: int, row: np.ndarray) -> None:
         self.shape, self.dtype = (rows, *row.shape), row.dtype
         self._folder, self._size = folder, row.nbytes
-        with told_of(folder):
+        with naming_file(folder):
             self._file: Any = TemporaryFile(dir=folder)
             weakref.finalize(self, self._file.close)
             # A file of this length that was not written takes no room, and has zeros.
@@ -55,7 +55,7 @@ class RowFile:
         rows = np.empty((chosen.size, *self.shape[1:]), self.dtype)
         # As bytes: bfloat16 has no buffer of its own.
         plain = rows.reshape(chosen.size, -1).view(np.uint8)
-        with told_of(self._folder):
+        with naming_file(self._folder):
             for place, client in enumerate(chosen.ravel().tolist()):
                 self._file.seek(client * self._size)
                 self._file.readinto(plain[place].data)
@@ -64,7 +64,7 @@ class RowFile:
     def write(self, clients: Sequence[int], rows: np.ndarray) -> None:
         """Write the rows of some clients."""
         plain = np.ascontiguousarray(rows).reshape(len(clients), -1).view(np.uint8)
-        with told_of(self._folder):
+        with naming_file(self._folder):
             for place, client in enumerate(clients):
                 self._file.seek(client * self._size)
                 self._file.write(plain[place].data)

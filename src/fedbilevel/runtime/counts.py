@@ -326,7 +326,7 @@ def _sent_leaves(link: Link, public: PyTree, turn: _Turn) -> list[tuple]:
         lambda server: link.sent(server, turn()), return_shape=True
     )(public)
     inputs, channel = traced.jaxpr.invars, link.job.channel
-    own = jax.eval_shape(lambda sent: channel.told(for_place(sent, 0)), shapes)
+    own = jax.eval_shape(lambda sent: channel.sent(for_place(sent, 0)), shapes)
     common = common_leaves(shapes)
     leaves = zip(traced.jaxpr.outvars, jax.tree.leaves(own), common, strict=True)
     # What differs by participant is never known before.

@@ -203,7 +203,7 @@ class Link(eqx.Module):
     ) -> tuple[Kept, PyTree, Array]:
         """Do both, where nothing lies between them."""
         channel = self.job.channel
-        heard = channel.heard(channel.told(sent), sent)
+        heard = channel.received(channel.sent(sent), sent)
         kept, coded, finite = self.work(heard, kept, turn, client)
         return kept, self.received(sent, coded, turn), finite
 

@@ -15,7 +15,7 @@ from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling
 from fedbilevel.studies.seeds import run_seeds
 from fedbilevel.studies.setting import Setting
-from fedbilevel.theory.claims import algorithm_by, letters_of
+from fedbilevel.theory.claims import algorithm_by, parameters_of
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
 __all__ = [
@@ -66,11 +66,11 @@ def run_plan(
 def first_guess(
     algorithm: AbstractAlgorithm, setting: Setting, iterations: int
 ) -> Calibration:
-    """Return a calibration that is not measured yet, from an algorithm's letters."""
-    theorem, letters, rule = letters_of(algorithm, setting.data.clients)
+    """Return a calibration that is not measured yet, from an algorithm's parameters."""
+    theorem, chosen, rule = parameters_of(algorithm, setting.data.clients)
     dx, dy = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in setting.start)
     theta = float(rule.theta)
-    return Calibration(theorem, iterations, letters, theta, rule.q, (dx, dy), value=1.0)
+    return Calibration(theorem, iterations, chosen, theta, rule.q, (dx, dy), value=1.0)
 
 
 def calibrate(
@@ -111,8 +111,8 @@ def calibrated(
         return _measured(setting_of, kind, first, seeds)
     tried = []
     for factor in _STEP_FACTORS:
-        letters = replace(first.letters, eta=factor * first.letters.eta)
-        guess = replace(first, letters=letters)
+        chosen = replace(first.parameters, eta=factor * first.parameters.eta)
+        guess = replace(first, parameters=chosen)
         try:
             tried.append(_measured(setting_of, kind, guess, seeds))
         except (NonFiniteError, InvalidInputError):  # longer steps diverge, too
@@ -120,7 +120,7 @@ def calibrated(
     if not tried:
         raise InvalidInputError(
             f"`{kind.__name__}` diverges even with a quarter of the given step: set a "
-            "smaller eta, or other letters."
+            "smaller eta, or other parameters."
         )
     return min(tried, key=lambda one: one.value)
 
@@ -131,8 +131,8 @@ def _measured(
     calibration: Calibration,
     seeds: int,
 ) -> Calibration:
-    letters, iterations = calibration.letters, calibration.iterations
-    plan = practical_plan(calibration, letters.clients, iterations=iterations)
+    chosen, iterations = calibration.parameters, calibration.iterations
+    plan = practical_plan(calibration, chosen.clients, iterations=iterations)
     curves = metric_curves(*run_plan(setting_of, kind, plan, seeds))
     return replace(calibration, value=float(curves.mean(axis=0)[-1]))
 

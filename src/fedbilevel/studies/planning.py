@@ -16,7 +16,7 @@ from fedbilevel.problem import ClientData, Oracle, PooledData, Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from fedbilevel.studies.calibration import calibrate
 from fedbilevel.studies.setting import Setting
-from fedbilevel.theory.claims import letters_of, theorem_for
+from fedbilevel.theory.claims import parameters_of, theorem_for
 from fedbilevel.theory.conditions import conditions, largest_steps
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.estimation import Estimate, estimate_inputs
@@ -156,7 +156,7 @@ def checked(
     given: Mapping[str, float],
 ) -> tuple[Ground, dict[str, Any]]:
     """Check in a setting."""
-    theorem, letters, rule = letters_of(algorithm, setting.data.clients)
+    theorem, letters, rule = parameters_of(algorithm, setting.data.clients)
     ground = measure_ground(setting, algorithm, rounds, given)
     constants = Constants(ground.inputs, float(rule.theta), rule.q)
     found = conditions(theorem, constants, letters)
@@ -215,7 +215,7 @@ def plan(
         data,
         start,
         algorithm,
-        iterations=rounds * letters_of(algorithm, clients)[1].local_steps,
+        iterations=rounds * parameters_of(algorithm, clients)[1].local_steps,
         seeds=seeds,
         metrics=metrics,
         headline=headline,

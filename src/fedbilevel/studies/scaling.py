@@ -232,7 +232,7 @@ def default_targets(
 
     p ~ 1/(K epsilon^(1/2)) in both corollaries; rounding it would bend the fit.
     """
-    first = calibration.letters
+    first = calibration.parameters
     base = first.local_steps * first.clients / clients
     return [calibration.value * (base / period) ** 2 for period in periods]
 

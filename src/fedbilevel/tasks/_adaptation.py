@@ -17,8 +17,6 @@ from fedbilevel import _tree
 from fedbilevel._types import Lower, Rows, Scalar, Upper
 from fedbilevel.tasks._networks import Hidden, Network, apply
 
-__all__ = ["AbstractKind", "Head", "Loss", "Proximal", "Unrolled"]
-
 
 @dataclass(frozen=True)
 class Loss:
@@ -105,7 +103,7 @@ class _AbstractAllLayers(AbstractKind):
         return network, network
 
     def scores(self, x: Network, y: Network, inputs: Array) -> Array:
-        """Return the scores of a set; x has its say in the lower level only."""
+        """Return the scores of a set; only the lower level depends on x."""
         del x
         return y(self.loss.prepare(inputs))
 

@@ -4,49 +4,46 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import numpy as np
 
-from fedbilevel._registry import told
+from fedbilevel._registry import error_text
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.models import Predictor
 from fedbilevel.problem import ClientData, Problem
 
-__all__ = [
-    "MEASURED",
-    "MEASURED_BELOW",
-    "Averaged",
-    "Listed",
-    "Option",
-    "OWN_PLACE",
-    "Origin",
-    "Task",
-    "built",
-    "option_defaults",
-    "options_of",
-    "own_places",
-    "read_options",
-]
-
-# Noted with an option: a place of files that every site has where it likes. They are
+# Noted with an option: files that every site keeps at a path of its own. They are
 # compared by `Task(alike=...)`, and not by where they lie.
 OWN_PLACE = "own place"
 # All steps, where a task leaves them to what a run measures.
 MEASURED = {"auto": "theta upper_step lower_step auxiliary_step"}
 # The same but that of x, where its slopes say little of how far it must go.
 MEASURED_BELOW = {"auto": "theta lower_step auxiliary_step"}
+Point: TypeAlias = Mapping[str, np.ndarray]  # the leaves of x and y by name
 _KINDS = (bool, int, float, str)  # of options
 _WORDS = {"true": True, "false": False}
-_TOLD = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """Take numbers, too, where settings are read as text."""
     return {name: str(value) for name, value in settings.items()}
+
+
+def _static(default: Any) -> Any:
+    """Return a field of a task that no program traces."""
+    if isinstance(default, dict):
+        return eqx.field(static=True, default_factory=lambda: dict(default))
+    return eqx.field(static=True, default=default)
+
+
+def settings(text: str) -> dict[str, str]:
+    """Return NAME=VALUE pairs, as a command line has them, by name."""
+    return dict(pair.split("=") for pair in text.split())
 
 
 @runtime_checkable
@@ -64,7 +61,7 @@ class Origin:
 
     `places` has for each client the numbers of its training rows, lines or rows as
     `unit` says, in `file`; `names` those of the same rows below `file`, where each is a
-    file of its own. `summary` tells in plain data who holds what, and what was encoded,
+    file of its own. `summary` says in plain data who holds what, and what was encoded,
     filled and left out.
     """
 
@@ -101,25 +98,25 @@ class Task(eqx.Module):
     data, closed forms). `headline` names the one to watch. `recommended` are settings
     for `fedbilevel run`: rounds, local_steps, batch, and the algorithm's options, with
     `auto` naming those steps that a run measures itself where it can, `auto:NAME` with
-    what they are for one algorithm, such as `lower_step=1/L`. `shows_point`
-    asks for x and y in reports, where they are small. `convex` is False where the lower
-    level is not convex in y, so that an inverse Hessian says little.
-    `algorithm` is the one to use when none is named. `calibration` has, for some
-    algorithms, the letters from which plans are scaled, with the `clients` and
-    `iterations` they were chosen for. `conclusion`, a function of (task, point), tells
-    more of a finished run from the named leaves of x and y, private ones stacked over
-    clients; `concludes` names what it may tell, each a "number" or "texts", a list of
-    them: a server takes nothing else. `classes` names those of `label` in the rows, if
-    there are any. `preparation` says how raw columns became the features of rows, where
-    those are numbers in columns. `names` are those of the clients, where they have any;
-    `origin` says where their rows are from. `listing`, a function of (task, point),
-    makes of the same point as `conclusion`, tables to be kept with a result, by the
-    names of their files; `files`, a function of the same, makes the contents of other
-    files, by their paths in the folder. `predictor` makes a model of a finished run
-    that predicts. A lower headline is better. `tuned_by` names a metric that tuning may
-    look at, one that knows no test rows, such as a closed form; without one it holds
-    rows out. `alike`, a function of the task, returns fingerprints of what all sites of
-    a federation must have alike, by the option that says where it is, such as a model.
+    what they are for one algorithm, such as `lower_step=1/L`. `shows_point` asks for x
+    and y in reports, where they are small. `convex` is False where the lower level is
+    not convex in y, so that an inverse Hessian says little. `algorithm` is the one to
+    use when none is named. `calibration` has, for some algorithms, the parameters from
+    which plans are scaled, with the `clients` and `iterations` they were chosen for.
+    `conclusion`, a function of (task, point), reports more of a finished run from the
+    named leaves of x and y, private ones stacked over clients; `concludes` names what
+    it may report, each a "number" or "texts", a list of them: a server takes nothing
+    else. `classes` names those of `label` in the rows, if there are any. `preparation`
+    says how raw columns became the features of rows, where those are numbers in
+    columns. `names` are those of the clients, where they have any; `origin` says where
+    their rows are from. `listing`, a function of (task, point), makes of the same point
+    as `conclusion`, tables to be kept with a result, by the names of their files;
+    `files`, a function of the same, makes the contents of other files, by their paths
+    in the folder. `predictor` makes a model of a finished run that predicts. A lower
+    headline is better. `tuned_by` names a metric that tuning may look at, one that
+    knows no test rows, such as a closed form; without one it holds rows out. `alike`, a
+    function of the task, returns fingerprints of what all sites of a federation must
+    have alike, by the option that says where it is, such as a model.
     """
 
     problem: Problem
@@ -127,41 +124,31 @@ class Task(eqx.Module):
     x: Upper
     y: Lower
     metrics: Metrics | None = None
-    headline: str = eqx.field(static=True, default="upper_loss")
+    headline: str = _static("upper_loss")
     recommended: Mapping[str, str] = eqx.field(
         static=True, converter=_as_text, default_factory=dict
     )
-    shows_point: bool = eqx.field(static=True, default=False)
-    calibration: Mapping[str, Mapping[str, str]] = eqx.field(
-        static=True, default_factory=dict
-    )
-    conclusion: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Any]] | None = (
-        eqx.field(static=True, default=None)
-    )
-    concludes: Mapping[str, str] = eqx.field(static=True, default_factory=dict)
-    convex: bool = eqx.field(static=True, default=True)
-    algorithm: str = eqx.field(static=True, default="fedbio-controls")
-    classes: tuple[str, ...] = eqx.field(static=True, default=())
-    preparation: Preparation | None = eqx.field(static=True, default=None)
-    names: tuple[str, ...] = eqx.field(static=True, default=())
-    origin: Origin | None = eqx.field(static=True, default=None)
-    listing: Callable[["Task", Mapping[str, np.ndarray]], dict[str, Listed]] | None = (
-        eqx.field(static=True, default=None)
-    )
-    files: Callable[["Task", Mapping[str, np.ndarray]], dict[str, bytes]] | None = (
-        eqx.field(static=True, default=None)
-    )
-    predictor: Predictor | None = eqx.field(static=True, default=None)
-    tuned_by: str = eqx.field(static=True, default="")
-    alike: Callable[["Task"], Mapping[str, str]] | None = eqx.field(
-        static=True, default=None
-    )
+    shows_point: bool = _static(False)
+    calibration: Mapping[str, Mapping[str, str]] = _static({})
+    conclusion: Callable[["Task", Point], dict[str, Any]] | None = _static(None)
+    concludes: Mapping[str, str] = _static({})
+    convex: bool = _static(True)
+    algorithm: str = _static("fedbio-controls")
+    classes: tuple[str, ...] = _static(())
+    preparation: Preparation | None = _static(None)
+    names: tuple[str, ...] = _static(())
+    origin: Origin | None = _static(None)
+    listing: Callable[["Task", Point], dict[str, Listed]] | None = _static(None)
+    files: Callable[["Task", Point], dict[str, bytes]] | None = _static(None)
+    predictor: Predictor | None = _static(None)
+    tuned_by: str = _static("")
+    alike: Callable[["Task"], Mapping[str, str]] | None = _static(None)
 
     def __check_init__(self) -> None:
         if (self.conclusion is None) != (not self.concludes):
             raise InvalidInputError(
                 "`Task(conclusion=..., concludes=...)`: give both or neither, the one "
-                'with the names of what the other tells, each "number" or "texts".'
+                'with the names of what the other reports, each "number" or "texts".'
             )
 
 
@@ -197,7 +184,7 @@ def option_defaults(make: Callable[..., Task]) -> dict[str, Any]:
     for name, default in known.items():
         if type(default) not in _KINDS:
             raise InvalidInputError(
-                f"option {name} of the task has no default that says how it is read. "
+                f"option {name} of the task has no default, so its type is not known. "
                 "Give it a number, a text, True or False."
             )
     return known
@@ -221,10 +208,10 @@ def built(
         raise
     except Exception as error:
         if make.__module__.startswith("fedbilevel."):
-            raise  # a mistake of ours
+            raise  # a mistake in this package
         where = Path(inspect.getsourcefile(make) or "")
         raise InvalidInputError(
-            f"task '{name}' cannot be made: {told(error, where)}."
+            f"task '{name}' cannot be made: {error_text(error, where)}."
         ) from error
     if not isinstance(task, Task):
         raise InvalidInputError(
@@ -245,6 +232,6 @@ def read_options(
             values[name] = _WORDS[text] if kind is bool else kind(text)
         except (ValueError, KeyError):
             raise InvalidInputError(
-                f"option {name}='{text}' is not {_TOLD[kind]}."
+                f"option {name}='{text}' is not {_NAMES[kind]}."
             ) from None
     return {**defaults, **values}

@@ -1,6 +1,6 @@
-"""What small learning tasks are about: waves, or characters of alphabets."""
+"""Many small learning tasks, and a network for them: waves, or characters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import equinox as eqx
@@ -12,20 +12,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from fedbilevel import _tree, datasets, models
-from fedbilevel._types import Key, Scalar
+from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._adaptation import Loss
-from fedbilevel.tasks._episodes import (
-    Episodes,
-    Sizes,
-    alphabets_apart,
-    characters,
-    sinusoids,
-)
 from fedbilevel.tasks._labeled import accuracy, cross_entropy, pixel_scaling
 from fedbilevel.tasks._networks import Hidden, Network, apply, arrays_of, build
-
-__all__ = ["Domain", "characters_of", "waves"]
+from fedbilevel.tasks._rows import take
 
 _WIDTH = 40
 _SIDE = 28
@@ -35,11 +27,105 @@ _SQUARED_LENGTH = 10.0
 _TINY = 1e-6
 
 
+class Episodes(eqx.Module):
+    """`inputs` and `targets` of the two sets; leaves are (tasks, examples, ...)."""
+
+    support: Rows
+    query: Rows
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many classes a task has, and examples, of each class if there are any."""
+
+    ways: int
+    shots: int
+    queries: int
+
+
+def sinusoids(tasks: int, sizes: Sizes, draw: np.random.Generator) -> Episodes:
+    """Draw waves a sin(u - c): a from [0.1, 5], c from [0, pi], u from [-5, 5]."""
+    amplitude = draw.uniform(0.1, 5, (tasks, 1, 1))
+    phase = draw.uniform(0, np.pi, (tasks, 1, 1))
+
+    def examples(count: int) -> Rows:
+        inputs = draw.uniform(-5, 5, (tasks, count, 1))
+        return {"inputs": inputs, "targets": amplitude * np.sin(inputs - phase)}
+
+    return Episodes(examples(sizes.shots), examples(sizes.queries))
+
+
+def alphabets_apart(
+    dataset: datasets.Dataset, draw: np.random.Generator
+) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """Return the rows of most alphabets, and those of a quarter of them, at least one.
+
+    Neither has all classes of the data set.
+    """
+    alphabet = dataset.columns.get("alphabet")
+    if alphabet is None:
+        raise InvalidInputError(
+            f"{dataset.name} has no alphabets. Give a folder or a zip file of "
+            "alphabet/character/*.png."
+        )
+    names = draw.permutation(np.unique(alphabet))
+    if len(names) < 2:
+        raise InvalidInputError(
+            f"{dataset.name} has one alphabet, {names[0]}. A second one is needed: new "
+            "tasks come from alphabets that no client has."
+        )
+    new = np.isin(alphabet, names[: max(1, len(names) // 4)])
+    whole = replace(dataset, test=None)
+    return take(whole, ~new), take(whole, new)
+
+
+def characters(
+    tasks: int, dataset: datasets.Dataset, sizes: Sizes, draw: np.random.Generator
+) -> Episodes:
+    """Draw characters for every task, and drawings of each for its two sets."""
+    drawings = {one: np.flatnonzero(dataset.label == one) for one in set(dataset.label)}
+    _check_enough(dataset, drawings, sizes)
+    known, each = sorted(drawings), sizes.shots + sizes.queries
+    chosen = [
+        [draw.permutation(drawings[one])[:each] for one in some]
+        for some in (draw.permutation(known)[: sizes.ways] for _ in range(tasks))
+    ]
+    rows = np.asarray(chosen)  # (tasks, ways, each)
+    support, query = rows[:, :, : sizes.shots], rows[:, :, sizes.shots :]
+    return Episodes(_examples(dataset, support), _examples(dataset, query))
+
+
+def _examples(dataset: datasets.Dataset, rows: np.ndarray) -> Rows:
+    """Return images and the number of their character within the task."""
+    number = np.arange(rows.shape[1], dtype=np.int32)[:, None]
+    targets = np.broadcast_to(number, rows.shape).reshape(len(rows), -1)
+    return {"inputs": dataset.features[rows.reshape(len(rows), -1)], "targets": targets}
+
+
+def _check_enough(
+    dataset: datasets.Dataset, drawings: Mapping[int, np.ndarray], sizes: Sizes
+) -> None:
+    names = ", ".join(np.unique(dataset.columns["alphabet"]))
+    if len(drawings) < sizes.ways:
+        raise InvalidInputError(
+            f"ways={sizes.ways}: the alphabets {names} of {dataset.name}, which were "
+            f"drawn together, have {len(drawings)} characters. Choose fewer ways, or "
+            "another instance."
+        )
+    scarce = min(drawings, key=lambda one: len(drawings[one]))
+    if len(drawings[scarce]) < sizes.shots + sizes.queries:
+        raise InvalidInputError(
+            f"shots={sizes.shots} and queries={sizes.queries}: {dataset.name} has "
+            f"{len(drawings[scarce])} drawings of {dataset.classes[scarce]}. Choose "
+            "fewer shots or queries."
+        )
+
+
 @dataclass(frozen=True)
 class Domain:
     """Tasks of clients, new tasks, and a network for them.
 
-    `measure(scores, targets)` names what is told of a set. `pixels` is for images.
+    `measure(scores, targets)` names what is measured on a set. `pixels` is for images.
     """
 
     own: Episodes

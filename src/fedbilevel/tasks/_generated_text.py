@@ -9,8 +9,6 @@ import numpy as np
 
 from fedbilevel.datasets.texts import Example, Texts
 
-__all__ = ["SOURCES", "generated", "pretraining"]
-
 SOURCES = ("colors", "sounds", "wrong", "letters")
 _ANSWERS = {
     "colors": "sky blue sea blue grass green leaf green snow white milk white coal "

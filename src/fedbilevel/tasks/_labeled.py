@@ -15,25 +15,6 @@ from fedbilevel.datasets import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.problem import padded
 
-__all__ = [
-    "CrossEntropy",
-    "HeldOut",
-    "HeldOutNumbers",
-    "Improbability",
-    "MNIST_SCALING",
-    "Scaling",
-    "SquaredError",
-    "accuracy",
-    "balanced_accuracy",
-    "check_choice",
-    "check_positive",
-    "cross_entropies",
-    "cross_entropy",
-    "held_array",
-    "mean_of_first",
-    "pixel_scaling",
-]
-
 _AT_ONCE = 500  # rows of a test set; a convolution keeps every window of them
 
 
@@ -88,7 +69,6 @@ class CrossEntropy:
     scores: Callable[[Any, Any, Array], Array]
 
     def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
-        """Return it."""
         return cross_entropy(self.scores(x, y, rows["features"]), rows["label"])
 
 
@@ -99,13 +79,12 @@ class Improbability:
     Where a share s < 1 - 1/c of the labels of c classes is replaced by others at
     random, it is (1 - s c/(c-1)) times that of the right labels, plus s: wrong labels
     make a noisier judge, not one that prefers another model (Ghosh, Kumar, Sastry 2017,
-    arXiv 1712.09482). Cross entropy prefers whoever repeats the wrong labels.
+    arXiv 1712.09482). Cross entropy prefers a model that repeats the wrong labels.
     """
 
     scores: Callable[[Any, Any, Array], Array]
 
     def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
-        """Return it."""
         losses = cross_entropies(self.scores(x, y, rows["features"]), rows["label"])
         return jnp.mean(1 - jnp.exp(-losses))
 
@@ -198,7 +177,6 @@ class SquaredError:
     scores: Callable[[Any, Any, Array], Array]
 
     def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
-        """Return it."""
         predicted = self.scores(x, y, rows["features"])[:, 0]
         return 0.5 * jnp.mean((predicted - rows["label"].astype(predicted.dtype)) ** 2)
 
@@ -228,7 +206,7 @@ class HeldOutNumbers(eqx.Module):
         return cls(features, label, size, unit, scores)
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
-        """Return the root of the mean squared error, and the share of variance told."""
+        """Return the root of the mean squared error, and the explained variance."""
         error = self.scores(x, y, self.features)[:, 0] - self.label
         left = mean_of_first(error**2, self.size)
         apart = self.label - mean_of_first(self.label, self.size)
@@ -242,6 +220,13 @@ def check_choice(name: str, value: str, known: Sequence[str]) -> None:
     """Raise unless an option is one of some words."""
     if value not in known:
         raise unknown_name(name, value, known)
+
+
+def check_not_negative(**options: float) -> None:
+    """Raise if one of the options is negative."""
+    for name, value in options.items():
+        if not value >= 0:
+            raise InvalidInputError(f"{name}={value}: it must not be negative.")
 
 
 def check_positive(**options: float) -> None:

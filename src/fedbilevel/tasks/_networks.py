@@ -14,21 +14,10 @@ from jaxtyping import Array
 from fedbilevel import _tree, models
 from fedbilevel._types import Key, Upper
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models.layers import WINDOW, halved, windows
 from fedbilevel.tasks._labeled import Scaling, check_choice
 
-__all__ = [
-    "Hidden",
-    "Network",
-    "NetworkScores",
-    "apply",
-    "arrays_of",
-    "build",
-    "layers_of",
-    "network_layers",
-]
-
 _CHANNELS = (8, 16)
-_WINDOW = 3
 
 
 class Hidden(eqx.Module):
@@ -40,7 +29,9 @@ class Hidden(eqx.Module):
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
         """Return the same as layers of a model, where there are `width` features."""
-        raise InvalidInputError(f"{type(self).__name__} is no layer of a model.")
+        raise InvalidInputError(
+            f"{type(self).__name__} cannot be exported as layers of a model."
+        )
 
 
 class Network(eqx.Module):
@@ -128,7 +119,9 @@ class Convolutions(Hidden):
         """Return what is left of the images, flat and scaled."""
         images = inputs.reshape(len(inputs), *self.shape)
         for layer in self.layers:
-            images = _halve(jax.nn.relu(apply(layer, _windows(images))))
+            # As a product of matrices: where every client has its own weights, XLA's
+            # convolutions on the CPU are several times slower.
+            images = halved(jax.nn.relu(apply(layer, windows(images, jnp))))
         return _flat(images)
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
@@ -143,50 +136,13 @@ def _flat(inputs: Array) -> Array:
     return flat * flat.shape[1] ** -0.5
 
 
-def _windows(images: Array) -> Array:
-    """Return (rows, height, width, window * channels), with zeros around an image."""
-    # As a product of matrices: where every client has its own weights, XLA's
-    # convolutions on the CPU are several times slower.
-    height, width = images.shape[1:3]
-    around = _WINDOW // 2
-    padded = jnp.pad(images, ((0, 0), (around, around), (around, around), (0, 0)))
-    shifted = [
-        padded[:, i : i + height, j : j + width]
-        for i in range(_WINDOW)
-        for j in range(_WINDOW)
-    ]
-    return jnp.concatenate(shifted, axis=-1)
-
-
-def _halve(images: Array) -> Array:
-    rows, height, width, channels = images.shape
-    even = images[:, : height // 2 * 2, : width // 2 * 2]
-    blocks = even.reshape(rows, height // 2, 2, width // 2, 2, channels)
-    return jnp.mean(blocks, axis=(2, 4))
-
-
-def _nothing(
-    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
-) -> tuple[Nothing, int]:
-    del width, channels, key
-    return Nothing(), math.prod(shape)
-
-
-def _dense(
-    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
-) -> tuple[Dense, int]:
-    del channels
-    return Dense(eqx.nn.Linear(math.prod(shape), width, key=key)), width
-
-
 def _convolutions(
-    shape: tuple[int, ...], width: int, channels: tuple[int, ...], key: Key
+    shape: tuple[int, ...], channels: tuple[int, ...], key: Key
 ) -> tuple[Convolutions, int]:
-    del width
     height, wide, before = image = _image_shape(shape, len(channels))
     layers = []
     for after, one in zip(channels, jr.split(key, len(channels)), strict=True):
-        layers.append(_amplified(eqx.nn.Linear(_WINDOW**2 * before, after, key=one)))
+        layers.append(_amplified(eqx.nn.Linear(WINDOW**2 * before, after, key=one)))
         height, wide, before = height // 2, wide // 2, after
     return Convolutions(tuple(layers), image), height * wide * before
 
@@ -209,9 +165,6 @@ def _image_shape(shape: tuple[int, ...], halvings: int) -> tuple[int, int, int]:
     return (*shape, 1) if len(shape) == 2 else shape  # pyright: ignore[reportReturnType]
 
 
-_MODELS = {"linear": _nothing, "mlp": _dense, "convolutional": _convolutions}
-
-
 def build(
     model: str,
     shape: tuple[int, ...],
@@ -224,9 +177,15 @@ def build(
 
     `width` is for a dense layer, `channels` has an entry for each convolution.
     """
-    check_choice("model", model, tuple(_MODELS))
+    check_choice("model", model, ("linear", "mlp", "convolutional"))
     if width < 1:
         raise InvalidInputError(f"width={width}: a hidden layer needs a unit.")
-    hidden, features = _MODELS[model](shape, width, channels, key)
+    if model == "linear":
+        hidden, features = Nothing(), math.prod(shape)
+    elif model == "mlp":
+        layer = eqx.nn.Linear(math.prod(shape), width, key=key)
+        hidden, features = Dense(layer), width
+    else:
+        hidden, features = _convolutions(shape, channels, key)
     head = eqx.nn.Linear(features, classes, key=key)
     return Network(hidden, _tree.zeros_like(head))

@@ -29,8 +29,6 @@ from jaxtyping import Array, Float
 from fedbilevel._types import Key, Rows
 from fedbilevel.problem import ClientData, Problem
 
-__all__ = ["PROBLEM", "ClosedForm", "client_rows"]
-
 
 def _upper(x: Array, y: Array, rows: Rows) -> Array:
     distance = 0.5 * jnp.mean(jnp.sum((y - rows["b"]) ** 2, axis=-1))

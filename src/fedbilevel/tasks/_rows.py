@@ -1,4 +1,4 @@
-"""Labeled rows for clients: loaded, scaled, dealt out, and cut for the two levels."""
+"""Labeled rows for clients: loaded, scaled, partitioned, and cut for both levels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,29 +13,14 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Pixels, Predictor
 from fedbilevel.problem import stored
 from fedbilevel.tasks._base import Origin
-from fedbilevel.tasks._labeled import Scaling, pixel_scaling
-
-__all__ = [
-    "Dealt",
-    "PartitionText",
-    "Pool",
-    "RowLimit",
-    "Source",
-    "SplitSeed",
-    "TableOptions",
-    "TrainShare",
-    "deal",
-    "load",
-    "thin",
-]
+from fedbilevel.tasks._labeled import MNIST_SCALING, Scaling, pixel_scaling
 
 # The options that tasks on labeled rows share, each with its meaning.
 Source: TypeAlias = Annotated[
     str | Dataset, "name, file or folder of the data; see `fedbilevel list data`"
 ]
 PartitionText: TypeAlias = Annotated[
-    str,
-    "who holds what: iid, dirichlet:0.3, shards:2, dominant:0.5 or column:NAME",
+    str, "who holds what: iid, dirichlet:0.3, shards:2, dominant:0.5 or column:NAME"
 ]
 TrainShare: TypeAlias = Annotated[
     float,
@@ -46,10 +31,38 @@ SplitSeed: TypeAlias = Annotated[int, "random seed of who gets which rows"]
 RowLimit: TypeAlias = Annotated[int, "take only so many rows, at random; 0 takes all"]
 # Its meanings are those of the fields.
 TableOptions: TypeAlias = Annotated[str, TableChoices]
+SettingName: TypeAlias = Annotated[
+    str, "what is usual where nothing is chosen: default, or fednest (see above)"
+]
 
 _TESTED = 0.2
 _OWN_TRAIN = 0.6
 _MOST_NAMED = 10  # sites in a sentence
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is used where nothing is chosen.
+
+    `train` is the share for training, where clients are alike and where they differ; 0
+    is what is usual for the data. `width` are the units of a hidden layer.
+    """
+
+    clients: int
+    width: int
+    train: tuple[float, float]
+    scaling: Scaling | None
+
+    def train_share(self, scheme: str) -> float:
+        """Return the share for training under a partition."""
+        return self.train[scheme != "iid"]
+
+
+SETTINGS = {
+    "default": Setting(8, 64, (0.0, 0.0), None),
+    # That of FedNest for MNIST.
+    "fednest": Setting(100, 200, (0.5, 0.8), MNIST_SCALING),
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,7 @@ class Pool:
     how the features were scaled, where they are numbers in columns. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
     of all rows. `pixels` says how bytes of images become numbers, where rows were such.
+    `split` is the seed of the order and of the partition.
     """
 
     held: Dataset
@@ -71,6 +85,7 @@ class Pool:
     choices: TableChoices
     whole: Mapping[str, np.ndarray]
     pixels: Pixels | None
+    split: int
 
     @property
     def classes(self) -> int:
@@ -90,26 +105,25 @@ class Pool:
 
 def load(
     source: str | Dataset,
-    *,
     split: int,
     rows: int,
-    scaling: Scaling | None = None,
-    table: Mapping[str, str] | None = None,
+    table: Mapping[str, str],
     task: str = "",
+    scaling: Scaling | None = None,
     transform: Callable[[Dataset], tuple[Dataset, Pixels | None]] | None = None,
 ) -> Pool:
     """Load a data set, in an order that `split` seeds, the first `rows` of it if any.
 
     Tested is the official test part, or else the first fifth. Images of bytes are kept
-    and scaled later, to mean 0 and variance 1 over all pixels unless told how; other
+    and scaled later, by `scaling` or to mean 0 and variance 1 over all pixels; other
     features are centered and scaled by column over all rows. Images in a memory-mapped
     file stay there, but for the tested ones. `table` are the choices of columns. A
-    `task` that is named can tell classes apart and nothing else. A `transform` makes
-    features that are used as they are, and says of images how; of columns the set's new
-    preparation does. Where samples are marked for validation, and
-    there is no test part, they are those that test, too.
+    `task` that is named classifies and does nothing else. A `transform` makes features
+    that are used as they are; it returns how images were scaled, and the set's new
+    preparation how columns were. Where samples are marked for validation, and there is
+    no test part, they test, too.
     """
-    choices = TableChoices(**(table or {}))
+    choices = TableChoices(**table)
     if isinstance(source, Dataset):
         choices.check_unused(f"a data set in memory ({source.name})")
         dataset, is_own = source, True
@@ -136,12 +150,12 @@ def load(
         preparation = dataset.preparation
     marks, tested = dataset.validation, 0
     if marks is not None:
-        test = dataset.test or _take(dataset, order[marks[order]])
+        test = dataset.test or take(dataset, order[marks[order]])
     else:
         tested = 0 if dataset.test else int(_TESTED * len(order))
-        test = dataset.test or _take(dataset, order[:tested])
-    held = replace(_take(dataset, order[tested:]), test=None)
-    about = (scaling, preparation, is_own, choices, whole, pixels)
+        test = dataset.test or take(dataset, order[:tested])
+    held = replace(take(dataset, order[tested:]), test=None)
+    about = (scaling, preparation, is_own, choices, whole, pixels, split)
     return Pool(held, test, len(order), *about)
 
 
@@ -155,14 +169,14 @@ def _check_label(dataset: Dataset, task: str) -> None:
     if len(dataset.classes) == 1:
         raise InvalidInputError(
             f"{dataset.name}: all {len(dataset.label)} rows have the label "
-            f"'{dataset.classes[0]}', so there is nothing to tell apart. Choose "
+            f"'{dataset.classes[0]}', so there is nothing to classify. Choose "
             "another label with --label COLUMN; the classes of other sites come with "
             "--preparation FILE."
         )
     if not dataset.classes and task:
         raise InvalidInputError(
             f"{dataset.name}: the label '{dataset.notes.get('label')}' holds numbers "
-            f"with fractions, and the task {task} tells classes apart. The task "
+            f"with fractions, and the task {task} predicts classes. The task "
             "regularization predicts numbers; --label chooses another column."
         )
 
@@ -170,20 +184,27 @@ def _check_label(dataset: Dataset, task: str) -> None:
 def thin(pool: Pool, kept: np.ndarray) -> Pool:
     """Keep only some of the clients' rows."""
     total = pool.total * len(kept) / len(pool.held.label)
-    return replace(pool, held=_take(pool.held, kept), total=total)
+    return replace(pool, held=take(pool.held, kept), total=total)
 
 
-def _take(dataset: Dataset, rows: np.ndarray) -> Dataset:
+def with_constant(pool: Pool) -> Pool:
+    """Scale rows to length about 1, and append a constant feature."""
+
+    def completed(table: Dataset) -> Dataset:
+        flat = table.features.reshape(len(table.features), -1)
+        flat = flat / np.sqrt(flat.shape[1])
+        return replace(table, features=np.hstack([flat, np.ones((len(flat), 1))]))
+
+    return replace(pool, held=completed(pool.held), test=completed(pool.test))
+
+
+def take(dataset: Dataset, rows: np.ndarray) -> Dataset:
+    """Return some rows of a data set, by their numbers or by a mask."""
     columns = {name: values[rows] for name, values in dataset.columns.items()}
-    return replace(
-        dataset,
-        features=dataset.features[rows],
-        label=dataset.label[rows],
-        columns=columns,
-        places=None if dataset.places is None else dataset.places[rows],
-        validation=None if dataset.validation is None else dataset.validation[rows],
-        files=None if dataset.files is None else dataset.files[rows],
-    )
+    arrays = ("features", "label", "places", "validation", "files")
+    held = {name: getattr(dataset, name) for name in arrays}
+    taken = {name: None if one is None else one[rows] for name, one in held.items()}
+    return replace(dataset, columns=columns, **taken)
 
 
 def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling, Preparation | None]:
@@ -208,7 +229,7 @@ def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling, Preparation | None]:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class Partition:
     """Every client's rows for validation and for training, and where they are from.
 
     `places` are the numbers of the training rows in their file. `names` are those of
@@ -228,19 +249,15 @@ class Dealt:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a task tells of its data, by the names of its fields."""
-        held = self.pool.held
+        """The fields of a `Task` that describe its data."""
+        held, places = self.pool.held, tuple(self.places)
+        file = held.source or held.name
+        origin = Origin(file, held.unit, places, self.summary, self.files)
         return {
             "classes": held.classes,
             "preparation": self.pool.preparation,
             "names": self.names,
-            "origin": Origin(
-                held.source or held.name,
-                held.unit,
-                tuple(self.places),
-                self.summary,
-                self.files,
-            ),
+            "origin": origin,
         }
 
     @property
@@ -271,19 +288,18 @@ class Dealt:
         }
 
 
-def deal(
+def partition_rows(
     pool: Pool,
     clients: int,
-    *,
     scheme: str,
     train: float,
-    split: int,
+    *,
     usual_clients: int = 8,
     usual_train: float = 0.4,
     remarks: Sequence[str] = (),
     more: Mapping[str, np.ndarray] | None = None,
-) -> Dealt:
-    """Deal the rows to clients; 0 leaves `clients` and `train` to what is usual.
+) -> Partition:
+    """Partition the rows; 0 leaves `clients` and `train` to what is usual.
 
     `train` is the share of all rows that is for training, an official test part aside.
     Where samples are marked for validation, all others train. `more` are arrays that
@@ -297,14 +313,14 @@ def deal(
     names = _names(pool, clients, scheme)
     clients = len(names) or clients or usual_clients
     if held.validation is None:
-        lower, upper = _cut(held, clients, scheme, _trained(pool, train), split)
+        lower, upper = _cut(held, clients, scheme, _trained(pool, train), pool.split)
     else:
         train = 1 - float(np.mean(held.validation))
-        parts = partition.parse(scheme)(held, clients, split)
+        parts = partition.parse(scheme)(held, clients, pool.split)
         lower = [part[~held.validation[part]] for part in parts]
         upper = [part[held.validation[part]] for part in parts]
     _check_parts(held, names, lower, upper)
-    return Dealt(
+    return Partition(
         pool,
         _rows_of(held, upper, more or {}),
         _rows_of(held, lower, more or {}),
@@ -340,9 +356,7 @@ def _cut(
         return lower, np.array_split(every[trained:], clients)
     parts = partition.parse(scheme)(held, clients, split)
     cuts = [round(len(part) * trained / len(held.label)) for part in parts]
-    cuts = [
-        min(max(cut, 1), len(part) - 1) for cut, part in zip(cuts, parts, strict=True)
-    ]
+    cuts = [min(max(cut, 1), len(p) - 1) for cut, p in zip(cuts, parts, strict=True)]
     lower = [part[:cut] for cut, part in zip(cuts, parts, strict=True)]
     return lower, [part[cut:] for cut, part in zip(cuts, parts, strict=True)]
 
@@ -370,12 +384,12 @@ def _names(pool: Pool, clients: int, scheme: str) -> tuple[str, ...]:
         raise unknown_name(f"column of {pool.held.name}", column, pool.whole)
     names = tuple(str(value) for value in np.unique(pool.whole[column]))
     left = {str(value) for value in np.unique(pool.held.columns[column])}
-    told = ", ".join(names[:_MOST_NAMED]) + (", ..." if names[_MOST_NAMED:] else "")
+    listed = ", ".join(names[:_MOST_NAMED]) + (", ..." if names[_MOST_NAMED:] else "")
     if clients and clients != len(names):
         raise InvalidInputError(
             f"--clients {clients}: column '{column}' of {pool.held.name} has "
-            f"{len(names)} values, {told}, and each is a client. Leave --clients out, "
-            f"or give {len(names)}."
+            f"{len(names)} values, {listed}, and each is a client. Leave "
+            f"--clients out, or give {len(names)}."
         )
     for name in names:
         if name not in left:

@@ -15,15 +15,6 @@ from jaxtyping import Array, Float
 from fedbilevel._types import Key
 from fedbilevel.models import Dense
 
-__all__ = [
-    "EDGES",
-    "OPERATIONS",
-    "Network",
-    "mixed_layers",
-    "mixed_scores",
-    "single_scores",
-]
-
 OPERATIONS = ("convolution_3", "convolution_5", "average", "identity")
 EDGES = 2
 _CHANNELS, _SIDE = 8, 4

@@ -1,5 +1,6 @@
 """Texts of clients as rows of tokens, with a factor that weighs sources alike."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,72 @@ from fedbilevel.datasets.texts import TRUSTED, Example, Texts, read_texts
 from fedbilevel.datasets.tokens import Tokenizer, TokenRows, token_rows
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.tasks._generated_text import generated
-from fedbilevel.tasks._token_counts import TokenCounts
-
-__all__ = ["NOBODYS", "Dealt", "Held", "blank_texts", "held_texts", "texts_of"]
 
 NOBODYS = "none"  # the texts of a server, which has none
 
 _CLIENTS = 8
 _TESTED = 5  # every so many trusted examples one tests
 _BY = ("file", "site", "both")
+_COUNT = re.compile(r"([^:,]{1,81}):([1-9][0-9]{0,14})")
+
+
+def read_counts(text: str) -> dict[str, int]:
+    """Read the sums of all sites."""
+    found = [_COUNT.fullmatch(part.strip()) for part in text.split(",")]
+    pairs = [(one[1], int(one[2])) for one in found if one is not None]
+    counts = dict(pairs)
+    if len(counts) != len(found) or TRUSTED not in counts or len(counts) < 2:
+        raise InvalidInputError(
+            f"tokens='{text:.80}': give every source once with its tokens at all "
+            f"sites, and those of {TRUSTED}, as in notes:1200,{TRUSTED}:96."
+        )
+    return counts
+
+
+def _written(counts: Mapping[str, int]) -> str:
+    """Return counts as `read_counts` reads them."""
+    return ",".join(f"{name}:{counts[name]}" for name in sorted(counts))
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """The tokens of all `sites`; without any, those that are here are all there are.
+
+    A loss divides by them, so that the mean over sites is the mean over tokens. Sites
+    exchange their numbers before a federation, and all are given the sums, as text:
+    forum:310,notes:1200,trusted:96.
+    """
+
+    sites: int = 0
+    tokens: Mapping[str, int] | None = None
+
+    def together(
+        self, place: str, clients: int, own: Mapping[str, int]
+    ) -> tuple[int, Mapping[str, int]]:
+        """Return the number of clients, and the tokens of all, checked by one's own."""
+        if self.tokens is None and not self.sites:
+            return clients, own
+        if self.tokens is None:
+            raise InvalidInputError(
+                f"{place} has {_written(own)} tokens. Add up those of all {self.sites} "
+                "sites, and give the sums to the server and to every node, as --set "
+                f"tokens={':N,'.join(sorted(own))}:N."
+            )
+        for name, count in own.items():
+            if name not in self.tokens:
+                raise InvalidInputError(
+                    f"{place} has {count} tokens of '{name}', a source that tokens= "
+                    f"does not name: it names {', '.join(sorted(self.tokens))}. Rename "
+                    "the file as the other sites call it, or add the source, on the "
+                    "server and at all sites."
+                )
+            whole = self.tokens[name]
+            if count > whole or (not self.sites and count != whole):
+                raise InvalidInputError(
+                    f"{place} has {count} tokens of '{name}', but tokens= says {whole} "
+                    "for all sites. Add them up again."
+                )
+        return self.sites or clients, self.tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +95,7 @@ class Held:
     summary: Mapping[str, Any]
 
 
-class Dealt(NamedTuple):
+class ClientTexts(NamedTuple):
     """The texts of all clients, others for testing, and whether they are one's own."""
 
     texts: Texts
@@ -45,7 +103,9 @@ class Dealt(NamedTuple):
     own: bool
 
 
-def texts_of(data: str, clients: int, split: int, *, alone: bool = False) -> Dealt:
+def texts_of(
+    data: str, clients: int, split: int, *, alone: bool = False
+) -> ClientTexts:
     """Read the texts of clients, or generate them.
 
     A site that is `alone` with its folder has the folder's name.
@@ -53,20 +113,22 @@ def texts_of(data: str, clients: int, split: int, *, alone: bool = False) -> Dea
     if clients < 0:
         raise InvalidInputError(f"clients={clients}: there must be at least one.")
     if data == "generated":
-        return Dealt(*generated(clients or _CLIENTS, split), own=False)
+        return ClientTexts(*generated(clients or _CLIENTS, split), own=False)
     known = (Path(data).resolve().name,) if alone else ()
-    return Dealt(*_dealt(read_texts(data), clients, split, known), own=True)
+    return ClientTexts(*_partitioned(read_texts(data), clients, split, known), own=True)
 
 
-def blank_texts(sources: Sequence[str]) -> Dealt:
+def blank_texts(sources: Sequence[str]) -> ClientTexts:
     """Return made-up texts of these sources: shapes are theirs, and nothing else."""
     one = [Example("", "-")]
     site = {"client 0": {name: one for name in sources}}
-    return Dealt(Texts("the sites' texts", site, {"client 0": one}), one, own=False)
+    return ClientTexts(
+        Texts("the sites' texts", site, {"client 0": one}), one, own=False
+    )
 
 
 def held_texts(
-    dealt: Dealt,
+    given: ClientTexts,
     tokenizer: Tokenizer,
     length: int,
     by: str,
@@ -78,14 +140,14 @@ def held_texts(
     """
     if by not in _BY:
         raise unknown_name("value of source", by, _BY)
-    cutting = _Cutting(dealt.texts, tokenizer, length, by, counts or TokenCounts())
-    return cutting.held(dealt.test, dealt.own)
+    cutting = _Cutting(given.texts, tokenizer, length, by, counts or TokenCounts())
+    return cutting.held(given.test, given.own)
 
 
-def _dealt(
+def _partitioned(
     texts: Texts, clients: int, split: int, known: Sequence[str]
 ) -> tuple[Texts, list[Example]]:
-    """Put a fifth of the trusted texts aside, and deal out what is nobody's.
+    """Put a fifth of the trusted texts aside, and partition what belongs to no site.
 
     Clients without a folder of their own are called as `known`, or by their numbers.
     """
@@ -112,8 +174,8 @@ def _dealt(
     shared = [*texts.shared, *texts.trusted.get("", ())]
     given = _shares(shared, len(names), draw)
     trusted, test = {}, []
-    for site, mine, dealt in zip(names, own, given, strict=True):
-        found = [*mine, *dealt]
+    for site, mine, more in zip(names, own, given, strict=True):
+        found = [*mine, *more]
         tested = found[_TESTED - 1 :: _TESTED]
         test += tested
         trusted[site] = [one for k, one in enumerate(found) if (k + 1) % _TESTED]
@@ -134,7 +196,7 @@ def _dealt(
 def _shares(
     examples: Sequence[Example], count: int, draw: np.random.Generator
 ) -> list[list[Example]]:
-    # What nobody shares stays in its order, as in the folder of a site.
+    # Of one client the texts stay in their order, as in the folder of a site.
     order = draw.permutation(len(examples)) if count > 1 else range(len(examples))
     return [[examples[k] for k in order[first::count]] for first in range(count)]
 
@@ -176,25 +238,20 @@ class _Cutting:
             tuple(np.arange(len(one["source"])) for one in lower),
             {
                 **self._summary(names, below, above, tested, cut, whose),
-                "sources": self._told(sources, below, tokens),
+                "sources": self._counted(sources, below, tokens),
             },
         )
 
-    def _told(
+    def _counted(
         self, sources: Sequence[str], below: Any, tokens: Mapping[str, int]
     ) -> list[dict[str, Any]]:
-        """Tell of every source its rows, where all are here, and its tokens."""
-        unknown = self.counts.sites > 0
-        return [
-            {
-                "name": one,
-                "rows": None
-                if unknown
-                else sum(len(rows[one].tokens) for rows in below if one in rows),
-                "tokens": tokens[one],
-            }
-            for one in sources
-        ]
+        """Return for every source its rows, where all are here, and its tokens."""
+        found: list[dict[str, Any]] = []
+        for one in sources:
+            rows = sum(len(held[one].tokens) for held in below if one in held)
+            known = None if self.counts.sites else rows
+            found.append({"name": one, "rows": known, "tokens": tokens[one]})
+        return found
 
     def _cut(self, examples: Sequence[Example]) -> TokenRows:
         return token_rows(examples, self.tokenizer, self.length)
@@ -214,24 +271,21 @@ class _Cutting:
         whose = [*zip(names, above, strict=True), ("testing", tested)]
         for name, rows in whose:
             if not len(rows.tokens):
-                raise InvalidInputError(
-                    f"{self.texts.name}: no trusted text for '{name}' has a response "
-                    f"within {self.length} tokens. Give --set length=N, longer."
-                )
+                raise self._too_short(f"trusted text for '{name}'")
 
     def _check_sources(self, names: Any, below: Any, tokens: Any) -> None:
         for one, count in tokens.items():
             if not count:
-                raise InvalidInputError(
-                    f"{self.texts.name}: no text of the source '{one}' has a response "
-                    f"within {self.length} tokens. Give --set length=N, longer."
-                )
+                raise self._too_short(f"text of the source '{one}'")
         for name, rows in zip(names, below, strict=True):
             if not any(map(_count, rows.values())):
-                raise InvalidInputError(
-                    f"{self.texts.name}: no text of '{name}' has a response within "
-                    f"{self.length} tokens. Give --set length=N, longer."
-                )
+                raise self._too_short(f"text of '{name}'")
+
+    def _too_short(self, which: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"{self.texts.name}: no {which} has a response within {self.length} "
+            "tokens. Give --set length=N, longer."
+        )
 
     def _summary(
         self,

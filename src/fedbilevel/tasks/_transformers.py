@@ -1,18 +1,33 @@
-"""The frozen transformer of a task, with the tokens that it knows."""
+"""The frozen transformer of a task: a checkpoint, or a small one trained in seconds."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbilevel.datasets.tokens import Bytes, Subwords, Tokenizer
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from fedbilevel.datasets.tokens import Bytes, Subwords, Tokenizer, token_rows
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.checkpoints import read_checkpoint
-from fedbilevel.models.transformer import Transformer
-from fedbilevel.tasks._pretraining import pretrained
-
-__all__ = ["Base", "base_of"]
+from fedbilevel.models.transformer import (
+    Architecture,
+    Transformer,
+    initialize,
+    token_losses,
+)
+from fedbilevel.tasks._generated_text import pretraining
 
 _BUILT_IN, _TOKENIZER = "built-in", "tokenizer.json"
 _LONGEST = 256  # rows of the built-in transformer, or what is asked for
+# How it is trained, by Adam.
+_ROWS, _BATCH, _STEPS, _STEP = 512, 32, 300, 0.01
+_LENGTH = 14  # of the longest text: its row has no padding
+_FIRST, _SECOND, _TINY = 0.9, 0.99, 1e-8  # Adam's
 
 
 class Base(NamedTuple):
@@ -67,3 +82,53 @@ def _from_folder(folder: Path, tokenizer: str, kind: Any) -> Base:
     found = read_checkpoint(folder, kind)
     known = Subwords(Path(tokenizer) if tokenizer else folder / _TOKENIZER, found.end)
     return Base(found.transformer, known, found.family, str(folder))
+
+
+@cache
+def pretrained(width: int, blocks: int, longest: int) -> Transformer:
+    """Return a transformer that knows the form of generated texts, but no answer."""
+    made = Architecture(
+        Bytes().vocabulary,
+        width,
+        blocks,
+        heads=4,
+        groups=2,
+        head_width=width // 4,
+        hidden=2 * width,
+        longest=longest,
+    )
+    rows = token_rows(pretraining(_ROWS, 0), Bytes(), _LENGTH)
+    return _trained(made, *map(jnp.asarray, (rows.tokens, rows.counted)))
+
+
+@eqx.filter_jit
+def _trained(made: Architecture, tokens: Array, counted: Array) -> Transformer:
+    def loss(model: Transformer, chosen: Array) -> Array:
+        losses = token_losses(model, {}, tokens[chosen])
+        marks = counted[chosen, 1:].astype(losses.dtype)
+        return jnp.sum(marks * losses) / jnp.sum(marks)
+
+    def step(carry: tuple[Any, Any, Any], time: tuple[Array, Array]):
+        model, first, second = carry
+        number, chosen = time
+        slope = jax.grad(loss)(model, chosen)
+        first = jax.tree.map(lambda m, d: _FIRST * m + (1 - _FIRST) * d, first, slope)
+        second = jax.tree.map(
+            lambda v, d: _SECOND * v + (1 - _SECOND) * d**2, second, slope
+        )
+        shrink = _STEP * (1 - number / _STEPS)
+
+        def moved(leaf: Array, m: Array, v: Array) -> Array:
+            m = m / (1 - _FIRST ** (number + 1))
+            v = v / (1 - _SECOND ** (number + 1))
+            return leaf - shrink * m / (jnp.sqrt(v) + _TINY)
+
+        return (jax.tree.map(moved, model, first, second), first, second), None
+
+    model = initialize(made, jr.key(0))
+    draw = np.random.default_rng(0)
+    batches = jnp.asarray(draw.integers(0, len(tokens), (_STEPS, _BATCH)), jnp.int32)
+    zeros = jax.tree.map(jnp.zeros_like, model)
+    times = (jnp.arange(_STEPS, dtype=model.embeddings.dtype), batches)
+    (model, _, _), _ = jax.lax.scan(step, (model, zeros, zeros), times)
+    return model

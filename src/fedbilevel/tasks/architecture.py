@@ -15,7 +15,7 @@ that a run leaves is the mixed network, whose accuracy is measured.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,18 +34,9 @@ from fedbilevel.datasets.preparation import NumericColumn
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import MEASURED_BELOW, Task
+from fedbilevel.tasks import _rows
+from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
-)
 from fedbilevel.tasks._search_space import (
     EDGES,
     OPERATIONS,
@@ -55,22 +46,13 @@ from fedbilevel.tasks._search_space import (
     single_scores,
 )
 
-__all__ = ["OPERATIONS", "PROBLEM", "make", "operation_names", "retrained_accuracy"]
-
 _PENALTY = 0.001
 _SIDE = 8  # of the images that the network takes
 _RETRAINING_STEP, _RETRAINING_MEMORY, _RETRAINING_BATCH = 0.02, 0.9, 32
 _RECOMMENDED = MEASURED_BELOW | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
-    "rounds": "100",
-    "local_steps": "5",
-    "batch": "16",
-    "q": "1",
-    "theta": "0.05",
-    "upper_step": "1",
-    "lower_step": "0.05",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=100 local_steps=5 batch=16 q=1 theta=0.05 upper_step=1"),
+    **settings("lower_step=0.05 upper_weight=0.1 lower_weight=0.1"),
 }
 
 
@@ -163,7 +145,7 @@ def _train(
     return last
 
 
-def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _conclude(task: Task, point: Point) -> dict[str, Any]:
     chosen = operation_names(point["x"])
     return {
         "operations": list(chosen),
@@ -252,32 +234,23 @@ class _Layers:
 def make(
     clients: int = 0,
     *,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
-    **table: TableOptions,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 4 clients, and two fifths of a built-in set for training.
 
     A fifth, or an official test part, is for testing; the other images validate. Images
     become gray, and are shrunk to 8x8 pixels. `split` seeds the first weights, too.
     """
-    pool = load(
-        data,
-        split=split,
-        rows=rows,
-        table=table,
-        task="architecture",
-        transform=_small_images,
-    )
-    dealt = deal(
-        pool, clients, scheme=partition, train=train, split=split, usual_clients=4
-    )
+    pool = _rows.load(data, split, rows, table, "architecture", transform=_small_images)
+    parts = _rows.partition_rows(pool, clients, partition, train, usual_clients=4)
     upper, lower = (
         [{"image": one["features"], "label": one["label"]} for one in part]
-        for part in (dealt.upper, dealt.lower)
+        for part in (parts.upper, parts.lower)
     )
     made, pixels = pool.preparation, pool.pixels
     shape = pixels.shape if pixels else (len(made.feature_names) if made else 0,)
@@ -293,5 +266,5 @@ def make(
         conclusion=_conclude,
         concludes={"operations": "texts", "retrained_accuracy": "number"},
         predictor=pool.predictor(_Layers(shape)),
-        **dealt.about,
+        **parts.about,
     )

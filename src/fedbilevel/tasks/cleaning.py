@@ -5,8 +5,8 @@ r"""Weights sigmoid(x_i) of training rows, some of whose labels are wrong.
     f_k(y)    = mean of CE(y; a_i, l_i) over client k's clean validation rows
 
 With `trusted=false`, as for your own data, labels of validation rows may be wrong, too,
-and f_k is the mean of 1 - p(l_i | a_i; y): cross entropy would prefer whoever repeats
-the wrong labels.
+and f_k is the mean of 1 - p(l_i | a_i; y): cross entropy would prefer a model that
+repeats the wrong labels.
 
 x_i belongs to the client that has row i and never leaves it; y, the classifier, is
 shared. As an experiment, a share `corrupted` of each client's training labels is
@@ -16,7 +16,6 @@ compare the learned weights with these marks, which no loss reads. Your own data
 left as they are; `suspicious_rows` lists the rows by their weights.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -31,8 +30,8 @@ from fedbilevel._types import Pair, Rows, Scalar
 from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import Listed, Task
+from fedbilevel.tasks import _labeled, _rows
+from fedbilevel.tasks._base import Listed, Point, Task, settings
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -40,43 +39,16 @@ from fedbilevel.tasks._labeled import (
     cross_entropies,
 )
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
-)
 
-__all__ = [
-    "make",
-    "mean_weights",
-    "rank_statistic",
-    "suspicious_rows",
-    "weight_auc",
-]
-
-_SIZES = {
-    "rounds": "200",
-    "local_steps": "10",
-    "batch": "64",
-    "q": "10",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
-}
+_SIZES = settings("rounds=200 local_steps=10 batch=64 q=10")
+_SIZES |= settings("upper_weight=0.1 lower_weight=0.1")
 _RECOMMENDED = {
-    "linear": {"upper_step": "100", "lower_step": "16", "theta": "0.5"},
+    "linear": settings("upper_step=100 lower_step=16 theta=0.5"),
     # z must move slower than y: the Hessian of a network has negative directions.
     "mlp": {
         "auto": "theta lower_step",
         "auto:fedbio": "lower_step=1/L",
-        "upper_step": "30",
-        "lower_step": "0.2",
-        "theta": "0.02",
-        "auxiliary_step": "0.02",
+        **settings("upper_step=30 lower_step=0.2 theta=0.02 auxiliary_step=0.02"),
     },
 }
 # With less, z of a network grows along the directions in which its loss is flat.
@@ -84,8 +56,7 @@ _PENALTY = {"linear": 0.00001, "mlp": 0.0003}
 # Judges that err pull weights about: shorter steps, and a smoother y, average that out.
 _DISTRUSTING = {
     "auto:fedbio": "lower_step=0.5/L auxiliary_step=0.5/L",
-    "upper_step": "10",
-    "lower_step": "8",
+    **settings("upper_step=10 lower_step=8"),
 }
 _PENALTY_DISTRUSTING = 0.001
 # Of rows that are images the most suspicious ones are kept, each side so long at most.
@@ -148,9 +119,7 @@ def rank_statistic(
     )
 
 
-def _compared(
-    task: Task, point: Mapping[str, np.ndarray]
-) -> tuple[Array, Array, Array]:
+def _compared(task: Task, point: Point) -> tuple[Array, Array, Array]:
     """Return weights, marks of corrupted rows, and marks of rows that are there."""
     marks = task.data.lower["corrupted"]
     x = jnp.asarray(point["x"])
@@ -164,7 +133,7 @@ def _compared(
     return jax.nn.sigmoid(x), marks, real
 
 
-def weight_auc(task: Task, point: Mapping[str, np.ndarray]) -> float:
+def weight_auc(task: Task, point: Point) -> float:
     """Return the chance that a clean row weighs more than a corrupted one.
 
     `point` is that of a result; all clients' rows are compared with each other.
@@ -173,7 +142,7 @@ def weight_auc(task: Task, point: Mapping[str, np.ndarray]) -> float:
     return float(rank_statistic(weights, ~marks, real))
 
 
-def mean_weights(task: Task, point: Mapping[str, np.ndarray]) -> tuple[float, float]:
+def mean_weights(task: Task, point: Point) -> tuple[float, float]:
     """Return the mean weight of clean rows, and of corrupted ones."""
     weights, marks, real = _compared(task, point)
     clean, corrupted = (
@@ -185,20 +154,20 @@ def mean_weights(task: Task, point: Mapping[str, np.ndarray]) -> tuple[float, fl
 _CONCLUDES = ("weight_auc", "weight_clean", "weight_corrupted")
 
 
-def _conclude(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, float]:
+def _conclude(task: Task, point: Point) -> dict[str, float]:
     if not bool(jnp.any(task.data.lower["corrupted"])):
-        return {}  # nothing to tell apart
+        return {}  # no weights to compare
     clean, corrupted = mean_weights(task, point)
     values = (weight_auc(task, point), clean, corrupted)
     return dict(zip(_CONCLUDES, values, strict=True))
 
 
-def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
+def suspicious_rows(task: Task, point: Point) -> Listed:
     """List the training rows, those with the smallest weights first.
 
-    A row is told by its number in its file, its site, its weight and its label. Where
-    rows are counted, the first is 0; lines of text begin with 1. An image has a file of
-    its own, where it was read from one; the first of the list are shown.
+    A row is listed with its number in its file, its site, its weight and its label.
+    Rows are numbered from 0, lines of text from 1. An image has a file of its own,
+    where it was read from one; the first of the list are shown.
     """
     if task.origin is None:
         raise InvalidInputError("the task does not say where its rows are from.")
@@ -211,18 +180,12 @@ def suspicious_rows(task: Task, point: Mapping[str, np.ndarray]) -> Listed:
         label = np.asarray(task.data.lower["label"][client])
         for row, (place, file) in enumerate(zip(places, files, strict=True)):
             path = "/".join(filter(None, (task.origin.file.rstrip("/"), str(file))))
-            told = (
-                path,
-                int(place),
-                name,
-                float(weight[row]),
-                task.classes[label[row]],
-            )
-            found.append((told, (client, row)))
+            known = (int(place), name, float(weight[row]), task.classes[label[row]])
+            found.append(((path, *known), (client, row)))
     found.sort(key=lambda one: (one[0][3], one[0][1], one[0][2]))
     header = ("file", task.origin.unit, "site", "weight", "label")
     shown = _pictures(task, [where for _, where in found[:_MOST_PICTURES]])
-    return Listed(header, [told for told, _ in found], shown)
+    return Listed(header, [one for one, _ in found], shown)
 
 
 def _pictures(task: Task, rows: list[tuple[int, int]]) -> np.ndarray | None:
@@ -240,7 +203,7 @@ def _pictures(task: Task, rows: list[tuple[int, int]]) -> np.ndarray | None:
     return shrink(images, *sides)
 
 
-def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
+def _listing(task: Task, point: Point) -> dict[str, Listed]:
     return {"suspicious.csv": suspicious_rows(task, point)}
 
 
@@ -268,11 +231,11 @@ def make(
         "l2 strength below; 0 is 0.00001, or 0.001 if validation labels are not "
         "trusted; 0.0003 for an mlp",
     ] = 0.0,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
     trusted: Annotated[
         str,
         "true: the validation labels are right; false: some are wrong, too, and what "
@@ -282,7 +245,7 @@ def make(
     kept: Annotated[
         str, "all, or clean: without the corrupted rows, the best one can hope for"
     ] = "all",
-    **table: TableOptions,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 8 clients, and two fifths of a built-in set for training.
 
@@ -292,33 +255,26 @@ def make(
     _labeled.check_choice("model", model, tuple(_RECOMMENDED))
     _labeled.check_choice("kept", kept, ("all", "clean"))
     _labeled.check_choice("trusted", trusted, ("auto", "true", "false"))
-    if not penalty >= 0:
-        raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
+    _labeled.check_not_negative(penalty=penalty)
     if not (0 <= corrupted < 1 or corrupted == -1):
         raise InvalidInputError(
             f"corrupted={corrupted}: give the share of wrong labels, from 0 to below 1."
         )
-    pool = load(data, split=split, rows=rows, table=table, task="cleaning")
+    pool = _rows.load(data, split, rows, table, "cleaning")
     share = pool.usual(0.5, own=0.0) if corrupted == -1 else corrupted
-    told = [f"{share:.0%} of the training labels are replaced by wrong ones"]
-    dealt = deal(
-        pool,
-        clients,
-        scheme=partition,
-        train=train,
-        split=split,
-        remarks=told if share else [],
-    )
+    remark = f"{share:.0%} of the training labels are replaced by wrong ones"
+    remarks = [remark] if share else []
+    parts = _rows.partition_rows(pool, clients, partition, train, remarks=remarks)
     draw = np.random.default_rng((split, 1))
-    lower = [_corrupt(one, share, pool.classes, draw) for one in dealt.lower]
+    lower = [_corrupt(one, share, pool.classes, draw) for one in parts.lower]
     if kept == "clean":
-        places = zip(dealt.places, lower, strict=True)
+        places = zip(parts.places, lower, strict=True)
         sound = [place[~one["corrupted"]] for place, one in places]
-        files = zip(dealt.files, lower, strict=False)  # only images have any
+        files = zip(parts.files, lower, strict=False)  # only images have any
         own = tuple(file[~one["corrupted"]] for file, one in files)
-        dealt = replace(dealt, places=sound, files=own)
+        parts = replace(parts, places=sound, files=own)
         lower = [_clean(one) for one in lower]
-    held = ClientData.from_clients(dealt.upper, lower)
+    held = ClientData.from_clients(parts.upper, lower)
     right = trusted == "true" or (trusted == "auto" and not pool.is_own)
     recommended, usual = _usual(model, right)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
@@ -337,9 +293,9 @@ def make(
         convex=model == "linear",
         conclusion=_conclude,
         concludes=dict.fromkeys(_CONCLUDES, "number"),
-        # z is shared and says which way y should go for the validation rows of all.
+        # z is shared: it moves y as the validation rows of all clients ask for.
         algorithm="fedbio",
         listing=_listing,
         predictor=pool.predictor(network_layers),
-        **dealt.about,
+        **parts.about,
     )

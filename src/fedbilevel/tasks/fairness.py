@@ -32,19 +32,9 @@ from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem, padded
-from fedbilevel.tasks._base import MEASURED, Task
-from fedbilevel.tasks._labeled import held_array, mean_of_first
-from fedbilevel.tasks._rows import (
-    Dealt,
-    PartitionText,
-    Pool,
-    SplitSeed,
-    TableOptions,
-    deal,
-    load,
-)
-
-__all__ = ["PROBLEM", "make"]
+from fedbilevel.tasks import _rows
+from fedbilevel.tasks._base import MEASURED, Task, settings
+from fedbilevel.tasks._labeled import check_not_negative, held_array, mean_of_first
 
 _PENALTY = 0.01
 _TEXTURE = 1  # a column of breast_cancer
@@ -53,15 +43,8 @@ _HELD = 0.2  # of each group for the test, and again for the panels
 _ANGLE = np.deg2rad(75)
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "upper_step=0.5*auto",
-    "rounds": "100",
-    "local_steps": "10",
-    "batch": "16",
-    "q": "20",
-    "theta": "0.5",
-    "upper_step": "1",
-    "lower_step": "0.5",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=100 local_steps=10 batch=16 q=20 theta=0.5 upper_step=1"),
+    **settings("lower_step=0.5 upper_weight=0.1 lower_weight=0.1"),
 }
 _Group = tuple[np.ndarray, np.ndarray]  # features and labels of its people
 
@@ -159,16 +142,11 @@ def _panels(groups: list[_Group], clients: int, strength: float) -> list[Rows]:
 
 def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
     """Give every client its share of group 1, and as many rows as the groups allow."""
-    shares = (1 - minority, minority)
-    sizes = [
-        len(label) / share.sum()
-        for (_, label), share in zip(groups, shares, strict=True)
-    ]
+    pairs = list(zip(groups, (1 - minority, minority), strict=True))
+    size = min(len(label) / share.sum() for (_, label), share in pairs)
     parts = []
-    for index, ((features, label), share) in enumerate(
-        zip(groups, shares, strict=True)
-    ):
-        counts = np.floor(min(sizes) * share).astype(int)
+    for index, ((features, label), share) in enumerate(pairs):
+        counts = np.floor(size * share).astype(int)
         group = np.full(len(label), index, np.int32)
         columns = {"features": features, "label": label, "group": group}
         ends = np.cumsum(counts)
@@ -185,8 +163,7 @@ def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
 
 
 def _check(strength: float, minority: float, spread: float) -> None:
-    if not strength >= 0:
-        raise InvalidInputError(f"strength={strength}: it must not be negative.")
+    check_not_negative(strength=strength)
     if not (0 < minority <= 0.5 or minority == -1):
         raise InvalidInputError(
             f"minority={minority}: the share of group 1 in training is above 0 and at "
@@ -203,8 +180,7 @@ def make(
     clients: int = 0,
     *,
     data: Annotated[
-        str | Dataset,
-        "synthetic, breast_cancer, or a table of your own, with `group`",
+        str | Dataset, "synthetic, breast_cancer, or a table of your own, with `group`"
     ] = "synthetic",
     strength: Annotated[float, "how much the gap between the groups counts above"] = (
         1.0
@@ -217,9 +193,9 @@ def make(
     spread: Annotated[
         float, "how much that share differs between clients, from 0 to 1"
     ] = 0.0,
-    partition: PartitionText = "iid",
-    split: SplitSeed = 0,
-    **table: TableOptions,
+    partition: _rows.PartitionText = "iid",
+    split: _rows.SplitSeed = 0,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; a fifth of each group is for testing, a fifth for the panels.
 
@@ -304,7 +280,7 @@ def _own_task(
     Each client's validation rows become its panel, as many of either group as the
     smallest panel allows; the others train.
     """
-    pool = load(data, split=split, rows=0, table=asdict(choices), task="fairness")
+    pool = _rows.load(data, split, 0, asdict(choices), "fairness")
     if not choices.group:
         raise InvalidInputError(
             "the task fairness compares two groups: name their column with --group "
@@ -312,23 +288,15 @@ def _own_task(
         )
     if pool.classes != 2:
         raise InvalidInputError(
-            f"{pool.held.name} has {pool.classes} classes, and the task fairness tells "
-            "two apart. Choose another label with --label COLUMN."
+            f"{pool.held.name} has {pool.classes} classes, and the task fairness "
+            "needs two. Choose another label with --label COLUMN."
         )
     names, of_held, of_test = _groups(pool, choices.group)
     more = {"group": of_held, "place": np.asarray(pool.held.places)}
     remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
-    pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
-    dealt = deal(
-        pool,
-        clients,
-        scheme=partition,
-        train=0.6,
-        split=split,
-        more=more,
-        remarks=remarks,
-    )
-    panels, training = _cut_panels(dealt, names, strength)
+    pool = _rows.with_constant(pool)
+    parts = _rows.partition_rows(pool, clients, partition, 0.6, more=more)
+    panels, training = _cut_panels(parts, names, strength)
     places = [one.pop("place") for one in training]
     test = [pool.test.features[of_test == j] for j in (0, 1)]
     labels = [pool.test.label[of_test == j] for j in (0, 1)]
@@ -341,9 +309,9 @@ def _own_task(
     both = [(f[:size], a[:size]) for f, a in zip(test, labels, strict=True)]
     remarks.append(f"testing compares {size} rows of each group")
     judged = [{"label": one["label"].ravel()} for one in panels]
-    told = replace(dealt, upper=judged, lower=training, places=places)
-    told = replace(told, remarks=tuple(remarks))
-    about = {**told.about, "classes": ()}  # a panel is no row with a label
+    held = replace(parts, upper=judged, lower=training, places=places)
+    held = replace(held, remarks=tuple(remarks))
+    about = {**held.about, "classes": ()}  # a panel is no row with a label
     about["predictor"] = pool.predictor(_layers)
     return _task(panels, training, both, **about)
 
@@ -357,14 +325,7 @@ def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
     return scale, Dense(both[..., :-1], both[..., -1])
 
 
-def _completed(table: Dataset) -> Dataset:
-    """Scale rows to length about 1, and append a constant."""
-    flat = table.features.reshape(len(table.features), -1)
-    flat = flat / np.sqrt(flat.shape[1])
-    return replace(table, features=np.hstack([flat, np.ones((len(flat), 1))]))
-
-
-def _groups(pool: Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the names of two groups, and the group of held and of tested rows."""
     column, _, value = text.partition(":")
     if column not in pool.whole:
@@ -388,18 +349,18 @@ def _groups(pool: Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def _cut_panels(
-    dealt: Dealt, names: list[str], strength: float
+    parts: _rows.Partition, names: list[str], strength: float
 ) -> tuple[list[Rows], list[Rows]]:
     """Return each client's panel, and its training rows with what the panel left."""
     size = min(
-        int(np.sum(one["group"] == j)) for one in dealt.upper for j in range(len(names))
+        int(np.sum(one["group"] == j)) for one in parts.upper for j in range(len(names))
     )
     panels, training = [], []
-    for client, (upper, lower) in enumerate(zip(dealt.upper, dealt.lower, strict=True)):
+    for client, (upper, lower) in enumerate(zip(parts.upper, parts.lower, strict=True)):
         rows = [np.flatnonzero(upper["group"] == j) for j in range(len(names))]
         for name, found in zip(names, rows, strict=True):
             if len(found) == 0:
-                who = dealt.names[client] if dealt.names else f"client {client}"
+                who = parts.names[client] if parts.names else f"client {client}"
                 raise InvalidInputError(
                     f"'{who}' has no row of the group '{name}' for validation. Leave "
                     "its rows out, or ask for fewer clients."

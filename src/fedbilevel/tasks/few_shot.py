@@ -16,17 +16,17 @@ all layers from x. The Hessian is the identity, the hypergradient that through U
     g_k(x, y_k) = 1/2 ||y_k - U_k(x)||^2
 
 `data=sinusoid` are waves, with half the mean square as error. Anything else is a name
-or path of images in alphabets, as Omniglot's: a task is to tell some characters apart,
+or path of images in alphabets, as Omniglot's: a task is to classify some characters,
 its error the cross entropy. Whole alphabets are kept for new tasks.
 
 y_k never leaves its client. A row is a whole set, so oracles are exact with a batch of
 one. Measured are the query sets of tasks that no client has, after adapting to their
-support sets; the mean square of waves, the share of images that are told wrong and
-right. `random_features_...` is the same for a head on the layers of the start.
+support sets; the mean square of waves, the share of images classified wrong and right.
+`random_features_...` is the same for a head on the layers of the start.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import equinox as eqx
@@ -40,30 +40,25 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
-from fedbilevel.tasks._base import MEASURED_BELOW, Task
-from fedbilevel.tasks._domains import Domain, characters_of, waves
-from fedbilevel.tasks._episodes import Episodes, Sizes
+from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
+from fedbilevel.tasks._domains import Domain, Episodes, Sizes, characters_of, waves
 from fedbilevel.tasks._labeled import check_choice
 from fedbilevel.tasks._networks import Network, layers_of
-
-__all__ = ["make"]
 
 _WAVES = "sinusoid"
 _NEW_TASKS = 50
 _KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}
-_PLAIN = {"batch": "1", "upper_weight": "1", "lower_weight": "1"}
-_FOR_WAVES = MEASURED_BELOW | {**_PLAIN, "local_steps": "5"}
-_FOR_IMAGES = MEASURED_BELOW | {**_PLAIN, "local_steps": "3", "rounds": "40"}
+_PLAIN = MEASURED_BELOW | settings("batch=1 upper_weight=1 lower_weight=1")
 
 
 @dataclass(frozen=True)
 class _Usual:
     """What is used for a kind of lower problem where nothing is chosen."""
 
-    strength: float = 0.0
-    inner_step: float = 0.0
-    inner_steps: int = 0
-    recommended: Mapping[str, str] = field(default_factory=dict)
+    strength: float
+    inner_step: float
+    inner_steps: int
+    recommended: str
     # One evaluation a step, at a y that has moved before: half the cost.
     algorithm: str = "fedbio-clientwise"
 
@@ -74,61 +69,46 @@ class _Setting:
 
     clients: int
     sizes: Sizes
+    recommended: str
     kinds: Mapping[str, _Usual]
 
 
 _SETTINGS = {
     "sinusoid": _Setting(
-        clients=32,
-        sizes=Sizes(0, 10, 40),
-        kinds={
+        32,
+        Sizes(ways=0, shots=10, queries=40),
+        "local_steps=5",
+        {
             "head": _Usual(
-                strength=0.001,
-                recommended=_FOR_WAVES
-                | {"rounds": "600", "q": "10", "theta": "0.4"}
-                | {"upper_step": "0.06", "lower_step": "0.4"},
-                algorithm="local-bsgvrm",
+                0.001,
+                0.0,
+                0,
+                "rounds=600 q=10 theta=0.4 upper_step=0.06 lower_step=0.4",
+                "local-bsgvrm",
             ),
             "proximal": _Usual(
-                strength=0.5,
-                inner_step=0.05,
-                inner_steps=100,
-                recommended=_FOR_WAVES
-                | {"rounds": "400", "q": "10", "theta": "0.03"}
-                | {"upper_step": "0.2", "lower_step": "0.03"},
-                algorithm="local-bsgvrm",
+                0.5,
+                0.05,
+                100,
+                "rounds=400 q=10 theta=0.03 upper_step=0.2 lower_step=0.03",
+                "local-bsgvrm",
             ),
             "unrolled": _Usual(
-                inner_step=0.02,
-                inner_steps=5,
-                recommended=_FOR_WAVES
-                | {"rounds": "600", "q": "2", "theta": "0.9"}
-                | {"upper_step": "0.2", "lower_step": "1"},
+                0.0, 0.02, 5, "rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1"
             ),
         },
     ),
     "images": _Setting(
-        clients=40,
-        sizes=Sizes(5, 1, 15),
-        kinds={
-            "head": _Usual(
-                strength=0.1,
-                recommended=_FOR_IMAGES
-                | {"q": "5", "theta": "0.15", "upper_step": "0.8", "lower_step": "0.3"},
-            ),
+        40,
+        Sizes(ways=5, shots=1, queries=15),
+        "local_steps=3 rounds=40",
+        {
+            "head": _Usual(0.1, 0.0, 0, "q=5 theta=0.15 upper_step=0.8 lower_step=0.3"),
             "proximal": _Usual(
-                strength=1.0,
-                inner_step=0.05,
-                inner_steps=20,
-                recommended=_FOR_IMAGES
-                | {"q": "10", "theta": "0.05", "upper_step": "0.2"}
-                | {"lower_step": "0.05"},
+                1.0, 0.05, 20, "q=10 theta=0.05 upper_step=0.2 lower_step=0.05"
             ),
             "unrolled": _Usual(
-                inner_step=0.2,
-                inner_steps=5,
-                recommended=_FOR_IMAGES
-                | {"q": "2", "theta": "0.9", "upper_step": "0.5", "lower_step": "1"},
+                0.0, 0.2, 5, "q=2 theta=0.9 upper_step=0.5 lower_step=1"
             ),
         },
     ),
@@ -166,9 +146,7 @@ class _NewTasks(eqx.Module):
         return {f"{name}_{what}": jnp.mean(one) for what, one in found.items()}
 
 
-def _with_random_features(
-    task: Task, point: Mapping[str, np.ndarray]
-) -> dict[str, float]:
+def _with_random_features(task: Task, point: Point) -> dict[str, float]:
     """Measure a head on the layers of the start."""
     del point
     found: Any = task.metrics
@@ -209,7 +187,7 @@ def make(
     lower: Annotated[
         str, "what a learning task has of its own: head, proximal or unrolled"
     ] = "head",
-    ways: Annotated[int, "characters to tell apart; 0 is 5"] = 0,
+    ways: Annotated[int, "characters to classify; 0 is 5"] = 0,
     shots: Annotated[
         int, "size of the support set; 0 is 10, or 1 of each character"
     ] = 0,
@@ -262,7 +240,8 @@ def make(
         kind if isinstance(kind, Head) else head,
         domain.measure,
     )
-    return _task(domain, kind, metrics, usual)
+    recommended = _PLAIN | settings(f"{setting.recommended} {usual.recommended}")
+    return _task(domain, kind, metrics, recommended, usual.algorithm)
 
 
 _TO_ADAPT = (
@@ -287,7 +266,8 @@ def _task(
     domain: Domain,
     kind: AbstractKind,
     metrics: _NewTasks,
-    usual: _Usual,
+    recommended: Mapping[str, str],
+    algorithm: str,
 ) -> Task:
     x, y = kind.start(domain.network)
     upper, lower = (
@@ -303,10 +283,10 @@ def _task(
         y,
         metrics,
         headline="new_task_error",
-        recommended=usual.recommended,
+        recommended=recommended,
         conclusion=_with_random_features,
         concludes=dict.fromkeys(measured, "number"),
-        algorithm=usual.algorithm,
+        algorithm=algorithm,
         predictor=Predictor(_layers, domain.pixels, advice),
     )
 

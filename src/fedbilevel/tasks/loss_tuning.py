@@ -29,80 +29,28 @@ from fedbilevel import _tree
 from fedbilevel._types import Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import MEASURED, Task
-from fedbilevel.tasks._labeled import (
-    MNIST_SCALING,
-    HeldOut,
-    Scaling,
-    balanced_accuracy,
-    cross_entropies,
-)
+from fedbilevel.tasks import _labeled, _rows
+from fedbilevel.tasks._base import MEASURED, Task, settings
+from fedbilevel.tasks._labeled import HeldOut, balanced_accuracy, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
-    thin,
-)
 
-__all__ = ["make", "tail"]
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """What is used where nothing is chosen; `train_apart` if clients differ."""
-
-    clients: int
-    model: str
-    width: int
-    train: float
-    train_apart: float
-    scaling: Scaling | None
-    algorithm: str
-    recommended: dict[str, str]
-
-
-_WEIGHTS = {"upper_weight": "0.1", "lower_weight": "0.1"}
-_SETTINGS = {
-    "default": _Setting(
-        clients=8,
-        model="linear",
-        width=64,
-        train=0.4,
-        train_apart=0.4,
-        scaling=None,
-        algorithm="fedbio-controls",
-        recommended=_WEIGHTS
-        | {"rounds": "200", "local_steps": "10", "batch": "32", "q": "10"},
-    ),
-    "fednest": _Setting(
-        clients=100,
-        model="mlp",
-        width=200,
-        train=0.5,
-        train_apart=0.8,
-        scaling=MNIST_SCALING,
-        algorithm="fednest",
-        recommended=_WEIGHTS
-        | {"rounds": "500", "local_steps": "20", "batch": "10", "inner_rounds": "3"}
-        | {"q": "3", "theta": "0.01", "upper_step": "0.001", "lower_step": "0.01"},
-    ),
+_MODELS = {"default": "linear", "fednest": "mlp"}
+_ALGORITHMS = {"default": "fedbio-controls", "fednest": "fednest"}
+_WEIGHTS = settings("upper_weight=0.1 lower_weight=0.1")
+_RECOMMENDED = {
+    "default": _WEIGHTS | settings("rounds=200 local_steps=10 batch=32 q=10"),
+    "fednest": _WEIGHTS
+    | settings("rounds=500 local_steps=20 batch=10 inner_rounds=3 q=3 theta=0.01")
+    | settings("upper_step=0.001 lower_step=0.01"),
 }
 _STEPS = {
     "linear": MEASURED
     | {"auto:fedbio-controls": "upper_step=0.5*auto lower_step=1.5/L"}
-    | {"upper_step": "1", "lower_step": "8", "theta": "0.5"}
-    # Of rare classes f has a hundred times as much as g has.
-    | {"nu": "0.001"},
+    # Of rare classes f has a hundred times as much as g has: a small nu.
+    | settings("upper_step=1 lower_step=8 theta=0.5 nu=0.001"),
     "mlp": MEASURED
     | {"auto:fedbio-controls": "lower_step=0.5/L auxiliary_step=0.5/L"}
-    | {"upper_step": "0.1", "lower_step": "0.1", "theta": "0.02"},
+    | settings("upper_step=0.1 lower_step=0.1 theta=0.02"),
 }
 
 
@@ -164,7 +112,7 @@ def _weights_by_rank(classes: int, imbalance: float) -> np.ndarray:
 
 
 def _check(setting: str, model: str, imbalance: float) -> None:
-    _labeled.check_choice("setting", setting, tuple(_SETTINGS))
+    _labeled.check_choice("setting", setting, tuple(_rows.SETTINGS))
     _labeled.check_choice("model", model, (*_STEPS, "auto"))
     if not (1 <= imbalance < np.inf or imbalance == 0):
         raise InvalidInputError(
@@ -172,20 +120,10 @@ def _check(setting: str, model: str, imbalance: float) -> None:
         )
 
 
-def _usual_train(setting: str, partition: str) -> float:
-    """Return the share for training of a setting that was chosen, else 0."""
-    usual = _SETTINGS[setting]
-    if setting == "default":
-        return 0.0
-    return usual.train if partition == "iid" else usual.train_apart
-
-
 def make(
     clients: int = 0,
     *,
-    setting: Annotated[
-        str, "what is usual where nothing is chosen: default, or fednest (see above)"
-    ] = "default",
+    setting: _rows.SettingName = "default",
     imbalance: Annotated[
         float,
         "how often the most frequent class is there against the rarest, after "
@@ -196,12 +134,12 @@ def make(
     ),
     width: Annotated[int, "units of the hidden layer of an mlp; 0: the setting's"] = 0,
     penalty: Annotated[float, "l2 strength below"] = 0.00001,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
-    **table: TableOptions,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 0 and auto leave clients, model, width, train to the `setting`.
 
@@ -215,51 +153,41 @@ def make(
     """
     _check(setting, model, imbalance)
     _labeled.check_positive(penalty=penalty)
-    usual = _SETTINGS[setting]
-    model = usual.model if model == "auto" else model
-    whole = load(
-        data,
-        split=split,
-        rows=rows,
-        scaling=usual.scaling,
-        table=table,
-        task="loss-tuning",
-    )
-    imbalance = imbalance or whole.usual(100.0, own=1.0)
-    told = [f"rows are left out until the first class is {imbalance:g} times the last"]
-    pool = whole
-    if imbalance > 1 or not whole.is_own:
-        kept = tail(whole.held.label, whole.classes, imbalance, split)
-        pool = thin(whole, kept)
-    dealt = deal(
+    usual = _rows.SETTINGS[setting]
+    model = _MODELS[setting] if model == "auto" else model
+    pool = _rows.load(data, split, rows, table, "loss-tuning", usual.scaling)
+    imbalance = imbalance or pool.usual(100.0, own=1.0)
+    if imbalance > 1 or not pool.is_own:
+        kept = tail(pool.held.label, pool.classes, imbalance, split)
+        pool = _rows.thin(pool, kept)
+    thinned = f"rows are left out until the first class is {imbalance:g} times the last"
+    parts = _rows.partition_rows(
         pool,
         clients,
-        scheme=partition,
-        train=train or _usual_train(setting, partition),
-        split=split,
+        partition,
+        train or usual.train_share(partition),
         usual_clients=usual.clients,
-        usual_train=usual.train,
-        remarks=told if imbalance > 1 else [],
+        remarks=[thinned] if imbalance > 1 else [],
     )
     if setting == "fednest":
         weights = _weights_by_rank(pool.classes, imbalance)
     else:
-        everyone = np.concatenate([one["label"] for one in dealt.upper])
+        everyone = np.concatenate([one["label"] for one in parts.upper])
         weights = _class_weights(everyone, pool.classes)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
     return Task(
         Problem(_Upper(scores), _Lower(scores, penalty)),
         ClientData.from_clients(
-            [{**one, "weight": weights[one["label"]]} for one in dealt.upper],
-            dealt.lower,
+            [{**one, "weight": weights[one["label"]]} for one in parts.upper],
+            parts.lower,
         ),
         {name: _tree.filled(pool.classes) for name in ("scales", "shifts")},
         build(model, shape, pool.classes, width or usual.width, jr.key(split)),
         _TestMetrics.of(pool.test, scores),
         headline="balanced_error",
-        recommended=_STEPS[model] | usual.recommended,
+        recommended=_STEPS[model] | _RECOMMENDED[setting],
         convex=model == "linear",
-        algorithm=usual.algorithm,
+        algorithm=_ALGORITHMS[setting],
         predictor=pool.predictor(network_layers),
-        **dealt.about,
+        **parts.about,
     )

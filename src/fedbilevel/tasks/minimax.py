@@ -26,22 +26,13 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import MEASURED, Task
-
-__all__ = ["PROBLEM", "SaddlePoint", "make"]
+from fedbilevel.tasks._base import MEASURED, Task, settings
 
 _SIZE, _PULL, _FAR = 10, 0.1, 10.0
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
-    "rounds": "200",
-    "local_steps": "10",
-    "batch": "1",
-    "q": "5",
-    "theta": "0.8",
-    "upper_step": "0.05",
-    "lower_step": "0.2",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=200 local_steps=10 batch=1 q=5 theta=0.8 upper_step=0.05"),
+    **settings("lower_step=0.2 upper_weight=0.1 lower_weight=0.1"),
 }
 
 

@@ -15,28 +15,18 @@ import numpy as np
 from fedbilevel import _tree
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData
-from fedbilevel.tasks._base import MEASURED, Task
+from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
-
-__all__ = ["make"]
 
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
-    "rounds": "200",
-    "local_steps": "10",
-    "batch": "1",
-    "q": "20",
-    "theta": "0.4",
-    "upper_step": "0.05",
-    "lower_step": "0.05",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=200 local_steps=10 batch=1 q=20 theta=0.4 upper_step=0.05"),
+    **settings("lower_step=0.05 upper_weight=0.1 lower_weight=0.1"),
 }
 # Steps small enough for the exponents of the corollaries to show from K = 1 to 16.
-_SMALL = {"clients": "1", "iterations": "4000", "local_steps": "7", "q": "10"}
-_SMALL |= {"rho1": "1", "rho2": "2"}
-_MOMENTUM = {**_SMALL, "eta": "0.014", "alpha": "8", "beta": "8"}
-_STORM = {**_SMALL, "eta": "0.02", "alpha": "2", "beta": "2", "first_batch": "64"}
+_SMALL = settings("clients=1 iterations=4000 local_steps=7 q=10 rho1=1 rho2=2")
+_MOMENTUM = _SMALL | settings("eta=0.014 alpha=8 beta=8")
+_STORM = _SMALL | settings("eta=0.02 alpha=2 beta=2 first_batch=64")
 _CALIBRATION = {
     "local-bsgm": _MOMENTUM,
     "fednest": _MOMENTUM,

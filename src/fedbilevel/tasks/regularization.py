@@ -10,7 +10,7 @@ no more pull outwards. Where the label is a number, W has one row, and half the 
 error of the target, scaled to variance 1, takes the place of CE.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -19,12 +19,13 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Metrics, Rows
-from fedbilevel.datasets import Dataset, Preparation
+from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import MEASURED, Task
+from fedbilevel.tasks import _rows
+from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import (
     CrossEntropy,
     HeldOut,
@@ -32,35 +33,16 @@ from fedbilevel.tasks._labeled import (
     Scaling,
     SquaredError,
 )
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
-)
-
-__all__ = ["make", "strengths"]
 
 _LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=0.5/L",
-    "rounds": "200",
-    "local_steps": "10",
-    "batch": "32",
-    "q": "10",
-    "theta": "0.2",
-    "upper_step": "20",
-    "lower_step": "0.5",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=200 local_steps=10 batch=32 q=10 theta=0.2 upper_step=20"),
+    **settings("lower_step=0.5 upper_weight=0.1 lower_weight=0.1"),
 }
 # With many rows small strengths are right, and the slopes along x are small, too.
 _MANY = 500
-_RECOMMENDED_FOR_MANY = {"rounds": "600", "upper_step": "200", "lower_step": "1"}
+_RECOMMENDED_FOR_MANY = settings("rounds=600 upper_step=200 lower_step=1")
 
 
 @dataclass(frozen=True)
@@ -98,42 +80,31 @@ def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
     return Multiply((W.shape[-1] - 1) ** -0.5), Dense(W[..., :-1], W[..., -1])
 
 
-def _completed(table: Dataset) -> Dataset:
-    """Scale rows and append the constant; images have this done where they are used."""
-    if table.features.dtype == np.uint8:
-        return table
-    flat = table.features.reshape(len(table.features), -1)
-    flat = flat / np.sqrt(flat.shape[1])
-    features = np.hstack([flat, np.ones((len(flat), 1), flat.dtype)])
-    return replace(table, features=features)
-
-
 def make(
     clients: int = 0,
     *,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
     start: Annotated[
         float,
         "all strengths begin at exp(start); what does not tune x leaves them there",
     ] = -5.0,
-    **table: TableOptions,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 8 clients, and a fifth of a built-in set for training.
 
     Tested is an official test part, or else a fifth; the other rows validate.
     """
-    pool = load(data, split=split, rows=rows, table=table)
+    pool = _rows.load(data, split, rows, table)
     width = int(np.prod(pool.held.features.shape[1:])) + 1
-    pool = replace(pool, held=_completed(pool.held), test=_completed(pool.test))
-    dealt = deal(
-        pool, clients, scheme=partition, train=train, split=split, usual_train=0.2
-    )
+    if pool.held.features.dtype != np.uint8:  # images are scaled where they are used
+        pool = _rows.with_constant(pool)
+    parts = _rows.partition_rows(pool, clients, partition, train, usual_train=0.2)
     scores = _Scores(pool.scaling)
-    held = ClientData.from_clients(dealt.upper, dealt.lower)
+    held = ClientData.from_clients(parts.upper, parts.lower)
     loss = CrossEntropy(scores) if pool.classes else SquaredError(scores)
     tested: Metrics = HeldOut.of(pool.test, scores)
     if isinstance(loss, SquaredError):
@@ -149,14 +120,14 @@ def make(
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
         predictor=pool.predictor(_layers),
-        **dealt.about,
+        **parts.about,
     )
 
 
 def _target_of(preparation: Preparation | None) -> TargetLabel:
     if preparation is None or not isinstance(preparation.label, TargetLabel):
         raise InvalidInputError(
-            "numbers are predicted where a table says how they were scaled. Give a "
+            "the label holds numbers, and nothing says how they were scaled. Give a "
             "table, or a label of classes."
         )
     return preparation.label

@@ -11,7 +11,6 @@ points of a correction meet the same. Nothing is left out where all rows are tak
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,78 +23,36 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled
-from fedbilevel.tasks._base import MEASURED, Task
-from fedbilevel.tasks._labeled import (
-    MNIST_SCALING,
-    HeldOut,
-    Scaling,
-    cross_entropy,
-)
+from fedbilevel.tasks import _labeled, _rows
+from fedbilevel.tasks._base import MEASURED, Task, settings
+from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
 from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
-from fedbilevel.tasks._rows import (
-    PartitionText,
-    RowLimit,
-    Source,
-    SplitSeed,
-    TableOptions,
-    TrainShare,
-    deal,
-    load,
-)
-
-__all__ = ["make"]
 
 _MODELS = ("mlp", "convolutional")
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What is used where nothing is chosen; `train_apart` if clients differ."""
-
-    clients: int
-    width: int
-    penalty: Mapping[str, float]
-    train: float
-    train_apart: float
-    scaling: Scaling | None
-    algorithm: Mapping[str, str]
-    recommended: dict[str, str]
-
-
-_WEIGHTS = {"upper_weight": "0.1", "lower_weight": "0.1"}
-_SETTINGS = {
-    "default": _Setting(
-        clients=8,
-        width=64,
-        penalty={"mlp": 0.005, "convolutional": 0.0001},
-        train=0.4,
-        train_apart=0.4,
-        scaling=None,
-        # One Hessian product a step, not q: with convolutions they are what it costs.
-        algorithm={"mlp": "fedbio-controls", "convolutional": "fedbio"},
-        recommended=_WEIGHTS
-        | {"rounds": "200", "local_steps": "5", "batch": "32", "q": "5"},
-    ),
-    "fednest": _Setting(
-        clients=100,
-        width=200,
-        penalty={"mlp": 0.05, "convolutional": 0.05},
-        train=0.5,
-        train_apart=0.8,
-        scaling=MNIST_SCALING,
-        algorithm={"mlp": "fednest", "convolutional": "fednest"},
-        recommended=_WEIGHTS
-        | {"rounds": "500", "local_steps": "5", "batch": "64", "inner_rounds": "1"}
-        | {"q": "5", "theta": "0.01", "upper_step": "0.01", "lower_step": "0.01"},
-    ),
+_PENALTIES = {
+    "default": {"mlp": 0.005, "convolutional": 0.0001},
+    "fednest": {"mlp": 0.05, "convolutional": 0.05},
+}
+_ALGORITHMS = {
+    # One Hessian product a step, not q: with convolutions they are what it costs.
+    "default": {"mlp": "fedbio-controls", "convolutional": "fedbio"},
+    "fednest": {"mlp": "fednest", "convolutional": "fednest"},
+}
+_WEIGHTS = settings("upper_weight=0.1 lower_weight=0.1")
+_RECOMMENDED = {
+    "default": _WEIGHTS | settings("rounds=200 local_steps=5 batch=32 q=5"),
+    "fednest": _WEIGHTS
+    | settings("rounds=500 local_steps=5 batch=64 inner_rounds=1 q=5 theta=0.01")
+    | settings("upper_step=0.01 lower_step=0.01"),
 }
 
 
 def _steps(model: str, inputs: int, features: int) -> dict[str, str]:
     """Return steps for a network; the curvature grows with what a layer sums up."""
     if model == "convolutional":  # it divides by that itself
-        return {"upper_step": "0.05", "lower_step": "2", "theta": "0.2"}
+        return settings("upper_step=0.05 lower_step=2 theta=0.2")
     return MEASURED | {
         "upper_step": f"{min(10 / inputs, 0.5):.2g}",  # or few inputs kill the units
         "lower_step": f"{10 / features:.2g}",
@@ -152,39 +109,28 @@ class _Dropout:
 
 def _check(model: str, dropout: float, penalty: float, setting: str) -> None:
     _labeled.check_choice("model", model, _MODELS)
-    _labeled.check_choice("setting", setting, tuple(_SETTINGS))
-    if not penalty >= 0:
-        raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
+    _labeled.check_choice("setting", setting, tuple(_rows.SETTINGS))
+    _labeled.check_not_negative(penalty=penalty)
     if not 0 <= dropout < 1:
         raise InvalidInputError(f"dropout={dropout}: give a chance from 0 to below 1.")
-
-
-def _usual_train(setting: str, partition: str) -> float:
-    """Return the share for training of a setting that was chosen, else 0."""
-    usual = _SETTINGS[setting]
-    if setting == "default":
-        return 0.0
-    return usual.train if partition == "iid" else usual.train_apart
 
 
 def make(
     clients: int = 0,
     *,
-    setting: Annotated[
-        str, "what is usual where nothing is chosen: default, or fednest (see above)"
-    ] = "default",
+    setting: _rows.SettingName = "default",
     model: Annotated[str, "the hidden layers: mlp, or convolutional for images"] = (
         "mlp"
     ),
     width: Annotated[int, "units of the hidden layer of an mlp; 0: the setting's"] = 0,
     dropout: Annotated[float, "chance that a feature of a drawn row is left out"] = 0.0,
     penalty: Annotated[float, "l2 strength of the head; 0: the setting's"] = 0.0,
-    data: Source = "digits",
-    partition: PartitionText = "iid",
-    train: TrainShare = 0.0,
-    split: SplitSeed = 0,
-    rows: RowLimit = 0,
-    **table: TableOptions,
+    data: _rows.Source = "digits",
+    partition: _rows.PartitionText = "iid",
+    train: _rows.TrainShare = 0.0,
+    split: _rows.SplitSeed = 0,
+    rows: _rows.RowLimit = 0,
+    **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; a 0 leaves clients, width, penalty and train to the `setting`.
 
@@ -198,38 +144,26 @@ def make(
     dropout=0.5, and partition=shards:2 for clients that differ.
     """
     _check(model, dropout, penalty, setting)
-    usual = _SETTINGS[setting]
-    pool = load(
-        data,
-        split=split,
-        rows=rows,
-        scaling=usual.scaling,
-        table=table,
-        task="representation",
-    )
-    dealt = deal(
-        pool,
-        clients,
-        scheme=partition,
-        train=train or _usual_train(setting, partition),
-        split=split,
-        usual_clients=usual.clients,
-        usual_train=usual.train,
+    usual = _rows.SETTINGS[setting]
+    pool = _rows.load(data, split, rows, table, "representation", usual.scaling)
+    share = train or usual.train_share(partition)
+    parts = _rows.partition_rows(
+        pool, clients, partition, share, usual_clients=usual.clients
     )
     shape, scores = pool.held.features.shape[1:], _Scores(pool.scaling, dropout)
     network = build(model, shape, pool.classes, width or usual.width, jr.key(split))
     features = network.head.weight.shape[1]
     noise = _Dropout(dropout, features) if dropout else None
-    below = _Lower(scores, penalty or usual.penalty[model])
+    below = _Lower(scores, penalty or _PENALTIES[setting][model])
     return Task(
         Problem(_Upper(scores), below, noise, noise),
-        ClientData.from_clients(dealt.upper, dealt.lower),
+        ClientData.from_clients(parts.upper, parts.lower),
         network.hidden,
         network.head,
         HeldOut.of(pool.test, scores),
         headline="test_error",
-        recommended=_steps(model, math.prod(shape), features) | usual.recommended,
-        algorithm=usual.algorithm[model],
+        recommended=_steps(model, math.prod(shape), features) | _RECOMMENDED[setting],
+        algorithm=_ALGORITHMS[setting][model],
         predictor=pool.predictor(layers_of),
-        **dealt.about,
+        **parts.about,
     )

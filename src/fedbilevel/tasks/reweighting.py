@@ -22,7 +22,6 @@ Reference: ScaleBiO, arXiv 2406.19976; the clients are ours.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -47,33 +46,24 @@ from fedbilevel.models.transformer import (
     token_losses,
 )
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._base import OWN_PLACE, Listed, Origin, Task
-from fedbilevel.tasks._labeled import held_array
+from fedbilevel.tasks._base import OWN_PLACE, Listed, Origin, Point, Task, settings
+from fedbilevel.tasks._labeled import check_choice, check_not_negative, held_array
 from fedbilevel.tasks._rows import SplitSeed
 from fedbilevel.tasks._texts import (
     NOBODYS,
-    Dealt,
+    ClientTexts,
+    TokenCounts,
     blank_texts,
     held_texts,
+    read_counts,
     texts_of,
 )
-from fedbilevel.tasks._token_counts import TokenCounts, read_counts
 from fedbilevel.tasks._transformers import Base, base_of
 
-__all__ = ["make"]
-
 _RECOMMENDED = {
-    "rounds": "60",
-    "local_steps": "5",
-    "batch": "16",
-    "q": "10",
-    "nu": "0.1",
-    "upper_step": "1.0",
-    "lower_step": "0.1",
-    "auxiliary_step": "0.05",
-    "theta": "0.1",
-    "upper_weight": "0.1",
-    "lower_weight": "0.1",
+    **settings("rounds=60 local_steps=5 batch=16 q=10 nu=0.1 upper_step=1.0"),
+    **settings("lower_step=0.1 auxiliary_step=0.05 theta=0.1"),
+    **settings("upper_weight=0.1 lower_weight=0.1"),
 }
 _PRECISIONS = {"float32": None, "bfloat16": jnp.bfloat16}
 _TRAINED = ("b", "both")
@@ -115,7 +105,7 @@ class _Lower:
 
 
 class _TestMetrics(eqx.Module):
-    """The loss of tokens that nobody trained or was judged by, and the weights."""
+    """The loss on tokens that neither train nor validate, and the weights."""
 
     tokens: Int[Array, "rows length"]
     counted: Bool[Array, "rows length"]
@@ -180,7 +170,7 @@ def make(
     ] = 0,
     recomputed: Annotated[
         str,
-        "what is evaluated again on the way back: nothing; cheap, all but products; "
+        "what the backward pass evaluates again: nothing; cheap, all but products; "
         "blocks, whole ones, the least memory for a third more time",
     ] = "nothing",
     fused: Annotated[
@@ -234,7 +224,7 @@ def make(
     )
 
 
-def _texts(data: str, clients: int, split: int, counts: TokenCounts) -> Dealt:
+def _texts(data: str, clients: int, split: int, counts: TokenCounts) -> ClientTexts:
     if data != NOBODYS:
         return texts_of(data, clients, split, alone=counts.sites > 0)
     if counts.tokens is None:
@@ -256,16 +246,11 @@ def _alike(task: Task) -> dict[str, str]:
 
 
 def _check(trained: str, precision: str, rank: int, penalty: float) -> None:
-    for name, value, words in (
-        ("trained", trained, _TRAINED),
-        ("precision", precision, tuple(_PRECISIONS)),
-    ):
-        if value not in words:
-            raise unknown_name(f"value of {name}", value, words)
+    check_choice("value of trained", trained, _TRAINED)
+    check_choice("value of precision", precision, tuple(_PRECISIONS))
     if rank < 1:
         raise InvalidInputError(f"rank={rank}: it is at least 1.")
-    if not penalty >= 0:
-        raise InvalidInputError(f"penalty={penalty}: it must not be negative.")
+    check_not_negative(penalty=penalty)
 
 
 def _chosen(adapted: str, base: Base) -> tuple[str, ...]:
@@ -281,20 +266,20 @@ def _chosen(adapted: str, base: Base) -> tuple[str, ...]:
     return names
 
 
-def _listing(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, Listed]:
+def _listing(task: Task, point: Point) -> dict[str, Listed]:
     """List the sources by their weights, the largest first."""
     assert task.origin is not None
     weights = np.asarray(jax.nn.softmax(jnp.asarray(point["x"])), float)
-    told = task.origin.summary["sources"]
+    sources = task.origin.summary["sources"]
     rows = [
         (one["name"], float(weight), one["rows"], one["tokens"])
-        for one, weight in zip(told, weights, strict=True)
+        for one, weight in zip(sources, weights, strict=True)
     ]
     rows.sort(key=lambda row: (-row[1], row[0]))
     return {"weights.csv": Listed(("source", "weight", "rows", "tokens"), rows)}
 
 
-def _files(task: Task, point: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+def _files(task: Task, point: Point) -> dict[str, bytes]:
     """Return the adapters as PEFT has them, in a folder of their own."""
     frozen: _Frozen = task.problem.frozen
     leaves = [point[f"y.{name}"] for name in _tree.leaf_names(task.y)]

@@ -17,23 +17,14 @@ from jaxtyping import Array
 from fedbilevel import _tree
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, PooledData
-from fedbilevel.tasks._base import Task
+from fedbilevel.tasks._base import Task, settings
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 
-__all__ = ["make"]
-
 _RECOMMENDED = {
-    "rounds": "500",
-    "local_steps": "1",
-    "batch": "1",
-    "q": "60",
-    "theta": "0.3",
+    **settings("rounds=500 local_steps=1 batch=1 q=60 theta=0.3"),
     "length": "full",  # one random term of a series would need much shorter steps
     # Steps this long reach 1e-6 in float32 too: shorter ones stall on rounding first.
-    "upper_step": "0.5",
-    "lower_step": "0.3",
-    "upper_weight": "0.9",
-    "lower_weight": "0.9",
+    **settings("upper_step=0.5 lower_step=0.3 upper_weight=0.9 lower_weight=0.9"),
     # It divides by the size of its directions, so that 0.5 is how far it goes.
     "auto:biadam": "upper_step=0.1",
 }

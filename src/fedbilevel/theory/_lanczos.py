@@ -16,8 +16,6 @@ from jaxtyping import Array, Float
 
 from fedbilevel._types import Scalar
 
-__all__ = ["STEPS", "Extremes", "extremes", "unit"]
-
 STEPS = 40
 
 

@@ -14,8 +14,6 @@ from fedbilevel._types import Key, Pair, Scalar
 from fedbilevel.problem import Batch, ClientData, Oracle, Problem
 from fedbilevel.theory._lanczos import STEPS, Extremes, extremes, unit
 
-__all__ = ["at_point", "between", "draw_directions"]
-
 # Norms of differences need only the largest eigenvalue, and it only roughly.
 _FEW_STEPS = 12
 _CLIMBS, _SWEEPS = 4, 16
@@ -28,7 +26,7 @@ def draw_directions(point: Pair, key: Key) -> Float[Array, "m n"]:
 
 
 class _Place(eqx.Module):
-    """A point as one vector, with the way back, and random directions there."""
+    """A point as one vector, with its inverse map, and random directions there."""
 
     w: Float[Array, " n"]
     restore: Callable[[Array], tuple[Any, Any]]

@@ -1,8 +1,8 @@
 r"""What papers claim of their algorithms, by the type of the algorithm.
 
 Theorems 1, 2 and 3 are those of the founding paper. FedBiOAcc and FedNest have no
-schedules in its letters and take those of their nearest relative. Exponents, with M the
-mean of the metric over a run (Gao 2022, table 1; arXiv 2302.06701; arXiv 2205.02215):
+schedules in its parameters and take those of their nearest relative. M is the mean
+of the metric over a run. Exponents (Gao 2022, table 1; arXiv 2302.06701, 2205.02215):
 
     M ~ K^a, M ~ T^b;   T ~ K^c, T ~ epsilon^d;   rounds ~ K^e, rounds ~ epsilon^f
 """
@@ -18,18 +18,8 @@ from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.schedules import Constant, Schedule, parse_schedule
-from fedbilevel.theory.conditions import Letters
+from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Plan
-
-__all__ = [
-    "CLAIMS",
-    "Claims",
-    "algorithm_by",
-    "claims_of",
-    "letters_of",
-    "subject_of",
-    "theorem_for",
-]
 
 
 @dataclass(frozen=True)
@@ -41,26 +31,22 @@ class Claims:
     build: Callable[[Plan, Schedule], AbstractAlgorithm]
 
 
+_WEIGHTS = ("alpha", "beta", "rho1", "rho2")
 _ROOT = {"K": -1 / 2, "T": -1 / 2, "TK": -1.0, "Te": -2.0, "RK": 0.0, "Re": -1.5}
 _TWO_THIRDS = {"K": -2 / 3, "T": -2 / 3, "TK": -1.0, "Te": -1.5, "RK": 0.0, "Re": -1.0}
 _NEST = {"K": 0.0, "T": -1 / 2, "TK": 0.0, "Te": -2.0, "RK": 0.0, "Re": -2.0}
 
 
 def _local_bsgm(plan: Plan, eta: Schedule) -> LocalBSGM:
-    letters = (plan.alpha, plan.beta, plan.rho1, plan.rho2)
-    rule = Neumann(plan.q, plan.theta)
-    return LocalBSGM(rule, eta, *letters, local_steps=plan.local_steps)
+    numbers = (getattr(plan, name) for name in _WEIGHTS)
+    series = Neumann(plan.q, plan.theta)
+    return LocalBSGM(series, eta, *numbers, local_steps=plan.local_steps)
 
 
 def _local_bsgvrm(plan: Plan, eta: Schedule) -> LocalBSGVRM:
-    letters = (plan.alpha, plan.beta, plan.rho1, plan.rho2)
-    return LocalBSGVRM(
-        Neumann(plan.q, plan.theta),
-        eta,
-        *letters,
-        local_steps=plan.local_steps,
-        first_batch=plan.first_batch,
-    )
+    numbers = (getattr(plan, name) for name in _WEIGHTS)
+    series, p, B = Neumann(plan.q, plan.theta), plan.local_steps, plan.first_batch
+    return LocalBSGVRM(series, eta, *numbers, local_steps=p, first_batch=B)
 
 
 def _fedbioacc(plan: Plan, eta: Schedule) -> FedBiOAcc:
@@ -129,28 +115,27 @@ def algorithm_by(plan: Plan, kind: type[AbstractAlgorithm]) -> AbstractAlgorithm
     return claims.build(plan, parse_schedule(plan.eta, **sizes, rho1=plan.rho1))
 
 
-def letters_of(
+def parameters_of(
     algorithm: AbstractAlgorithm, clients: int
-) -> tuple[int, Letters, Neumann]:
-    """Return the theorem about an algorithm as it is, its letters, and its series."""
+) -> tuple[int, Parameters, Neumann]:
+    """Return the theorem about an algorithm, its parameters, and its series."""
+    bundles = algorithm.settings().get("first_batch", 1)
+    algorithm = algorithm.unwrapped()
     if not isinstance(algorithm, LocalBSGM | LocalBSGVRM):
         raise InvalidInputError(
             "the conditions are those of `LocalBSGM` and `LocalBSGVRM`, not of "
             f"`{type(algorithm).__name__}`."
         )
-    rule = algorithm.hypergradient
-    if not isinstance(rule, Neumann):
+    series = algorithm.hypergradient
+    if not isinstance(series, Neumann):
         raise InvalidInputError("the theorems are about the stochastic Neumann series.")
     storm = isinstance(algorithm, LocalBSGVRM)
     constant = isinstance(algorithm.eta, Constant)
-    letters = Letters(
+    found = Parameters(
         clients=clients,
         local_steps=algorithm.local_steps,
         eta=float(algorithm.eta(0)),
-        alpha=float(algorithm.alpha),
-        beta=float(algorithm.beta),
-        rho1=float(algorithm.rho1),
-        rho2=float(algorithm.rho2),
-        first_batch=algorithm.settings().get("first_batch", 1) if storm else 1,
+        **{name: float(getattr(algorithm, name)) for name in _WEIGHTS},
+        first_batch=bundles if storm else 1,
     )
-    return (2 if constant else 3) if storm else 1, letters, rule
+    return (2 if constant else 3) if storm else 1, found, series

@@ -11,17 +11,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_FLOOR, Decimal
+from functools import partial
 from typing import Any
 
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.theory.constants import Constants
 
-__all__ = ["THEOREMS", "Condition", "Letters", "conditions", "largest_steps"]
-
 
 @dataclass(frozen=True)
-class Letters:
-    """The parameters of a run in the paper's letters; eta is the first step."""
+class Parameters:
+    """The parameters of a run, as the paper names them; eta is the first step."""
 
     clients: int
     local_steps: int
@@ -35,7 +34,7 @@ class Letters:
 
 @dataclass(frozen=True)
 class Condition:
-    """`name`: left <= right, or < if strict; `letter` is what to lower."""
+    """`name`: left <= right, or < if strict; `letter` is the parameter to lower."""
 
     theorem: int
     name: str
@@ -57,8 +56,8 @@ class Condition:
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain data, with slack and advice."""
-        told = {"holds": self.holds, "slack": self.slack, "advice": self.advice()}
-        return {**asdict(self), **told}
+        found = {"holds": self.holds, "slack": self.slack, "advice": self.advice()}
+        return {**asdict(self), **found}
 
     def advice(self) -> str:
         """Say what would make it hold."""
@@ -70,29 +69,26 @@ class Condition:
         return f"{self.letter} {sign} {self.right:.4g}, {1 / self.slack:.3g} times less"
 
 
-def _theorem_one(c: Constants, s: Letters) -> list[Condition]:
+def _condition(
+    theorem: int, s: Parameters, name: str, letter: str, right: float, *strict: bool
+) -> Condition:
+    return Condition(theorem, name, letter, getattr(s, letter), right, *strict)
+
+
+def _theorem_one(c: Constants, s: Parameters) -> list[Condition]:
     l1, mu = c.inputs.l1, c.inputs.mu
     hat, tilde = (2 * c.l_hat / s.alpha) ** 2, (l1 * c.l_tilde / (s.beta * mu)) ** 2
     drift = (s.alpha**2 + s.beta**2) ** 0.25 * (s.rho1**2 + s.rho2**2) ** 0.25
     drift *= 3 * s.local_steps * math.sqrt(c.l_hat)
+    of_u, of_v = hat + 500 / 3 * tilde, hat + 400 / 3 * tilde
 
-    def one(name: str, letter: str, right: float, strict: bool = False) -> Condition:
-        return Condition(1, name, letter, getattr(s, letter), right, strict)
-
+    one = partial(_condition, 1, s)
     return [
         Condition(1, "theta < 1/L1", "theta", c.theta, 1 / l1, True),
-        one(
-            "rho2 and the noise of v",
-            "rho2",
-            6 * c.l_tilde**2 / mu / (hat + 400 / 3 * tilde),
-        ),
+        one("rho2 and the noise of v", "rho2", 6 * c.l_tilde**2 / mu / of_v),
         one("rho2 <= 1/(6 L1)", "rho2", 1 / (6 * l1)),
         one("rho1 and rho2", "rho1", 3 * s.rho2 * mu**2 / (50 * l1 * c.l_tilde)),
-        one(
-            "rho1 and the noise of u",
-            "rho1",
-            0.25 / math.sqrt(hat + 500 / 3 * tilde),
-        ),
+        one("rho1 and the noise of u", "rho1", 0.25 / math.sqrt(of_u)),
         one("eta < 1/alpha", "eta", 1 / s.alpha, True),
         one("eta < 1/beta", "eta", 1 / s.beta, True),
         one("eta < 1/(2 rho1 L_Phi)", "eta", _over(2 * s.rho1 * c.l_phi), True),
@@ -101,7 +97,7 @@ def _theorem_one(c: Constants, s: Letters) -> list[Condition]:
     ]
 
 
-def _variance_weights(c: Constants, s: Letters) -> tuple[float, float]:
+def _variance_weights(c: Constants, s: Parameters) -> tuple[float, float]:
     """Return W and V of Theorem 2."""
     l1, mu, tilde = c.inputs.l1, c.inputs.mu, c.l_tilde
     noise = 16 * c.l_hat**2 / (s.alpha * s.clients)
@@ -110,13 +106,11 @@ def _variance_weights(c: Constants, s: Letters) -> tuple[float, float]:
     return w, noise + 12 / 25 * w
 
 
-def _theorem_two(c: Constants, s: Letters) -> list[Condition]:
+def _theorem_two(c: Constants, s: Parameters) -> list[Condition]:
     l1, mu = c.inputs.l1, c.inputs.mu
     _, v = _variance_weights(c, s)
 
-    def one(name: str, letter: str, right: float) -> Condition:
-        return Condition(2, name, letter, getattr(s, letter), right)
-
+    one = partial(_condition, 2, s)
     return [
         Condition(2, "theta < 1/L1", "theta", c.theta, 1 / l1, True),
         one("alpha <= Lhat^2/K", "alpha", c.l_hat**2 / s.clients),
@@ -138,20 +132,18 @@ def theorem_three_weight(c: Constants, clients: int, local_steps: int) -> float:
     return c.l_hat**2 / (3 * local_steps * clients**2) + c.l_hat**2 / clients
 
 
-def theorem_three_step(c: Constants, s: Letters) -> float:
+def theorem_three_step(c: Constants, s: Parameters) -> float:
     """Return eta_0 of Theorem 3."""
     decay = s.clients ** (2 / 3) / (c.l_hat * 2 ** (1 / 3))
     drift = 1 / (200 * s.local_steps * c.l_hat)
     return min(decay, drift, _over(2 * s.rho1 * c.l_phi))
 
 
-def _theorem_three(c: Constants, s: Letters) -> list[Condition]:
+def _theorem_three(c: Constants, s: Parameters) -> list[Condition]:
     l1, mu = c.inputs.l1, c.inputs.mu
     weight = theorem_three_weight(c, s.clients, s.local_steps)
 
-    def one(name: str, letter: str, right: float) -> Condition:
-        return Condition(3, name, letter, getattr(s, letter), right)
-
+    one = partial(_condition, 3, s)
     off = max(abs(s.alpha - weight), abs(s.beta - weight))
     equal = weight if off <= 1e-6 * weight else math.inf
     return [
@@ -167,14 +159,14 @@ def _theorem_three(c: Constants, s: Letters) -> list[Condition]:
     ]
 
 
-THEOREMS: Mapping[int, Callable[[Constants, Letters], list[Condition]]] = {
+THEOREMS: Mapping[int, Callable[[Constants, Parameters], list[Condition]]] = {
     1: _theorem_one,
     2: _theorem_two,
     3: _theorem_three,
 }
 
 
-def conditions(theorem: int, c: Constants, s: Letters) -> list[Condition]:
+def conditions(theorem: int, c: Constants, s: Parameters) -> list[Condition]:
     """Return the inequalities of a theorem for a run."""
     if theorem not in THEOREMS:
         raise InvalidInputError(f"theorem={theorem}: there are 1, 2 and 3.")
@@ -189,16 +181,16 @@ def largest_steps(
     alpha: float | None = None,
     beta: float | None = None,
     digits: int | None = None,
-) -> Letters:
+) -> Parameters:
     """Return the largest rho2, rho1, eta that a theorem allows, in this order.
 
     alpha and beta are 1 for Theorem 1, Lhat^2/K for 2, and what 3 sets, if not given.
-    With `digits` all steps have so many, so that the theorem still holds for whoever
-    types what was printed; a limit that must not be reached is not.
+    With `digits` all steps have so many, so that the theorem still holds for the
+    printed numbers; a strict limit is not reached.
     """
     usual = {1: 1.0, 2: c.l_hat**2 / clients}
     weight = usual.get(theorem, theorem_three_weight(c, clients, local_steps))
-    s = Letters(clients, local_steps, 0, alpha or weight, beta or weight, 0, 0)
+    s = Parameters(clients, local_steps, 0, alpha or weight, beta or weight, 0, 0)
     for letter in ("rho2", "rho1", "eta"):
         found = conditions(theorem, c, s)
         mine = [one for one in found if one.letter == letter]

@@ -22,8 +22,6 @@ from dataclasses import asdict, dataclass
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["Constants", "Inputs"]
-
 
 @dataclass(frozen=True)
 class Inputs:

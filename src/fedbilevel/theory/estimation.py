@@ -35,8 +35,6 @@ from fedbilevel.problem import ClientData, Problem
 from fedbilevel.theory._lanczos import STEPS
 from fedbilevel.theory._probes import at_point, between, draw_directions
 
-__all__ = ["Estimate", "estimate_inputs"]
-
 _NOISES = ("noise_gradient", "noise_hessian")
 
 

@@ -11,13 +11,11 @@ Theorem 1 and 32 sigma^2 log(T+1) of Theorem 3 are read with G^2, as in Theorem 
 import math
 from collections.abc import Callable, Mapping
 
-from fedbilevel.theory.conditions import Letters, _variance_weights
+from fedbilevel.theory.conditions import Parameters, _variance_weights
 from fedbilevel.theory.constants import Constants
 
-__all__ = ["bound", "dominating"]
 
-
-def _first(c: Constants, s: Letters, T: float, phi0: float, y0: float):
+def _first(c: Constants, s: Parameters, T: float, phi0: float, y0: float):
     i, p, eta = c.inputs, s.local_steps, s.eta
     tilde = c.l_tilde**2 / i.mu**2
     moves = s.rho1**2 + s.rho2**2
@@ -37,7 +35,7 @@ def _first(c: Constants, s: Letters, T: float, phi0: float, y0: float):
     }
 
 
-def _second(c: Constants, s: Letters, T: float, phi0: float, y0: float):
+def _second(c: Constants, s: Parameters, T: float, phi0: float, y0: float):
     i, p, eta, K, B = c.inputs, s.local_steps, s.eta, s.clients, s.first_batch
     tilde = c.l_tilde**2 / i.mu**2
     w, _ = _variance_weights(c, s)
@@ -55,7 +53,7 @@ def _second(c: Constants, s: Letters, T: float, phi0: float, y0: float):
     }
 
 
-def _third(c: Constants, s: Letters, T: float, phi0: float, y0: float):
+def _third(c: Constants, s: Parameters, T: float, phi0: float, y0: float):
     i, p, K, B = c.inputs, s.local_steps, s.clients, s.first_batch
     tilde, log = c.l_tilde**2 / i.mu**2, math.log(T + 1)
     rate = 200 * p / T + (K * T) ** (-2 / 3)
@@ -81,7 +79,7 @@ _BOUNDS: Mapping[int, Callable[..., dict[str, float]]] = {
 
 
 def bound(
-    theorem: int, c: Constants, s: Letters, T: float, phi0: float, y0: float
+    theorem: int, c: Constants, s: Parameters, T: float, phi0: float, y0: float
 ) -> dict[str, float]:
     """Return the terms of the bound on M(T); their sum is the bound."""
     return _BOUNDS[theorem](c, s, T, phi0, y0)

@@ -219,6 +219,10 @@ class Around(OneLoop, AbstractWrapper):
         """The number of local steps, p."""
         return self.algorithm.local_steps
 
+    def unwrapped(self) -> AbstractAlgorithm:
+        """Return the method itself."""
+        return self.algorithm.unwrapped()
+
     def with_local_steps(self, count: int) -> Any:
         """Return the same around the method with another number of local steps."""
         inner = self.algorithm.with_local_steps(count)

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import block_scales
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
     ROW_BYTES,
+    MaskedExchange,
     MaskedReply,
     Revealed,
 )
@@ -32,21 +32,10 @@ from fedbilevel.federation.wire import EVERYONE, Header, RefusedError, digest
 from fedbilevel.runtime.exchange import Link, common_leaves, server_turn
 from fedbilevel.runtime.job import start_server
 
-__all__ = [
-    "Announcement",
-    "common_in",
-    "confirmation_like",
-    "context_of",
-    "masked_like",
-    "opening_like",
-    "revealed_like",
-    "scales_of",
-]
-
 
 @dataclass(frozen=True)
 class Announcement:
-    """What is told with an exchange; weights count in parts of the largest."""
+    """What is sent with an exchange; weights count in parts of the largest."""
 
     number: int
     participants: list[int]
@@ -58,12 +47,12 @@ class Announcement:
     def of(roster: Roster, number: int, participants: Sequence[int]) -> "Announcement":
         """Announce an exchange to clients that said hello."""
         members = roster.members
-        told = {k: members[k].info for k in participants}
+        known = {k: members[k].info for k in participants}
         return Announcement(
             number,
             sorted(participants),
-            {str(k): str(info.get("key", "")) for k, info in told.items()},
-            {str(k): str(info.get("signature", "")) for k, info in told.items()},
+            {str(k): str(info.get("key", "")) for k, info in known.items()},
+            {str(k): str(info.get("signature", "")) for k, info in known.items()},
             max(member.weight for member in members.values()),
         )
 
@@ -71,17 +60,17 @@ class Announcement:
     def read(info: Mapping[str, Any]) -> "Announcement":
         """Read what a packet announces, or refuse it."""
         try:
-            told = Announcement(**info)
-            if not all(type(n) is int for n in (told.number, *told.participants)):
+            found = Announcement(**info)
+            if not all(type(n) is int for n in (found.number, *found.participants)):
                 raise ValueError("numbers that are not whole")
-            if any(not 0 <= n < EVERYONE for n in told.participants):
+            if any(not 0 <= n < EVERYONE for n in found.participants):
                 raise ValueError("participants that no client can be")
-            if not (isinstance(told.largest, float) and 0 < told.largest < math.inf):
+            if not (isinstance(found.largest, float) and 0 < found.largest < math.inf):
                 raise ValueError("no weight")
-            _ = told.exchange(b""), told.signed()
-            if set(told.roster()) != set(told.participants):
+            _ = found.exchange(b""), found.signed()
+            if set(found.roster()) != set(found.participants):
                 raise ValueError("keys of others than the participants")
-            return told
+            return found
         except (TypeError, ValueError, AttributeError) as error:
             text = f"cannot be read: {error}"
             raise RefusedError("announcement", text[:200]) from error
@@ -121,7 +110,7 @@ def common_in(link: Link) -> list[bool]:
 
 
 def context_of(header: Header, alike: Iterable[np.ndarray]) -> bytes:
-    """Return a digest of what all participants of an exchange are told alike.
+    """Return a digest of what all participants of an exchange are sent alike.
 
     A server that let some work at another point, to know their replies or to take their
     weight, would get masks that do not cancel.

@@ -10,8 +10,6 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError, MaskRangeError, UnmaskingError
 
-__all__ = ["FRACTION_BITS", "block_scales", "decode_mean", "encode"]
-
 FRACTION_BITS = 40
 
 

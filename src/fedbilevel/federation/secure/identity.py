@@ -1,6 +1,6 @@
 """Who a site is, and whom it knows: keys that outlive a federation sign masking keys.
 
-A masking key is made for one federation and told through the server, which could tell
+A masking key is made for one federation and sent through the server, which could send
 another one. So a site signs it with the key of its node, and takes those of others only
 if they are signed by the keys on its own list, which it got outside of the federation.
 """
@@ -19,8 +19,6 @@ from fedbilevel.federation.signatures import (
     sign,
 )
 from fedbilevel.federation.wire import RefusedError
-
-__all__ = ["SiteIdentity"]
 
 _PURPOSE = b"fedbilevel masking key"
 

@@ -18,20 +18,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "KEY_BYTES",
-    "TAG_BYTES",
-    "PairKeys",
-    "SiteKeys",
-    "add_mask",
-    "check_key",
-    "pair_keys",
-    "pair_secret",
-    "self_seed",
-    "sign",
-    "tag_of",
-]
-
 KEY_BYTES = 32
 TAG_BYTES = 16
 _WORDS_AT_ONCE = 2**17
@@ -105,7 +91,7 @@ def pair_secret(
 
 @dataclass(frozen=True)
 class PairKeys:
-    """What two clients have for one exchange; none of it tells the others.
+    """What two clients have for one exchange; none of it reveals the others.
 
     `seed` makes their mask. Of two keys the first is for what the client of the lower
     number sends: `boxes` close what passes through the server, `tags` prove who said

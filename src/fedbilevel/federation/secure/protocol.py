@@ -8,10 +8,10 @@ made from their X25519 keys, which are signed (`identity`). An exchange has thre
    to its reply and the other subtracts: these masks cancel in the sum over all
    participants and in no smaller one. Each site also adds a mask of its own, from a
    secret of which every other site gets a Shamir share, in a box that only that site
-   can open. Two thirds of the shares tell the secret. Replies and masks are integers
+   can open. Two thirds of the shares give the secret. Replies and masks are integers
    modulo 2^64: what cancels, cancels exactly.
 2. Confirm. The server says who replied. Each of them proves to each other, by a tag
-   under a key of the pair, that it was told these survivors. It says so for one set.
+   under a key of the pair, that it was sent these survivors. It says so for one set.
 3. Reveal. With tags of two thirds of the participants for the set that it confirmed
    itself, a site gives its shares of the secrets of the survivors, and the seeds of the
    masks it shares with the dropped. The server takes these masks out of the sum.
@@ -19,7 +19,7 @@ made from their X25519 keys, which are signed (`identity`). An exchange has thre
 So of one site either its own mask can be opened or the masks it shares with others, and
 never both: the reply of a client that was said to have dropped out stays under its own
 mask, late or kept. The digest holds the number, the participants, the weights' unit and
-the message that was sent: sites that were told different things have masks that do not
+the message that was sent: sites that were sent different things have masks that do not
 cancel, and tags that do not fit.
 
 Above 64 participants two sites have a mask and shares between them only where a number
@@ -46,19 +46,19 @@ together with fewer than a third of the participants.
 - It learns the sum over the survivors, who they are, and what it knew before: weights,
   scales and sizes. Sites that work with it take themselves out of the sum: what is left
   is the sum over the other sites. `minimum` of a site is the fewest it is summed with.
-- With a third or more of the participants it can tell two stories, and open a reply.
-  Among two or three participants that is one.
+- With a third or more of the participants it can get two sets confirmed, and open a
+  reply. Among two or three participants that is one.
 - Without a list of public keys (`identity`) the keys are the server's word: it can put
   its own in, and opens everything.
 - Sums are exact and without noise. Two sums over nearly the same sites, with values
-  that hardly changed, tell the difference; a sum that failed is asked for again. Parts
+  that hardly changed, show the difference; a sum that failed is asked for again. Parts
   of a message that each client gets for itself alone are not in the digest, so that
   they may differ for other reasons than the algorithm's.
 - A site that replies and then is silent lets the sum fail if somebody dropped out
   before: nobody else has the seeds that these two share. The exchange is made again.
 - A node that restarts with its old keys must also restore `SecureSite.records`, saved
   before each answer left. Otherwise it could be made to use a mask twice, which shows
-  the difference of two replies, or to tell two stories. New keys are as good.
+  the difference of two replies, or to confirm two sets. New keys are as good.
 """
 
 import hashlib
@@ -73,9 +73,13 @@ from cryptography.exceptions import InvalidTag
 
 from fedbilevel.errors import InvalidInputError, MaskReuseError, RevealRefusedError
 from fedbilevel.federation.secure import layout
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import encode
-from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
+)
 from fedbilevel.federation.secure.masks import (
     KEY_BYTES,
     TAG_BYTES,
@@ -94,8 +98,6 @@ from fedbilevel.federation.secure.shares import (
     threshold,
     to_element,
 )
-
-__all__ = ["Answered", "SecureSite"]
 
 
 @dataclass(frozen=True)
@@ -188,11 +190,11 @@ class SecureSite:
 
         Once a set of survivors is confirmed, only the same set is confirmed again.
         """
-        told = tuple(sorted(set(survivors)))
-        self._refuse(exchange, self._why_not_confirm(exchange, told))
+        members = tuple(sorted(set(survivors)))
+        self._refuse(exchange, self._why_not_confirm(exchange, members))
         before = self.records[exchange.number]
-        self.records[exchange.number] = replace(before, survivors=told)
-        statement, tags = _statement(exchange, told), _rows(exchange, TAG_BYTES)
+        self.records[exchange.number] = replace(before, survivors=members)
+        statement, tags = _statement(exchange, members), _rows(exchange, TAG_BYTES)
         for other, keys in self._pairs_in(exchange).items():
             tag = keys.tag(self.client < other, statement)
             _put(tags, exchange.places[other], tag)
@@ -210,14 +212,14 @@ class SecureSite:
         `boxes` and `tags` have a row from each survivor: the box for this site that
         came with its reply, and its confirmation for this site.
         """
-        told = tuple(sorted(set(survivors)))
-        self._refuse(exchange, self._why_not_reveal(exchange, told, tags))
+        members = tuple(sorted(set(survivors)))
+        self._refuse(exchange, self._why_not_reveal(exchange, members, tags))
         _, own = self._own_shares(exchange)
         shares, seeds = _rows(exchange, SHARE_BYTES), _rows(exchange, KEY_BYTES)
         _put(shares, exchange.places[self.client], own[self.client])
         for other, keys in self._neighbors(exchange).items():
             place = exchange.places[other]
-            if other not in told:
+            if other not in members:
                 _put(seeds, place, keys.seed)
                 continue
             try:
@@ -225,7 +227,7 @@ class SecureSite:
                 share = keys.open(other < self.client, minimum, box)
             except InvalidTag:
                 continue  # the row stays empty: the server sees whose share is missing
-            if minimum <= len(told):
+            if minimum <= len(members):
                 _put(shares, place, share)
         return Revealed(shares, seeds)
 
@@ -270,35 +272,35 @@ class SecureSite:
             )
 
     def _why_not_confirm(
-        self, exchange: MaskedExchange, told: tuple[int, ...]
+        self, exchange: MaskedExchange, members: tuple[int, ...]
     ) -> str | None:
         before = self.records.get(exchange.number)
         if before is None or before.exchange != exchange.digest:
             return "this site sent no reply to it with these participants"
-        if self.client not in told:
+        if self.client not in members:
             return "this site has replied, so it did not drop out"
-        if not set(told) <= set(exchange.participants):
-            return f"clients {told} are not all among its participants"
-        if len(told) < self._needed(exchange):
-            return f"{len(told)} in the sum, of {self._needed(exchange)} needed"
+        if not set(members) <= set(exchange.participants):
+            return f"clients {members} are not all among its participants"
+        if len(members) < self._needed(exchange):
+            return f"{len(members)} in the sum, of {self._needed(exchange)} needed"
         near = set(self._neighbors(exchange)) | {self.client}
-        if len(near & set(told)) < threshold(len(near)):
-            return f"{len(near - set(told))} of {len(near)} neighbors dropped out"
-        if before.survivors not in ((), told):
+        if len(near & set(members)) < threshold(len(near)):
+            return f"{len(near - set(members))} of {len(near)} neighbors dropped out"
+        if before.survivors not in ((), members):
             return f"a sum over clients {before.survivors} was confirmed, no other is"
         return None
 
     def _why_not_reveal(
-        self, exchange: MaskedExchange, told: tuple[int, ...], tags: np.ndarray
+        self, exchange: MaskedExchange, members: tuple[int, ...], tags: np.ndarray
     ) -> str | None:
         before = self.records.get(exchange.number)
         if before is None or before.exchange != exchange.digest:
             return "this site sent no reply to it with these participants"
-        if not told or before.survivors != told:
-            return f"a sum over clients {told} is not the one that was confirmed"
-        statement, pairs = _statement(exchange, told), self._pairs_in(exchange)
+        if not members or before.survivors != members:
+            return f"a sum over clients {members} is not the one that was confirmed"
+        statement, pairs = _statement(exchange, members), self._pairs_in(exchange)
         places, agreeing = exchange.places, 1
-        for other in set(told) - {self.client}:
+        for other in set(members) - {self.client}:
             right = pairs[other].tag(other < self.client, statement)
             given = tags[places[other]].tobytes()
             agreeing += hmac.compare_digest(right, given)

@@ -17,9 +17,14 @@ from fedbilevel.federation.secure.announcement import (
     revealed_like,
     scales_of,
 )
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.fixed_point import decode_mean
-from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed, rows
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
+    rows,
+)
 from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
 from fedbilevel.federation.secure.shares import threshold
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
@@ -27,21 +32,26 @@ from fedbilevel.federation.server.requests import Answers, Request
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
-__all__ = ["MaskedServer"]
-
 _FEWEST = 2  # replies in a sum
-_MOST_FAILURES = 3  # sums in a row that cannot be opened, before somebody must look
+_MOST_FAILURES = 3  # sums in a row that cannot be opened, before a person must look
 
 
 @dataclass(frozen=True)
 class _Question:
     """One exchange under masks: `coded` are the shapes of a reply."""
 
-    told: Announcement
+    answers: Answers
+    replies: Mapping[int, MaskedReply]
+    announced: Announcement
     header: Header
     exchange: MaskedExchange
     coded: PyTree
     about: PyTree | None
+
+    @property
+    def count(self) -> int:
+        """The number of participants."""
+        return len(self.announced.participants)
 
 
 class MaskedServer:
@@ -69,14 +79,14 @@ class MaskedServer:
         number = self.roster.identity.attempt * 2**32 + self._asked
         return Announcement.of(self.roster, number, present)
 
-    def like(self, coded: PyTree, told: Announcement) -> MaskedReply:
+    def like(self, coded: PyTree, announced: Announcement) -> MaskedReply:
         """Return the shapes of a masked reply."""
-        return masked_like(coded, len(told.participants))
+        return masked_like(coded, len(announced.participants))
 
     def average(
         self,
         answers: Answers,
-        told: Announcement,
+        announced: Announcement,
         sent: tuple[Header, list[np.ndarray]],
         coded: PyTree,
         about: PyTree | None,
@@ -85,13 +95,13 @@ class MaskedServer:
 
         `sent` is the header that went out, and what all were sent alike.
         """
-        exchange = told.exchange(context_of(*sent))
-        question = _Question(told, sent[0], exchange, coded, about)
         replies = {client: masked for client, (masked, _) in answers.taken.items()}
-        count = len(question.told.participants)
-        needed = max(_FEWEST, threshold(count), *map(self._minimum, replies), 0)
+        known = (announced, sent[0], announced.exchange(context_of(*sent)))
+        question = _Question(answers, replies, *known, coded, about)
+        least = threshold(question.count)
+        needed = max(_FEWEST, least, *map(self._minimum, replies), 0)
         if len(replies) < needed:
-            silent = sorted(set(question.told.participants) - set(replies))
+            silent = sorted(set(announced.participants) - set(replies))
             self._avoided = set(silent)
             self.roster.report(
                 f"{len(replies)} of {needed} replies needed to open a sum, none of "
@@ -100,7 +110,7 @@ class MaskedServer:
             answers.taken.clear()
             return
         try:
-            answers.reply = self._mean(answers, question, replies)
+            answers.reply = self._mean(question)
             self._failures, self._avoided = [], set()
         except UnmaskingError as error:
             self.roster.report(f"exchange {question.header.exchange}: {error}")
@@ -115,10 +125,10 @@ class MaskedServer:
         """Raise if sums fail again and again; their suspects are written down."""
         if len(self._failures) < _MOST_FAILURES:
             return
-        told = [f"client {k} {why}" for one in self._failures for k, why in one.items()]
+        named = [f"client {k} {why}" for f in self._failures for k, why in f.items()]
         raise FedbilevelError(
             f"{_MOST_FAILURES} sums in a row could not be opened. Suspects: "
-            f"{'; '.join(dict.fromkeys(told))}. Look at their nodes, or serve without "
+            f"{'; '.join(dict.fromkeys(named))}. Look at their nodes, or serve without "
             "them."
         )
 
@@ -138,46 +148,35 @@ class MaskedServer:
         return usable if len(usable) >= _FEWEST else []
 
     def _minimum(self, client: int) -> int:
-        told = self.roster.members[client].info.get("minimum")
-        return told if type(told) is int else _FEWEST
+        found = self.roster.members[client].info.get("minimum")
+        return found if type(found) is int else _FEWEST
 
-    def _mean(
-        self,
-        answers: Answers,
-        question: _Question,
-        replies: Mapping[int, MaskedReply],
-    ) -> PyTree:
+    def _mean(self, question: _Question) -> PyTree:
         """Return the mean reply of those who answered, as a tree like the coded one."""
-        exchange, told, like = question.exchange, question.told, question.coded
+        exchange, replies, like = question.exchange, question.replies, question.coded
         check_replies(exchange, replies)
-        tags = self._confirmed(answers, question, replies)
-        revealed = self._revealed(answers, question, replies, tags)
+        tags = self._confirmed(question)
+        revealed = self._revealed(question, tags)
         unmasking = Unmasking(exchange, replies, revealed)
         total = unmasking.total()
         leaves, scales = jax.tree.leaves(like), scales_of(like, question.about)
-        weights = {k: self.roster.members[k].weight / told.largest for k in replies}
+        members, largest = self.roster.members, question.announced.largest
+        weights = {k: members[k].weight / largest for k in replies}
         means = decode_mean(total, weights, scales, [leaf.shape for leaf in leaves])
         for client, why in unmasking.suspects.items():
-            answers.refused.setdefault(client, RefusedError("share", why))
+            question.answers.refused.setdefault(client, RefusedError("share", why))
         pairs = zip(means, leaves, strict=True)
         cast = [mean.astype(leaf.dtype) for mean, leaf in pairs]
         return jax.tree.unflatten(jax.tree.structure(like), cast)
 
-    def _confirmed(
-        self,
-        answers: Answers,
-        question: _Question,
-        replies: Mapping[int, MaskedReply],
-    ) -> dict[int, np.ndarray]:
+    def _confirmed(self, question: _Question) -> dict[int, np.ndarray]:
         """Let those who replied prove to each other that they mean the same sum."""
-        request = Request(self._about(question, "agree", replies))
-        like = confirmation_like(len(question.told.participants))
-        tags = self._followed(
-            answers, question, "agree", sorted(replies), lambda client: request, like
-        )
-        needed = threshold(len(question.told.participants))
+        request = Request(self._about(question, "agree"))
+        clients, like = sorted(question.replies), confirmation_like(question.count)
+        tags = self._followed(question, "agree", clients, lambda client: request, like)
+        needed = threshold(question.count)
         if len(tags) < needed:
-            silent = sorted(set(replies) - set(tags))
+            silent = sorted(set(clients) - set(tags))
             why = "replied, but did not confirm who is in the sum"
             raise UnmaskingError(
                 f"{len(tags)} of {needed} confirmations needed",
@@ -186,15 +185,12 @@ class MaskedServer:
         return tags
 
     def _revealed(
-        self,
-        answers: Answers,
-        question: _Question,
-        replies: Mapping[int, MaskedReply],
-        tags: Mapping[int, np.ndarray],
+        self, question: _Question, tags: Mapping[int, np.ndarray]
     ) -> dict[int, Revealed]:
         """Ask those who confirmed the sum for what opens it."""
-        header = self._about(question, "reveal", replies)
-        count, places = len(question.told.participants), question.exchange.places
+        header = self._about(question, "reveal")
+        count, places = question.count, question.exchange.places
+        replies, like = question.replies, revealed_like(count)
 
         def request_for(client: int) -> Request:
             boxes, proofs = rows(count, BOX_BYTES), rows(count, TAG_BYTES)
@@ -204,19 +200,15 @@ class MaskedServer:
                 proofs[places[other]] = row[places[client]]
             return Request(header, (boxes, proofs))
 
-        return self._followed(
-            answers, question, "reveal", sorted(tags), request_for, revealed_like(count)
-        )
+        return self._followed(question, "reveal", sorted(tags), request_for, like)
 
-    def _about(
-        self, question: _Question, kind: str, replies: Mapping[int, MaskedReply]
-    ) -> Header:
-        info = {**question.told.info(), "survivors": sorted(replies)}
+    def _about(self, question: _Question, kind: str) -> Header:
+        survivors = sorted(question.replies)
+        info = {**question.announced.info(), "survivors": survivors}
         return replace(question.header, kind=kind, info=info)
 
     def _followed(
         self,
-        answers: Answers,
         question: _Question,
         kind: str,
         clients: list[int],
@@ -235,13 +227,13 @@ class MaskedServer:
             return unpack_tree(listed, body, like)
 
         more = self._ask(clients, request, read, like)
-        answers.traffic += more.traffic
-        answers.refused |= more.refused
+        question.answers.traffic += more.traffic
+        question.answers.refused |= more.refused
         return more.taken
 
 
 def _has_key(member: Member) -> bool:
-    """Say whether secrets can be shared with the key that a client told."""
+    """Say whether secrets can be shared with the key that a client sent."""
     try:
         key = bytes.fromhex(str(member.info.get("key", "")))
         SiteKeys.generate().shared_secret(key)

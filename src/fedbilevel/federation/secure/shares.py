@@ -1,4 +1,4 @@
-"""Shamir's shares of a secret: so many of them tell it, any fewer tell nothing.
+"""Shamir's shares of a secret: so many of them give it, any fewer reveal nothing.
 
 The field is that of the integers modulo the prime 2^127 - 1, so that a share has 16
 bytes. Python's integers multiply in it fifty times as fast as `Crypto.Protocol.
@@ -7,8 +7,6 @@ SecretSharing` does in its field of 2^128 elements, where 64 sites would wait se
 
 import functools
 from collections.abc import Mapping, Sequence
-
-__all__ = ["SHARE_BYTES", "combine", "split", "threshold", "to_element"]
 
 SHARE_BYTES = 16
 _PRIME = 2**127 - 1
@@ -19,7 +17,7 @@ def threshold(holders: int) -> int:
     """Return how many of the holders must give their shares: two thirds, rounded up.
 
     Two such groups have a third of the holders in common, so that nobody can find one
-    group for each of two stories unless a third of the holders tells both.
+    group for each of two statements unless a third of the holders supports both.
     """
     return -(-2 * holders // 3)
 
@@ -32,7 +30,7 @@ def to_element(drawn: bytes) -> int:
 def split(
     secret: int, needed: int, points: Sequence[int], drawn: bytes
 ) -> dict[int, bytes]:
-    """Return a share for each point, any `needed` of which tell the secret.
+    """Return a share for each point, any `needed` of which give the secret.
 
     `drawn` are 32 random bytes for each of `needed` - 1 coefficients; points are
     different numbers from 1 on.
@@ -51,7 +49,7 @@ def split(
 
 
 def combine(shares: Mapping[int, bytes]) -> int:
-    """Return the secret that the shares at these points tell."""
+    """Return the secret that the shares at these points give."""
     factors = _factors(tuple(sorted(shares)))
     values = (int.from_bytes(shares[point], "little") for point in sorted(shares))
     return sum(f * v for f, v in zip(factors, values, strict=True)) % _PRIME

@@ -1,7 +1,6 @@
 """A site's side of secure aggregation: its keys, and what it answered under masks."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError, SecureAggregationError
 from fedbilevel.federation.checkpoints import put_aside
 from fedbilevel.federation.secure.announcement import (
@@ -18,15 +18,12 @@ from fedbilevel.federation.secure.announcement import (
     opening_like,
     scales_of,
 )
-from fedbilevel.federation.secure.exchange import MaskedExchange
 from fedbilevel.federation.secure.identity import SiteIdentity
-from fedbilevel.federation.secure.layout import MaskedReply, Revealed
+from fedbilevel.federation.secure.layout import MaskedExchange, MaskedReply, Revealed
 from fedbilevel.federation.secure.masks import SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.wire import Bytes, RefusedError, unpack_tree
 from fedbilevel.runtime.checkpoint import DAMAGED
-
-__all__ = ["SiteSecrets"]
 
 _KEPT = 8  # answers a site remembers; numbers only grow
 
@@ -35,7 +32,7 @@ _KEPT = 8  # answers a site remembers; numbers only grow
 class SiteSecrets:
     """A site's keys and what it answered, kept on disk where it has a folder.
 
-    Without an `identity` the keys of others are believed as the server tells them.
+    Without an `identity` the keys of others are trusted as the server sends them.
     """
 
     federation: str
@@ -78,14 +75,14 @@ class SiteSecrets:
             )
 
     def introduction(self) -> dict[str, Any]:
-        """Return what a hello tells: the public key, signed, and the minimum."""
+        """Return what a hello holds: the public key, signed, and the minimum."""
         self._save()  # whoever answers the next packet must have the same keys
         public = self.keys.public_bytes
-        told = {"key": public.hex(), "minimum": self.minimum}
+        sent = {"key": public.hex(), "minimum": self.minimum}
         if self.identity is not None:
             signature = self.identity.sign(self.federation, self.client, public)
-            told["signature"] = signature.hex()
-        return told
+            sent["signature"] = signature.hex()
+        return sent
 
     def mask(
         self,
@@ -96,19 +93,19 @@ class SiteSecrets:
         about: PyTree | None,
     ) -> MaskedReply:
         """Return a reply under its masks, and remember that it was given."""
-        told = Announcement.read(info)
-        self._check_new(told.number)
-        site = self._member(told)
+        announced = Announcement.read(info)
+        self._check_new(announced.number)
+        site = self._member(announced)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
         scales = self._guarded(scales_of, reply, about)
-        share = weight / told.largest
-        exchange = told.exchange(context)
+        share = weight / announced.largest
+        exchange = announced.exchange(context)
         masked = self._guarded(site.mask_reply, exchange, blocks, share, scales)
         self._remember(site)
         return masked
 
     def confirm(self, info: Mapping[str, Any]) -> np.ndarray:
-        """Return the proofs, for the others, of who this site was told is in a sum."""
+        """Return the proofs, for the others, of who is in a sum for this site."""
         site, exchange, survivors = self._asked(info)
         tags = self._guarded(site.confirm, exchange, survivors)
         self._remember(site)
@@ -128,26 +125,26 @@ class SiteSecrets:
         survivors = info.get("survivors")
         if not (isinstance(survivors, list) and all(type(k) is int for k in survivors)):
             raise RefusedError("announcement", "does not say who is in the sum")
-        told = Announcement.read({k: v for k, v in info.items() if k != "survivors"})
-        before = self.records.get(told.number)
+        announced = Announcement.read(
+            {k: v for k, v in info.items() if k != "survivors"}
+        )
+        before = self.records.get(announced.number)
         if before is None:
-            text = (
-                f"exchange {told.number}: this site sent no reply to it, or forgot it"
-            )
-            raise RefusedError("mask", text)
-        members = tuple(told.participants)
-        exchange = MaskedExchange(told.number, members, before.context)
-        return self._member(told), exchange, survivors
+            why = "this site sent no reply to it, or forgot it"
+            raise RefusedError("mask", f"exchange {announced.number}: {why}")
+        members = tuple(announced.participants)
+        exchange = MaskedExchange(announced.number, members, before.context)
+        return self._member(announced), exchange, survivors
 
     def _check_new(self, number: int) -> None:
         if self.records and number < max(self.records):
             raise RefusedError("mask", f"exchange {number} is before the last one")
 
-    def _member(self, told: Announcement) -> SecureSite:
+    def _member(self, announced: Announcement) -> SecureSite:
         """Return this site among those announced, once their keys are checked."""
-        roster = told.roster()
+        roster = announced.roster()
         if self.identity is not None:
-            self.identity.check(self.federation, roster, told.signed())
+            self.identity.check(self.federation, roster, announced.signed())
         site = self._site
         if site is None:
             made = (self.federation, self.client, self.keys, roster)
@@ -183,12 +180,6 @@ class SiteSecrets:
                 for number, one in self.records.items()
             },
         }
-        beside = self.path.with_suffix(".new")
-        beside.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(held).encode()
         # A private key: nobody else may read it, not even for a moment.
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump(held, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
+        write_atomically(self.path, lambda file: file.write(text), mode=0o600)

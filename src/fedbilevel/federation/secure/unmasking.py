@@ -8,12 +8,14 @@ import numpy as np
 
 from fedbilevel.errors import UnmaskingError
 from fedbilevel.federation.secure import layout
-from fedbilevel.federation.secure.exchange import MaskedExchange
-from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedReply, Revealed
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
+)
 from fedbilevel.federation.secure.masks import add_mask, self_seed, sign
 from fedbilevel.federation.secure.shares import SHARE_BYTES, combine, threshold
-
-__all__ = ["Unmasking", "check_replies"]
 
 _SHARE = slice(BOX_BYTES, BOX_BYTES + 8)  # the check of a share in a row
 _LAST = slice(BOX_BYTES + 8, BOX_BYTES + 16)  # that of a seed, or of one's own secret
@@ -22,7 +24,7 @@ _LAST = slice(BOX_BYTES + 8, BOX_BYTES + 16)  # that of a seed, or of one's own 
 def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) -> None:
     """Raise if masked replies cannot be added up, before anything is revealed.
 
-    Every two neighbors told the check of the seed that they share; where the checks
+    Every two neighbors sent the check of the seed that they share; where the checks
     differ, who differs from more others is to blame, or both.
     """
     strangers = sorted(set(replies) - set(exchange.participants))
@@ -35,8 +37,8 @@ def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) 
         )
     clients, places = sorted(replies), exchange.places
     at = [places[client] for client in clients]
-    told = np.stack([replies[k].sealed[at][:, _LAST] for k in clients])
-    apart = (told != told.swapaxes(0, 1)).any(axis=2)
+    checks = np.stack([replies[k].sealed[at][:, _LAST] for k in clients])
+    apart = (checks != checks.swapaxes(0, 1)).any(axis=2)
     pairs = [(clients[i], clients[j]) for i, j in np.argwhere(apart) if i < j]
     if pairs:
         suspects = _to_blame(pairs, "has other seeds than clients {}")
@@ -133,8 +135,8 @@ class Unmasking:
 
     def _holders(self, client: int) -> list[int]:
         """Return who has shares of a client's secret, by its own rows."""
-        told = self.replies[client].sealed.any(axis=1)
-        return [k for k, place in self.exchange.places.items() if told[place]]
+        filled = self.replies[client].sealed.any(axis=1)
+        return [k for k, place in self.exchange.places.items() if filled[place]]
 
     def _promised(self, client: int, other: int, part: slice) -> bytes:
         return self.replies[client].sealed[self.exchange.places[other], part].tobytes()

@@ -96,7 +96,7 @@ class Question:
 
     def told(self, place: int) -> list[np.ndarray]:
         """Return the leaves that travel to a place."""
-        told = self.link.job.channel.told(for_place(self.sent, place))
+        told = self.link.job.channel.sent(for_place(self.sent, place))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(told)]
 
     def common(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ LAYERS = [
     {
         *("_tree", "_files", "_folders", "_registry", "_blocks", "_evaluation"),
         "_own_process",
-        *("_table_choices", "schedules"),
+        *("_schema", "_table_choices", "schedules"),
     },
     {"pytorch"},
     {"problem"},

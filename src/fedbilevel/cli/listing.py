@@ -16,7 +16,7 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 
 __all__ = ["list_entries"]
 
-# The same words as in `fedbilevel.experiments.needs`, which loads JAX.
+# The same words as in `fedbilevel.experiments.traits`, which loads JAX.
 _WORDS = (
     "any of hessian, alike-clients, more-exchanges, all-clients, single-replies, "
     "separated by commas"
@@ -83,7 +83,7 @@ def _words(given: str | None) -> list[str]:
 
 def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
     """Return the table of the algorithms that are as asked."""
-    from fedbilevel.experiments.needs import fitting
+    from fedbilevel.experiments.traits import fitting
 
     with status("tracing what algorithms need"):
         found = fitting(**asked)
@@ -158,15 +158,15 @@ def _told_needs(name: str) -> str:
     Nobody's own file is traced when it is only to be shown.
     """
     from fedbilevel import algorithms
-    from fedbilevel.experiments.needs import NEEDS, needs_of
+    from fedbilevel.experiments.traits import TRAITS, traits_of
 
     try:
-        words = None if algorithms.is_file(name) else needs_of(name)
+        words = None if algorithms.is_file(name) else traits_of(name)
     except InvalidInputError:
         words = None
     if words is None:
         return ""
-    return "; ".join(f"{NEEDS[word]} ({word})" for word in words) or "gradients alone"
+    return "; ".join(f"{TRAITS[word]} ({word})" for word in words) or "gradients alone"
 
 
 def _task_table() -> Table:

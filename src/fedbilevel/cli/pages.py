@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedbilevel.experiments.command import comparison_command, run_command
+from fedbilevel.experiments.run_folder import comparison_command, run_command
 from fedbilevel.report.page import write_page
 from fedbilevel.saved import Saved, read_saved
 

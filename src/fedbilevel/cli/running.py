@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,6 @@ from fedbilevel.cli.output import (
 )
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.reporting import write_report
-from fedbilevel.cli.theory import follow_file
 from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -94,6 +93,8 @@ def run(
         )
     hosts.join_if_asked()
     if plan is not None:
+        from fedbilevel.experiments.theory import follow_file
+
         experiment = follow_file(plan, experiment)
     extends = _extends(experiment, out)
     if tune:
@@ -187,7 +188,7 @@ def _extends(experiment: "Experiment", out: Path | None) -> bool:
     """Say whether a finished run goes on; raise if it is another experiment's."""
     if out is None or not (out / RESULT).exists():
         return False
-    from fedbilevel.experiments.provenance import require_extension
+    from fedbilevel.experiments.run_folder import require_extension
 
     require_extension(experiment, out)
     return True
@@ -229,8 +230,7 @@ def _execute(
     tracked = nullcontext(None)
     if track is not None and mesh.is_first():
         check_tracking(track, resume=resume)
-        about = {n: v for n, v in asdict(experiment).items() if v is not None}
-        tracked = tracker(track, about=about, resume=resume)
+        tracked = tracker(track, about=experiment.chosen(), resume=resume)
     with (
         only_ours_on_stdout(),
         tracked as on_round,

@@ -1,6 +1,5 @@
 """Commands about theorems: `check-theory`, `plan`, `speedup` and `complexity`."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,13 +27,13 @@ from fedbilevel.cli.arguments import (
 from fedbilevel.cli.memory import show_memory
 from fedbilevel.cli.output import print_json, write_json, write_picture
 from fedbilevel.cli.progress import status
-from fedbilevel.errors import InvalidInputError, sentence_of, unknown_name
+from fedbilevel.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.theory.plan import Plan
 
-__all__ = ["check_theory", "complexity", "follow_file", "plan", "speedup"]
+__all__ = ["check_theory", "complexity", "plan", "speedup"]
 
 Constants = Annotated[
     list[str] | None,
@@ -215,26 +214,6 @@ def _subject(found: "Plan") -> str:
     from fedbilevel.theory.claims import subject_of
 
     return theory.name_of(subject_of(found.theorem))
-
-
-def follow_file(path: Path, experiment: "Experiment") -> "Experiment":
-    """Return the experiment with the algorithm and the numbers of a plan in a file."""
-    from fedbilevel.experiments import theory
-    from fedbilevel.runtime import configure
-    from fedbilevel.theory.plan import Plan
-
-    try:
-        written = json.loads(path.read_text())
-        written.pop("algorithm", None)  # the theorem says it
-        found = Plan.from_plain(written)
-    except OSError as error:
-        raise InvalidInputError(f"--plan {sentence_of(error)}") from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"--plan {path}: not a plan of `fedbilevel plan --out` ({error})."
-        ) from error
-    configure(experiment.precision)
-    return theory.follow(found, experiment)
 
 
 @takes(_with_theorem, _own_folder, experiment=_MEASURED)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedbilevel import algorithms, tasks
+from fedbilevel import algorithms
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
@@ -20,7 +20,6 @@ from fedbilevel.experiments.tuning import named_search, trials_of
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import Comparison, Contender, compared
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["NamedComparison", "compare"]
 
@@ -152,7 +151,7 @@ def _built(
     """Build the task once, and every contender; return with what is searched."""
     names = list(entries)
     known = {name: set(options_of(entry)) for name, entry in entries.items()}
-    for_task = set(option_defaults(tasks.find(experiment.task)))
+    for_task = set(experiment.task_options)
     options = {
         name: _for_one(experiment.options, name, known, for_task) for name in names
     }

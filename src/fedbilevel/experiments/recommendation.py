@@ -13,13 +13,13 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.experiments import field
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.field import Place, Row
-from fedbilevel.experiments.needs import (
+from fedbilevel.experiments.traits import (
     KNOWN,
     QUESTIONS,
     fitting,
     known_how,
-    needs_of,
     question_of,
+    traits_of,
 )
 
 __all__ = ["Advice", "Situation", "recommend"]
@@ -35,7 +35,7 @@ class Situation:
     Without `hessian` gradients are all that can be had. With `few_rounds` it counts
     what is reached early, and by few exchanges. `participants` of the `clients` take
     part in an exchange. `question` is one of those in
-    `fedbilevel.experiments.needs.QUESTIONS`.
+    `fedbilevel.experiments.traits.QUESTIONS`.
     """
 
     clients: int | None = None
@@ -108,7 +108,7 @@ def recommend(
     def order(entry: Entry) -> tuple:
         own = entry.name != known.algorithm
         well = list(KNOWN).index(known_how(entry))
-        return (*ranking.order(entry.name), own, well, len(needs_of(entry.name)))
+        return (*ranking.order(entry.name), own, well, len(traits_of(entry.name)))
 
     best = sorted(entries, key=lambda one: (*order(one), one.name))[:MOST]
     return [
@@ -166,7 +166,7 @@ def _candidates(known: _Known, asked: Situation, question: str) -> list[Entry]:
 
 
 def _reasons(entry: Entry, known: _Known, question: str) -> tuple[str, ...]:
-    needs, told = needs_of(entry.name), [f"finds {QUESTIONS[question]}"]
+    needs, told = traits_of(entry.name), [f"finds {QUESTIONS[question]}"]
     if entry.name == known.algorithm:
         told.append("is the task's own choice")
     if "alike-clients" in needs and not known.own_lower:

@@ -11,9 +11,9 @@ from fedbilevel._files import write_atomically
 from fedbilevel._folders import SEARCH, TUNED, check_place, require_new
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiments.command import run_command
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.run_folder import run_command
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedbilevel._schema import Settings
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -72,7 +73,7 @@ class Keeping:
     folder: Path | str
     resume: bool = False
     every_rounds: int | None = None
-    every_seconds: float | None = 30.0
+    every_seconds: float | None = Settings.checkpoint_seconds
     study: Path | str | None = None
 
     def __post_init__(self) -> None:

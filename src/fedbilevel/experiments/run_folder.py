@@ -1,0 +1,94 @@
+"""The folder of a run: who may continue it, and the command that repeats it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbilevel._folders import (
+    CHECKPOINT,
+    EXPERIMENT,
+    FEDERATION,
+    open_folder,
+    require_unfinished,
+)
+from fedbilevel._schema import Tuning, checked, command_line
+from fedbilevel.errors import CheckpointError
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.result import Result
+
+__all__ = [
+    "comparison_command",
+    "require_extension",
+    "require_served_again",
+    "run_command",
+]
+
+
+def require_extension(experiment: Experiment, folder: Path) -> None:
+    """Raise unless a finished run is of this experiment, and more rounds are asked."""
+    _require_same(experiment, folder)
+    done = int(Result.load(folder).counts["rounds"])
+    if experiment.rounds is None or experiment.rounds <= done:
+        raise CheckpointError(
+            f"{folder} holds this very run, finished after {done} rounds. Ask for more "
+            f"than {done} --rounds to extend it, or choose another folder."
+        )
+    if (folder / FEDERATION).exists():
+        raise CheckpointError(
+            f"{folder} holds a federation, which a simulation cannot continue. Choose "
+            "another folder."
+        )
+
+
+def require_served_again(experiment: Experiment, folder: Path) -> None:
+    """Raise unless a folder is new, or holds this federation, begun and not ended."""
+    require_unfinished(folder)
+    if not (folder / EXPERIMENT).exists():
+        open_folder(folder, resume=False)
+        return
+    if (folder / CHECKPOINT).exists() and not (folder / FEDERATION).exists():
+        raise CheckpointError(
+            f"{folder} holds a simulation. Continue it with `fedbilevel resume "
+            f"{folder}`, and choose a new folder for the federation."
+        )
+    _require_same(experiment, folder)
+
+
+def _require_same(experiment: Experiment, folder: Path) -> None:
+    apart = Experiment.load(folder).differences(experiment)
+    if apart:
+        raise CheckpointError(
+            f"{folder} holds another experiment: {', '.join(apart)}. Nothing was "
+            "changed. Choose another folder, or the settings it was begun with."
+        )
+
+
+def run_command(settings: Mapping[str, Any], runtime: str) -> str:
+    """Return what to type for a run; `runtime` is the one that it was made by."""
+    experiment = _experiment(settings)
+    if runtime in ("simulator", "reference"):
+        return command_line("run", experiment.arguments())
+    # Of a federation: `serve` needs the keys of its sites, a trial needs nothing.
+    words = experiment.arguments(flags={"patience": "stop_patience"})
+    return command_line("federate", words)
+
+
+def comparison_command(settings: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return what to type for a comparison of these algorithms."""
+    try:
+        experiment = _experiment(settings["experiment"])
+        seeds, tuning = int(settings["seeds"]), settings.get("tuning")
+        search = None if tuning is None else checked(Tuning, tuning)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"settings.json is damaged: {error}.") from error
+    words = [*experiment.arguments(), "--algorithms", ",".join(names)]
+    words += ["--seeds", str(seeds)]
+    tuned = [] if search is None else ["--tune", *search.arguments()]
+    return command_line("compare", [*words, *tuned])
+
+
+def _experiment(settings: Mapping[str, Any]) -> Experiment:
+    try:
+        return checked(Experiment, settings)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the saved settings are damaged: {error}.") from error

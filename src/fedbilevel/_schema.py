@@ -59,6 +59,7 @@ class Option(NamedTuple):
     panel: str | None = None
     typed: Any = None
     flag: str | None = None
+    metavar: str | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
     above: float | None = None

@@ -71,10 +71,15 @@ class Argument(NamedTuple):
 
 
 def option(
-    kind: Any, default: Any, text: str, *names: str, panel: str | None = None
+    kind: Any,
+    default: Any,
+    text: str,
+    *,
+    panel: str | None = None,
+    metavar: str | None = None,
 ) -> Argument:
-    """Declare an option of a type; without a name it has that of its parameter."""
-    how = typer.Option(*names, help=text, rich_help_panel=panel)
+    """Declare an option of a type, under the name of its parameter."""
+    how = typer.Option(help=text, rich_help_panel=panel, metavar=metavar)
     return Argument(Annotated[kind, how], default)
 
 
@@ -89,7 +94,8 @@ def declared(kind: type, read: Callable[..., Any]) -> "Group":
             continue
         # A type of its own stands for text, which is read here.
         default = one.default if known.typed is None else None
-        arguments[flag] = option(typed, default, known.meaning, panel=known.panel)
+        shown = {"panel": known.panel, "metavar": known.metavar}
+        arguments[flag] = option(typed, default, known.meaning, **shown)
     return Group(arguments, read)
 
 

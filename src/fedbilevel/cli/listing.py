@@ -1,4 +1,4 @@
-"""The command `list`: the tasks, algorithms and data there are, and their options."""
+"""Commands that show what there is, `list`, and which method fits, `recommend`."""
 
 import importlib
 import inspect
@@ -11,10 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedbilevel.cli import checks
+from fedbilevel.cli.arguments import AsJson
+from fedbilevel.cli.output import print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["list_entries"]
+__all__ = ["list_entries", "recommend"]
 
 # The same words as in `fedbilevel.experiments.traits`, which loads JAX.
 _WORDS = (
@@ -74,6 +77,52 @@ def list_entries(
         return
     for one in [kind] if kind else _TABLES:
         _show(_TABLES[one]())
+
+
+def recommend(
+    task: Annotated[
+        str | None, typer.Argument(help="a task; any problem if left out")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="how many there are")] = None,
+    participants: Annotated[
+        int | None, typer.Option(help="clients that take part in an exchange")
+    ] = None,
+    differ: Annotated[
+        bool | None,
+        typer.Option("--differ/--alike", help="what clients hold; they may differ"),
+    ] = None,
+    no_hessian: Annotated[
+        bool, typer.Option("--no-hessian", help="gradients are all that can be had")
+    ] = False,
+    few_rounds: Annotated[
+        bool, typer.Option("--few-rounds", help="what is reached early counts")
+    ] = False,
+    question: Annotated[
+        str | None,
+        typer.Option(help="shared-y, own-y, single-level or single-machine"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Name the two or three methods that fit, with the reason and what was measured."""
+    checks.names({"task": task})
+    from fedbilevel.experiments.recommendation import Situation
+    from fedbilevel.experiments.recommendation import recommend as found_for
+
+    situation = Situation(
+        clients, participants, differ, not no_hessian, few_rounds, question
+    )
+    with status("tracing what algorithms need"):
+        found = found_for(task, situation)
+    if as_json:
+        print_json({"recommended": [one._asdict() for one in found]})
+        return
+    for number, one in enumerate(found, 1):
+        _print(f"{number}. {one.name}: {one.summary}")
+        _print(f"Why: it {'; '.join(one.reasons)}.", indent=3)
+        _print(f"How known: {one.known}.", indent=3)
+        _print(f"Measured: {one.measured}.", indent=3)
+        if task is not None:
+            _print(f"Try: fedbilevel run {task} --algorithm {one.name}", indent=3)
 
 
 def _words(given: str | None) -> list[str]:
@@ -251,13 +300,12 @@ def _show(table: Table) -> None:
         _print(str(first))
         for heading, cell in zip(headings, others, strict=True):
             if cell:
-                told = Text(f"{heading}: {cell}")
-                console.print(Padding(told, (0, 0, 0, 2), expand=False))
+                _print(f"{heading}: {cell}", indent=2)
     _print(str(table.caption))
 
 
-def _print(text: str) -> None:
-    Console().print(text, markup=False, highlight=False)
+def _print(text: str, indent: int = 0) -> None:
+    Console().print(Padding(Text(text), (0, 0, 0, indent), expand=False))
 
 
 def _task_text(name: str) -> str:

@@ -48,7 +48,7 @@ def predict(
         writer.writerow(found.header())
         writer.writerows(found.rows())
         content = text.getvalue().encode()
-        write_atomically(out, lambda file: file.write(content))
+        write_atomically(out, content)
     if as_json:
         print_json(found.summary())
         return

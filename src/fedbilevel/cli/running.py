@@ -23,13 +23,7 @@ from fedbilevel.cli.arguments import (
     takes,
 )
 from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
-from fedbilevel.cli.output import (
-    print_json,
-    show_data,
-    show_result,
-    write_json,
-    write_picture,
-)
+from fedbilevel.cli.output import print_json, show_data, show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.reporting import write_report
 from fedbilevel.errors import CheckpointError, InvalidInputError
@@ -294,7 +288,9 @@ def compare(
     Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone.
     With --tune each is tuned first, all with as many samples as the first.
     """
+    from fedbilevel._files import write_atomically
     from fedbilevel.experiments import comparison as comparisons
+    from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.report import draw_curves
     from fedbilevel.runtime import configure, telling
 
@@ -314,7 +310,7 @@ def compare(
     if out is not None:
         write_json(out / "comparison.json", shown.summary())
         curves = draw_curves(made.found.results, shown.metric, shown.target)
-        write_picture(out / "curves.png", curves)
+        write_atomically(out / "curves.png", curves)
         write_report(out)
     if as_json:
         print_json(shown.summary())

@@ -177,7 +177,7 @@ def _serve(grid: Grid, context: Context) -> None:
         sys.exit(0)  # the last round is kept
     except Exception as error:
         text = _described(error)
-        write_atomically(folder / ERROR, lambda file: file.write(text.encode()))
+        write_atomically(folder / ERROR, text)
         raise
 
 
@@ -222,7 +222,7 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
     except FedbilevelError as error:
         sentence = str(error).encode()
         path = Path(held["state"]) / ERROR
-        write_atomically(path, lambda file: file.write(sentence), mode=0o600)
+        write_atomically(path, sentence, mode=0o600)
         raise
 
 

@@ -92,7 +92,7 @@ class KeptNodes(InMemoryLinkState):
     def _keep(self) -> None:
         nodes = [MessageToDict(node) for node in self.nodes.values()]
         text = json.dumps({"format": _FORMAT, "nodes": nodes}, indent=1)
-        write_atomically(self._file, lambda file: file.write(text.encode()), mode=0o600)
+        write_atomically(self._file, text, mode=0o600)
 
 
 class _Objects(InMemoryObjectStore):

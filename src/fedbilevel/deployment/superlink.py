@@ -187,7 +187,7 @@ class SuperLink:
         for name, text in held.items():
             write_atomically(
                 client.home / name,
-                lambda file, text=text: file.write(text.encode()),
+                text,
                 mode=0o600,
             )
         return subprocess.run(
@@ -222,4 +222,4 @@ class SuperLink:
         }
         for name, text in files.items():
             path = self.folder / "app" / name
-            write_atomically(path, lambda file, text=text: file.write(text.encode()))
+            write_atomically(path, text)

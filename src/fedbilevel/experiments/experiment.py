@@ -380,7 +380,7 @@ class Experiment(Settings):
     def save(self, folder: Path) -> None:
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
-        write_atomically(folder / EXPERIMENT, lambda file: file.write(text.encode()))
+        write_atomically(folder / EXPERIMENT, text)
 
 
 def _cohort(job: Job) -> str:

@@ -171,7 +171,7 @@ def _identity(folder: Path, experiment: Experiment) -> Identity:
         name, attempt = held["federation"], held["attempt"]
     identity = Identity(name, settings, attempt + 1)
     text = json.dumps({"protocol": PROTOCOL, **asdict(identity)}) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, text)
     return identity
 
 

@@ -6,7 +6,6 @@ told for the run itself. A trial that was interrupted is made again, those befor
 not.
 """
 
-import json
 import math
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,11 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel._files import make_private_folder, write_atomically
+from fedbilevel._files import make_private_folder
 from fedbilevel._folders import SEARCH, TUNED, TUNING
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.federated import agreed, entry_of
+from fedbilevel.experiments.run_folder import (
+    read_json,
+    require_same_search,
+    write_json,
+)
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.site_steps import SiteSteps, without_searched
@@ -36,7 +40,6 @@ from fedbilevel.federation import (
 )
 from fedbilevel.federation.server.measuring import measuring
 from fedbilevel.federation.wire import CHECKSUM, Seal
-from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.studies.searching import Point, Search
@@ -101,14 +104,9 @@ def tune_at_sites(
 def _opened(folder: Path, experiment: Experiment, asked: Mapping[str, Any]) -> Path:
     """Return the folder of a search: a new one, or that of this very search."""
     settings = {"experiment": shared_settings(experiment), **asked}
-    settings, path = json.loads(json.dumps(settings)), folder / SEARCH
-    if path.exists() and _read(path) != settings:
-        raise CheckpointError(
-            f"{folder} holds a search with other settings. Go on with those it was "
-            "begun with, or choose a new folder."
-        )
+    require_same_search(folder / SEARCH, settings)
     make_private_folder(folder)
-    _write(path, settings)
+    write_json(folder / SEARCH, settings)
     return folder
 
 
@@ -153,7 +151,7 @@ class _Trials:
         """Return what a trial came to; infinity where it diverged."""
         path = self.folder / f"trial-{number}-seed-{given.seed}.json"
         if path.exists():
-            held = _read(path)
+            held = read_json(path)
             if held.get("told") != given.info():
                 raise CheckpointError(f"{path} is of another trial. Remove {TUNING}.")
             return math.inf if held["value"] is None else float(held["value"])
@@ -162,7 +160,7 @@ class _Trials:
         except NonFiniteError:
             value = math.inf
         finite = math.isfinite(value)
-        _write(path, {"told": given.info(), "value": value if finite else None})
+        write_json(path, {"told": given.info(), "value": value if finite else None})
         return value if finite else math.inf
 
     def _made(self, given: SiteSteps, rounds: int) -> float:
@@ -220,17 +218,5 @@ def _concluded(
     best = _steps(named, tried[search.best(tried)][0])
     trials = [{"options": _steps(named, p), "value": v} for p, v in tried]
     about = {"task": experiment.label, "judged_by": judged_by}
-    _write(folder / TUNED, {**about, "options": best, "trials": trials})
+    write_json(folder / TUNED, {**about, "options": best, "trials": trials})
     return SiteSteps(best, experiment.seed)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(to_plain(content), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))

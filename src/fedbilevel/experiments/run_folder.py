@@ -1,9 +1,11 @@
 """The folder of a run: who may continue it, and the command that repeats it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbilevel._files import write_atomically
 from fedbilevel._folders import (
     CHECKPOINT,
     EXPERIMENT,
@@ -14,14 +16,42 @@ from fedbilevel._folders import (
 from fedbilevel._schema import Tuning, checked, command_line
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.result import Result
+from fedbilevel.result import Result, to_plain
+from fedbilevel.saved import Saved
 
 __all__ = [
+    "command_of",
     "comparison_command",
+    "read_json",
     "require_extension",
+    "require_same_search",
     "require_served_again",
     "run_command",
+    "write_json",
 ]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a folder; raise with its name if it is damaged."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object into a folder, atomically."""
+    text = json.dumps(to_plain(content), indent=2, allow_nan=False)
+    write_atomically(path, f"{text}\n")
+
+
+def require_same_search(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise if the file of a search holds other settings."""
+    if path.exists() and read_json(path) != json.loads(json.dumps(to_plain(settings))):
+        raise CheckpointError(
+            f"{path.parent} holds a search with other settings. Continue with those it "
+            "was begun with, or choose a new folder."
+        )
 
 
 def require_extension(experiment: Experiment, folder: Path) -> None:
@@ -61,6 +91,17 @@ def _require_same(experiment: Experiment, folder: Path) -> None:
             f"{folder} holds another experiment: {', '.join(apart)}. Nothing was "
             "changed. Choose another folder, or the settings it was begun with."
         )
+
+
+def command_of(saved: Saved) -> str | None:
+    """Return the command that repeats what a folder holds; None if none began it."""
+    if not saved.settings:
+        return None
+    if saved.compared:
+        names = [*saved.results, *saved.diverged]
+        return comparison_command(saved.settings, names)
+    runtime = saved.every[0].config.get("runtime", "simulator")
+    return run_command(saved.settings, str(runtime))
 
 
 def run_command(settings: Mapping[str, Any], runtime: str) -> str:

@@ -51,7 +51,7 @@ HOSTS = declared(Hosts, Hosts)
 
 @contextmanager
 def only_ours_on_stdout() -> Iterator[None]:
-    """Send to stderr what libraries write: gloo tells stdout of its connections."""
+    """Send to stderr what libraries write: gloo writes its connections to stdout."""
     import jax
 
     if jax.process_count() == 1:

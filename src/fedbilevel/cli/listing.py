@@ -142,9 +142,12 @@ def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
         )
     table = _empty_table(f"Algorithms: {len(found)}")
     for entry in found:
-        told = (entry.summary, entry.answers, entry.reference, entry.provenance)
-        table.add_row(entry.name, *told)
+        table.add_row(entry.name, *_about(entry))
     return table
+
+
+def _about(entry: Any) -> tuple[str, ...]:
+    return entry.summary, entry.answers, entry.reference, entry.provenance
 
 
 def _empty_table(title: str) -> Table:
@@ -166,8 +169,7 @@ def _algorithm_table() -> Table:
         except InvalidInputError as error:  # of a package that somebody installed
             table.add_row(name, str(error), "", "", "")
             continue
-        told = (entry.summary, entry.answers, entry.reference, entry.provenance)
-        table.add_row(name, *told)
+        table.add_row(name, *_about(entry))
     return table
 
 
@@ -181,7 +183,7 @@ def _show_algorithm(name: str) -> None:
         "Answers": entry.answers,
         "Reference": entry.reference,
         "How known": entry.provenance,
-        "Needs": _told_needs(name),
+        "Needs": _needs(name),
     }
     for label, text in about.items():
         if text:
@@ -201,7 +203,7 @@ def _show_algorithm(name: str) -> None:
     _show(table)
 
 
-def _told_needs(name: str) -> str:
+def _needs(name: str) -> str:
     """Say what a method needs; nothing of one that cannot be built by its name alone.
 
     Nobody's own file is traced when it is only to be shown.
@@ -233,8 +235,8 @@ def _task_table() -> Table:
         except InvalidInputError as error:  # of a package that somebody installed
             table.add_row(name, str(error), "")
             continue
-        told = ", ".join(f"{option}={default}" for option, default in options)
-        table.add_row(name, _paragraph(_task_text(name)), told)
+        known = ", ".join(f"{option}={default}" for option, default in options)
+        table.add_row(name, _paragraph(_task_text(name)), known)
     return table
 
 

@@ -23,11 +23,11 @@ def show_data(task: "Task") -> None:
         return
     from fedbilevel.report import holdings_notes, holdings_table
 
-    console, told = Console(stderr=True), task.origin.summary
-    for number, line in enumerate(holdings_notes(told)):
+    console, held = Console(stderr=True), task.origin.summary
+    for number, line in enumerate(holdings_notes(held)):
         console.print(line, markup=False, highlight=False)
-        if number == 0 and told["own"]:
-            console.print(holdings_table(told))
+        if number == 0 and held["own"]:
+            console.print(holdings_table(held))
 
 
 def show_result(result: "Result", folder: Path | None, as_json: bool) -> None:

@@ -22,7 +22,7 @@ def report(
         Path | None, typer.Option(help="file; report.html in the folder if left out")
     ] = None,
 ) -> None:
-    """Write one HTML file that tells of a run, and opens without a network."""
+    """Write one HTML file about a run, which opens without a network."""
     path = folder / FILE_NAME if out is None else out
     _check_place(path, given=out is not None)
     from fedbilevel._files import write_atomically

@@ -136,7 +136,7 @@ def _show_tuned(found: "NamedTuned", console: Console) -> None:
 
 
 def _new_search(given: checks.Given) -> None:
-    """Raise unless --out is left out, can be made, or holds a search to go on with."""
+    """Raise unless --out is left out, can be made, or holds a search to continue."""
     out = given["out"]
     if out is not None and not (out / _folders.SEARCH).exists():
         _folders.require_new(out)
@@ -158,12 +158,12 @@ def tune(
         Path | None,
         typer.Option(
             help="folder for what was tried: a new one, or that of the same search, "
-            "interrupted, which goes on"
+            "interrupted, to continue it"
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune an algorithm on a task: many short trials, of which the best go on.
+    """Tune an algorithm on a task: many short trials, of which the best continue.
 
     Searched are the upper step, the lower step and the weight of momentum, or what
     --set gives as a range or list. Trials are judged on validation rows that are held
@@ -179,7 +179,7 @@ def tune(
 
 
 def _extends(experiment: "Experiment", out: Path | None) -> bool:
-    """Say whether a finished run goes on; raise if it is another experiment's."""
+    """Say whether a finished run is extended; raise if it is another experiment's."""
     if out is None or not (out / RESULT).exists():
         return False
     from fedbilevel.experiments.run_folder import require_extension
@@ -247,14 +247,14 @@ _COMPARED = EXPERIMENT.only(
     *TABLE,
     *("settings", "precision", "measure_every"),
 )
-_TARGET = "value whose cost is told; nine tenths of the way if left out"
+_TARGET = "value whose cost is reported; nine tenths of the progress if left out"
 
 
 def _new_comparison(given: checks.Given) -> None:
-    """Raise unless --out is left out, can be made, or is to be gone on with."""
+    """Raise unless --out is left out, can be made, or is to be continued."""
     out, resume = given["out"], given["resume"]
     if resume and out is None:
-        raise InvalidInputError("--resume needs --out, the folder to go on in.")
+        raise InvalidInputError("--resume needs --out, the folder to continue in.")
     if out is not None and not resume:
         _folders.require_new(out)
         _folders.check_place(out)
@@ -277,7 +277,7 @@ def compare(
         bool,
         typer.Option(
             "--resume",
-            help="go on with the comparison in the folder of --out, given the same "
+            help="continue the comparison in the folder of --out, given the same "
             "settings; what is finished there is not run again",
         ),
     ] = False,

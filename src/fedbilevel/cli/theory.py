@@ -93,9 +93,9 @@ def _plan_of_one_kind(given: checks.Given) -> None:
         return
     for name in ("target", "iterations", "theorem", "constants"):
         if given[name]:
-            told = "constant" if name == "constants" else name
+            flag = "constant" if name == "constants" else name
             raise InvalidInputError(
-                f"--{told} is for a plan by a theorem: leave it out, or --memory."
+                f"--{flag} is for a plan by a theorem: leave it out, or --memory."
             )
 
 

@@ -214,7 +214,7 @@ def _take_part(message: Message, context: Context) -> Message:
 def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
     """Build the site of this process; `node` is what its operator configured.
 
-    Flower would tell nobody why that is impossible, so it is written beside its state.
+    Flower would hide why that is impossible, so it is written beside its state.
     """
     held = dict(node)
     try:

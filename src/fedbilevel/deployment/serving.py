@@ -112,7 +112,7 @@ class _Serving:
         self.servers.append(self.link.server(self.run).start())
 
     def wait(self) -> None:
-        """Let the server tell all nodes that the run is over."""
+        """Let the server end the run at all nodes."""
         end = time.monotonic() + _FAREWELL
         while any(one.alive for one in self.servers) and time.monotonic() < end:
             time.sleep(_LOOK / 4)

@@ -162,8 +162,8 @@ class SuperLink:
         app = str(self.folder.resolve() / "app")
         done = self._flwr("run", app, _CONNECTION, "--format", "json")
         try:
-            told = json.loads(done.stdout[done.stdout.index("{") :])
-            return int(told["run-id"])
+            answer = json.loads(done.stdout[done.stdout.index("{") :])
+            return int(answer["run-id"])
         except (ValueError, KeyError) as error:
             raise FedbilevelError(
                 f"the SuperLink did not start the run: {done.stdout[-1000:]}"

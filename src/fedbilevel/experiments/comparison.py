@@ -102,7 +102,7 @@ def _naming_sites(
 
 
 def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:
-    """Raise unless a folder is new, or holds this very comparison to go on with."""
+    """Raise unless a folder is new, or holds this very comparison to continue."""
     path = folder / COMPARISON
     if not resume:
         require_new(folder)
@@ -136,7 +136,7 @@ def _entries(names: Sequence[Any]) -> dict[str, Entry]:
     if len(entries) < len(found):
         raise InvalidInputError(
             f"algorithms={','.join(map(str, names))}: two of them have the same name "
-            "of their own, so that their results could not be told apart."
+            "of their own, so that their results could not be distinguished."
         )
     return entries
 

@@ -128,9 +128,9 @@ class Experiment(Settings):
     ) -> Result:
         """Build task and algorithm, run, and return the result.
 
-        `watch` is shown the task's headline metric only, `on_round` is told of every
+        `watch` is shown the task's headline metric only, `on_round` gets every
         measured round. `built` is called with the task before anything is computed.
-        `about(word, who)` is told what is done before the first round, and who takes
+        `about(word, who)` gets what is done before the first round, and who takes
         part in every exchange.
         """
         made = mesh.on_all(self.build)
@@ -186,7 +186,7 @@ class Experiment(Settings):
         return self.bind(task, values)
 
     def check(self) -> None:
-        """Raise for what can be told before any data are loaded."""
+        """Raise for what is wrong, before any data are loaded."""
         self.channel()
         tasks.find(self.task)
         self._check_options()

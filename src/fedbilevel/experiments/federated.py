@@ -70,6 +70,7 @@ __all__ = [
     "RELEASES",
     "agreed",
     "entry_of",
+    "gathered",
     "replay",
     "serve",
 ]
@@ -94,14 +95,13 @@ def serve(
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
-    The folder keeps a checkpoint after every round; served again, the run goes on from
-    there. In the end it holds the result, and who took part in each exchange; `made` is
-    told of each at once, `on_round` of every measured round, and may stop the run.
-    Sites are told when all is over. By the `preparation` of all sites a model is left,
+    The folder keeps a checkpoint after every round; served again, the run continues
+    from there. In the end it holds the result, and who took part in each exchange;
+    `made` gets each at once, `on_round` every measured round, and may stop the run.
+    Sites learn when all is over. By the `preparation` of all sites a model is left,
     too, and adapters where it is known how many tokens they have; whether it is theirs
     is known by its fingerprint. `steps` are for sites that take them from the server.
     """
-    clients = experiment.sites
     if preparation is None:
         blank = blank_of_texts(experiment)
     else:
@@ -109,19 +109,7 @@ def serve(
     identity = _identity(folder, experiment)
     if steps is not None:
         experiment = steps.applied(experiment)
-    roster = Roster(
-        transport,
-        clients,
-        identity,
-        terms,
-        report,
-        weights=experiment.weights,
-        check_facts=SiteSchema.check,
-        seal=seal,
-        told=None if steps is None else steps.info(),
-    )
-    first = identity.attempt == 1
-    roster.gather(terms.patience, enough=clients if first else terms.minimum)
+    roster = gathered(transport, experiment, identity, terms, report, seal, steps)
     job, sites = agreed(experiment, roster)
     if blank is not None:
         check_blank(blank, sites, job)
@@ -154,6 +142,32 @@ def serve(
         leave_files(blank, result, folder)
     roster.farewell()
     return result
+
+
+def gathered(
+    transport: Transport,
+    experiment: Experiment,
+    identity: Identity,
+    terms: Terms,
+    report: Callable[[str], None],
+    seal: Seal,
+    steps: SiteSteps | None,
+) -> Roster:
+    """Say hello to the sites: to all at the first attempt, later to a minimum."""
+    roster = Roster(
+        transport,
+        experiment.sites,
+        identity,
+        terms,
+        report,
+        weights=experiment.weights,
+        check_facts=SiteSchema.check,
+        seal=seal,
+        told=None if steps is None else steps.info(),
+    )
+    first = identity.attempt == 1
+    roster.gather(terms.patience, enough=roster.clients if first else terms.minimum)
+    return roster
 
 
 def _identity(folder: Path, experiment: Experiment) -> Identity:

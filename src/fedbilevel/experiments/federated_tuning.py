@@ -2,7 +2,7 @@
 
 Sites stay as they are, one trial after the other, and are judged as in a simulation: by
 the upper loss on rows that each holds out, or by what the task names. What is chosen is
-told for the run itself. A trial that was interrupted is made again, those before it are
+for the run itself. A trial that was interrupted is made again, those before it are
 not.
 """
 
@@ -19,14 +19,13 @@ from fedbilevel._files import make_private_folder
 from fedbilevel._folders import SEARCH, TUNED, TUNING
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.experiments.federated import agreed, entry_of
+from fedbilevel.experiments.federated import agreed, entry_of, gathered
 from fedbilevel.experiments.run_folder import (
     read_json,
     require_same_search,
     write_json,
 )
 from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.site_steps import SiteSteps, without_searched
 from fedbilevel.experiments.sites import shared_settings
 from fedbilevel.experiments.tuning import search_of
@@ -187,19 +186,8 @@ class _Trials:
     def _gathered(self, given: SiteSteps) -> Roster:
         """Say hello to all sites, as the server of a federation of its own."""
         identity = Identity(secrets.token_hex(16), self.settings, 1)
-        roster = Roster(
-            self.transport,
-            self.experiment.sites,
-            identity,
-            self.terms,
-            self.report,
-            weights=self.experiment.weights,
-            check_facts=SiteSchema.check,
-            seal=self.seal,
-            told=given.info(),
-        )
-        roster.gather(self.terms.patience, enough=roster.clients)
-        return roster
+        how = (self.terms, self.report, self.seal, given)
+        return gathered(self.transport, self.experiment, identity, *how)
 
 
 def _concluded(

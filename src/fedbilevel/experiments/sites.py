@@ -1,4 +1,4 @@
-"""A site of a named experiment: the rows of one client, and what it tells of its task.
+"""A site of a named experiment: the rows of one client, and what it reports of them.
 
 Both sides compare fingerprints of the settings and of the algorithm before anything is
 computed; what they must agree on is here, too.
@@ -129,8 +129,8 @@ def build_site(
     The option `data` is where this site's own rows lie, and no others are read. In a
     `trial` it is data of all clients, dealt as in a simulation, and this site takes its
     share. `folder` keeps what the client remembers between exchanges. `holds` says
-    whether this process sees all packets that are sent to the client. `report` is told
-    of packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
+    whether this process sees all packets that are sent to the client. `report` gets
+    packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
     what its operator allows. With a secure mean, `identity` has the keys by which the
     sites know each other, and `minimum` is the fewest sites that this one's reply is
     summed with, itself among them. With `tune` it takes steps from the server, of those
@@ -299,21 +299,21 @@ def meaning(task: Task, prepared: bool) -> dict[str, Any]:
     Each scales features by its own rows, unless all are `prepared` alike.
     """
     made = task.preparation if prepared else None
-    told = {"classes": task.classes}
-    return told if made is None else {**told, "preparation": made.to_json()}
+    known = {"classes": task.classes}
+    return known if made is None else {**known, "preparation": made.to_json()}
 
 
 def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | None:
-    """Return how a finished run is told more of, where the rows are; or None."""
+    """Return how a site concludes a finished run from its rows; or None."""
     if task.conclusion is None:
         return None
     conclude = task.conclusion
 
-    def tell(state: PyTree) -> dict[str, Any]:
+    def concluded(state: PyTree) -> dict[str, Any]:
         point = job.algorithm.point(state)
         leaves = {**named_leaves("x", point.x), **named_leaves("y", point.y)}
-        told = to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
-        # What is no number, such as a mean over nothing, is nothing to tell.
-        return {name: value for name, value in told.items() if value is not None}
+        found = to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
+        # What is no number, such as a mean over nothing, is left out.
+        return {name: value for name, value in found.items() if value is not None}
 
-    return tell
+    return concluded

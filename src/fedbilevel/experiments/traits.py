@@ -37,7 +37,7 @@ TRAITS = {
     "alike-clients": "clients that are alike: each inverts its own Hessian",
     "more-exchanges": "more than one exchange a round, for slopes of all at one point",
     "all-clients": "an answer of every client in some exchange",
-    "single-replies": "replies one by one, which secure aggregation does not tell",
+    "single-replies": "replies one by one, which secure aggregation hides",
 }
 KNOWN = {
     "read": "its listing was read in the paper",

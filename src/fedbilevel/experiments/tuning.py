@@ -73,7 +73,7 @@ def tune(
 
     Those that are given stay, but for ranges, such as 0.01..1, and lists, such as
     4,8,16, which are what is searched. Without any, steps and weights are. With a
-    folder the same call goes on there where an earlier one was interrupted.
+    folder the same call continues there where an earlier one was interrupted.
     """
     asked = tuning or Tuning()
     settings = {"experiment": asdict(experiment), "tuning": asdict(asked)}

@@ -52,7 +52,7 @@ class Setting:
         )
 
     def headline_at_start(self) -> float | None:
-        """Return the headline before the first round, where the metrics tell it."""
+        """Return the headline before the first round, where the metrics have it."""
         if self.metrics is None:
             return None
         whole = self.problem.whole(*self.start)
@@ -66,7 +66,7 @@ class Keeping:
 
     A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
     standing for never; one is always written in the end and on an interrupt. With
-    `resume` a run that was interrupted in the folder goes on, given the same arguments.
+    `resume` a run interrupted in the folder continues, given the same arguments.
     `study` is the folder of the study that this is a part of, if it is one.
     """
 

@@ -89,10 +89,11 @@ def test_the_seconds_between_checkpoints_are_written_once(tmp_path):
 
 def test_a_folder_of_before_is_read(tmp_path):
     """With fewer options than there are today, and whole numbers for others."""
-    text = '{"task": "quadratic", "clients": 2, "noise": 0, "weights": [1, 2]}'
-    (tmp_path / "experiment.json").write_text(text)
+    held = {"task": "quadratic", "clients": 2, "noise": 0, "weights": [1, 2]}
+    held |= {"max_bytes": 1e9, "checkpoint_seconds": None}
+    (tmp_path / "experiment.json").write_text(json.dumps(held))
     found = Experiment.load(tmp_path)
-    assert found == Experiment("quadratic", clients=2, weights=(1, 2))
+    assert found == Experiment(**{**held, "weights": (1, 2)})
     found.save(tmp_path)
     assert Experiment.load(tmp_path) == found
     written = json.loads((tmp_path / "experiment.json").read_text())
@@ -103,6 +104,7 @@ def test_a_folder_of_before_is_read(tmp_path):
     ("content", "why"),
     [
         ({"clients": "2"}, "clients cannot be '2'"),
+        ({"seed": 0.5}, "seed cannot be 0.5"),
         ({"seed": True}, "seed cannot be True"),
         ({"safeguard": 1}, "safeguard cannot be 1"),
         ({"weights": ["1"]}, "weights cannot be"),

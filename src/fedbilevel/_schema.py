@@ -14,6 +14,7 @@ and would check JSON, but makes no command line: it would replace `checked` belo
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from functools import partial
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -108,8 +109,10 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and all(_fits(v, own) for v in value)
     if get_origin(kind) is not None:  # a mapping of texts
         return isinstance(value, Mapping)
-    allowed = (int, float) if kind is float else kind
-    return isinstance(value, allowed) and (kind is bool or type(value) is not bool)
+    if kind in (int, float):
+        number = isinstance(value, int | float) and type(value) is not bool
+        return number and (kind is float or value == value // 1)
+    return isinstance(value, kind)
 
 
 def command_line(command: str, words: Sequence[str]) -> str:
@@ -117,41 +120,37 @@ def command_line(command: str, words: Sequence[str]) -> str:
     return shlex.join(["fedbilevel", command, *words])
 
 
-def _ends(meaning: str, **more: Any) -> Any:
-    return option(None, meaning, panel=_ENDING, **more)
-
-
-def _sent(default: Any, meaning: str, **more: Any) -> Any:
-    return option(default, meaning, agree=SITES, panel=_CHANNEL, **more)
+_agreed = partial(option, agree=SITES)
+_ends = partial(option, None, panel=_ENDING)
+_sent = partial(option, agree=SITES, panel=_CHANNEL)
+_tried = partial(option, agree=FOLDER, panel=_SEARCH)
+_waits = partial(option, panel=_WAITING)
+_allows = partial(option, panel=_ALLOWED)
 
 
 @dataclass(frozen=True)
 class Settings:
     """Names and numbers that fix a run. None leaves a choice to the task."""
 
-    task: Any = option(
-        MISSING,
-        "see `fedbilevel list tasks`, or path/to/file.py:make",
-        agree=SITES,
-        typed=str,
+    task: Any = _agreed(
+        MISSING, "see `fedbilevel list tasks`, or path/to/file.py:make", typed=str
     )
-    algorithm: Any = option(
+    algorithm: Any = _agreed(
         None,
         "see `fedbilevel list algorithms`, or path/to/file.py:Name; the task's own if "
         "left out",
-        agree=SITES,
         typed=str | None,
     )
-    clients: int | None = option(None, "number of clients, K", agree=SITES, least=1)
-    participants: int | None = option(
-        None, "clients drawn per exchange; all if left out", agree=SITES
+    clients: int | None = _agreed(None, "number of clients, K", least=1)
+    participants: int | None = _agreed(
+        None, "clients drawn per exchange; all if left out"
     )
     rounds: int | None = option(None, "communication rounds", least=1)
-    local_steps: int | None = option(
-        None, "local steps between two rounds, p", agree=SITES, least=1
+    local_steps: int | None = _agreed(
+        None, "local steps between two rounds, p", least=1
     )
-    batch: int | None = option(None, "rows per sample", agree=SITES, least=1)
-    seed: int = option(0, "random seed of samples and cohorts", agree=SITES)
+    batch: int | None = _agreed(None, "rows per sample", least=1)
+    seed: int = _agreed(0, "random seed of samples and cohorts")
     runtime: str = option(
         "simulator",
         "simulator or reference",
@@ -169,12 +168,12 @@ class Settings:
         "folder for client states between rounds, for low participation rates: less "
         "memory, more time",
     )
-    precision: str = option(
-        "float32", "float32 or float64", agree=SITES, choices=("float32", "float64")
+    precision: str = _agreed(
+        "float32", "float32 or float64", choices=("float32", "float64")
     )
     measure_every: int = option(1, "rounds between two measurements", agree=FOLDER)
     checkpoint_rounds: int | None = option(None, "rounds between two checkpoints")
-    checkpoint_seconds: float = option(30.0, "seconds between two checkpoints")
+    checkpoint_seconds: float | None = option(30.0, "seconds between two checkpoints")
     target: float | None = _ends(
         "value of the task's main metric at or below which the run ends"
     )
@@ -206,22 +205,20 @@ class Settings:
         "mean",
         "mean, secure, median, trimmed-mean:FRACTION, geometric-median or krum:FAULTY",
     )
-    safeguard: bool = option(
+    safeguard: bool = _agreed(
         True,
         "measure the steps that the task leaves to the run; roll back a diverging run "
         "and continue with smaller steps",
-        agree=SITES,
     )
-    weights: tuple[float, ...] = option(
+    weights: tuple[float, ...] = _agreed(
         (),
         "what the clients count in means, W0,W1,...; the task's own if left out",
-        agree=SITES,
         typed=str | None,
     )
     options: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: "Settings") -> list[str]:
-        """Say in which options another run may not go on in the folder of this one."""
+        """Say in which options another run may not continue in the folder of this one."""
         apart = []
         for one, known in options_of(type(self)):
             here, there = getattr(other, one.name), getattr(self, one.name)
@@ -284,28 +281,23 @@ class Settings:
 class Tuning:
     """How much is tried: points, in how many rungs, from how many seeds, chosen how."""
 
-    trials: int = option(
-        20, "points to try; lists of values are all tried", panel=_SEARCH, least=1
-    )
-    rungs: int = option(
+    trials: int = _tried(20, "points to try; lists of values are all tried", least=1)
+    rungs: int = _tried(
         1,
         "1 runs all trials to the end; with more, the best third after each rung "
         "continues three times as long",
-        panel=_SEARCH,
         least=1,
     )
-    seeds: int = option(
+    seeds: int = _tried(
         2,
         "random seeds of every trial, others than the result's",
-        panel=_SEARCH,
         flag="tuning_seeds",
         least=1,
     )
-    sampler: str = option(
+    sampler: str = _tried(
         "fitted",
         "fitted: later points follow from earlier ones; even; or optuna, if it is "
         "installed",
-        panel=_SEARCH,
     )
 
     def __post_init__(self) -> None:
@@ -333,15 +325,11 @@ class Terms:
     one is not taken for that client.
     """
 
-    deadline: float = option(60.0, "seconds an exchange may take", panel=_WAITING)
-    minimum: int = option(
-        1, "replies without which an exchange is made again", panel=_WAITING
-    )
-    patience: float = option(
-        600.0, "seconds to wait for all nodes at the start", panel=_WAITING
-    )
-    tolerance: float = option(
-        1e3, "a reply that moves so many times the median is left out", panel=_WAITING
+    deadline: float = _waits(60.0, "seconds an exchange may take")
+    minimum: int = _waits(1, "replies without which an exchange is made again")
+    patience: float = _waits(600.0, "seconds to wait for all nodes at the start")
+    tolerance: float = _waits(
+        1e3, "a reply that moves so many times the median is left out"
     )
     keys: tuple[str, ...] = ()
 
@@ -350,21 +338,14 @@ class Terms:
 class Limits:
     """What the operator of a site allows: see `federation.limits.SiteLimits`."""
 
-    measure: str | None = option(
+    measure: str | None = _allows(
         None,
         "none, or scalars: losses and metrics; left out: scalars, or none where "
         "replies are masked or noisy",
-        panel=_ALLOWED,
     )
-    max_exchanges: int | None = option(
-        None, "replies that are given, and measurements", panel=_ALLOWED
+    max_exchanges: int | None = _allows(
+        None, "replies that are given, and measurements"
     )
-    max_epsilon: float | None = option(
-        None, "privacy that is spent, at --delta", panel=_ALLOWED
-    )
-    minimum_batch: int = option(
-        1, "rows of a sample below which not to start", panel=_ALLOWED
-    )
-    minimum_rows: int = option(
-        1, "rows of a level below which not to start", panel=_ALLOWED
-    )
+    max_epsilon: float | None = _allows(None, "privacy that is spent, at --delta")
+    minimum_batch: int = _allows(1, "rows of a sample below which not to start")
+    minimum_rows: int = _allows(1, "rows of a level below which not to start")

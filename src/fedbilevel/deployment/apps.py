@@ -26,7 +26,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel._schema import checked
 from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.deployment.processes import read_json
-from fedbilevel.errors import FedbilevelError, sentence_of
+from fedbilevel.errors import FedbilevelError, InvalidInputError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
@@ -231,7 +231,10 @@ def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
     known = local_options(settings["task"])
     own = {name: held[name] for name in known if name in held}
     settings["options"] = {**settings["options"], **own}
-    experiment = checked(Experiment, settings)
+    try:
+        experiment = checked(Experiment, settings)
+    except TypeError as error:
+        raise InvalidInputError(f"the settings of the server: {error}.") from error
     configure(experiment.precision, cores=1)
     client = int(held["client"])
     (Path(held["state"]) / ERROR).unlink(missing_ok=True)

@@ -218,7 +218,7 @@ class Settings:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: "Settings") -> list[str]:
-        """Say in which options another run may not continue in the folder of this one."""
+        """Say in which options another run may not differ that shares the folder."""
         apart = []
         for one, known in options_of(type(self)):
             here, there = getattr(other, one.name), getattr(self, one.name)

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.growth import NEVER, Size, cpu, make_data, make_job, peak_gib
 
 from fedbilevel import configure
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.runtime import (
     DiskSimulatorRuntime,
     SimulatorRuntime,

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from fedbilevel.algorithms import steadied
-from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.experiments import Experiment
 from fedbilevel.runtime import SimulatorRuntime, execute
 from fedbilevel.units import OfCurvature

@@ -25,7 +25,7 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 from fedbilevel import configure
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Ledger, Sampling, SimulatorRuntime, Stopping

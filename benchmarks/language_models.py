@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from fedbilevel.algorithms.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
 from fedbilevel.models.adapters import joined, parted
 from fedbilevel.models.transformer import (
     RECOMPUTED,

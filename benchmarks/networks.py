@@ -18,7 +18,7 @@ import numpy as np
 from speed import LOCAL_STEPS, matrix_rate, ours, peak_megabytes, step_operations
 
 from fedbilevel import configure
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job, Sampling

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
 """FedNest and FedBiO as loops over clients in PyTorch, beside our simulator.
 
-The loops are written from the listings in `fedbilevel.algorithms.fednest` and
-`fedbilevel.algorithms.fedbio`: gradients by `torch.autograd`, second derivatives by
+The loops are written from the listings in `fedbilevel.algorithms.nested.fednest` and
+`fedbilevel.algorithms.local.fedbio`: gradients by `torch.autograd`, products by
 differentiating twice, one client after the other, one thread. They count what they
 evaluate and draw; the counts must be those of our run. With all rows in place of drawn
 ones both must come to the same point.
@@ -19,8 +19,8 @@ import numpy as np
 from peer_timing import Row, apart, paired
 
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, Stopping
 from fedbilevel.runtime.contract import Span

@@ -22,11 +22,10 @@ from peer_clients import Simulation
 from peer_timing import Row, apart, paired
 
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.algorithms.mrbo import MRBO
-from fedbilevel.algorithms.saba import SABA
-from fedbilevel.algorithms.soba import SOBA
-from fedbilevel.algorithms.sustain import SUSTAIN
-from fedbilevel.algorithms.vrbo import VRBO
+from fedbilevel.algorithms.one_machine.saba import SABA
+from fedbilevel.algorithms.one_machine.soba import SOBA
+from fedbilevel.algorithms.one_machine.vrbo import VRBO
+from fedbilevel.algorithms.presets import MRBO, SUSTAIN
 from fedbilevel.hypergradient import Neumann, RandomNeumann
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job, Sampling

@@ -22,7 +22,7 @@ from plain_program import plain_program
 
 from fedbilevel import configure
 from fedbilevel.algorithms import every_phase
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, Stopping, keys

@@ -16,80 +16,82 @@ import pytest
 from fedbilevel._blocks import is_any
 from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms import AbstractAlgorithm, Phases, Repeat, every_phase
-from fedbilevel.algorithms._local import Memory
-from fedbilevel.algorithms.adafbio import AdaFBiO
-from fedbilevel.algorithms.aggitd import AggITD
-from fedbilevel.algorithms.alset import ALSET
-from fedbilevel.algorithms.amigo import AmIGO
-from fedbilevel.algorithms.asbio_bred import ASBiOBreD
-from fedbilevel.algorithms.biadam import BiAdam
-from fedbilevel.algorithms.bio_bred import BiOBreD
-from fedbilevel.algorithms.bome import BOME
-from fedbilevel.algorithms.br_fedbim import BRFedBiM
-from fedbilevel.algorithms.bsa import BSA
-from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
-from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
-from fedbilevel.algorithms.e_aipod import EAiPOD
-from fedbilevel.algorithms.ef_soba import EFSOBA
-from fedbilevel.algorithms.f2ba import F2BA
-from fedbilevel.algorithms.f2sa import F2SA
-from fedbilevel.algorithms.f2sa_p import F2SAP
-from fedbilevel.algorithms.f3sa import F3SA
-from fedbilevel.algorithms.fed_f2sa import FedF2SA
-from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2
-from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls
-from fedbilevel.algorithms.fedadam import FedAdam
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.fedavgm import FedAvgM
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
-from fedbilevel.algorithms.fedbio_controls import FedBiOControls
-from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
-from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
-from fedbilevel.algorithms.fedbioacc_controls import FedBiOAccControls
-from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
-from fedbilevel.algorithms.fedcom import FedCOM
-from fedbilevel.algorithms.fedcomgate import FedCOMGATE
-from fedbilevel.algorithms.fedmbo import FedMBO
-from fedbilevel.algorithms.fedmsa import FedMSA
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.fednest_sgd import FedNestSGD
-from fedbilevel.algorithms.fedpaq import FedPAQ
-from fedbilevel.algorithms.fedprox import FedProx
-from fedbilevel.algorithms.fsla import FSLA
-from fedbilevel.algorithms.lfednest import LFedNest
-from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.algorithms.ma_soba import MASOBA
-from fedbilevel.algorithms.meha import MEHA
-from fedbilevel.algorithms.memfbo import MemFBO
-from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
-from fedbilevel.algorithms.mrbo import MRBO
-from fedbilevel.algorithms.pbgd_free import PBGDFree
-from fedbilevel.algorithms.pooled import Pooled
-from fedbilevel.algorithms.rsvrb import RSVRB
-from fedbilevel.algorithms.s_tfbo import STFBO
-from fedbilevel.algorithms.saba import SABA
-from fedbilevel.algorithms.sbio_bred import SBiOBreD
-from fedbilevel.algorithms.scaffold import Scaffold
-from fedbilevel.algorithms.shrofbo import ShroFBO
-from fedbilevel.algorithms.simfbo import SimFBO
-from fedbilevel.algorithms.smb import SMB
-from fedbilevel.algorithms.soba import SOBA
-from fedbilevel.algorithms.spaba import SPABA
-from fedbilevel.algorithms.srba import SRBA
-from fedbilevel.algorithms.srmba import SRMBA
-from fedbilevel.algorithms.stem import STEM
-from fedbilevel.algorithms.stocbio import StocBiO
-from fedbilevel.algorithms.sustain import SUSTAIN
-from fedbilevel.algorithms.svrb import SVRB
-from fedbilevel.algorithms.ttsa import TTSA
-from fedbilevel.algorithms.v_pbgd import VPBGD
-from fedbilevel.algorithms.vr_biadam import VRBiAdam
-from fedbilevel.algorithms.vrbo import VRBO
+from fedbilevel.algorithms.local.adafbio import AdaFBiO
+from fedbilevel.algorithms.local.br_fedbim import BRFedBiM
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.algorithms.local.fedbio_momentum import FedBiOMomentum
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.local.fedmsa import FedMSA
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.simfbo import SimFBO
+from fedbilevel.algorithms.nested.aggitd import AggITD
+from fedbilevel.algorithms.nested.e_aipod import EAiPOD
+from fedbilevel.algorithms.nested.fedmbo import FedMBO
+from fedbilevel.algorithms.nested.fednest import FedNest
+from fedbilevel.algorithms.nested.lfednest import LFedNest
+from fedbilevel.algorithms.one_loop import Memory
+from fedbilevel.algorithms.one_machine.amigo import AmIGO
+from fedbilevel.algorithms.one_machine.asbio_bred import ASBiOBreD
+from fedbilevel.algorithms.one_machine.biadam import BiAdam
+from fedbilevel.algorithms.one_machine.bio_bred import BiOBreD
+from fedbilevel.algorithms.one_machine.fsla import FSLA
+from fedbilevel.algorithms.one_machine.ma_soba import MASOBA
+from fedbilevel.algorithms.one_machine.s_tfbo import STFBO
+from fedbilevel.algorithms.one_machine.saba import SABA
+from fedbilevel.algorithms.one_machine.sbio_bred import SBiOBreD
+from fedbilevel.algorithms.one_machine.soba import SOBA
+from fedbilevel.algorithms.one_machine.spaba import SPABA
+from fedbilevel.algorithms.one_machine.srba import SRBA
+from fedbilevel.algorithms.one_machine.stocbio import StocBiO
+from fedbilevel.algorithms.one_machine.vrbo import VRBO
+from fedbilevel.algorithms.penalty.bome import BOME
+from fedbilevel.algorithms.penalty.f2sa_p import F2SAP
+from fedbilevel.algorithms.penalty.f3sa import F3SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.penalty.meha import MEHA
+from fedbilevel.algorithms.penalty.pbgd_free import PBGDFree
+from fedbilevel.algorithms.penalty.v_pbgd import VPBGD
+from fedbilevel.algorithms.presets import (
+    ALSET,
+    BSA,
+    EFSOBA,
+    F2BA,
+    F2SA,
+    MRBO,
+    RSVRB,
+    SMB,
+    SRMBA,
+    SUSTAIN,
+    SVRB,
+    TTSA,
+    CompressedLocalSGD,
+    FedAdam,
+    FedAvgM,
+    FedBiOAccControls,
+    FedBiOAccLocal,
+    FedBiOControls,
+    FedBiODifferences,
+    FedCOM,
+    FedF2SA2,
+    FedF2SAControls,
+    FedNestSGD,
+    FedPAQ,
+    FedProx,
+    LFedNestSVRG,
+    MemFBO,
+    Pooled,
+    Scaffold,
+    ShroFBO,
+    VRBiAdam,
+)
+from fedbilevel.algorithms.single_level.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
+from fedbilevel.algorithms.single_level.fedcomgate import FedCOMGATE
+from fedbilevel.algorithms.single_level.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.algorithms.single_level.stem import STEM
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import Neumann, RandomNeumann
 from fedbilevel.problem import ClientData, Data, PooledData, Problem

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel import ClientData, Problem
-from fedbilevel.algorithms.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from fedbilevel.runtime.driver import Outcome
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import Phase, SteadySteps, quantile_clipped
-from fedbilevel.algorithms._clipping import RATE, _cut, _followed
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.simfbo import SimFBO
+from fedbilevel.algorithms.wrappers.clip import RATE, _cut, _followed
 from fedbilevel.channels import Channel, Median, SecureMean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
@@ -110,8 +110,8 @@ def test_bounds_follow_their_recursion(runtime, rounds):
     w, of_steps, of_replies = clipped_fedbio(only_rows(data), rounds)
     for block, expected in zip(vars(state.server.point).values(), w, strict=True):
         np.testing.assert_allclose(block, expected, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(state.bounds["local"].step, of_steps, rtol=1e-10)
-    np.testing.assert_allclose(state.bounds["local"].reply, of_replies, rtol=1e-10)
+    np.testing.assert_allclose(state.server.shared[-1], of_steps, rtol=1e-10)
+    np.testing.assert_allclose(state.bounds["local"], of_replies, rtol=1e-10)
 
 
 def runs_each_phase_once(case) -> bool:
@@ -138,7 +138,7 @@ def test_a_first_round_only_measures(case):
     )
     for left, right in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-13)
-    known = [float(jnp.max(one.reply)) for one in clipped.server.bounds.values()]
+    known = [float(jnp.max(one)) for one in clipped.server.bounds.values()]
     assert min(known) > 0
 
 
@@ -307,7 +307,7 @@ def test_what_cannot_be_cut_is_refused(chosen, told):
 
 def test_controls_that_are_learned_from_sums_are_refused():
     method = SimFBO(*STEPS, *STEPS, local_steps=2, drift="controls")
-    with pytest.raises(InvalidInputError, match="learns its controls"):
+    with pytest.raises(InvalidInputError, match="learns them from the sums"):
         quantile_clipped(method, 0.5)
 
 

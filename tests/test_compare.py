@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedbilevel
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.errors import (
     CheckpointError,
     HeterogeneityWarning,

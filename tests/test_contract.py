@@ -21,7 +21,7 @@ from fedbilevel.algorithms import (
     Phase,
     with_turn,
 )
-from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.local.simfbo import SimFBO
 from fedbilevel.channels import Channel, Median, Privacy
 from fedbilevel.errors import InvalidInputError, StageError
 from fedbilevel.problem import Problem

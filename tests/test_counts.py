@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedbilevel import _evaluation
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.hypergradient import (
     ConjugateGradient,
     Exact,

@@ -15,8 +15,8 @@ import pytest
 import fedbilevel
 from fedbilevel import ClientData, Keeping, Problem, Sampling, Stopping
 from fedbilevel._files import read_arrays, write_arrays
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.errors import (
     CheckpointError,
     InvalidInputError,

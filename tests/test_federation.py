@@ -12,7 +12,7 @@ import pytest
 
 from fedbilevel._blocks import is_any
 from fedbilevel._files import write_arrays
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.errors import DamagedFileWarning, FedbilevelError, NonFiniteError
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation.checkpoints import SiteCheckpoints

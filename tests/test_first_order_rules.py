@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedbilevel import algorithms, tasks
 from fedbilevel import hypergradient as hg
-from fedbilevel.algorithms.stocbio import StocBiO
+from fedbilevel.algorithms.one_machine.stocbio import StocBiO
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.experiments.options import algorithm_from, as_options, options_of
 from fedbilevel.problem import ClientData, Oracle

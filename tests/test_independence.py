@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from fedbilevel._types import Pair
-from fedbilevel.algorithms._auxiliary import three_directions
-from fedbilevel.algorithms._local import hypergradient_and_slope
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.directions import hypergradient_and_slope, three_directions
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.channels import Channel, TopK
 from fedbilevel.hypergradient import (
     DARTS,

@@ -11,14 +11,15 @@ import pytest
 from fedbilevel import algorithms, tasks
 from fedbilevel._blocks import is_any
 from fedbilevel.algorithms import Iterate
-from fedbilevel.algorithms._local import Memory, hypergradient_and_slope
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.lfednest import LFedNest
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.directions import hypergradient_and_slope
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.nested.fednest import FedNest
+from fedbilevel.algorithms.nested.lfednest import LFedNest
+from fedbilevel.algorithms.one_loop import Memory
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.options import algorithm_from
 from fedbilevel.hypergradient import Neumann
@@ -183,8 +184,8 @@ def _invariant_errors(job: Job, keeps_own_previous: bool) -> list[float]:
     @jax.jit
     def one_step(iterate, before, t, client):
         oracle, turn = job.oracle(client), keys.client_turn(job.key, (0, 0), client, t)
-        memory, after = single.local(iterate, Memory(before, t - 1), oracle, turn)
-        at, rule = memory.evaluated, single.hypergradient
+        memory, after = single.local(iterate, Memory((before,), t - 1), oracle, turn)
+        (at,), rule = memory.evaluated, single.hypergradient
         exact = hypergradient_and_slope(rule, oracle, job.key).x(at)
         return after, at, exact
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms.aggitd import AggITD
-from fedbilevel.algorithms.e_aipod import EAiPOD
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedmsa import FedMSA
-from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedmsa import FedMSA
+from fedbilevel.algorithms.local.simfbo import SimFBO
+from fedbilevel.algorithms.nested.aggitd import AggITD
+from fedbilevel.algorithms.nested.e_aipod import EAiPOD
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.test_known_answers import two_client_job

@@ -72,7 +72,7 @@ OPTIONAL = {
     "federation": FLOWER,
     "models": {"safetensors", "onnx"},
     "pytorch": {"torch"},
-    "report": {"rich", "matplotlib", "plotly"},
+    "report": {"rich", "matplotlib", "plotly", "jinja2", "PIL"},
     "studies": {"optuna"},
     "sklearn": {"sklearn"},
     "tracking": {"tensorboardX", "mlflow", "wandb"},

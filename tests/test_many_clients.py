@@ -6,8 +6,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import every_client
 from fedbilevel.problem.every_client import map_clients, mean_of_clients

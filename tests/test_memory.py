@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedbilevel.algorithms.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
 from fedbilevel.cli.app import app
 from fedbilevel.cli.theory import memory_lines
 from fedbilevel.errors import InvalidInputError
@@ -103,7 +103,7 @@ def test_parts_of_memory_are_those_of_the_arrays():
 
 _MEASURED = """
 import jax.numpy as jnp, numpy as np
-from fedbilevel.algorithms.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime
 from fedbilevel.runtime.driver import first_span

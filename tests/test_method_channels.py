@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from fedbilevel.algorithms import quantile_clipped, steadied
-from fedbilevel.algorithms.br_fedbim import BRFedBiM
-from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.fedcom import FedCOM
+from fedbilevel.algorithms.local.br_fedbim import BRFedBiM
+from fedbilevel.algorithms.presets import CompressedLocalSGD, FedCOM
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.channels import (
     PLAIN,
     Channel,

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel._types import Triple
-from fedbilevel.algorithms._local import Iterate
-from fedbilevel.algorithms._momentum import Momentum
+from fedbilevel._types import Pair, Triple
+from fedbilevel.algorithms.wrappers.measured_steps.momentum import Momentum
 
 CURVES = np.asarray([1.0, 0.03, 1e-3])  # of y; those of z are half of that
 STEP = 0.25
@@ -15,7 +14,7 @@ NOT_BACK = jnp.asarray(False)
 
 def server_at(y, z):
     """Return a server that also carries an x, at this y and z."""
-    return Iterate(Triple(jnp.ones(2), jnp.asarray(y), jnp.asarray(z)))
+    return Triple(jnp.ones(2), jnp.asarray(y), jnp.asarray(z))
 
 
 def begun(server):
@@ -49,13 +48,13 @@ def test_it_is_that_of_the_listing():
     server = server_at([1.0, 2.0, 3.0], [3.0, -1.0, 2.0])
     momentum, sent = begun(server), []
     for _ in range(rounds):
-        at = server.point
+        at = server
         moved = server_at(at.y - STEP * CURVES * at.y, at.z - STEP / 2 * CURVES * at.z)
         server, momentum = momentum.pushed(moved, NOT_BACK)
-        sent.append((server.point.y, server.point.z))
+        sent.append((server.y, server.z))
     np.testing.assert_allclose([one[0] for one in sent], y, rtol=0, atol=1e-6)
     np.testing.assert_allclose([one[1] for one in sent], z, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(server.point.x, 1.0)
+    np.testing.assert_array_equal(server.x, 1.0)
     # It began, and was begun anew, in rounds that the two do not share.
     for counts in (y_counts, z_counts):
         began = [now for before, now in zip(counts, counts[1:], strict=False) if before]
@@ -72,10 +71,10 @@ def test_moves_that_do_not_agree_stay_as_they_are():
     momentum = begun(server)
     for _ in range(300):
         moves = 0.5 + draw.normal(size=(2, 5))
-        moved = server_at(server.point.y + moves[0], server.point.z + moves[1])
+        moved = server_at(server.y + moves[0], server.z + moves[1])
         server, momentum = momentum.pushed(moved, NOT_BACK)
-        np.testing.assert_array_equal(server.point.y, moved.point.y)
-        np.testing.assert_array_equal(server.point.z, moved.point.z)
+        np.testing.assert_array_equal(server.y, moved.y)
+        np.testing.assert_array_equal(server.z, moved.z)
 
 
 def test_a_run_that_went_back_has_none():
@@ -83,7 +82,7 @@ def test_a_run_that_went_back_has_none():
     server = server_at(np.ones(3), np.ones(3))
     momentum = begun(server)
     for _ in range(200):
-        at = server.point
+        at = server
         moved = server_at(at.y - 1e-3 * at.y, at.z - 1e-3 * at.z)
         server, momentum = momentum.pushed(moved, NOT_BACK)
     assert float(momentum.speed()) == pytest.approx(
@@ -92,11 +91,12 @@ def test_a_run_that_went_back_has_none():
     assert float(momentum.speed()) > 10
     back = server_at(np.full(3, 7.0), np.full(3, -7.0))
     server, momentum = momentum.pushed(back, jnp.asarray(True))
-    np.testing.assert_array_equal(server.point.y, 7.0)
+    np.testing.assert_array_equal(server.y, 7.0)
     assert float(momentum.speed()) == 1
     np.testing.assert_array_equal(momentum.move.z, 0.0)
 
 
 def test_what_has_no_z_has_no_momentum():
     """Methods without the variable z go as they are."""
-    assert Momentum.of((jnp.ones(3), {"y": jnp.ones(2)})) is None
+    assert Momentum.of(Pair(jnp.ones(3), jnp.ones(2))) is None
+    assert Momentum.of(None) is None

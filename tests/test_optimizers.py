@@ -9,12 +9,12 @@ import optax
 import pytest
 
 from fedbilevel._types import Pair, Triple
-from fedbilevel.algorithms._optimizers import LocalOptimizer, ServerOptimizer
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.scaffold import Scaffold
-from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.simfbo import SimFBO
+from fedbilevel.algorithms.nested.fednest import FedNest
+from fedbilevel.algorithms.presets import Scaffold
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
+from fedbilevel.algorithms.wrappers.optimizer import LocalOptimizer, ServerOptimizer
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import (
     Checkpoints,
@@ -175,9 +175,9 @@ def test_another_transformation_is_another_run():
         ),
         (
             lambda: LocalOptimizer(
-                FedAvg(0.1, local_steps=2), NOTHING_NEW, local_steps=2
+                FedAvg(0.1, local_steps=2), NOTHING_NEW, local_steps=3
             ),
-            "with local_steps=1",
+            "must be the same, or 1",
         ),
         (
             lambda: LocalOptimizer(
@@ -185,13 +185,14 @@ def test_another_transformation_is_another_run():
                 NOTHING_NEW,
                 local_steps=2,
             ),
-            "must be a method of one loop",
+            "of a method of one loop, and `FedNest` is none",
         ),
         (
+            # Its server steps by itself: that is a wrapper of the round.
             lambda: LocalOptimizer(
                 Scaffold(0.1, local_steps=1), NOTHING_NEW, local_steps=2
-            ).init_client(jnp.zeros(1), jnp.zeros(1)),
-            "`Scaffold` sends more than an iterate",
+            ),
+            "of a method of one loop, and `ServerOptimizer` is none",
         ),
     ],
 )

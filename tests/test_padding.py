@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedbilevel import tasks
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.saba import SABA
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.one_machine.saba import SABA
+from fedbilevel.algorithms.presets import LFedNestSVRG
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import ForwardGradient, Neumann
 from fedbilevel.problem import ClientData, Oracle, Problem, padded, padded_count

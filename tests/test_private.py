@@ -12,13 +12,13 @@ from fedbilevel import ClientData, Problem, Sampling, run
 from fedbilevel._blocks import NOTHING, is_any
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import every_phase
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
-from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.nested.fednest import FedNest
+from fedbilevel.algorithms.presets import FedBiOAccLocal
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Exact, Neumann
 from fedbilevel.runtime import (

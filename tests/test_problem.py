@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
-from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Oracle, Problem

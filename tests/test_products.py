@@ -14,7 +14,7 @@ from fedbilevel._evaluation import (
     THIN_PRODUCTS,
     WIDE_PRODUCTS,
 )
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel._types import Pair
-from fedbilevel.algorithms.adafbio import AdaFBiO
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.adafbio import AdaFBiO
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import ReferenceRuntime, SimulatorRuntime, execute
 from tests.cases import quadratic_data, quadratic_job
@@ -148,8 +148,9 @@ def test_steps_of_adafbio_forget_how_long_directions_are(scale):
     direction = Pair(jnp.asarray([0.3, -2.0]), jnp.asarray([1.0, 0.0, -4.0]))
     letters: dict[str, Any] = {"gamma": 0.1, "lam": 0.1, "c1": 0.5, "c2": 0.5}
     both = AdaFBiO(Neumann(2, 0.3), 1.0, **letters, r=1e-300, local_steps=1)
+    (scale_of,) = both.parts()
     moved = [
-        both.divided(one, both.seen(one))
+        scale_of.scaled(scale_of.seen(one), one)
         for one in (direction, jax.tree.map(lambda leaf: scale * leaf, direction))
     ]
     assert_close(moved[0], moved[1])
@@ -176,7 +177,7 @@ def test_alike_exact_clients_follow_the_hypergradient_itself():
     outcome = execute(SimulatorRuntime(job), 4, measure_every=4)
     oracle, rule = job.oracle(0), job.algorithm.hypergradient  # pyright: ignore[reportAttributeAccessIssue]
     # Without noise the momentum is exact: u is h at the point before the last move.
-    at = jax.tree.map(lambda leaf: leaf[0], outcome.state.clients.memory.evaluated)
+    at = jax.tree.map(lambda leaf: leaf[0], outcome.state.clients.memory.evaluated[0])
     exact = rule(oracle, at.x, at.y, rule.draw(oracle, jax.random.key(9)))
     np.testing.assert_allclose(
         outcome.state.server.direction.x, exact, rtol=0, atol=1e-12

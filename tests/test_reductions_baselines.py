@@ -13,19 +13,17 @@ from hypothesis import strategies as st
 
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Pair
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
-from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.fednest_sgd import FedNestSGD
-from fedbilevel.algorithms.lfednest import LFedNest
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.algorithms.momentum_local_sgd import MomentumLocalSGD
-from fedbilevel.algorithms.pooled import Pooled
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.nested.fednest import FedNest
+from fedbilevel.algorithms.nested.lfednest import LFedNest
+from fedbilevel.algorithms.presets import FedBiOAccLocal, FedNestSGD, Pooled
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
+from fedbilevel.algorithms.single_level.momentum_local_sgd import MomentumLocalSGD
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import Job, SimulatorRuntime, execute
 from fedbilevel.schedules import CubeRootDecay

@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel.algorithms.br_fedbim import BRFedBiM
-from fedbilevel.algorithms.e_aipod import EAiPOD
-from fedbilevel.algorithms.ef_soba import EFSOBA
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
-from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
-from fedbilevel.algorithms.fedmsa import FedMSA
-from fedbilevel.algorithms.fednest_sgd import FedNestSGD
-from fedbilevel.algorithms.ma_soba import MASOBA
-from fedbilevel.algorithms.memfbo import MemFBO
-from fedbilevel.algorithms.shrofbo import ShroFBO
-from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.local.br_fedbim import BRFedBiM
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbio_momentum import FedBiOMomentum
+from fedbilevel.algorithms.local.fedmsa import FedMSA
+from fedbilevel.algorithms.local.simfbo import SimFBO
+from fedbilevel.algorithms.nested.e_aipod import EAiPOD
+from fedbilevel.algorithms.one_machine.ma_soba import MASOBA
+from fedbilevel.algorithms.presets import (
+    EFSOBA,
+    FedBiODifferences,
+    FedNestSGD,
+    MemFBO,
+    ShroFBO,
+)
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import quadratic_data
 from tests.reference.bent_job import bent_job

@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel.algorithms import AbstractAlgorithm, quantile_clipped
-from fedbilevel.algorithms._optimizers import ServerOptimizer
-from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD
-from fedbilevel.algorithms.compressed_local_sgd import CompressedLocalSGD
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.fedavgm import FedAvgM
-from fedbilevel.algorithms.fedcom import FedCOM
-from fedbilevel.algorithms.fedcomgate import FedCOMGATE
-from fedbilevel.algorithms.fedprox import FedProx
-from fedbilevel.algorithms.scaffold import Scaffold
-from fedbilevel.algorithms.stem import STEM
+from fedbilevel.algorithms.presets import (
+    CompressedLocalSGD,
+    FedAvgM,
+    FedCOM,
+    FedProx,
+    Scaffold,
+)
+from fedbilevel.algorithms.single_level.bvr_l_sgd import BVRLSGD
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
+from fedbilevel.algorithms.single_level.fedcomgate import FedCOMGATE
+from fedbilevel.algorithms.single_level.stem import STEM
+from fedbilevel.algorithms.wrappers.optimizer import ServerOptimizer
 from fedbilevel.runtime import Job, SimulatorRuntime, execute
 from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data
@@ -138,7 +140,13 @@ def test_fedcomgate_without_compression_is_scaffold_of_all(seed, lr, lr_server):
 
 
 def test_a_local_step_of_fedprox_does_not_begin_a_round():
-    """Cut step by step, each one would be drawn back to itself: that is FedAvg."""
+    """Cut step by step, too, all steps are drawn back to where the round began."""
+    data = quadratic_data(3)
     held, free = FedProx(0.1, 0.3, local_steps=P), FedAvg(0.1, local_steps=P)
-    assert quantile_clipped(held, 0.5).local_steps is None
-    assert quantile_clipped(free, 0.5).local_steps == P
+    # A first round measures, and cuts nothing.
+    ends = [
+        end_of(bent_job(method, data), 1)
+        for method in (held, quantile_clipped(held, 0.5), free)
+    ]
+    assert_close(ends[0], ends[1])
+    assert np.abs(ends[0] - ends[2]).max() > 1e-6

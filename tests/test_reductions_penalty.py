@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel import OfCurvature, OfDistance, SteadySteps, algorithms
-from fedbilevel.algorithms._penalty import _SCHEMES
-from fedbilevel.algorithms.f2ba import F2BA
-from fedbilevel.algorithms.f2sa import F2SA
-from fedbilevel.algorithms.f2sa_p import F2SAP
-from fedbilevel.algorithms.f3sa import F3SA
-from fedbilevel.algorithms.fed_f2sa import FedF2SA
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.pbgd_free import PBGDFree
-from fedbilevel.algorithms.v_pbgd import VPBGD
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.penalty._copies import _SCHEMES
+from fedbilevel.algorithms.penalty.f2sa_p import F2SAP
+from fedbilevel.algorithms.penalty.f3sa import F3SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.penalty.pbgd_free import PBGDFree
+from fedbilevel.algorithms.penalty.v_pbgd import VPBGD
+from fedbilevel.algorithms.presets import F2BA, F2SA
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.options import algorithm_from
 from fedbilevel.problem import ClientData, Problem, opposed_curvatures

@@ -12,30 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel import tasks
-from fedbilevel.algorithms.alset import ALSET
-from fedbilevel.algorithms.amigo import AmIGO
-from fedbilevel.algorithms.asbio_bred import ASBiOBreD
-from fedbilevel.algorithms.biadam import BiAdam
-from fedbilevel.algorithms.bio_bred import BiOBreD
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.fsla import FSLA
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.algorithms.ma_soba import MASOBA
-from fedbilevel.algorithms.mrbo import MRBO
-from fedbilevel.algorithms.rsvrb import RSVRB
-from fedbilevel.algorithms.s_tfbo import STFBO
-from fedbilevel.algorithms.saba import SABA
-from fedbilevel.algorithms.sbio_bred import SBiOBreD
-from fedbilevel.algorithms.soba import SOBA
-from fedbilevel.algorithms.spaba import SPABA
-from fedbilevel.algorithms.srba import SRBA
-from fedbilevel.algorithms.srmba import SRMBA
-from fedbilevel.algorithms.stocbio import StocBiO
-from fedbilevel.algorithms.svrb import SVRB
-from fedbilevel.algorithms.ttsa import TTSA
-from fedbilevel.algorithms.vr_biadam import VRBiAdam
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.one_machine.amigo import AmIGO
+from fedbilevel.algorithms.one_machine.asbio_bred import ASBiOBreD
+from fedbilevel.algorithms.one_machine.biadam import BiAdam
+from fedbilevel.algorithms.one_machine.bio_bred import BiOBreD
+from fedbilevel.algorithms.one_machine.fsla import FSLA
+from fedbilevel.algorithms.one_machine.ma_soba import MASOBA
+from fedbilevel.algorithms.one_machine.s_tfbo import STFBO
+from fedbilevel.algorithms.one_machine.saba import SABA
+from fedbilevel.algorithms.one_machine.sbio_bred import SBiOBreD
+from fedbilevel.algorithms.one_machine.soba import SOBA
+from fedbilevel.algorithms.one_machine.spaba import SPABA
+from fedbilevel.algorithms.one_machine.srba import SRBA
+from fedbilevel.algorithms.one_machine.stocbio import StocBiO
+from fedbilevel.algorithms.presets import (
+    ALSET,
+    MRBO,
+    RSVRB,
+    SRMBA,
+    SVRB,
+    TTSA,
+    VRBiAdam,
+)
 from fedbilevel.hypergradient import Neumann, RandomNeumann, Unrolled
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from tests.cases import quadratic_data

@@ -13,8 +13,8 @@ import fedbilevel
 from fedbilevel import ClientData, Keeping, Problem, Result, Sampling, Stopping
 from fedbilevel._blocks import NOTHING
 from fedbilevel._files import write_atomically
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.errors import CheckpointError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import (

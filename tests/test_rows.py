@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from fedbilevel.algorithms import AbstractAlgorithm, Iterate, every_phase
-from fedbilevel.algorithms._optimizers import LocalOptimizer, ServerOptimizer
+from fedbilevel.algorithms.wrappers.optimizer import LocalOptimizer, ServerOptimizer
 from fedbilevel.runtime import Checkpoints, SimulatorRuntime, execute, keys
 from tests.cases import (
     DEMANDING,

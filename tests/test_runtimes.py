@@ -215,7 +215,7 @@ def test_trees_of_any_shape_travel():
 SOLVES = """
 import jax.numpy as jnp, numpy as np
 from fedbilevel import ClientData, Problem, configure, run
-from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise
+from fedbilevel.algorithms.local.fedbio_clientwise import FedBiOClientwise
 from fedbilevel.hypergradient import Exact
 configure()
 def loss(x, y, rows):

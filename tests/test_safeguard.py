@@ -9,8 +9,8 @@ import pytest
 
 from fedbilevel import _tree
 from fedbilevel.algorithms import steadied
-from fedbilevel.algorithms._safeguard import Guard, Move, Turned
-from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.wrappers.measured_steps.safeguard import Guard, Move, Turned
 from fedbilevel.experiments import Experiment
 from fedbilevel.runtime.simulator import layout_for
 

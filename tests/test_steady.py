@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbilevel.algorithms import AbstractAlgorithm, SteadySteps, steadied
-from fedbilevel.algorithms._curvature import first_vector
-from fedbilevel.algorithms._safeguard import MOST
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.algorithms.soba import SOBA
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.nested.fednest import FedNest
+from fedbilevel.algorithms.one_machine.soba import SOBA
+from fedbilevel.algorithms.wrappers.measured_steps.curvature import first_vector
+from fedbilevel.algorithms.wrappers.measured_steps.safeguard import MOST
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann

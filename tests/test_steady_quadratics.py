@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel.algorithms import SteadySteps
-from fedbilevel.algorithms.fedbio_controls import FedBiOControls
+from fedbilevel.algorithms.presets import FedBiOControls
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, SimulatorRuntime, execute
 from fedbilevel.tasks._quadratics import PROBLEM, client_rows

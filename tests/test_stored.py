@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import ClientData, Keeping, Problem, Sampling, run
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem.stored_rows import Source, stored
 from fedbilevel.runtime import Job, count

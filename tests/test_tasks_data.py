@@ -11,8 +11,8 @@ import pytest
 
 from fedbilevel import datasets, tasks
 from fedbilevel._types import Pair
-from fedbilevel.algorithms._local import hypergradient_and_slope
-from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.directions import hypergradient_and_slope
+from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import FedBiOAcc, FedNest, LocalBSGM, LocalBSGVRM
-from fedbilevel.algorithms.fedavg import FedAvg
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import ConjugateGradient, Neumann
 from fedbilevel.schedules import Constant, CubeRootDecay, TheoremThree

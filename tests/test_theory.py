@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData

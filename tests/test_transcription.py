@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import ReferenceRuntime, SimulatorRuntime, execute
 from fedbilevel.schedules import CubeRootDecay

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from fedbilevel.algorithms import every_phase
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.simfbo import SimFBO
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import ReferenceRuntime, SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
@@ -180,11 +180,11 @@ def test_a_corrected_method_is_its_listing(name):
     assert_close(server.point, w)
     if server.direction is not None:
         assert_close(server.direction, d)
-    if algorithm.drift is not None:
-        assert_close(server.control, c)
-    if algorithm.drift == "controls":
-        kept = getattr(memory, "control", memory)
-        assert_close(kept, [np.stack(one) for one in zip(*own, strict=True)])
+    drift = algorithm.settings().get("drift")
+    if drift is not None:
+        assert_close(server.shared[0], c)
+    if drift == "controls":
+        assert_close(memory.own[0], [np.stack(one) for one in zip(*own, strict=True)])
 
 
 def assert_close(blocks, expected):

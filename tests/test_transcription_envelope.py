@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedbilevel import tasks
-from fedbilevel.algorithms.bome import BOME
-from fedbilevel.algorithms.meha import MEHA
+from fedbilevel.algorithms.penalty.bome import BOME
+from fedbilevel.algorithms.penalty.meha import MEHA
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute

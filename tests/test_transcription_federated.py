@@ -7,15 +7,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms.aggitd import AggITD
-from fedbilevel.algorithms.br_fedbim import BRFedBiM
-from fedbilevel.algorithms.e_aipod import EAiPOD
-from fedbilevel.algorithms.ef_soba import EFSOBA
-from fedbilevel.algorithms.fedbio_differences import FedBiODifferences
-from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum
-from fedbilevel.algorithms.fedmsa import FedMSA
-from fedbilevel.algorithms.memfbo import MemFBO
-from fedbilevel.algorithms.shrofbo import ShroFBO
+from fedbilevel.algorithms.local.br_fedbim import BRFedBiM
+from fedbilevel.algorithms.local.fedbio_momentum import FedBiOMomentum
+from fedbilevel.algorithms.local.fedmsa import FedMSA
+from fedbilevel.algorithms.nested.aggitd import AggITD
+from fedbilevel.algorithms.nested.e_aipod import EAiPOD
+from fedbilevel.algorithms.presets import EFSOBA, FedBiODifferences, MemFBO, ShroFBO
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data

@@ -6,12 +6,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms.adafbio import AdaFBiO
-from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.fedbio import FedBiO
-from fedbilevel.algorithms.fedmbo import FedMBO
-from fedbilevel.algorithms.scaffold import Scaffold
-from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.algorithms.local.adafbio import AdaFBiO
+from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.simfbo import SimFBO
+from fedbilevel.algorithms.nested.fedmbo import FedMBO
+from fedbilevel.algorithms.presets import Scaffold
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import ReferenceRuntime, SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
@@ -94,9 +94,10 @@ def test_scaffold_is_its_listing(participants, runtime, rounds):
     steps = {"p": P, "lr": 0.1, "lr_server": 0.6}
     y, c, own = later_listings.scaffold(X0, Y0, samples, cohorts, **steps)
     state = end_of(job, rounds, runtime)
-    assert_close(state.server.point.y, y)
-    assert_close(state.server.control.y, c)
-    assert_close(state.clients.memory, np.stack(own))
+    server = state.server.server
+    assert_close(server.point.y, y)
+    assert_close(server.shared[0].y, c)
+    assert_close(state.clients.memory.own[0].y, np.stack(own))
 
 
 def test_scaffold_ends_at_the_minimizer_where_fedavg_does_not():
@@ -104,7 +105,8 @@ def test_scaffold_ends_at_the_minimizer_where_fedavg_does_not():
     rows = [zeta for _, zeta in only_rows(data)]
 
     def slope(algorithm):
-        y = np.asarray(end_of(bent_job(algorithm, data), 400).server.point.y)
+        server = end_of(bent_job(algorithm, data), 400).server
+        y = np.asarray(algorithm.point(server).y)
         return np.linalg.norm(np.mean([lower_gradient(X0, y, z) for z in rows], axis=0))
 
     assert slope(Scaffold(0.1, local_steps=5)) < 1e-10
@@ -209,7 +211,8 @@ def adafbio_and_its_listing(runtime, rounds, coordinatewise):
         **SCALED,
     )
     server = end_of(job, rounds, runtime).server
-    found = [block for pair in vars(server).values() for block in vars(pair).values()]
+    pairs = (server.point, server.direction, *server.shared)
+    found = [block for pair in pairs for block in vars(pair).values()]
     for left, right in zip(found, expected, strict=True):
         assert_close(left, right)
 

@@ -12,11 +12,11 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.fedbioacc_clientwise import FedBiOAccClientwise
-from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.fedbioacc_clientwise import FedBiOAccClientwise
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.presets import FedBiOAccLocal
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay

@@ -6,17 +6,14 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms._local import Iterate
-from fedbilevel.algorithms._penalty import Copies
-from fedbilevel.algorithms.f2ba import F2BA
-from fedbilevel.algorithms.f2sa import F2SA
-from fedbilevel.algorithms.f2sa_p import F2SAP
-from fedbilevel.algorithms.f3sa import F3SA
-from fedbilevel.algorithms.fed_f2sa import FedF2SA
-from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2
-from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls
-from fedbilevel.algorithms.pbgd_free import PBGDFree
-from fedbilevel.algorithms.v_pbgd import VPBGD
+from fedbilevel.algorithms.one_loop import Iterate
+from fedbilevel.algorithms.penalty._copies import Copies
+from fedbilevel.algorithms.penalty.f2sa_p import F2SAP
+from fedbilevel.algorithms.penalty.f3sa import F3SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
+from fedbilevel.algorithms.penalty.pbgd_free import PBGDFree
+from fedbilevel.algorithms.penalty.v_pbgd import VPBGD
+from fedbilevel.algorithms.presets import F2BA, F2SA, FedF2SA2, FedF2SAControls
 from fedbilevel.runtime import SimulatorRuntime, execute
 from fedbilevel.schedules import CubeRootDecay
 from tests.cases import quadratic_data
@@ -130,7 +127,7 @@ def test_fed_f2sa_controls_is_its_listing():
     everybody = [list(range(CLIENTS))] * ROUNDS
     w, _, c, _ = walk.run([X0, Y0, Y0], drawn, everybody, [1 / CLIENTS] * CLIENTS)
     server = end_of(job).server
-    for found, expected in ((server.point, w), (server.control, c)):
+    for found, expected in ((server.point, w), (server.shared[0], c)):
         for block, value in zip((found.x, found.y, found.z), expected, strict=True):
             assert_close(block, value)
 

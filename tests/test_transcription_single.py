@@ -10,25 +10,21 @@ import pytest
 
 from fedbilevel import algorithms
 from fedbilevel._types import Pair
-from fedbilevel.algorithms.alset import ALSET
-from fedbilevel.algorithms.amigo import AmIGO
-from fedbilevel.algorithms.asbio_bred import ASBiOBreD
-from fedbilevel.algorithms.biadam import BiAdam
-from fedbilevel.algorithms.bio_bred import BiOBreD
-from fedbilevel.algorithms.bsa import BSA
-from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
-from fedbilevel.algorithms.fsla import FSLA
-from fedbilevel.algorithms.ma_soba import MASOBA
-from fedbilevel.algorithms.rsvrb import RSVRB
-from fedbilevel.algorithms.s_tfbo import STFBO
-from fedbilevel.algorithms.saba import SABA
-from fedbilevel.algorithms.sbio_bred import SBiOBreD
-from fedbilevel.algorithms.soba import SOBA
-from fedbilevel.algorithms.spaba import SPABA
-from fedbilevel.algorithms.srba import SRBA
-from fedbilevel.algorithms.stocbio import StocBiO
-from fedbilevel.algorithms.vr_biadam import VRBiAdam
-from fedbilevel.algorithms.vrbo import VRBO
+from fedbilevel.algorithms.one_machine.amigo import AmIGO
+from fedbilevel.algorithms.one_machine.asbio_bred import ASBiOBreD
+from fedbilevel.algorithms.one_machine.biadam import BiAdam
+from fedbilevel.algorithms.one_machine.bio_bred import BiOBreD
+from fedbilevel.algorithms.one_machine.fsla import FSLA
+from fedbilevel.algorithms.one_machine.ma_soba import MASOBA
+from fedbilevel.algorithms.one_machine.s_tfbo import STFBO
+from fedbilevel.algorithms.one_machine.saba import SABA
+from fedbilevel.algorithms.one_machine.sbio_bred import SBiOBreD
+from fedbilevel.algorithms.one_machine.soba import SOBA
+from fedbilevel.algorithms.one_machine.spaba import SPABA
+from fedbilevel.algorithms.one_machine.srba import SRBA
+from fedbilevel.algorithms.one_machine.stocbio import StocBiO
+from fedbilevel.algorithms.one_machine.vrbo import VRBO
+from fedbilevel.algorithms.presets import ALSET, BSA, RSVRB, FedBiOAccLocal, VRBiAdam
 from fedbilevel.hypergradient import Neumann, RandomNeumann, Unrolled
 from fedbilevel.runtime import SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay, PowerDecay

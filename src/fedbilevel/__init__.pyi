@@ -1,90 +1,94 @@
 from fedbilevel._types import Pair as Pair
-from fedbilevel.algorithms._optimizers import LocalOptimizer as LocalOptimizer
-from fedbilevel.algorithms._optimizers import ServerOptimizer as ServerOptimizer
-from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
-from fedbilevel.algorithms.adafbio import AdaFBiO as AdaFBiO
-from fedbilevel.algorithms.aggitd import AggITD as AggITD
-from fedbilevel.algorithms.alset import ALSET as ALSET
-from fedbilevel.algorithms.amigo import AmIGO as AmIGO
-from fedbilevel.algorithms.asbio_bred import ASBiOBreD as ASBiOBreD
-from fedbilevel.algorithms.biadam import BiAdam as BiAdam
-from fedbilevel.algorithms.bio_bred import BiOBreD as BiOBreD
-from fedbilevel.algorithms.bome import BOME as BOME
-from fedbilevel.algorithms.br_fedbim import BRFedBiM as BRFedBiM
-from fedbilevel.algorithms.bsa import BSA as BSA
-from fedbilevel.algorithms.bvr_l_sgd import BVRLSGD as BVRLSGD
-from fedbilevel.algorithms.compressed_local_sgd import (
-    CompressedLocalSGD as CompressedLocalSGD,
+from fedbilevel.algorithms.local.adafbio import AdaFBiO as AdaFBiO
+from fedbilevel.algorithms.local.br_fedbim import BRFedBiM as BRFedBiM
+from fedbilevel.algorithms.local.fedbio import FedBiO as FedBiO
+from fedbilevel.algorithms.local.fedbio_clientwise import (
+    FedBiOClientwise as FedBiOClientwise,
 )
-from fedbilevel.algorithms.e_aipod import EAiPOD as EAiPOD
-from fedbilevel.algorithms.ef_soba import EFSOBA as EFSOBA
-from fedbilevel.algorithms.f2ba import F2BA as F2BA
-from fedbilevel.algorithms.f2sa import F2SA as F2SA
-from fedbilevel.algorithms.f2sa_p import F2SAP as F2SAP
-from fedbilevel.algorithms.f3sa import F3SA as F3SA
-from fedbilevel.algorithms.fed_f2sa import FedF2SA as FedF2SA
-from fedbilevel.algorithms.fed_f2sa_2 import FedF2SA2 as FedF2SA2
-from fedbilevel.algorithms.fed_f2sa_controls import FedF2SAControls as FedF2SAControls
-from fedbilevel.algorithms.fedadam import FedAdam as FedAdam
-from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
-from fedbilevel.algorithms.fedavgm import FedAvgM as FedAvgM
-from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
-from fedbilevel.algorithms.fedbio_clientwise import FedBiOClientwise as FedBiOClientwise
-from fedbilevel.algorithms.fedbio_controls import FedBiOControls as FedBiOControls
-from fedbilevel.algorithms.fedbio_differences import (
-    FedBiODifferences as FedBiODifferences,
-)
-from fedbilevel.algorithms.fedbio_momentum import FedBiOMomentum as FedBiOMomentum
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
-from fedbilevel.algorithms.fedbioacc_clientwise import (
+from fedbilevel.algorithms.local.fedbio_momentum import FedBiOMomentum as FedBiOMomentum
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc as FedBiOAcc
+from fedbilevel.algorithms.local.fedbioacc_clientwise import (
     FedBiOAccClientwise as FedBiOAccClientwise,
 )
-from fedbilevel.algorithms.fedbioacc_controls import (
+from fedbilevel.algorithms.local.fedmsa import FedMSA as FedMSA
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM as LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
+from fedbilevel.algorithms.local.simfbo import SimFBO as SimFBO
+from fedbilevel.algorithms.nested.aggitd import AggITD as AggITD
+from fedbilevel.algorithms.nested.e_aipod import EAiPOD as EAiPOD
+from fedbilevel.algorithms.nested.fedmbo import FedMBO as FedMBO
+from fedbilevel.algorithms.nested.fednest import FedNest as FedNest
+from fedbilevel.algorithms.nested.lfednest import LFedNest as LFedNest
+from fedbilevel.algorithms.one_machine.amigo import AmIGO as AmIGO
+from fedbilevel.algorithms.one_machine.asbio_bred import ASBiOBreD as ASBiOBreD
+from fedbilevel.algorithms.one_machine.biadam import BiAdam as BiAdam
+from fedbilevel.algorithms.one_machine.bio_bred import BiOBreD as BiOBreD
+from fedbilevel.algorithms.one_machine.fsla import FSLA as FSLA
+from fedbilevel.algorithms.one_machine.ma_soba import MASOBA as MASOBA
+from fedbilevel.algorithms.one_machine.s_tfbo import STFBO as STFBO
+from fedbilevel.algorithms.one_machine.saba import SABA as SABA
+from fedbilevel.algorithms.one_machine.sbio_bred import SBiOBreD as SBiOBreD
+from fedbilevel.algorithms.one_machine.soba import SOBA as SOBA
+from fedbilevel.algorithms.one_machine.spaba import SPABA as SPABA
+from fedbilevel.algorithms.one_machine.srba import SRBA as SRBA
+from fedbilevel.algorithms.one_machine.stocbio import StocBiO as StocBiO
+from fedbilevel.algorithms.one_machine.vrbo import VRBO as VRBO
+from fedbilevel.algorithms.penalty.bome import BOME as BOME
+from fedbilevel.algorithms.penalty.f2sa_p import F2SAP as F2SAP
+from fedbilevel.algorithms.penalty.f3sa import F3SA as F3SA
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA as FedF2SA
+from fedbilevel.algorithms.penalty.meha import MEHA as MEHA
+from fedbilevel.algorithms.penalty.pbgd_free import PBGDFree as PBGDFree
+from fedbilevel.algorithms.penalty.v_pbgd import VPBGD as VPBGD
+from fedbilevel.algorithms.presets import ALSET as ALSET
+from fedbilevel.algorithms.presets import BSA as BSA
+from fedbilevel.algorithms.presets import EFSOBA as EFSOBA
+from fedbilevel.algorithms.presets import F2BA as F2BA
+from fedbilevel.algorithms.presets import F2SA as F2SA
+from fedbilevel.algorithms.presets import MRBO as MRBO
+from fedbilevel.algorithms.presets import RSVRB as RSVRB
+from fedbilevel.algorithms.presets import SMB as SMB
+from fedbilevel.algorithms.presets import SRMBA as SRMBA
+from fedbilevel.algorithms.presets import SUSTAIN as SUSTAIN
+from fedbilevel.algorithms.presets import SVRB as SVRB
+from fedbilevel.algorithms.presets import TTSA as TTSA
+from fedbilevel.algorithms.presets import (
+    CompressedLocalSGD as CompressedLocalSGD,
+)
+from fedbilevel.algorithms.presets import FedAdam as FedAdam
+from fedbilevel.algorithms.presets import FedAvgM as FedAvgM
+from fedbilevel.algorithms.presets import (
     FedBiOAccControls as FedBiOAccControls,
 )
-from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal as FedBiOAccLocal
-from fedbilevel.algorithms.fedcom import FedCOM as FedCOM
-from fedbilevel.algorithms.fedcomgate import FedCOMGATE as FedCOMGATE
-from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
-from fedbilevel.algorithms.fedmsa import FedMSA as FedMSA
-from fedbilevel.algorithms.fednest import FedNest as FedNest
-from fedbilevel.algorithms.fednest_sgd import FedNestSGD as FedNestSGD
-from fedbilevel.algorithms.fedpaq import FedPAQ as FedPAQ
-from fedbilevel.algorithms.fedprox import FedProx as FedProx
-from fedbilevel.algorithms.fsla import FSLA as FSLA
-from fedbilevel.algorithms.lfednest import LFedNest as LFedNest
-from fedbilevel.algorithms.lfednest_svrg import LFedNestSVRG as LFedNestSVRG
-from fedbilevel.algorithms.local_bsgm import LocalBSGM as LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM as LocalBSGVRM
-from fedbilevel.algorithms.ma_soba import MASOBA as MASOBA
-from fedbilevel.algorithms.meha import MEHA as MEHA
-from fedbilevel.algorithms.memfbo import MemFBO as MemFBO
-from fedbilevel.algorithms.momentum_local_sgd import (
+from fedbilevel.algorithms.presets import FedBiOAccLocal as FedBiOAccLocal
+from fedbilevel.algorithms.presets import FedBiOControls as FedBiOControls
+from fedbilevel.algorithms.presets import (
+    FedBiODifferences as FedBiODifferences,
+)
+from fedbilevel.algorithms.presets import FedCOM as FedCOM
+from fedbilevel.algorithms.presets import FedF2SA2 as FedF2SA2
+from fedbilevel.algorithms.presets import FedF2SAControls as FedF2SAControls
+from fedbilevel.algorithms.presets import FedNestSGD as FedNestSGD
+from fedbilevel.algorithms.presets import FedPAQ as FedPAQ
+from fedbilevel.algorithms.presets import FedProx as FedProx
+from fedbilevel.algorithms.presets import LFedNestSVRG as LFedNestSVRG
+from fedbilevel.algorithms.presets import MemFBO as MemFBO
+from fedbilevel.algorithms.presets import Pooled as Pooled
+from fedbilevel.algorithms.presets import Scaffold as Scaffold
+from fedbilevel.algorithms.presets import ShroFBO as ShroFBO
+from fedbilevel.algorithms.presets import VRBiAdam as VRBiAdam
+from fedbilevel.algorithms.single_level.bvr_l_sgd import BVRLSGD as BVRLSGD
+from fedbilevel.algorithms.single_level.fedavg import FedAvg as FedAvg
+from fedbilevel.algorithms.single_level.fedcomgate import FedCOMGATE as FedCOMGATE
+from fedbilevel.algorithms.single_level.momentum_local_sgd import (
     MomentumLocalSGD as MomentumLocalSGD,
 )
-from fedbilevel.algorithms.mrbo import MRBO as MRBO
-from fedbilevel.algorithms.pbgd_free import PBGDFree as PBGDFree
-from fedbilevel.algorithms.pooled import Pooled as Pooled
-from fedbilevel.algorithms.rsvrb import RSVRB as RSVRB
-from fedbilevel.algorithms.s_tfbo import STFBO as STFBO
-from fedbilevel.algorithms.saba import SABA as SABA
-from fedbilevel.algorithms.sbio_bred import SBiOBreD as SBiOBreD
-from fedbilevel.algorithms.scaffold import Scaffold as Scaffold
-from fedbilevel.algorithms.shrofbo import ShroFBO as ShroFBO
-from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
-from fedbilevel.algorithms.smb import SMB as SMB
-from fedbilevel.algorithms.soba import SOBA as SOBA
-from fedbilevel.algorithms.spaba import SPABA as SPABA
-from fedbilevel.algorithms.srba import SRBA as SRBA
-from fedbilevel.algorithms.srmba import SRMBA as SRMBA
-from fedbilevel.algorithms.stem import STEM as STEM
-from fedbilevel.algorithms.stocbio import StocBiO as StocBiO
-from fedbilevel.algorithms.sustain import SUSTAIN as SUSTAIN
-from fedbilevel.algorithms.svrb import SVRB as SVRB
-from fedbilevel.algorithms.ttsa import TTSA as TTSA
-from fedbilevel.algorithms.v_pbgd import VPBGD as VPBGD
-from fedbilevel.algorithms.vr_biadam import VRBiAdam as VRBiAdam
-from fedbilevel.algorithms.vrbo import VRBO as VRBO
+from fedbilevel.algorithms.single_level.stem import STEM as STEM
+from fedbilevel.algorithms.wrappers.measured_steps.steps import (
+    SteadySteps as SteadySteps,
+)
+from fedbilevel.algorithms.wrappers.optimizer import LocalOptimizer as LocalOptimizer
+from fedbilevel.algorithms.wrappers.optimizer import ServerOptimizer as ServerOptimizer
 from fedbilevel.channels import Channel as Channel
 from fedbilevel.channels import GeometricMedian as GeometricMedian
 from fedbilevel.channels import Krum as Krum

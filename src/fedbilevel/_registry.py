@@ -1,18 +1,20 @@
 """Finds tasks and algorithms by name: ours, those of installed packages, own files.
 
-A folder is a registry: every public module of a package is one entry. An installed
-package adds entries by an entry point (`fedbilevel.tasks`, `fedbilevel.algorithms`). A
-file of one's own is named by its path: `path/to/file.py:name`. Only whoever types such
-a path has the file run; `is_file` lets others refuse one that comes from elsewhere.
+A folder is a registry: every public module of a package, or of a folder inside of it,
+is one entry, and so is every preset of its `presets.py`. An installed package adds
+entries by an entry point (`fedbilevel.tasks`, `fedbilevel.algorithms`). A file of one's
+own is named by its path: `path/to/file.py:name`. Only whoever types such a path has the
+file run; `is_file` lets others refuse one that comes from elsewhere.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import inspect
-import pkgutil
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +31,7 @@ __all__ = [
     "installed",
     "is_file",
     "label",
+    "method_files",
     "names",
     "names_of",
     "resolved",
@@ -37,6 +40,7 @@ __all__ = [
 ]
 
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
+_PRESETS, _WRAPPERS = "presets.py", "wrappers"
 _LARGEST = 2**24  # bytes of a source file
 _loaded: dict[tuple[str, str], ModuleType] = {}
 _given: dict[str, Any] = {}  # objects of this process, by the name they were given
@@ -44,22 +48,42 @@ _given: dict[str, Any] = {}  # objects of this process, by the name they were gi
 
 def names(package: ModuleType) -> list[str]:
     """List the entries of a package, as the command line spells them."""
-    return _listed(list(package.__path__))
+    return sorted(_listed(Path(package.__path__[0])))
 
 
 def names_of(package: str) -> list[str]:
     """List what is found in one of our packages by its name, without importing it."""
-    ours = _listed([str(Path(__file__).parent / package)])
+    ours = _listed(Path(__file__).parent / package)
     return sorted({*ours, *_points(f"fedbilevel.{package}")})
 
 
-def _listed(folders: list[str]) -> list[str]:
-    modules = pkgutil.iter_modules(folders)
-    return sorted(
-        module.name.replace("_", "-")
-        for module in modules
-        if not module.name.startswith("_")
-    )
+def method_files(folder: Path) -> list[Path]:
+    """Return the files of a package that hold entries: those of families, if any."""
+    inside = sorted(folder.glob("[a-z]*/[a-z]*.py"))
+    public = [one for one in inside if one.parent.name != _WRAPPERS]
+    presets = folder / _PRESETS
+    return [*public, presets] if presets.is_file() else sorted(folder.glob("[a-z]*.py"))
+
+
+@cache
+def _listed(folder: Path) -> dict[str, str]:
+    """Return the module of every entry, or the variable of a preset after a colon."""
+    found = {}
+    for path in method_files(folder):
+        if path.name == _PRESETS:
+            for variable, name in _preset_names(path):
+                found[name] = f"{path.stem}:{variable}"
+        else:
+            inside = path.relative_to(folder).with_suffix("")
+            found[path.stem.replace("_", "-")] = ".".join(inside.parts)
+    return found
+
+
+def _preset_names(path: Path) -> Iterator[tuple[str, str]]:
+    for line in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
+            target: Any = line.targets[0]
+            yield target.id, ast.literal_eval(line.value.args[0])
 
 
 @cache
@@ -86,8 +110,11 @@ def entry(package: ModuleType, name: str, kind: str) -> Any:
     if is_file(name):
         path, attribute = _parts(name, kind)
         return _attribute(_module_at(path, kind), attribute, path, kind)
-    if name in names(package):
-        return importlib.import_module(f"{package.__name__}.{name.replace('-', '_')}")
+    ours = _listed(Path(package.__path__[0]))
+    if name in ours:
+        module, _, variable = ours[name].partition(":")
+        found = importlib.import_module(f"{package.__name__}.{module}")
+        return getattr(found, variable) if variable else found
     if name in installed(package):
         return _from_package(_points(package.__name__)[name], kind)
     raise unknown_name(kind, name, [*names(package), *installed(package)])
@@ -187,9 +214,10 @@ def resolved(package: ModuleType, given: Any, kind: str) -> str:
             "level of a file, so that a run can be continued. For objects of any kind "
             "there are `fedbilevel.run`, `compare` and `tune`."
         )
-    parent, _, last = module.__name__.rpartition(".")
-    if parent == package.__name__ and not last.startswith("_"):
-        return last.replace("_", "-")
+    inside = module.__name__.removeprefix(f"{package.__name__}.")
+    ours = {place: one for one, place in _listed(Path(package.__path__[0])).items()}
+    if inside in ours:
+        return ours[inside]
     source = inspect.getsourcefile(given) if callable(given) else None
     if source is None or not Path(source).is_file():
         raise InvalidInputError(

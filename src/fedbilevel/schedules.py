@@ -6,12 +6,14 @@ place, an Optax schedule for instance. A field says what it means, for whoever l
 parameters of an algorithm.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import Field
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
@@ -21,21 +23,26 @@ from fedbilevel.units import AbstractRelative
 __all__ = [
     "Constant",
     "CubeRootDecay",
+    "Effective",
     "PowerDecay",
     "Schedule",
     "TheoremThree",
     "as_number",
     "as_optional_number",
     "as_schedule",
+    "check_fields",
     "choice",
     "count",
     "describe",
     "documented",
     "is_known",
     "number",
+    "optional",
     "parse_schedule",
     "part",
     "schedule",
+    "step",
+    "weight",
     "with_meanings",
     "word",
 ]
@@ -62,14 +69,74 @@ def as_optional_number(value: Any) -> Any:
     return None if value is None else as_number(value)
 
 
+@dataclass(frozen=True)
+class Effective:
+    """What a parameter is if it is not given: the first of some options, converted.
+
+    Options mean the same for every method. The value is divided by the schedule `over`
+    at t = 0, to a `power`, where that is only a shape, and multiplied by the count
+    `times`. `convert(value, made)` sees the fields named in `after`, read before.
+    """
+
+    names: tuple[str, ...]
+    over: str | None = None
+    power: int = 1
+    times: str | None = None
+    convert: Callable[[Any, Any], Any] = lambda value, _: value
+    after: tuple[str, ...] = ()
+
+
+_LEVELS = {
+    "upper": ("upper",),
+    "lower": ("lower",),
+    "auxiliary": ("auxiliary", "lower"),
+}
+
+
 def number(meaning: str, *, step: str = "", **more: Any) -> Any:
     """Declare a number of an algorithm: an array leaf.
 
     A `step` is one of the "upper" or of the "lower" level, or a "bound" of curvature,
     of which a step is the inverse: steps that proved too long are shortened by that.
+    `above`, `least`, `most` and `below` bound its value; `effective` says what it is
+    if it is not given.
     """
-    metadata = {"meaning": meaning, "step": step}
+    names = ("effective", "above", "least", "most", "below")
+    known = {name: more.pop(name) for name in names if name in more}
+    metadata = {"meaning": meaning, "step": step, **known}
     return eqx.field(converter=as_number, metadata=metadata, **more)
+
+
+def step(level: str, meaning: str, *, over: str | None = None, **more: Any) -> Any:
+    """Declare a step size of the "upper" or "lower" level, or of z ("auxiliary").
+
+    It follows from the option `upper_step`, `lower_step` or `auxiliary_step`.
+    """
+    names = tuple(f"{one}_step" for one in _LEVELS[level])
+    known = {name: more.pop(name) for name in _CONVERSION if name in more}
+    effective = Effective(names, over, **known)
+    kind = "upper" if level == "upper" else "lower"
+    return number(meaning, step=kind, effective=effective, **more)
+
+
+def weight(level: str, meaning: str, *, over: str | None = None, **more: Any) -> Any:
+    """Declare a momentum weight; it follows from `upper_weight` and the like."""
+    names = tuple(f"{one}_weight" for one in _LEVELS[level])
+    known = {name: more.pop(name) for name in _CONVERSION if name in more}
+    return number(meaning, effective=Effective(names, over, **known), **more)
+
+
+_CONVERSION = ("power", "times", "convert", "after")
+
+
+def optional(meaning: str, **more: Any) -> Any:
+    """Declare a number that may be missing."""
+    return eqx.field(
+        converter=as_optional_number,
+        default=None,
+        metadata={"meaning": meaning},
+        **more,
+    )
 
 
 def schedule(meaning: str, **more: Any) -> Any:
@@ -77,13 +144,14 @@ def schedule(meaning: str, **more: Any) -> Any:
     return eqx.field(converter=as_schedule, metadata={"meaning": meaning}, **more)
 
 
-def count(meaning: str, **more: Any) -> Any:
-    """Declare a count, which shapes the program."""
-    return eqx.field(static=True, metadata={"meaning": meaning}, **more)
+def count(meaning: str, *, least: int = 1, **more: Any) -> Any:
+    """Declare a count, which shapes the program and is at least `least`."""
+    metadata = {"meaning": meaning, "least": least}
+    return eqx.field(static=True, metadata=metadata, **more)
 
 
 def choice(meaning: str, *, default: bool, **more: Any) -> Any:
-    """Declare a choice between two ways, which shapes the program."""
+    """Declare a choice between two variants, which shapes the program."""
     return eqx.field(
         static=True, default=default, metadata={"meaning": meaning}, **more
     )
@@ -95,6 +163,49 @@ def word(
     """Declare a choice between words, or none of them, which shapes the program."""
     metadata = {"meaning": meaning, "words": tuple(words)}
     return eqx.field(static=True, default=default, metadata=metadata, **more)
+
+
+def check_fields(owner: Any, name: str = "") -> None:
+    """Raise unless every field is within the bounds, or of the words, it declares."""
+    name = name or type(owner).__name__
+    for one in fields(owner):
+        value: Any = getattr(owner, one.name)
+        known = one.metadata
+        words = known.get("words", ())
+        if words and value not in (*words, one.default):
+            shown = ", ".join(map(repr, dict.fromkeys((one.default, *words))))
+            problem = f"is one of {shown}, got {value!r}"
+        elif _within(value, known):
+            continue
+        else:
+            given = float(value) if jnp.ndim(value) == 0 else value
+            problem = f"must be {_bounds(known)}, got {given:g}"
+        raise InvalidInputError(f"`{name}({one.name}=...)` {problem}.")
+
+
+def _within(value: Any, known: Mapping[str, Any]) -> bool:
+    bounds = {name: known[name] for name in _BOUNDS if name in known}
+    if not bounds or value is None or not is_known(value):
+        return True
+    given = np.asarray(value)
+    return all(_BOUNDS[name][1](given, bound).all() for name, bound in bounds.items())
+
+
+def _bounds(known: Mapping[str, Any]) -> str:
+    texts = [
+        f"{text} {known[name]:g}"
+        for name, (text, _) in _BOUNDS.items()
+        if name in known
+    ]
+    return " and ".join(texts)
+
+
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "above": ("above", operator.gt),
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
 def part(meaning: str, **more: Any) -> Any:

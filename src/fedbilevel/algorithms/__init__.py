@@ -1,11 +1,17 @@
-"""Federated bilevel algorithms, one module each. The folder is the registry.
+"""Federated bilevel algorithms: families in folders, presets, and wrappers.
 
-Whoever writes one finds here what it is made of: the contract, and the parts that
-methods of one loop share.
+Every public module of a family is a method, and every entry of `presets.py`. Whoever
+writes a method finds here what it is made of: the contract, the loop of local steps,
+and the parts that methods share. Methods are also attributes of this package, loaded
+when they are asked for.
 """
 
+import ast
+import importlib
 import sys
-from dataclasses import fields
+from dataclasses import Field, fields
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,45 +25,47 @@ from fedbilevel._types import Number as Number
 from fedbilevel._types import Pair as Pair
 from fedbilevel._types import Triple as Triple
 from fedbilevel._types import Upper as Upper
-from fedbilevel.algorithms._auxiliary import in_ball as in_ball
-from fedbilevel.algorithms._auxiliary import three_directions as three_directions
-from fedbilevel.algorithms._base import AbstractAlgorithm as AbstractAlgorithm
-from fedbilevel.algorithms._base import Each as Each
-from fedbilevel.algorithms._base import Gathered as Gathered
-from fedbilevel.algorithms._base import Phase as Phase
-from fedbilevel.algorithms._base import Phases as Phases
-from fedbilevel.algorithms._base import Repeat as Repeat
-from fedbilevel.algorithms._base import SeesTurn as SeesTurn
-from fedbilevel.algorithms._base import ServerTurn as ServerTurn
-from fedbilevel.algorithms._base import Turn as Turn
-from fedbilevel.algorithms._base import every_phase as every_phase
-from fedbilevel.algorithms._base import with_turn as with_turn
-from fedbilevel.algorithms._clipping import QuantileClip as QuantileClip
-from fedbilevel.algorithms._clipping import quantile_clipped as quantile_clipped
-from fedbilevel.algorithms._drift import DRIFT as DRIFT
-from fedbilevel.algorithms._drift import Correction as Correction
-from fedbilevel.algorithms._drift import corrected_rounds as corrected_rounds
-from fedbilevel.algorithms._drift import first_control as first_control
-from fedbilevel.algorithms._drift import own_control as own_control
-from fedbilevel.algorithms._local import Iterate as Iterate
-from fedbilevel.algorithms._local import Memory as Memory
-from fedbilevel.algorithms._local import at_time as at_time
-from fedbilevel.algorithms._local import averaged as averaged
-from fedbilevel.algorithms._local import check_counts as check_counts
-from fedbilevel.algorithms._local import check_words as check_words
-from fedbilevel.algorithms._local import evaluate as evaluate
-from fedbilevel.algorithms._local import first_batch as first_batch
-from fedbilevel.algorithms._local import (
+from fedbilevel.algorithms.base import AbstractAlgorithm as AbstractAlgorithm
+from fedbilevel.algorithms.base import Each as Each
+from fedbilevel.algorithms.base import Gathered as Gathered
+from fedbilevel.algorithms.base import Phase as Phase
+from fedbilevel.algorithms.base import Phases as Phases
+from fedbilevel.algorithms.base import Pointed as Pointed
+from fedbilevel.algorithms.base import Repeat as Repeat
+from fedbilevel.algorithms.base import SeesTurn as SeesTurn
+from fedbilevel.algorithms.base import ServerTurn as ServerTurn
+from fedbilevel.algorithms.base import Turn as Turn
+from fedbilevel.algorithms.base import every_phase as every_phase
+from fedbilevel.algorithms.base import with_turn as with_turn
+from fedbilevel.algorithms.directions import both_samples as both_samples
+from fedbilevel.algorithms.directions import (
     hypergradient_and_slope as hypergradient_and_slope,
 )
-from fedbilevel.algorithms._local import local_steps as local_steps
-from fedbilevel.algorithms._local import momentum_weight as momentum_weight
-from fedbilevel.algorithms._local import move as move
-from fedbilevel.algorithms._local import no_memory as no_memory
-from fedbilevel.algorithms._local import previous_point as previous_point
-from fedbilevel.algorithms._preset import Preset as Preset
-from fedbilevel.algorithms._steady import SteadySteps as SteadySteps
-from fedbilevel.algorithms._steady import steadied as steadied
+from fedbilevel.algorithms.directions import lower_slope as lower_slope
+from fedbilevel.algorithms.directions import three_directions as three_directions
+from fedbilevel.algorithms.directions import with_z as with_z
+from fedbilevel.algorithms.one_loop import Iterate as Iterate
+from fedbilevel.algorithms.one_loop import Memory as Memory
+from fedbilevel.algorithms.one_loop import OneLoop as OneLoop
+from fedbilevel.algorithms.one_loop import Part as Part
+from fedbilevel.algorithms.one_loop import at_time as at_time
+from fedbilevel.algorithms.one_loop import averaged as averaged
+from fedbilevel.algorithms.one_loop import evaluate as evaluate
+from fedbilevel.algorithms.one_loop import local_steps as local_steps
+from fedbilevel.algorithms.one_loop import momentum_weight as momentum_weight
+from fedbilevel.algorithms.one_loop import move as move
+from fedbilevel.algorithms.one_loop import no_memory as no_memory
+from fedbilevel.algorithms.one_loop import only as only
+from fedbilevel.algorithms.one_loop import previous_point as previous_point
+from fedbilevel.algorithms.preset import Preset as Preset
+from fedbilevel.algorithms.wrappers import LocalOptimizer as LocalOptimizer
+from fedbilevel.algorithms.wrappers import QuantileClip as QuantileClip
+from fedbilevel.algorithms.wrappers import ServerOptimizer as ServerOptimizer
+from fedbilevel.algorithms.wrappers import SteadySteps as SteadySteps
+from fedbilevel.algorithms.wrappers import options_for
+from fedbilevel.algorithms.wrappers import quantile_clipped as quantile_clipped
+from fedbilevel.algorithms.wrappers import read_wrapper as read_wrapper
+from fedbilevel.algorithms.wrappers import steadied as steadied
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import AbstractHypergradient
 
@@ -65,9 +73,10 @@ from fedbilevel.hypergradient import AbstractHypergradient
 class Entry(NamedTuple):
     """An algorithm by its name: a class, or a preset of one.
 
-    `make(**fields)` builds it; `letters` are its parameters by the names of its paper,
-    with the field of `kind` that each one sets. With `pools` it runs on the rows of all
+    `make(**parameters)` builds it; `parameters` are its fields, and the options of
+    wrappers, by the names of its paper. With `pools` it runs on the rows of all
     clients, as those of one machine. `rule` is its hypergradient made of Q and theta.
+    `family` is the folder of its method, `about` its equations.
     """
 
     name: str
@@ -77,9 +86,11 @@ class Entry(NamedTuple):
     answers: str
     reference: str
     provenance: str
-    letters: dict[str, str]
-    pools: bool = False
-    rule: type[AbstractHypergradient] = AbstractAlgorithm.rule
+    parameters: dict[str, Field]
+    pools: bool
+    rule: type[AbstractHypergradient]
+    family: str
+    about: str
 
 
 def names() -> list[str]:
@@ -94,6 +105,8 @@ def installed() -> list[str]:
 
 def as_name(given: Any) -> str:
     """Return the name of an algorithm that is given by its name or as a class."""
+    if isinstance(given, Preset):
+        return given.name
     return _registry.resolved(sys.modules[__name__], given, "algorithm")
 
 
@@ -114,14 +127,72 @@ def find(name: str) -> Entry:
 
 def entry_of(name: str, found: Any) -> Entry:
     """Return the entry of a class, or of a preset."""
-    kind = found.kind if isinstance(found, Preset) else found
-    letters = {field.name: field.name for field in fields(kind)}
-    told = (found.answers, found.reference, found.provenance)
-    if not isinstance(found, Preset):
+    stated = (found.answers, found.reference, found.provenance)
+    if isinstance(found, Preset):
+        kind, summary, about = found.kind, found.summary, found.about
+        parameters = found.parameters
+    else:
+        kind, own = found, {one.name: one for one in fields(found)}
         summary = (kind.__doc__ or "").strip().splitlines()[0]
-        return Entry(name, kind, kind, summary, *told, letters, kind.pools, kind.rule)
-    own = {n: f for n, f in letters.items() if f not in found.parts}
-    if found.letters:
-        renamed = set(found.letters.values())
-        own = {**found.letters, **{n: f for n, f in own.items() if f not in renamed}}
-    return Entry(name, found, kind, found.summary, *told, own, found.pools, found.rule)
+        parameters = {**own, **options_for(kind)}
+        about = sys.modules[kind.__module__].__doc__ or ""
+    family = kind.__module__.removeprefix(f"{__name__}.").partition(".")[0]
+    more = (parameters, found.pools, found.rule, family, about)
+    return Entry(name, found, kind, summary, *stated, *more)
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Return the module of every method, by the name of its class or preset."""
+    found = {}
+    for path in _registry.method_files(Path(__file__).parent):
+        for line in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = _assigned(line)
+            if names:
+                inside = path.relative_to(Path(__file__).parent).with_suffix("")
+                module = ".".join((__name__, *inside.parts))
+                found |= {name: module for name in names}
+    return found
+
+
+def _assigned(line: ast.stmt) -> list[str]:
+    """Return what `__all__` lists, or the name of a preset."""
+    if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
+        return []
+    if line.targets[0].id == "__all__":
+        return ast.literal_eval(line.value)
+    return [line.targets[0].id] if isinstance(line.value, ast.Call) else []
+
+
+# What own methods imported before wrappers took its place.
+_REPLACED = {
+    **dict.fromkeys(
+        ("DRIFT", "Correction", "corrected_rounds", "first_control", "own_control"),
+        "derive the method from `OneLoop`, and correct it by `wrappers.controls` or "
+        "`wrappers.anchor`",
+    ),
+    "in_ball": "derive the method from `OneLoop`, and bound z by `wrappers.ball`",
+    "first_batch": "derive the method from `OneLoop`, and use `wrappers.first_batch`",
+}
+
+
+def check_counts(algorithm: Any, least: int = 1, **counts: int) -> None:
+    """Raise unless counts are large enough; `schedules.count` does so by itself."""
+    for name, value in counts.items():
+        if value < least:
+            raise InvalidInputError(
+                f"`{type(algorithm).__name__}({name}=...)` must be at least {least}, "
+                f"got {value}."
+            )
+
+
+def check_words(algorithm: Any) -> None:
+    """Do nothing: every choice between words is checked when a method is made."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _REPLACED:
+        raise AttributeError(f"`{name}` is gone from '{__name__}': {_REPLACED[name]}.")
+    if name.startswith("_") or name not in _places():
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(_places()[name]), name)

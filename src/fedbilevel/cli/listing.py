@@ -192,7 +192,7 @@ def _show_algorithm(name: str) -> None:
         "Give one with --set OPTION=VALUE. What is left out and has no default of its "
         "own is what the task recommends."
     )
-    if "local_steps" in entry.letters.values():
+    if "local_steps" in entry.parameters:
         caption += " --local-steps is p."
     table = _table("Options", caption)
     table.add_column("option", no_wrap=True)

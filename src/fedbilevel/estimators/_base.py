@@ -19,7 +19,8 @@ class AbstractEstimator(eqx.Module):
 
     `weight` is one number or a prefix tree of the direction with a number per block. It
     is 1 at the first step: every recursion then returns G(w_0), whatever its memory.
-    What an estimator does not keep need not be given.
+    What an estimator does not keep need not be given. It returns the sample beside the
+    direction, for whoever sums samples.
     """
 
     keeps_direction: ClassVar[bool] = True
@@ -33,8 +34,8 @@ class AbstractEstimator(eqx.Module):
         previous: Any,
         direction: PyTree,
         weight: PyTree,
-    ) -> PyTree:
-        """Return d_t."""
+    ) -> tuple[PyTree, PyTree]:
+        """Return d_t, and the sample G(w_t) that it used."""
 
 
 def blockwise(combine: Callable[..., PyTree], weight: PyTree, *trees: PyTree) -> PyTree:

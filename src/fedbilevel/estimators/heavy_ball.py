@@ -14,9 +14,10 @@ class HeavyBall(AbstractEstimator):
     """A decaying sum of the samples."""
 
     def __call__(self, G, point, previous, direction, weight):
-        """Return d_t for momentum 1 - weight."""
+        """Return d_t for momentum 1 - weight, and the sample."""
 
         def combine(a, d, g):
             return _tree.add_scaled(g, 1 - a, d)
 
-        return blockwise(combine, weight, direction, G(point))
+        sample = G(point)
+        return blockwise(combine, weight, direction, sample), sample

@@ -10,9 +10,10 @@ class MovingAverage(AbstractEstimator):
     """Exponential average of the samples; weight 1 is plain."""
 
     def __call__(self, G, point, previous, direction, weight):
-        """Return d_t for weight a."""
+        """Return d_t for weight a, and the sample."""
 
         def combine(a, d, g):
             return _tree.add_scaled(_tree.scale(1 - a, d), a, g)
 
-        return blockwise(combine, weight, direction, G(point))
+        sample = G(point)
+        return blockwise(combine, weight, direction, sample), sample

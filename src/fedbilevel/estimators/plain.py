@@ -13,5 +13,6 @@ class Plain(AbstractEstimator):
     keeps_direction: ClassVar[bool] = False
 
     def __call__(self, G, point, previous, direction, weight):
-        """Return G(w_t); the weight is not used."""
-        return G(point)
+        """Return G(w_t) as both; the weight is not used."""
+        sample = G(point)
+        return sample, sample

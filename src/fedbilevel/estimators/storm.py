@@ -18,10 +18,10 @@ class Storm(AbstractEstimator):
     keeps_point: ClassVar[bool] = True
 
     def __call__(self, G, point, previous, direction, weight):
-        """Return d_t for weight a."""
+        """Return d_t for weight a, and the sample."""
         now, before = at_both(G, point, previous)
 
         def combine(a, d, g, g_before):
             return _tree.add_scaled(g, 1 - a, _tree.subtract(d, g_before))
 
-        return blockwise(combine, weight, direction, now, before)
+        return blockwise(combine, weight, direction, now, before), now

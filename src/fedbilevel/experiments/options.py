@@ -10,17 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from fedbilevel.algorithms import (
-    AbstractAlgorithm,
-    Entry,
-    Preset,
-    QuantileClip,
-    SteadySteps,
-)
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms import AbstractAlgorithm, Entry, Preset
+from fedbilevel.algorithms.local._founding import Founding
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments.effective import EARLY, Effective, effective_of
+from fedbilevel.experiments.effective import effective_of
 from fedbilevel.experiments.hypergradient_names import (
     HYPERGRADIENTS,
     SERIES,
@@ -31,6 +24,7 @@ from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeuma
 from fedbilevel.schedules import (
     Constant,
     CubeRootDecay,
+    Effective,
     PowerDecay,
     Schedule,
     TheoremThree,
@@ -61,7 +55,6 @@ MEANINGS = {
 }
 
 
-_FOUNDING = (LocalBSGM, LocalBSGVRM)
 # Choices that have words of their own.
 _WORDS = {
     "alternating": ("order", {"simultaneous": False, "alternating": True}),
@@ -84,7 +77,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
     known: dict[str, Option] = {}
     for letter, one in _fields(entry).items():
         meaning = one.metadata.get("meaning", "")
-        sets = effective_of(entry.kind, one.name)
+        sets = effective_of(one)
         if one.type is AbstractHypergradient:
             known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
             known |= {one.name: one for one in (_HYPERGRADIENT, _DIRECTIONS)}
@@ -126,17 +119,16 @@ _KINDS["q"] = ("count", "the task's")
 
 def _fields(entry: Entry) -> dict[str, Field]:
     """Return the fields that options set, by letter; p is a size of the experiment."""
-    by_name = {one.name: one for one in fields(entry.kind)}
-    for one in by_name.values():
+    for one in entry.parameters.values():
         if isinstance(one.type, str):
             raise InvalidInputError(
                 f"{entry.name}: the type of {one.name} is text, which says not how it "
                 "is read. Leave out `from __future__ import annotations`."
             )
     return {
-        letter: by_name[name]
-        for letter, name in entry.letters.items()
-        if name != "local_steps"
+        letter: one
+        for letter, one in entry.parameters.items()
+        if one.name != "local_steps"
     }
 
 
@@ -158,7 +150,7 @@ def _words(one: Field) -> dict[str, str | None]:
 
 
 def _default(one: Field, entry: Entry) -> str:
-    parts = entry.make.parts if isinstance(entry.make, Preset) else {}
+    parts = entry.make.fixed if isinstance(entry.make, Preset) else {}
     if one.name in parts:
         return str(parts[one.name]).lower()
     if one.type == Schedule:
@@ -190,8 +182,11 @@ class _Reader:
         """Read all fields."""
         of_letter = _fields(self.entry)
         # What others depend on comes first.
-        early = EARLY.get(self.entry.kind, ())
-        for letter in sorted(of_letter, key=lambda name: name not in early):
+        known = [effective_of(one) for one in of_letter.values()]
+        early = {name for one in known if one for name in one.after}
+        by_name = {one.name: letter for letter, one in of_letter.items()}
+        first = [by_name[name] for name in early if name in by_name]
+        for letter in sorted(of_letter, key=lambda name: name not in first):
             one = of_letter[letter]
             if one.type != Schedule:
                 self._read(letter, one)
@@ -199,20 +194,20 @@ class _Reader:
             if one.type == Schedule:
                 rho1 = 1.0 if self._is_shape(letter) else self.made.get("rho1", 1.0)
                 self.made[one.name] = self._schedule(letter, rho1)
-        if "local_steps" in self.entry.letters:
+        if "local_steps" in self.entry.parameters:
             self.made["local_steps"] = self.local_steps
         return self.entry.make(**self._by_letter())
 
     def _by_letter(self) -> dict[str, Any]:
         return {
-            letter: self.made[name]
-            for letter, name in self.entry.letters.items()
-            if name in self.made
+            letter: self.made[one.name]
+            for letter, one in self.entry.parameters.items()
+            if one.name in self.made
         }
 
     def _read(self, letter: str, one: Field) -> None:
         word, values = _WORDS.get(one.name, ("", {}))
-        effective = effective_of(self.entry.kind, one.name)
+        effective = effective_of(one)
         if one.type is AbstractHypergradient:
             self.made[one.name] = self._series()
         elif letter in self.options:
@@ -270,7 +265,8 @@ class _Reader:
 
     def _scale(self, name: str) -> float:
         """Return a schedule at t = 0 where there is one as a shape only, else 1."""
-        letters = [a for a, b in self.entry.letters.items() if b == name]
+        known = self.entry.parameters.items()
+        letters = [letter for letter, one in known if one.name == name]
         if not letters or not self._is_shape(letters[0]):
             return 1.0
         return float(self._schedule(letters[0], 1.0)(0))
@@ -282,8 +278,9 @@ class _Reader:
         it means there: those that are not given are then the effective values at
         eta = 1.
         """
-        own = all(a == b for a, b in self.entry.letters.items())
-        if self.entry.kind not in _FOUNDING or not own:
+        known = self.entry.parameters.items()
+        own = all(letter == one.name for letter, one in known)
+        if not issubclass(self.entry.kind, Founding) or not own:
             return True
         others = {"alpha", "beta", "rho1", "rho2"} & self.options.keys()
         text = self.options.get(letter, "decay")
@@ -324,10 +321,11 @@ class _Reader:
 def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
     """Write the parameters of an algorithm as options that build it again."""
     written: dict[str, str] = {}
-    while isinstance(algorithm, SteadySteps | QuantileClip):
-        algorithm = algorithm.algorithm
+    settings = algorithm.settings()
     for letter, one in _fields(entry).items():
-        value = getattr(algorithm, one.name)
+        value: Any = settings.get(one.name)
+        if value is None:
+            continue
         if isinstance(value, Neumann | RandomNeumann):
             if entry.rule is RandomNeumann:
                 written["length"] = "full" if isinstance(value, Neumann) else "random"

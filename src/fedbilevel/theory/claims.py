@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.algorithms.fednest import FedNest
-from fedbilevel.algorithms.local_bsgm import LocalBSGM
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
+from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.schedules import Constant, Schedule, parse_schedule
@@ -151,6 +151,6 @@ def letters_of(
         beta=float(algorithm.beta),
         rho1=float(algorithm.rho1),
         rho2=float(algorithm.rho2),
-        first_batch=algorithm.first_batch if storm else 1,
+        first_batch=algorithm.settings().get("first_batch", 1) if storm else 1,
     )
     return (2 if constant else 3) if storm else 1, letters, rule

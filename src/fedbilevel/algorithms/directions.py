@@ -1,0 +1,73 @@
+"""Directions that methods share: samples are drawn first, then maps evaluate them.
+
+A map with its sample fixed can be evaluated at two points. Functions that return one
+map per block are for methods of one loop, where every block may move in its turn.
+"""
+
+import jax.random as jr
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Pair, Triple, Upper
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.problem import Batch, Oracle
+
+__all__ = [
+    "both_samples",
+    "hypergradient_and_slope",
+    "lower_slope",
+    "three_directions",
+    "with_z",
+]
+
+
+def both_samples(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
+    """Draw an upper sample and, independent of it, a lower one."""
+    for_xi, for_zeta = jr.split(key)
+    return oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+
+
+def hypergradient_and_slope(
+    estimator: AbstractHypergradient, oracle: Oracle, key: Key
+) -> Pair:
+    """Draw a bundle b and, independent of it, zeta; return h_k(.; b), gy_k(.; zeta)."""
+    for_bundle, for_zeta = jr.split(key)
+    b, zeta = estimator.draw(oracle, for_bundle), oracle.draw_lower(for_zeta)
+    return Pair(
+        lambda w: estimator(oracle, w.x, w.y, b),
+        lambda w: oracle.lower_gradient(w.x, w.y, zeta),
+    )
+
+
+def lower_slope(oracle: Oracle, key: Key) -> Pair:
+    """Draw zeta; return the map gy_k(.; zeta), none for x."""
+    zeta = oracle.draw_lower(key)
+    return Pair(None, lambda w: oracle.lower_gradient(w.x, w.y, zeta))
+
+
+def three_directions(oracle: Oracle, key: Key) -> Triple:
+    """Draw independent samples for each line; return the maps nu, omega and q.
+
+    omega is the slope of g, q that of 0.5 z'Hz - z'fy, and nu the hypergradient with
+    the current z.
+    """
+    for_y, for_z, for_x = jr.split(key, 3)
+    zeta = oracle.draw_lower(for_y)
+    (xi_z, zeta_z), (xi_x, zeta_x) = (both_samples(oracle, k) for k in (for_z, for_x))
+
+    def q(w: Triple) -> Lower:
+        _, fy = oracle.upper_gradients(w.x, w.y, xi_z)
+        return _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta_z), fy)
+
+    def nu(w: Triple) -> Upper:
+        fx, _ = oracle.upper_gradients(w.x, w.y, xi_x)
+        return _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta_x))
+
+    def omega(w: Triple) -> Lower:
+        return oracle.lower_gradient(w.x, w.y, zeta)
+
+    return Triple(nu, omega, q)
+
+
+def with_z(x: Upper, y: Lower) -> Triple:
+    """Return (x, y) with the linear-system variable z = 0."""
+    return Triple(x, y, _tree.zeros_like(y))

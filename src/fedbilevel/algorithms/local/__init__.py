@@ -1,0 +1,1 @@
+"""Methods of one loop for a shared or personal y: local steps, then the mean."""

@@ -1,0 +1,63 @@
+r"""FedBiO for a client-local lower level: x is shared, every client keeps its own y.
+
+    min_x  1/K sum_k f_k(x, y_k*(x))   with   y_k*(x) = argmin_y g_k(x, y)
+
+Client k at every local iteration, from all rows or a sample of them:
+
+    y <- y - lr_y gy_k(x, y)
+    nu = fx_k(x, y) - jvp_k(x, y)[z],    z from the client's own Hessian
+    x <- x - lr_x nu                                 (at the fresh y)
+    every p iterations:  x <- mean over clients;  y is never sent
+
+Averaging client hypergradients is exact here, however much the clients differ. It is
+another problem than the one with a shared y: see `docs/which-question.md`.
+
+Exchanges a round: 1, with dx floats each way.
+
+Reference: Li, Huang, Huang, arXiv 2205.01608.
+Deviations: the listing is a reconstruction, the paper's abstract was read, not its
+body. z comes from any hypergradient rule (`Neumann` on the command line).
+`alternating=False` takes both directions at the old point.
+"""
+
+from typing import ClassVar
+
+from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.directions import hypergradient_and_slope
+from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.schedules import choice, count, part, step
+
+__all__ = ["FedBiOClientwise"]
+
+
+class FedBiOClientwise(OneLoop):
+    """Plain local steps; x averaged every p steps, y kept on its client."""
+
+    reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
+    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    answers: ClassVar[str] = "own y per client"
+
+    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi_k")
+    lr_x: Number = step("upper", "x moves by lr_x nu")
+    lr_y: Number = step("lower", "y moves by lr_y gy")
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
+    alternating: bool = choice(
+        "move y, then x at the fresh y", default=True, kw_only=True
+    )
+
+    def private_blocks(self):
+        """Keep y on its client."""
+        return Pair(False, True)
+
+    def order(self):
+        """Move y, then x, unless both are to move at once."""
+        return self.in_turn() if self.alternating else (self.moves,)
+
+    def directions(self, oracle, key, t):
+        """Return nu and gy_k."""
+        return hypergradient_and_slope(self.hypergradient, oracle, key)
+
+    def step(self, t):
+        """Return both steps."""
+        return Pair(self.lr_x, self.lr_y)

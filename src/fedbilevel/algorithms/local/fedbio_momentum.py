@@ -1,0 +1,64 @@
+r"""FedBiO with momentum on x: federated MA-SOBA.
+
+With omega, q, nu of FedBiO (`fedbio`), sampled afresh for
+each line, all at the old point, client k at local iteration t:
+
+    u_t = (1 - alpha a_{t-1}) u_{t-1} + alpha a_{t-1} nu,      u_0 = nu
+    y <- y - lr_y a_t omega,   z <- z - lr_z a_t q,   x <- x - lr_x a_t u_t
+    every p iterations:  x, y, z, u <- mean over clients
+
+u is averaged with the point that it moves, so that clients keep nothing, and one that
+was away goes on from the mean. Unbiased where clients differ, as FedBiO; with
+alpha = a = 1 it is FedBiO, and at p = 1 on one client it is MA-SOBA
+(`ma-soba`) with samples of its own for each line. a_t
+is any schedule.
+
+Exchanges a round: 1, with 2 dx + 2 dy floats each way. A step costs FedBiO's.
+
+Reference: Chen, Xiao, Balasubramanian, arXiv 2306.12067 (MA-SOBA, JMLR 2024), for the
+average; Li, Huang, Huang, arXiv 2302.06701, for the local steps.
+Deviations: the two are put together here, in no paper that is known. z starts at 0.
+"""
+
+from typing import Any, ClassVar
+
+from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms.directions import three_directions, with_z
+from fedbilevel.algorithms.one_loop import OneLoop, at_time, momentum_weight
+from fedbilevel.estimators import MovingAverage, Plain
+from fedbilevel.schedules import Schedule, count, schedule, step, weight
+
+__all__ = ["FedBiOMomentum"]
+
+
+class FedBiOMomentum(OneLoop):
+    """Local steps on x, y and z, that of x along a moving average."""
+
+    reference: ClassVar[str] = "Chen et al. 2024, arXiv 2306.12067; arXiv 2302.06701"
+    provenance: ClassVar[str] = "ours: two known methods put together"
+    moves: ClassVar[Any] = ("x", "y", "z")
+    estimator: ClassVar[Any] = Triple(MovingAverage(), Plain(), Plain())
+
+    lr_x: Number = step("upper", "x moves by lr_x a u", over="a")
+    lr_y: Number = step("lower", "y moves by lr_y a omega", over="a")
+    lr_z: Number = step("auxiliary", "z moves by lr_z a q", over="a")
+    alpha: Number = weight("upper", "u forgets by alpha a a step", over="a")
+    a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
+
+    def variables(self, x, y):
+        """Start at (x, y, 0)."""
+        return with_z(x, y)
+
+    def directions(self, oracle, key, t):
+        """Return the maps nu, omega and q."""
+        return three_directions(oracle, key)
+
+    def step(self, t):
+        """Return the steps of x, y and z."""
+        a = at_time(self.a, t, self.lr_x)
+        return Triple(self.lr_x * a, self.lr_y * a, self.lr_z * a)
+
+    def weight(self, t):
+        """Return alpha a_{t-1}, and 1 at t = 0."""
+        return Triple(momentum_weight(self.alpha, self.a, t, power=1), 1.0, 1.0)

@@ -1,0 +1,1 @@
+"""Methods of two loops: lower updates, a federated inverse, an upper update."""

@@ -1,0 +1,274 @@
+"""The parts of the FedNest family: lower updates, the series, the upper update.
+
+FedInn corrects local steps by an anchor (2 exchanges), LFedInn takes plain ones (1).
+FedIHGP inverts the mean Hessian (1 + N exchanges), FedOut moves x (2). Clients keep
+nothing between exchanges, so every exchange may draw a fresh cohort.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Pair, Upper
+from fedbilevel.algorithms.base import Phase, Phases, Pointed, Repeat, Turn
+from fedbilevel.errors import ClientInputError, InvalidInputError
+from fedbilevel.estimators import at_both
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import Effective, is_known, number, step
+
+__all__ = [
+    "Nest",
+    "bound_of_curvature",
+    "check_bound",
+    "check_step",
+    "check_terms",
+    "fed_ihgp",
+    "fed_inn",
+    "fed_out",
+    "first_nest",
+    "light_fed_inn",
+    "new_x",
+    "new_y",
+    "walk",
+    "whole_step",
+]
+
+
+class Nest(Pointed):
+    """What the server carries; None where a variant has no use for it.
+
+    q anchors the lower steps, `term` and `total` are the last term and the sum of the
+    federated series, h anchors the upper steps. `begins` is the lower update at which a
+    series begins that travels with them.
+    """
+
+    point: Pair
+    q: Lower | None = None
+    term: Lower | None = None
+    total: Lower | None = None
+    h: Upper | None = None
+    begins: Array | None = None
+
+
+def whole_step(level: str, block: str) -> Any:
+    """Declare a step that is made in tau parts, and is tau effective steps long."""
+    meaning = f"whole step of {block}, walked in tau parts"
+    return step(level, meaning, times="local_steps", kw_only=True)
+
+
+def bound_of_curvature() -> Any:
+    """Declare ell, which follows from theta if it is not given."""
+    inverse = Effective(("theta",), convert=lambda theta, _: 1 / theta)
+    meaning = "bound of the curvature, above L1"
+    return number(meaning, step="bound", effective=inverse, kw_only=True)
+
+
+def first_nest(x: Upper, y: Lower, random_length: bool) -> Nest:
+    """Start at (x, y) with what the series and the upper update fill in."""
+    zero = _tree.zeros_like(y)
+    total = None if random_length else zero
+    return Nest(Pair(x, y), term=zero, total=total, h=_tree.zeros_like(x))
+
+
+def check_bound(name: str, ell: Any, curvature: float, client: int) -> None:
+    """Raise unless ell bounds the curvature, as the series needs."""
+    if is_known(ell) and float(ell) <= curvature:
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g} at the start, so use at least "
+            f"{1.01 * curvature:.4g}.",
+            f"`{name}(ell={float(ell):.4g})`: the series needs ell > L1; on ",
+        )
+
+
+def check_terms(owner: Any, terms: int, random_length: bool) -> None:
+    """Raise unless a random number of factors has terms to choose from."""
+    if random_length and terms < 1:
+        raise InvalidInputError(
+            f"`{type(owner).__name__}(terms=...)` must be at least 1, got {terms}."
+        )
+
+
+def check_step(
+    name: str, letter: str, step: Any, curvature: float, client: int
+) -> None:
+    """Raise if the step of a series is too large for the curvature."""
+    if is_known(step) and float(step) * curvature >= 1:
+        raise ClientInputError(
+            client,
+            f" L1 is about {curvature:.4g} at the start, so use at most "
+            f"{0.99 / curvature:.4g}.",
+            f"`{name}({letter}={float(step):.4g})`: the series needs {letter} < "
+            "1/L1; on ",
+        )
+
+
+def walk(
+    start: Any, length: Array, turn: Turn, parts: int, slope: Callable[[Any, Key], Any]
+) -> Any:
+    """Walk a whole step in `parts` parts, each along a freshly sampled slope."""
+
+    def part(w: Any, key: Key) -> tuple[Any, None]:
+        return _tree.add_scaled(w, -length / parts, slope(w, key)), None
+
+    return jax.lax.scan(part, start, turn.keys(parts))[0]
+
+
+def fed_inn(beta: Array, tau: int) -> Phases:
+    """Return FedInn: the clients' mean slope, then local steps corrected by it.
+
+    q = mean_i gy_i(x, y; zeta_i);  then, tau times,
+    y_i -= (beta/tau) (gy_i(x, y_i; zeta) - gy_i(x, y; zeta) + q);  y = mean_i y_i
+    """
+
+    def anchor(point: Pair, client: None, oracle: Oracle, turn: Turn):
+        zeta = oracle.draw_lower(turn.keys(1)[0])
+        return client, oracle.lower_gradient(point.x, point.y, zeta)
+
+    def correct(message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn):
+        point, q = message
+
+        def slope(y: Lower, key: Key) -> Lower:
+            zeta = oracle.draw_lower(key)
+
+            def gradient(at: Lower) -> Lower:
+                return oracle.lower_gradient(point.x, at, zeta)
+
+            now, at_anchor = at_both(gradient, y, point.y)
+            return _tree.add(_tree.subtract(now, at_anchor), q)
+
+        return client, walk(point.y, beta, turn, tau, slope)
+
+    return (
+        Phase("inner_anchor", lambda s: s.point, anchor, lambda s, q: replace(s, q=q)),
+        Phase(
+            "inner_correct",
+            lambda s: (s.point, s.q),
+            correct,
+            new_y,
+            about=lambda message: message[0].y,
+            moves=True,
+        ),
+    )
+
+
+def light_fed_inn(beta: Array, tau: int) -> Phases:
+    """Return LFedInn: plain local steps on y.
+
+    tau times, y_i -= (beta/tau) gy_i(x, y_i; zeta);  y = mean_i y_i
+    """
+
+    def local(point: Pair, client: None, oracle: Oracle, turn: Turn):
+        def slope(y: Lower, key: Key) -> Lower:
+            return oracle.lower_gradient(point.x, y, oracle.draw_lower(key))
+
+        return client, walk(point.y, beta, turn, tau, slope)
+
+    return (
+        Phase(
+            "inner_local",
+            lambda s: s.point,
+            local,
+            new_y,
+            about=lambda point: point.y,
+            moves=True,
+        ),
+    )
+
+
+def new_y(server: Nest, y: Lower) -> Nest:
+    """Take the averaged y."""
+    return replace(server, point=Pair(server.point.x, y))
+
+
+def new_x(server: Nest, x: Upper) -> Nest:
+    """Take the averaged x."""
+    return replace(server, point=Pair(x, server.point.y))
+
+
+def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
+    """Return the series: p_0, then one exchange a factor.
+
+    p_m = mean_i (p_{m-1} - (1/ell) hvp_i[p_{m-1}]);  N' factors of a random number,
+    from p_0 = (N/ell) mean_i fy_i, or all N of them and their sum, from mean_i fy_i/ell
+    """
+    factors = terms - 1 if random_length else terms
+
+    def slope_of_f(point: Pair, client: Any, oracle: Oracle, turn: Turn):
+        xi = oracle.draw_upper(turn.keys(1)[0])
+        return client, oracle.upper_gradients(point.x, point.y, xi)[1]
+
+    def first(server: Nest, fy: Lower) -> Nest:
+        p = _tree.scale((terms if random_length else 1) / ell, fy)
+        return replace(server, term=p, total=None if random_length else p)
+
+    def factor(message: Any, client: Any, oracle: Oracle, turn: Turn):
+        point, p = message
+        zeta = oracle.draw_lower(turn.keys(1)[0])
+        product = oracle.hessian_product(point.x, point.y, p, zeta)
+        return client, _tree.add_scaled(p, -1 / ell, product)
+
+    def longer(server: Nest, p: Lower) -> Nest:
+        total = None if random_length else _tree.add(server.total, p)
+        return replace(server, term=p, total=total)
+
+    one_factor = Phase(
+        "series_factor",
+        lambda s: (s.point, s.term),
+        factor,
+        longer,
+        about=lambda message: message[1],
+    )
+    return (
+        Phase("series_start", lambda s: s.point, slope_of_f, first),
+        Repeat(factors, (one_factor,), random=random_length),
+    )
+
+
+def fed_out(alpha: Array, tau: int) -> Phases:
+    """Return FedOut: the hypergradient with the series, then steps corrected by it.
+
+    h = mean_i (fx_i(x, y; xi_i) - jvp_i(x, y; zeta_i)[z]);  then, tau times,
+    x_i -= (alpha/tau) (h - fx_i(x, y; xi) + fx_i(x_i, y; xi));  x = mean_i x_i
+    """
+
+    def with_z(server: Nest) -> tuple[Pair, Lower | None]:
+        return server.point, server.term if server.total is None else server.total
+
+    def hypergradient(message: Any, client: Any, oracle: Oracle, turn: Turn):
+        point, z = message
+        for_xi, for_zeta = turn.keys(2)
+        xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+        fx, _ = oracle.upper_gradients(point.x, point.y, xi)
+        indirect = oracle.cross_product(point.x, point.y, z, zeta)
+        return client, _tree.subtract(fx, indirect)
+
+    def correct(message: Any, client: Any, oracle: Oracle, turn: Turn):
+        point, h = message
+
+        def slope(x: Upper, key: Key) -> Upper:
+            xi = oracle.draw_upper(key)
+
+            def direct(at: Upper) -> Upper:
+                return oracle.upper_gradients(at, point.y, xi)[0]
+
+            now, at_anchor = at_both(direct, x, point.x)
+            return _tree.add(h, _tree.subtract(now, at_anchor))
+
+        return client, walk(point.x, alpha, turn, tau, slope)
+
+    return (
+        Phase("outer_anchor", with_z, hypergradient, lambda s, h: replace(s, h=h)),
+        Phase(
+            "outer_correct",
+            lambda s: (s.point, s.h),
+            correct,
+            new_x,
+            about=lambda message: message[0].x,
+            moves=True,
+        ),
+    )

@@ -1,0 +1,211 @@
+r"""FedMBO: minibatch steps below, and chains of Hessians handed from client to client.
+
+For every round, with S a fresh cohort of n clients in each exchange:
+
+    T_in times (1 exchange each):  y -= lr_y mean_{i in S} gy_i(x, y; zeta_i)
+    chains j = 1..n (1 exchange):  r_j, fx_j = fy_{s(j)}(x, y; xi), fx_{s(j)}(x, y; xi)
+    m = 1..N' (1 exchange each):   r_j <- r_j - theta hvp_{s(j)}(x, y; zeta)[r_j]
+    last (1 exchange):             h_j = fx_j - N theta jvp_{s(j)}(x, y; zeta)[r_j]
+    x -= lr_x mean_j h_j
+
+s(j) is a client drawn anew for every chain and exchange, N' is uniform on {0..N-1}. The
+chains are not averaged between factors, so that they are n independent estimates, each
+with Hessians of many clients: unbiased where clients differ, and the variance falls as
+1/n. `random_length=False` takes N factors and the whole sum, theta sum_{m=0..N} r_m.
+
+Exchanges a round: T_in + N' + 2. Floats a client and round, up: (T_in + 1 + N') dy +
+2 dx; down, to clients that keep what they were sent: (T_in + 1 + N') dy + dx.
+
+Reference: Huang, Zhang, Ji, arXiv 2302.05412 (ICML 2023).
+Deviations: the listing is a reconstruction, the paper's abstract was read, not its
+body. There are as many chains as participants, and the server deals them out at random:
+within an exchange all clients have different chains. A chain that was not answered
+waits, and one that was never started, or not in the last exchange, does not count.
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Each,
+    Gathered,
+    Phase,
+    Phases,
+    Pointed,
+    Repeat,
+    ServerTurn,
+    Turn,
+    with_turn,
+)
+from fedbilevel.algorithms.nested._nest import check_step
+from fedbilevel.algorithms.one_loop import move
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import choice, count, number
+
+__all__ = ["FedMBO"]
+
+
+class Chains(Pointed):
+    """A point, and of each chain fx, the last term, the sum, and whether it lives."""
+
+    point: Pair
+    fx: Upper
+    r: Lower
+    total: Lower
+    alive: Float[Array, " chains"]
+
+
+class FedMBO(AbstractAlgorithm):
+    """Federated minibatch steps below, unaveraged chains of Hessians above."""
+
+    reference: ClassVar[str] = "Huang, Zhang, Ji 2023, arXiv 2302.05412"
+    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    allows_private: ClassVar[bool] = False
+
+    lr_x: Number = number("x moves by lr_x h", step="upper", kw_only=True)
+    lr_y: Number = number("y moves by lr_y gy", step="lower", kw_only=True)
+    theta: Number = number("step of the series, below 1/L1", step="lower", kw_only=True)
+    terms: int = count("terms of the series, N", kw_only=True)
+    chains: int = count("chains, as many as participants, n", kw_only=True)
+    inner_rounds: int = count("lower steps in a round, T_in", kw_only=True, default=5)
+    random_length: bool = choice(
+        "draw the number of factors, and let the last term stand for the sum",
+        default=True,
+        kw_only=True,
+    )
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise if theta is too large for the series."""
+        check_step("FedMBO", "theta", self.theta, curvature, client)
+
+    def init_server(self, x: Upper, y: Lower) -> Chains:
+        """Start at (x, y), without chains."""
+        fx, r = _copies(x, self.chains), _copies(y, self.chains)
+        return Chains(Pair(x, y), fx, r, r, jnp.zeros(self.chains))
+
+    def phases(self) -> Phases:
+        """Return the lower steps, the chains, and the upper step."""
+        factors = self.terms - 1 if self.random_length else self.terms
+        hop = Phase(
+            "hop",
+            with_turn(self.dealt),
+            self.factor,
+            with_turn(self.longer),
+            about=lambda message: message[1],
+            gathers=True,
+        )
+        return (
+            Repeat(
+                self.inner_rounds,
+                (Phase("lower", lambda s: s.point, self.slope, self.lower_step),),
+            ),
+            Phase(
+                "chain_start", lambda s: s.point, self.slopes, self.begin, gathers=True
+            ),
+            Repeat(factors, (hop,), random=self.random_length),
+            Phase(
+                "last_hop",
+                with_turn(self.dealt_sums),
+                self.crossed,
+                with_turn(self.upper_step),
+                gathers=True,
+            ),
+        )
+
+    def slope(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
+        """Return gy."""
+        zeta = oracle.draw_lower(turn.keys(1)[0])
+        return client, oracle.lower_gradient(point.x, point.y, zeta)
+
+    def lower_step(self, server: Chains, gy: Lower) -> Chains:
+        """Move y."""
+        y = move(server.point.y, self.lr_y, gy)
+        return replace(server, point=Pair(server.point.x, y))
+
+    def slopes(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
+        """Return fx and fy, where a chain begins."""
+        xi = oracle.draw_upper(turn.keys(1)[0])
+        return client, Pair(*oracle.upper_gradients(point.x, point.y, xi))
+
+    def begin(self, server: Chains, gathered: Gathered) -> Chains:
+        """Begin a chain in every place that answered."""
+        first, came = gathered.replies, gathered.weights > 0
+        alive = came.astype(server.alive.dtype)
+        return Chains(server.point, first.x, first.y, first.y, alive)
+
+    def order(self, turn: ServerTurn) -> Array:
+        """Draw which chain each place gets."""
+        return jr.permutation(turn.shared, self.chains)
+
+    def dealt(self, server: Chains, turn: ServerTurn) -> tuple[Pair, Each]:
+        """Send the point, and a chain to each participant."""
+        return server.point, Each(_taken(server.r, self.order(turn)))
+
+    def factor(
+        self, message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn
+    ):
+        """Return r - theta hvp[r]."""
+        point, r = message
+        zeta = oracle.draw_lower(turn.keys(1)[0])
+        product = oracle.hessian_product(point.x, point.y, r, zeta)
+        return client, _tree.add_scaled(r, -self.theta, product)
+
+    def longer(self, server: Chains, gathered: Gathered, turn: ServerTurn) -> Chains:
+        """Put the chains back in their order; those not answered wait."""
+        order = self.order(turn)
+        came = turn.present
+
+        def put(old: Array, new: Array) -> Array:
+            flags = came.reshape((-1,) + (1,) * (new.ndim - 1))
+            return old.at[order].set(jnp.where(flags, new, old[order]))
+
+        r = jax.tree.map(put, server.r, gathered.replies)
+        return replace(server, r=r, total=_tree.add(server.total, r))
+
+    def dealt_sums(self, server: Chains, turn: ServerTurn) -> tuple[Pair, Each]:
+        """Send the point, and what of each chain stands for the inverse."""
+        z = server.r if self.random_length else server.total
+        return server.point, Each(_taken(z, self.order(turn)))
+
+    def crossed(
+        self, message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn
+    ):
+        """Return jvp[z]."""
+        point, z = message
+        zeta = oracle.draw_lower(turn.keys(1)[0])
+        return client, oracle.cross_product(point.x, point.y, z, zeta)
+
+    def upper_step(
+        self, server: Chains, gathered: Gathered, turn: ServerTurn
+    ) -> Chains:
+        """Move x along the mean of the chains' hypergradients."""
+        order = self.order(turn)
+        counts = jnp.where(turn.present, server.alive[order], 0)
+        share = counts / jnp.maximum(jnp.sum(counts), 1)
+        scale = self.terms * self.theta if self.random_length else self.theta
+        h = _tree.add_scaled(_taken(server.fx, order), -scale, gathered.replies)
+
+        def mean(leaf: Array) -> Array:
+            flags = share.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
+            return jnp.sum(jnp.where(flags > 0, flags * leaf, 0), axis=0)
+
+        x = move(server.point.x, self.lr_x, jax.tree.map(mean, h))
+        return replace(server, point=Pair(x, server.point.y))
+
+
+def _copies(tree: PyTree, count: int) -> PyTree:
+    """Return zeros, so many times shaped like a tree."""
+    return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), tree)
+
+
+def _taken(tree: PyTree, order: Array) -> PyTree:
+    """Return the chains in another order."""
+    return jax.tree.map(lambda leaf: leaf[order], tree)

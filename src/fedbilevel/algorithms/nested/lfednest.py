@@ -1,0 +1,86 @@
+r"""LFedNest: the light FedNest, with nothing but local steps.
+
+For every round:
+
+    LFedInn, T_in times (1 exchange each):
+        y_i = y;  tau times:  y_i -= (beta/tau) gy_i(x, y_i; zeta);    y = mean_i y_i
+    LFedOut (1 exchange):
+        x_i = x;  tau times:  x_i -= (alpha/tau) h_i(x_i, y);          x = mean_i x_i
+
+h_i is a hypergradient on the client's own Hessian, formed anew at every step: right
+for clients whose data are alike, biased where they differ.
+
+Exchanges a round: T_in + 1. Floats a client and round, each way: T_in dy + dx.
+
+Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
+`anchored=True` takes FedInn in place of LFedInn: that is LFedNest-SVRG
+(`fedbilevel.algorithms.presets`).
+Deviations: tau is the same on all clients; any hypergradient rule (`Neumann` on the
+command line).
+"""
+
+from typing import ClassVar
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
+from fedbilevel.algorithms.nested._nest import (
+    Nest,
+    fed_inn,
+    light_fed_inn,
+    new_x,
+    walk,
+    whole_step,
+)
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import choice, count, part
+
+__all__ = ["LFedNest"]
+
+
+class LFedNest(AbstractAlgorithm):
+    """Plain local steps below, local hypergradients above."""
+
+    reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215"
+    provenance: ClassVar[str] = "authors' program and table read; details from memory"
+    allows_private: ClassVar[bool] = False
+    inverts_locally: ClassVar[bool] = True
+
+    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
+    alpha: Number = whole_step("upper", "x")
+    beta: Number = whole_step("lower", "y")
+    inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
+    local_steps: int = count("parts of a step, tau", kw_only=True)
+    anchored: bool = choice(
+        "correct lower steps by an anchor", default=False, kw_only=True
+    )
+
+    def init_server(self, x: Upper, y: Lower) -> Nest:
+        """Start at (x, y), with an anchor where there will be one."""
+        return Nest(Pair(x, y), q=_tree.zeros_like(y) if self.anchored else None)
+
+    def phases(self) -> Phases:
+        """Return T_in lower updates and one upper update."""
+        inner = fed_inn if self.anchored else light_fed_inn
+        below = inner(self.beta, self.local_steps)
+        return (Repeat(self.inner_rounds, below), self.light_fed_out())
+
+    def light_fed_out(self) -> Phase:
+        """Return the one exchange of LFedOut."""
+        rule = self.hypergradient
+
+        def local(point: Pair, client: None, oracle: Oracle, turn: Turn):
+            def slope(x: Upper, key: Key) -> Upper:
+                return rule(oracle, x, point.y, rule.draw(oracle, key))
+
+            return client, walk(point.x, self.alpha, turn, self.local_steps, slope)
+
+        return Phase(
+            "outer_local",
+            lambda s: s.point,
+            local,
+            new_x,
+            about=lambda point: point.x,
+            moves=True,
+        )

@@ -1,0 +1,553 @@
+r"""The equation of the one-loop family, once: local steps, then the clients' mean.
+
+    G       = directions(oracle, key, t)               one map per block, samples drawn
+    d_t     = estimator(G, w_t, w_{t-1}, d_{t-1}, weight(t))
+    w_{t+1} = w_t - step(t) d_t                        p times, then the clients' mean
+
+A method states its variables w, its directions G, steps, weights and its estimator; no
+method overrides the loop. Points, directions, weights and steps are `Pair`s or
+`Triple`s, whose blocks move together by one prefix map. A variation is a `Part`, which
+a wrapper adds (`fedbilevel.algorithms.wrappers`): it corrects directions, changes one
+local step, or shares numbers with the server, and the loop asks every part in turn.
+"""
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Int, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._blocks import combine
+from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Phase,
+    Phases,
+    Pointed,
+    ServerTurn,
+    Turn,
+    with_turn,
+)
+from fedbilevel.estimators import AbstractEstimator, Plain
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import Schedule, check_fields
+
+__all__ = [
+    "Begin",
+    "Iterate",
+    "Memory",
+    "OneLoop",
+    "Part",
+    "Step",
+    "at_time",
+    "averaged",
+    "evaluate",
+    "local_steps",
+    "momentum_weight",
+    "move",
+    "no_memory",
+    "only",
+    "previous_point",
+    "when",
+]
+
+Order = tuple[tuple[str, ...], ...]  # names of the blocks that move together, in turn
+
+
+class Iterate(Pointed):
+    """A point and the directions it moved along; this is what travels.
+
+    `shared` has what each part of a method shares: the server's numbers on the way to
+    the clients, the clients' answers on the way back.
+    """
+
+    point: Any
+    direction: Any = None
+    shared: tuple[Any, ...] = ()
+
+
+class Memory(eqx.Module):
+    """Where a client last evaluated its directions, in which turn, and what parts keep.
+
+    `control` is for methods with a correction of their own.
+    """
+
+    evaluated: Any = None
+    index: Int[Array, ""] | None = None
+    control: Any = None
+    own: tuple[Any, ...] = ()
+
+
+class Begin(NamedTuple):
+    """What a client knows when its local steps begin."""
+
+    method: "OneLoop"
+    message: Iterate
+    memory: Memory
+    oracle: Oracle
+    turn: Turn
+
+
+class Step(eqx.Module):
+    """Where a client is between two local steps; `total` sums samples, if asked for."""
+
+    point: Any
+    direction: Any
+    evaluated: Any
+    total: Any = None
+
+
+class Part(eqx.Module):
+    """A variation of the loop; whatever it leaves out stays as the method says.
+
+    `sums` asks for the mean sample of a turn. A part that `corrects` directions for
+    drift is known by that to those who bound local steps, and one with `unequal`
+    numbers of steps to those who correct.
+    """
+
+    sums: ClassVar[bool] = False
+    corrects: ClassVar[bool] = False
+    unequal: ClassVar[bool] = False
+
+    def __check_init__(self) -> None:
+        check_fields(self)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the parameters by the names of options."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def shared(self, start: Iterate) -> PyTree:
+        """Return what the server shares with clients at the start."""
+
+    def own(self, w: PyTree) -> PyTree:
+        """Return what stays on a client at the start."""
+
+    def setup(self, method: "OneLoop", place: int) -> Phases:
+        """Return exchanges before the first round; the part's number is `place`."""
+        del method, place
+        return ()
+
+    def before(self, method: "OneLoop", place: int) -> Phases:
+        """Return exchanges of a round before its local steps."""
+        del method, place
+        return ()
+
+    def begun(self, begin: Begin, shared: PyTree, own: PyTree) -> PyTree:
+        """Return what the hooks below see as `state` in this turn."""
+
+    def previous(self, begin: Begin, seen: Any, fallback: Any) -> tuple[Any, Any]:
+        """Return where directions were evaluated, and where by one that was away."""
+        del begin
+        return seen, fallback
+
+    def first(self, begin: Begin, G: Callable[[Key], Callable], d: PyTree) -> PyTree:
+        """Return the direction that local steps begin with."""
+        del begin, G
+        return d
+
+    def corrected(self, state: PyTree, maps: Any) -> Any:
+        """Return the maps of a local step."""
+        del state
+        return maps
+
+    def weights(self, state: PyTree, weights: PyTree, t: Array) -> PyTree:
+        """Return the weights of iteration t."""
+        del state, t
+        return weights
+
+    def scaled(self, state: PyTree, d: PyTree) -> PyTree:
+        """Return the direction that blocks move along."""
+        del state
+        return d
+
+    def projected(self, w: PyTree) -> PyTree:
+        """Return the point after blocks have moved."""
+        return w
+
+    def stepped(
+        self, state: PyTree, old: Step, new: Step, t: Array
+    ) -> tuple[PyTree, Step]:
+        """Return the state, and where a whole local step ends."""
+        del old, t
+        return state, new
+
+    def answer(self, shared: PyTree, mean: PyTree) -> PyTree:
+        """Return what of the mean sample is sent back."""
+
+    def ended(self, state: PyTree, answer: PyTree) -> tuple[PyTree, PyTree]:
+        """Return what stays on the client, and what is sent back."""
+        del state
+        return None, answer
+
+    def known(self, shared: PyTree) -> PyTree:
+        """Return what both sides know of the answer beforehand."""
+
+    def taken(
+        self, shared: PyTree, answer: PyTree, server: Iterate, turn: ServerTurn
+    ) -> PyTree:
+        """Return what the server shares after the mean answer."""
+        del answer, server, turn
+        return shared
+
+    def forgotten(self, shared: PyTree) -> PyTree:
+        """Return what is shared with clients that have lost their memory."""
+        return shared
+
+
+_METACLASS: dict[str, Any] = {}
+if not TYPE_CHECKING:
+
+    class _TakesOptions(type(AbstractAlgorithm)):
+        """Lets a method be built with options, each a wrapper around it."""
+
+        def __call__(cls, *values: Any, **named: Any) -> Any:
+            """Build the method; what is no field of it is an option."""
+            own = {one.name for one in fields(cls)}
+            options = {name: named.pop(name) for name in [*named] if name not in own}
+            made = super().__call__(*values, **named)
+            if not options:
+                return made
+            from fedbilevel.algorithms.wrappers import with_options
+
+            return with_options(made, options)
+
+    _METACLASS["metaclass"] = _TakesOptions
+
+
+class OneLoop(AbstractAlgorithm, **_METACLASS):
+    """A method of one loop: variables, directions, steps, weights and an estimator.
+
+    `estimator` is one for all blocks, or blocks of them. `moves` names the blocks that
+    move; the others are sent to clients and never back. A method that `sums` samples
+    replies with more than its iterate; where that is no part of the reply
+    (`returns_point`), the server steps by itself in `received`.
+    """
+
+    estimator: ClassVar[Any] = Plain()
+    moves: ClassVar[Any] = ("x", "y")  # a tuple of names
+    sums: ClassVar[bool] = False
+    returns_point: ClassVar[bool] = True
+    local_steps: eqx.AbstractVar[int]
+
+    # What a method says -------------------------------------------------------------
+
+    def variables(self, x: Upper, y: Lower) -> Any:
+        """Return the blocks at the start."""
+        return Pair(x, y)
+
+    @abc.abstractmethod
+    def directions(self, oracle: Oracle, key: Key, t: Any) -> Any:
+        """Draw the samples of iteration t; return one map w -> direction per block."""
+
+    @abc.abstractmethod
+    def step(self, t: Any) -> Any:
+        """Return the step size of every block that moves."""
+
+    def weight(self, t: Any) -> Any:
+        """Return the weight of the newest sample in every direction."""
+        del t
+        return 1.0
+
+    def order(self) -> Order:
+        """Return which blocks move together, in turn: all of them at once."""
+        return (self.moves,)
+
+    def in_turn(self) -> Order:
+        """Return the order of alternating moves: the lower level first, then x."""
+        below = tuple((name,) for name in self.moves if name != "x")
+        return (*below, ("x",)) if "x" in self.moves else below
+
+    def parts(self) -> tuple[Part, ...]:
+        """Return the variations of the loop, the innermost first."""
+        return ()
+
+    def with_local_steps(self, count: int) -> Any:
+        """Return the same method with another number of local steps."""
+        return replace(self, local_steps=count)
+
+    def sent(self, end: Iterate, total: PyTree, turn: Turn) -> PyTree:
+        """Return the reply: the iterate, with what parts send."""
+        del total, turn
+        return end
+
+    def received(self, server: Iterate, mean: PyTree) -> tuple[Iterate, PyTree]:
+        """Return where a mean reply leads, and the mean sample where that is known."""
+        here = Iterate(mean.point, mean.direction)
+        # Blocks that stay are not sent back.
+        return combine(here, Iterate(server.point, server.direction)), None
+
+    # What travels -------------------------------------------------------------------
+
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y); directions are formed on the clients at t = 0."""
+        w = self.variables(x, y)
+        d = self._kept(_tree.zeros_like(self.moving(w)))
+        start = Iterate(self.moving(w), d)
+        return Iterate(w, d, tuple(part.shared(start) for part in self.parts()))
+
+    def init_client(self, x: Upper, y: Lower) -> Memory:
+        """Start without a usable previous point."""
+        w = self.moving(self.variables(x, y))
+        own = tuple(part.own(w) for part in self.parts())
+        if not self._any("keeps_point"):
+            return Memory(own=own)
+        return no_memory((w,) * len(self.order()), own=own)
+
+    def setup(self) -> Phases:
+        """Return what parts do before the first round."""
+        numbered = enumerate(self.parts())
+        return sum((part.setup(self, place) for place, part in numbered), ())
+
+    def phases(self) -> Phases:
+        """Return the exchanges of a round: those of parts, then the local steps."""
+        numbered = enumerate(self.parts())
+        first = sum((part.before(self, place) for place, part in numbered), ())
+        point = self.returns_point
+        about = self.about if point else None
+        up = with_turn(self.up)
+        own = Phase("local", lambda s: s, self.local, up, about, moves=point)
+        return (*first, own)
+
+    def about(self, sent: Iterate) -> Iterate:
+        """Return what is known of a reply: nothing moved."""
+        pairs = zip(self.parts(), sent.shared, strict=True)
+        known = tuple(part.known(shared) for part, shared in pairs)
+        return Iterate(self.moving(sent.point), sent.direction, known)
+
+    def up(self, server: Iterate, reply: PyTree, turn: ServerTurn) -> Iterate:
+        """Take the mean reply in."""
+        after, mean = self.received(server, reply)
+        had = list(zip(self.parts(), server.shared, strict=True))
+        if self.returns_point:
+            answers = reply.shared
+        else:
+            answers = [part.answer(shared, mean) for part, shared in had]
+            for part, _ in had:
+                after = replace(after, point=part.projected(after.point))
+        shared = [
+            part.taken(shared, answer, after, turn)
+            for (part, shared), answer in zip(had, answers, strict=True)
+        ]
+        return replace(after, shared=tuple(shared))
+
+    def forgotten(self, server: Iterate) -> Iterate:
+        """Let every part forget what clients no longer know."""
+        pairs = zip(self.parts(), server.shared, strict=True)
+        return replace(server, shared=tuple(part.forgotten(one) for part, one in pairs))
+
+    # The loop -----------------------------------------------------------------------
+
+    def local(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
+        """Make p local steps."""
+        parts, begin = self.parts(), Begin(self, message, memory, oracle, turn)
+        states = tuple(
+            part.begun(begin, shared, own)
+            for part, shared, own in zip(parts, message.shared, memory.own, strict=True)
+        )
+        w = self.moving(message.point)
+
+        def G(key: Key, t: Any = 0) -> Any:
+            maps = self.moving(self.directions(oracle, key, t))
+            for part, state in zip(parts, states, strict=True):
+                maps = part.corrected(state, maps)
+            # Blocks that stay are those that were received.
+            received = message.point
+            return jax.tree.map(lambda one: lambda w: one(combine(w, received)), maps)
+
+        def iterate(carry: tuple[Step, tuple], time: tuple[Array, Key]):
+            (here, states), (t, key) = carry, time
+            new = self.advance(here, G(key, t), states, t)
+            after = []
+            for part, state in zip(parts, states, strict=True):
+                state, new = part.stepped(state, here, new, t)
+                after.append(state)
+            return new, tuple(after)
+
+        d = message.direction
+        for part in parts:
+            d = part.first(begin, lambda key: evaluate(G(key)), d)
+        summed = self.sums or any(part.sums for part in parts)
+        total = _tree.zeros_like(w) if summed else None
+        start = Step(w, d, self._previous(begin, w), total)
+        end, states = local_steps(iterate, (start, states), turn, self.local_steps)
+        return self._ended(begin, end, states)
+
+    def advance(self, here: Step, maps: Any, states: tuple, t: Array) -> Step:
+        """Make ONE local step: sample, filter, move; each group at fresh values."""
+        w, d, steps, weights = here.point, here.direction, self.step(t), self.weight(t)
+        both = list(zip(self.parts(), states, strict=True))
+        for part, state in both:
+            weights = part.weights(state, weights, t)
+        seen, samples = [], []
+        for group, before in zip(self.order(), here.evaluated, strict=True):
+            G, held, a = (only(tree, group) for tree in (maps, d, weights))
+            fresh, sample = _filtered(self.estimator, G, w, before, held, a)
+            seen.append(w)
+            samples.append(sample)
+            along = fresh
+            for part, state in both:
+                along = part.scaled(state, along)
+            w = combine(move(only(w, group), only(steps, group), along), w)
+            for part, _ in both if self.returns_point else ():
+                w = part.projected(w)
+            d = combine(self._kept(fresh), d)
+        total = here.total
+        if total is not None:
+            total = _tree.add(total, eqx.combine(*samples))
+        evaluated = tuple(seen) if self._any("keeps_point") else here.evaluated
+        return Step(w, d, evaluated, total)
+
+    def _ended(self, begin: Begin, end: Step, states: tuple) -> tuple[Memory, PyTree]:
+        parts, mean = self.parts(), None
+        if end.total is not None:
+            mean = _tree.scale(1 / self.local_steps, end.total)
+        own, answers = [], []
+        every = zip(parts, states, begin.message.shared, strict=True)
+        for part, state, shared in every:
+            kept, answer = part.ended(state, part.answer(shared, mean))
+            own.append(kept)
+            answers.append(answer)
+        reply = Iterate(end.point, end.direction, tuple(answers))
+        memory = Memory(own=tuple(own))
+        if self._any("keeps_point"):
+            index = jnp.asarray(begin.turn.index, jnp.int32)
+            memory = Memory(end.evaluated, index, own=tuple(own))
+        return memory, self.sent(reply, end.total, begin.turn)
+
+    def _previous(self, begin: Begin, w: Any) -> tuple[Any, ...]:
+        """Return where each group's directions were last evaluated."""
+        nowhere = (w,) * len(self.order())
+        if not self._any("keeps_point"):
+            return (None,) * len(nowhere)
+        seen, fallback = begin.memory.evaluated, nowhere
+        for part in self.parts():
+            seen, fallback = part.previous(begin, seen, fallback)
+        known = replace(begin.memory, evaluated=seen)
+        return previous_point(fallback, known, begin.turn)
+
+    def _any(self, trait: str) -> bool:
+        return any(getattr(one, trait) for one in _estimators(self.estimator))
+
+    def _kept(self, d: Any) -> Any:
+        """Return the directions that estimators remember."""
+        estimator = self.estimator
+        if not isinstance(estimator, AbstractBlocks):
+            return d if estimator.keeps_direction else None
+        names = [
+            one.name
+            for one in fields(estimator)
+            if getattr(getattr(estimator, one.name), "keeps_direction", False)
+        ]
+        return only(d, names)
+
+    def moving(self, w: Any) -> Any:
+        """Return the blocks that move."""
+        return only(w, self.moves)
+
+
+def _estimators(estimator: Any) -> list[AbstractEstimator]:
+    if not isinstance(estimator, AbstractBlocks):
+        return [estimator]
+    every = (getattr(estimator, one.name) for one in fields(estimator))
+    return [one for one in every if one is not None]
+
+
+def _filtered(
+    estimator: Any, G: Any, w: Any, before: Any, d: Any, weight: Any
+) -> tuple[Any, Any]:
+    """Return the direction of every block, and its sample."""
+    if not isinstance(estimator, AbstractBlocks):
+        return estimator(evaluate(G), w, before, d, weight)
+    blocks, samples = {}, {}
+    for one in fields(estimator):
+        own, name = getattr(G, one.name), one.name
+        if own is not None:
+            memory, a = getattr(d, name, None), getattr(weight, name, 1.0)
+            part = getattr(estimator, name)
+            blocks[name], samples[name] = part(own, w, before, memory, a)
+    return replace(G, **blocks), replace(G, **samples)
+
+
+def only(tree: Any, names: Sequence[str]) -> Any:
+    """Return the named blocks, None in the place of the others."""
+    if not isinstance(tree, AbstractBlocks):
+        return tree
+    others = {one.name: None for one in fields(tree) if one.name not in names}
+    return replace(tree, **others)
+
+
+def averaged(local: Callable, about: Callable[[Any], Any] = lambda sent: sent) -> Phase:
+    """Return an exchange of local steps, then the mean of what moved.
+
+    `about` chooses what is sent back; the rest of the server's state stays.
+    """
+
+    def up(server: PyTree, mean: PyTree) -> PyTree:
+        return combine(mean, server)
+
+    return Phase("local", lambda server: server, local, up, about, moves=True)
+
+
+def no_memory(point: PyTree, control: Any = None, own: tuple = ()) -> Memory:
+    """Return the memory of a client that has no usable previous point."""
+    return Memory(point, jnp.asarray(-2, jnp.int32), control, own)
+
+
+def local_steps(iterate: Callable, carry: Any, turn: Turn, count: int) -> Any:
+    """Repeat carry <- iterate(carry, (t, key of t)) over the iterations of a turn."""
+
+    def body(carry: Any, time: Any) -> tuple[Any, None]:
+        return iterate(carry, time), None
+
+    return jax.lax.scan(body, carry, (turn.steps(count), turn.keys(count)))[0]
+
+
+def move(point: PyTree, steps: PyTree, directions: PyTree) -> PyTree:
+    """Return point - steps * directions; `steps` has a number for each block."""
+
+    def block(step: Array, w: PyTree, d: PyTree) -> PyTree:
+        return _tree.add_scaled(w, -step, d)
+
+    return jax.tree.map(block, steps, point, directions)
+
+
+def previous_point(received: Any, memory: Memory, turn: Turn) -> Any:
+    """Return where this client stood before, if it took part in the last turn.
+
+    One that did not has no previous point on the averaged path: at the received one
+    the correction vanishes and momentum remains.
+    """
+    current = memory.index == turn.index - 1
+    return _tree.select(current, memory.evaluated, received)
+
+
+def evaluate(maps: Any) -> Callable[[Any], Any]:
+    """Return w -> the value of every block's map at w, where there is one."""
+    return lambda w: jax.tree.map(lambda G: G(w), maps)
+
+
+def at_time(schedule: Schedule, t: Any, like: Array) -> Array:
+    """Return a schedule's value; one of another library chooses its own precision."""
+    return jnp.asarray(schedule(t), like.dtype)
+
+
+def momentum_weight(factor: Array, schedule: Schedule, t: Any, power: int) -> Array:
+    """Return factor * schedule(t-1)^power; 1 at t = 0, where there is no momentum."""
+    earlier = jnp.maximum(jnp.asarray(t) - 1, 0)
+    weight = factor * at_time(schedule, earlier, factor) ** power
+    return jnp.where(t == 0, jnp.ones((), weight.dtype), weight)
+
+
+def when(
+    predicate: Any, then: Callable[[], PyTree], otherwise: Callable[[], PyTree]
+) -> PyTree:
+    """Branch on a value all clients share, in Python where it is already known."""
+    if not isinstance(predicate, Tracer):
+        return then() if bool(predicate) else otherwise()
+    return jax.lax.cond(predicate, then, otherwise)

@@ -1,0 +1,1 @@
+"""Methods for one machine; on K clients their directions are averaged."""

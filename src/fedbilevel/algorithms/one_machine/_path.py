@@ -1,0 +1,189 @@
+r"""Parts of methods for one machine: a path of the server, an exchange an iteration.
+
+    D_t     = G(w_t; s_t)       on one machine, or the mean over K clients of G_k
+    w_{t+1} = w_t - step_t D_t
+
+A method of one machine runs on K clients by averaging its directions at every step
+(p = 1): then all of them follow one path, and none drifts. Where G is linear in means
+over the clients, as the three directions with a variable z are, the limit is that of
+one machine with the rows of all. Where G inverts a Hessian, each client inverts its
+own: right only for clients that are alike.
+
+Clients keep nothing, so that each exchange may ask a fresh cohort.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+import jax.random as jr
+from jaxtyping import PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Pair, Triple
+from fedbilevel.algorithms.base import Phase, Pointed, SeesTurn, Turn
+from fedbilevel.algorithms.directions import hypergradient_and_slope
+from fedbilevel.algorithms.one_loop import evaluate
+from fedbilevel.estimators import at_both
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.problem import Oracle
+
+__all__ = [
+    "ITERATIONS",
+    "Path",
+    "all_directions",
+    "both_directions",
+    "differences",
+    "hypergradient_alone",
+    "kept_differences",
+    "sampled",
+    "slope",
+    "slope_with_z",
+    "stepped",
+    "system_slope",
+    "upper_slope",
+]
+
+# Draws s and returns the map w -> G(w; s); blocks that are None do not move.
+Draw = Callable[[Oracle, Key], Callable[[Any], Any]]
+Up = Callable[..., Any] | SeesTurn
+
+ITERATIONS = "iterations in a round, p; K clients are averaged after each"
+
+
+class Path(Pointed):
+    """Where a method stands and stood before, its directions and their squares."""
+
+    point: Any
+    previous: Any = None
+    direction: Any = None
+    squares: Any = None
+
+
+def stepped(w: Any, steps: Any, D: Any) -> Any:
+    """Return w - steps * D in every block that has a direction."""
+
+    def block(name: str) -> PyTree:
+        at, d = getattr(w, name), getattr(D, name)
+        return at if d is None else _tree.add_scaled(at, -getattr(steps, name), d)
+
+    return replace(w, **{one.name: block(one.name) for one in fields(w)})
+
+
+def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:
+    """Return the exchange that takes the mean of G(w; s) over so many samples."""
+
+    def local(w: Any, client: Any, oracle: Oracle, turn: Turn):
+        def one(key: Key) -> Any:
+            return draw(oracle, key)(w)
+
+        keys = turn.keys(bundles)
+        if bundles == 1:
+            return client, one(keys[0])
+
+        def add(total: Any, key: Key) -> tuple[Any, None]:
+            return _tree.add(total, one(key)), None
+
+        total, _ = jax.lax.scan(add, one(keys[0]), keys[1:])
+        return client, _tree.scale(1 / bundles, total)
+
+    return Phase(name, lambda server: server.point, local, up)
+
+
+def differences(name: str, draw: Draw, up: Up) -> Phase:
+    """Return the exchange that takes G(w; s) - G(w_before; s), with one sample."""
+    return kept_differences(name, draw, lambda t: None, up)
+
+
+def kept_differences(name: str, draw: Draw, kept: Callable[[Any], Any], up: Up):
+    """Return the exchange that takes G(w; s) - kept_t G(w_before; s).
+
+    `kept(t)` has a number for each block, or is None for 1 everywhere.
+    """
+
+    def local(message: tuple[Any, Any], client: Any, oracle: Oracle, turn: Turn):
+        w, before = message
+        now, then = at_both(draw(oracle, turn.keys(1)[0]), w, before)
+        factors = kept(turn.index)
+        if factors is not None:
+            then = jax.tree.map(_tree.scale, factors, then)
+        return client, _tree.subtract(now, then)
+
+    return Phase(name, lambda server: (server.point, server.previous), local, up)
+
+
+def all_directions(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
+    """Draw one xi and one zeta; return SOBA's map of the directions of x, y and z.
+
+    D_y = gy(zeta), D_z = hvp(zeta)[z] - fy(xi) and D_x = fx(xi) - jvp(zeta)[z].
+    """
+    for_xi, for_zeta = jr.split(key)
+    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+
+    def D(w: Triple) -> Triple:
+        fx, fy = oracle.upper_gradients(w.x, w.y, xi)
+        return Triple(
+            _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta)),
+            oracle.lower_gradient(w.x, w.y, zeta),
+            _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta), fy),
+        )
+
+    return D
+
+
+def slope_with_z(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
+    """Draw zeta; return the map of D_y = gy alone."""
+    zeta = oracle.draw_lower(key)
+    return lambda w: Triple(None, oracle.lower_gradient(w.x, w.y, zeta), None)
+
+
+def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
+    """Draw xi and zeta; return the map of D_z = hvp[z] - fy alone."""
+    for_xi, for_zeta = jr.split(key)
+    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+
+    def D(w: Triple) -> Triple:
+        _, fy = oracle.upper_gradients(w.x, w.y, xi)
+        product = oracle.hessian_product(w.x, w.y, w.z, zeta)
+        return Triple(None, None, _tree.subtract(product, fy))
+
+    return D
+
+
+def upper_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
+    """Draw xi and zeta; return the map of D_x = fx - jvp[z] alone."""
+    for_xi, for_zeta = jr.split(key)
+    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+
+    def D(w: Triple) -> Triple:
+        fx, _ = oracle.upper_gradients(w.x, w.y, xi)
+        product = oracle.cross_product(w.x, w.y, w.z, zeta)
+        return Triple(_tree.subtract(fx, product), None, None)
+
+    return D
+
+
+def slope(oracle: Oracle, key: Key) -> Callable[[Pair], Pair]:
+    """Draw zeta; return the map of gy alone."""
+    zeta = oracle.draw_lower(key)
+    return lambda w: Pair(None, oracle.lower_gradient(w.x, w.y, zeta))
+
+
+def hypergradient_alone(rule: AbstractHypergradient) -> Draw:
+    """Return the draw of a bundle, for the map of the hypergradient alone."""
+
+    def draw(oracle: Oracle, key: Key) -> Callable[[Pair], Pair]:
+        b = rule.draw(oracle, key)
+        return lambda w: Pair(rule(oracle, w.x, w.y, b), None)
+
+    return draw
+
+
+def both_directions(rule: AbstractHypergradient) -> Draw:
+    """Return the draw of a bundle and of zeta, for the map of (h, gy)."""
+
+    def draw(oracle: Oracle, key: Key) -> Callable[[Pair], Pair]:
+        return evaluate(hypergradient_and_slope(rule, oracle, key))
+
+    return draw

@@ -1,0 +1,90 @@
+r"""ASBiO-BreD: SPIDER on both levels, with a mirror step of x and an l1 term.
+
+    u_t, v_t = means of B samples of h(w_t; b), gy(w_t; zeta)          if t mod q = 0
+    u_t = u_{t-1} + h(w_t; b) - h(w_{t-1}; b)                          else,
+    v_t = v_{t-1} + gy(w_t; zeta) - gy(w_{t-1}; zeta)
+    y <- y - lr_y v_t
+    x <- argmin_x <u_t, x> + l1 ||x||_1 + D_psi(x, x_t) / lr_x         (`_mirror.py`)
+
+with w = (x, y) and one bundle at both points, its random length among it: h is one
+random term of the Neumann series, Q times as long. A round is one period. With q = 1
+and B = 1 it is SBiO-BreD (`sbio-bred`).
+
+On K clients u and v are averaged at every iteration, each client inverting its own
+Hessian: right only for clients that are alike. q exchanges a round, with dx + dy floats
+up each; as many down with a large batch, and twice as many else, for both points.
+
+Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
+Deviations: h is the l1 norm, x is not constrained, steps of y are constant. What is
+measured is the upper loss without l1.
+"""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
+from fedbilevel.algorithms.one_machine._mirror import (
+    L1,
+    PSI,
+    PSIS,
+    SQUARE,
+    first_moments,
+    mirror_step,
+)
+from fedbilevel.algorithms.one_machine._path import (
+    Path,
+    both_directions,
+    differences,
+    sampled,
+    stepped,
+)
+from fedbilevel.algorithms.one_machine._recursive import recursive_start
+from fedbilevel.hypergradient import AbstractHypergradient, RandomNeumann
+from fedbilevel.schedules import count, number, part, word
+
+__all__ = ["ASBiOBreD"]
+
+
+class ASBiOBreD(AbstractAlgorithm):
+    """SPIDER on both levels, with a mirror step of x."""
+
+    reference: ClassVar[str] = "Huang et al. 2022, arXiv 2107.12301"
+    provenance: ClassVar[str] = "listing read in the paper"
+    answers: ClassVar[str] = "single machine"
+    allows_private: ClassVar[bool] = False
+    inverts_locally: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
+    rule: ClassVar[type[AbstractHypergradient]] = RandomNeumann
+
+    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
+    lr_x: Number = number("step of x, gamma", step="upper")
+    lr_y: Number = number("y moves by lr_y v", step="lower")
+    l1: Number = number(L1, default=0.0)
+    period: int = count("iterations from one large batch to the next, q", default=10)
+    large_batch: int = count("batches of the run in a large one, B", default=10)
+    psi: str = word(PSI, PSIS, default=SQUARE, kw_only=True)
+
+    def init_server(self, x: Upper, y: Lower) -> Path:
+        """Start at (x, y); directions are formed at t = 0."""
+        return replace(recursive_start(Pair(x, y)), squares=first_moments(self.psi, x))
+
+    def phases(self) -> Phases:
+        """Return the iteration with a large batch, and those after it."""
+        draw = both_directions(self.hypergradient)
+        large = sampled("large", draw, self.moved, self.large_batch)
+        step = differences("step", draw, self.corrected)
+        return large, Repeat(self.period - 1, (step,))
+
+    def corrected(self, server: Path, change: Any) -> Path:
+        """Correct both directions, and move."""
+        return self.moved(server, _tree.add(server.direction, change))
+
+    def moved(self, server: Path, d: Pair) -> Path:
+        """Move y, and make the mirror step of x."""
+        steps = Pair(self.lr_x, self.lr_y)
+        w = stepped(server.point, steps, Pair(None, d.y))
+        numbers = (self.lr_x, self.l1, server.squares)
+        w, moments = mirror_step(self.psi, w, d.x, *numbers)
+        return Path(w, server.point, d, moments)

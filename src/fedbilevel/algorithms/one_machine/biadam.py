@@ -1,0 +1,159 @@
+r"""BiAdam: moving averages on both levels, and steps scaled by their second moments.
+
+At every iteration, from the old point, with weights alpha and beta (1 at t = 0):
+
+    u <- (1 - alpha) u + alpha h(x, y; b),      v <- (1 - beta) v + beta gy(x, y; zeta)
+    form=code:   a <- tau a + (1 - tau) u^2,    b <- tau b + (1 - tau) v^2
+                 A = sqrt(a + small),           B = sqrt(b + small)
+    form=paper:  a <- tau a + (1 - tau) u^2,    b <- tau b + (1 - tau) ||v||
+                 A = sqrt(a) + small,           B = b + small
+    x <- x - lr_x a_t u / A,   y <- y - lr_y a_t v / B
+
+a has an entry for every coordinate; so has b in the code. a_t is any schedule. The
+paper's x <- x + eta_t (x_tmp - x) is such a step, with eta_t in a_t. `corrected=True`
+takes STORM in place of the averages: that is VR-BiAdam
+(`fedbilevel.algorithms.presets`). With tau = 1, start = 1 and small = 0 moments stay
+at 1, and the method is SMB (MRBO).
+
+On K clients directions are averaged at every iteration, each client inverting its own
+Hessian: right only for clients that are alike. 1 exchange an iteration, with dx + dy
+floats each way; moments stay on the server.
+
+Reference: Huang, Li, Huang, arXiv 2106.11396.
+Deviations: of the paper the abstract was read, form=paper is from memory; form=code is
+how a program runs it that is presumably of a co-author: moments from the averaged
+directions, started at 0 without a correction of their bias, so that the first steps are
+large, and constant weights.
+"""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Phases,
+    Repeat,
+    ServerTurn,
+    with_turn,
+)
+from fedbilevel.algorithms.one_loop import at_time
+from fedbilevel.algorithms.one_machine._path import (
+    ITERATIONS,
+    Path,
+    both_directions,
+    kept_differences,
+    sampled,
+    stepped,
+)
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.schedules import (
+    Schedule,
+    choice,
+    count,
+    number,
+    part,
+    schedule,
+    weight,
+    word,
+)
+
+__all__ = ["BiAdam"]
+
+CODE, PAPER = FORMS = ("code", "paper")
+
+
+class BiAdam(AbstractAlgorithm):
+    """Moving averages on both levels, with adaptive steps."""
+
+    reference: ClassVar[str] = "Huang, Li, Huang 2021, arXiv 2106.11396"
+    provenance: ClassVar[str] = "abstract and a co-author's program read, presumably"
+    answers: ClassVar[str] = "single machine"
+    allows_private: ClassVar[bool] = False
+    inverts_locally: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
+
+    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
+    lr_x: Number = number("x moves by lr_x a u / A", step="upper")
+    lr_y: Number = number("y moves by lr_y a v / B", step="lower")
+    alpha: Number = weight("upper", "u forgets by alpha a step")
+    beta: Number = weight("lower", "v forgets by beta a step")
+    a: Schedule = schedule("common shape of the steps over t", default=1.0)
+    tau: Number = number("what second moments keep in a step", default=0.99)
+    small: Number = number("what is added to second moments", default=1e-6)
+    start: Number = number("what second moments start at", default=0.0)
+    form: str = word("how steps are scaled", FORMS, default=CODE, kw_only=True)
+    corrected: bool = choice("correct directions by STORM", default=False, kw_only=True)
+    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+
+    def init_server(self, x: Upper, y: Lower) -> Path:
+        """Start at (x, y); directions are formed at t = 0."""
+        w = Pair(x, y)
+        squares = jax.tree.map(lambda leaf: self._filled(leaf), w)
+        if self.form == PAPER:
+            norm = _tree.norm(y)
+            squares = Pair(squares.x, self.start.astype(norm.dtype))
+        previous = w if self.corrected else None
+        return Path(w, previous, _tree.zeros_like(w), squares)
+
+    def _filled(self, leaf: Array) -> Array:
+        return jnp.full_like(leaf, self.start.astype(leaf.dtype))
+
+    def phases(self) -> Phases:
+        """Return the iterations of a round."""
+        draw, up = both_directions(self.hypergradient), with_turn(self.moved)
+        if self.corrected:
+            step = kept_differences("step", draw, self.kept, up)
+        else:
+            step = sampled("step", draw, up)
+        return (Repeat(self.local_steps, (step,)),)
+
+    def kept(self, t: Any) -> Pair:
+        """Return what u and v keep of themselves: nothing at t = 0."""
+        return Pair(*(jnp.where(t == 0, 0, 1 - w) for w in (self.alpha, self.beta)))
+
+    def moved(self, server: Path, fresh: Pair, turn: ServerTurn) -> Path:
+        """Form directions and second moments, and move along their quotients."""
+        kept, t = self.kept(turn.index), turn.index
+        if not self.corrected:
+            taken = jax.tree.map(lambda keep: 1 - keep, kept)
+            fresh = jax.tree.map(_tree.scale, taken, fresh)
+        held = jax.tree.map(_tree.scale, kept, server.direction)
+        d = _tree.add(held, fresh)
+        squares = self.second_moments(server.squares, d)
+        a = at_time(self.a, t, self.lr_x)
+        w = stepped(
+            server.point, Pair(self.lr_x * a, self.lr_y * a), self.scaled(d, squares)
+        )
+        return Path(w, server.point if self.corrected else None, d, squares)
+
+    def second_moments(self, squares: Pair, d: Pair) -> Pair:
+        """Return a and b after directions d."""
+
+        def renewed(held: Array, new: Array) -> Array:
+            tau = self.tau.astype(held.dtype)
+            return tau * held + (1 - tau) * new
+
+        new = jax.tree.map(jnp.square, d)
+        if self.form == PAPER:
+            new = Pair(new.x, _tree.norm(d.y))
+        return jax.tree.map(renewed, squares, new)
+
+    def scaled(self, d: Pair, squares: Pair) -> Pair:
+        """Return u / A and v / B."""
+
+        def by_root(leaf: Array, moment: Array) -> Array:
+            return leaf / jnp.sqrt(moment + self.small.astype(leaf.dtype))
+
+        def by_sum(leaf: Array, moment: Array) -> Array:
+            return leaf / (jnp.sqrt(moment) + self.small.astype(leaf.dtype))
+
+        if self.form == CODE:
+            return jax.tree.map(by_root, d, squares)
+        B = squares.y + self.small.astype(squares.y.dtype)
+        above = jax.tree.map(by_sum, d.x, squares.x)
+        return Pair(above, _tree.scale(1 / B, d.y))

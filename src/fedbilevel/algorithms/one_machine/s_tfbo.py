@@ -1,0 +1,85 @@
+r"""S-TFBO: steps on x, y and z that need no tuning, on one machine.
+
+With D_x, D_y, D_z of SOBA (`soba`), one sample for each level,
+all at the old point, and sums that start at c^2, c = `start`:
+
+    be^2 <- be^2 + ||D_y||^2,   ga^2 <- ga^2 + ||D_z||^2,   al^2 <- al^2 + ||D_x||^2
+    y <- y - D_y / be,   z <- z - D_z / max(be, ga),   x <- x - D_x / (al max(be, ga))
+
+The sums grow until steps are short enough, and stay there where directions vanish. No
+constant of the problem is needed; the scale of its slopes is what `start` is compared
+with.
+
+A step costs SOBA's. On K clients the directions are averaged at every iteration (p =
+1), and the norms are those of the means: right where clients differ. 1 exchange an
+iteration, with dx + 2 dy floats each way.
+
+Reference: Yang, Ban, Huang, Ma, Ji, arXiv 2410.05140 (ICLR 2025), the single-loop one.
+Deviations: the update was read in the authors' program, but not its sums, whose file is
+missing: they are from memory, and come before the step. z starts at 0.
+"""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Number, Triple, Upper
+from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Pointed, Repeat
+from fedbilevel.algorithms.one_machine._path import (
+    ITERATIONS,
+    all_directions,
+    sampled,
+    stepped,
+)
+from fedbilevel.schedules import count, number
+
+__all__ = ["STFBO"]
+
+
+class Summed(Pointed):
+    """A point, and the sums al^2, be^2 and ga^2 of squared norms."""
+
+    point: Triple
+    al: Float[Array, ""]
+    be: Float[Array, ""]
+    ga: Float[Array, ""]
+
+
+class STFBO(AbstractAlgorithm):
+    """Steps on x, y and z by sums of squared norms, without a step to tune."""
+
+    reference: ClassVar[str] = "Yang et al. 2025, arXiv 2410.05140"
+    provenance: ClassVar[str] = "the authors' program read in part; sums from memory"
+    answers: ClassVar[str] = "single machine"
+    allows_private: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
+
+    start: Number = number(
+        "what the roots of the sums start at", default=1.0, above=0.0
+    )
+    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+
+    def init_server(self, x: Upper, y: Lower) -> Summed:
+        """Start at (x, y, 0)."""
+        w = Triple(x, y, _tree.zeros_like(y))
+        first = (self.start**2).astype(_tree.dot(y, y).dtype)
+        return Summed(w, first, first, first)
+
+    def phases(self) -> Phases:
+        """Return the iterations of a round."""
+        step = sampled("step", all_directions, self.moved)
+        return (Repeat(self.local_steps, (step,)),)
+
+    def moved(self, server: Summed, D: Triple) -> Summed:
+        """Add to the sums, and move by their roots."""
+        al, be, ga = (
+            held + _tree.dot(d, d)
+            for held, d in zip(
+                (server.al, server.be, server.ga), (D.x, D.y, D.z), strict=True
+            )
+        )
+        most = jnp.sqrt(jnp.maximum(be, ga))
+        steps = Triple(1 / (jnp.sqrt(al) * most), 1 / jnp.sqrt(be), 1 / most)
+        return Summed(stepped(server.point, steps, D), al, be, ga)

@@ -1,0 +1,93 @@
+r"""stocBiO: lower steps, then one step of x along a series hypergradient.
+
+For every outer iteration t, from the y of the last one (a warm start):
+
+    T_in times:  y <- y - lr_y b_t gy(x, y; zeta)
+    x <- x - lr_x a_t h(x, y; b)
+
+h is a hypergradient rule, the stochastic Neumann series in this paper, with samples of
+its own for fx and fy, for the cross product and for every factor. a_t and b_t are any
+schedules; here steps are constant. `upper_first=True` moves x before y. Relatives, all
+of them presets: BSA, TTSA, ALSET.
+
+A round: p outer iterations. On K clients slopes are averaged at every step (p = 1 in
+other methods' words), each client inverting its own Hessian: right only for clients
+that are alike. T_in + 1 exchanges an outer iteration, with T_in dy + dx floats each
+way.
+
+Reference: Ji, Yang, Liang, arXiv 2010.07962 (ICML 2021).
+Deviations: all samples have one size; in theory that of a factor shrinks with its
+place. The authors' program takes one batch for all factors, loses the first term of the
+series and does not scale the sum, which this one does not repeat.
+"""
+
+from typing import Any, ClassVar
+
+from fedbilevel._types import Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Phases,
+    Repeat,
+    ServerTurn,
+    with_turn,
+)
+from fedbilevel.algorithms.one_loop import at_time
+from fedbilevel.algorithms.one_machine._path import (
+    Path,
+    hypergradient_alone,
+    sampled,
+    slope,
+    stepped,
+)
+from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.schedules import Schedule, choice, count, number, part, schedule, step
+
+__all__ = ["StocBiO"]
+
+
+class StocBiO(AbstractAlgorithm):
+    """T_in lower steps, then a step of x along a hypergradient by a series."""
+
+    reference: ClassVar[str] = "Ji, Yang, Liang 2021, arXiv 2010.07962"
+    provenance: ClassVar[str] = "the authors' program and a benchmark's read"
+    answers: ClassVar[str] = "single machine"
+    inverts_locally: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
+
+    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
+    lr_x: Number = number("x moves by lr_x a h", step="upper")
+    lr_y: Number = step("lower", "y moves by lr_y b gy", over="b")
+    a: Schedule = schedule("shape of x's steps over t", default=1.0)
+    b: Schedule = schedule("shape of y's steps over t", default=1.0)
+    inner_steps: int = count(
+        "lower steps for each step of x, T_in", default=5, kw_only=True
+    )
+    upper_first: bool = choice("move x before y", default=False, kw_only=True)
+    local_steps: int = count("steps of x in a round", default=1, kw_only=True)
+
+    def init_server(self, x: Upper, y: Lower) -> Path:
+        """Start at (x, y)."""
+        return Path(Pair(x, y))
+
+    def phases(self) -> Phases:
+        """Return the outer iterations of a round."""
+        lower = sampled("lower", slope, with_turn(self.lower_step))
+        h = hypergradient_alone(self.hypergradient)
+        upper = sampled("upper", h, with_turn(self.upper_step))
+        below = Repeat(self.inner_steps, (lower,))
+        order = (upper, below) if self.upper_first else (below, upper)
+        return (Repeat(self.local_steps, order),)
+
+    def lower_step(self, server: Path, D: Pair, turn: ServerTurn) -> Path:
+        """Move y along the slope of g."""
+        return self.moved(server, D, turn.index // self.inner_steps)
+
+    def upper_step(self, server: Path, D: Pair, turn: ServerTurn) -> Path:
+        """Move x along the hypergradient."""
+        return self.moved(server, D, turn.index)
+
+    def moved(self, server: Path, D: Pair, t: Any) -> Path:
+        """Move what has a direction, in the outer iteration t."""
+        lr_x = self.lr_x * at_time(self.a, t, self.lr_x)
+        lr_y = self.lr_y * at_time(self.b, t, self.lr_y)
+        return Path(stepped(server.point, Pair(lr_x, lr_y), D))

@@ -1,0 +1,1 @@
+"""Methods by gradients alone: a penalty in the place of second derivatives."""

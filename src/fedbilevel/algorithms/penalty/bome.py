@@ -1,0 +1,107 @@
+r"""BOME: steps on x and y at once, that bring g down as fast as its gap asks for.
+
+For every iteration, y_s a temporary copy that starts at the current y:
+
+    y_s = y;   T times:  y_s <- y_s - alpha gy(x, y_s; zeta_i)
+    F = (fx, fy)(x, y; xi),   q = (gx(x, y; zeta) - gx(x, y_s; zeta), gy(x, y; zeta))
+    m = max(phi - <F, q>, 0) / (||q||^2 + small),    phi = eta ||q||^2
+    x <- x - lr_x (fx + m q_x),   y <- y - lr_y (fy + m q_y)
+
+q is the gradient of g(x, y) - g(x, y_s) with y_s held: without a Hessian, and without a
+penalty to choose. Both gx have one sample, so that its noise falls with y - y_s. y is
+reported.
+
+F and q are means over the clients, and so is the slope of each of the T steps; the
+server forms m of the means, which is exact where clients differ. Of single clients'
+vectors m would be another one.
+
+The answer is as good as y_s: with a quadratic g of curvature h in y, (1 - alpha h)^T of
+the way to its minimum is left, and the second term of the hypergradient is by this
+share too short in the limit. `small` ends the growth of m, at about small^(-1/3).
+
+An iteration: T + 2 gradients of g, one of f; T + 1 exchanges, with T dy + 2 (dx + dy)
+floats up and dx + (T + 2) dy down.
+
+Reference: Ye, Liu, Wright, Stone, Liu, arXiv 2209.08709 (NeurIPS 2022).
+Deviations: the paper has one step for x and y, and as another phi eta times the gap of
+g itself; clients and samples are not in it.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax.numpy as jnp
+import jax.random as jr
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
+from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
+from fedbilevel.algorithms.one_loop import move
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, Path, sampled, stepped
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import count, number, step
+
+__all__ = ["BOME"]
+
+
+class BOME(AbstractAlgorithm):
+    """Joint steps of x and y along f, and along g as far as its gap asks for."""
+
+    reference: ClassVar[str] = "Ye et al. 2022, arXiv 2209.08709"
+    provenance: ClassVar[str] = "the authors' program read; clients are ours"
+    allows_private: ClassVar[bool] = False
+
+    lr_x: Number = number("x moves by lr_x (fx + m q_x)", step="upper")
+    lr_y: Number = number("y moves by lr_y (fy + m q_y)", step="lower")
+    alpha: Number = step("auxiliary", "y_s moves by alpha gy")
+    inner_steps: int = count("steps of y_s, T", default=10)
+    eta: Number = number("share of ||q||^2 that g must fall by", default=0.5, above=0.0)
+    small: Number = number("added to ||q||^2", default=1e-8, above=0.0)
+    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+
+    def init_server(self, x: Upper, y: Lower) -> Path:
+        """Start at (x, y), with y_s = y as the third block."""
+        return Path(Triple(x, y, y))
+
+    def phases(self) -> Phases:
+        """Return the iterations of a round."""
+        lower = sampled("lower", slope_of_copy, self.descended)
+        step = sampled("step", both_gradients, self.moved)
+        iteration = (Repeat(self.inner_steps, (lower,)), step)
+        return (Repeat(self.local_steps, iteration),)
+
+    def descended(self, server: Path, D: Triple) -> Path:
+        """Move y_s."""
+        steps = Triple(None, None, self.alpha)
+        return Path(stepped(server.point, steps, D))
+
+    def moved(self, server: Path, reply: tuple[Pair, Pair]) -> Path:
+        """Move x and y, and let y_s start there."""
+        F, q = reply
+        size = _tree.dot(q, q)
+        phi = jnp.asarray(self.eta, size.dtype) * size
+        m = jnp.maximum(phi - _tree.dot(F, q), 0)
+        m = m / (size + jnp.asarray(self.small, size.dtype))
+        steps, here = Pair(self.lr_x, self.lr_y), self.point(server)
+        w = move(here, steps, _tree.add_scaled(F, m, q))
+        return Path(Triple(w.x, w.y, w.y))
+
+
+def slope_of_copy(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
+    """Draw zeta; return the map of gy at y_s."""
+    zeta = oracle.draw_lower(key)
+    return lambda w: Triple(None, None, oracle.lower_gradient(w.x, w.z, zeta))
+
+
+def both_gradients(oracle: Oracle, key: Key) -> Callable[[Triple], tuple[Pair, Pair]]:
+    """Draw xi and zeta; return the map of F and q."""
+    for_xi, for_zeta = jr.split(key)
+    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+
+    def F_and_q(w: Triple) -> tuple[Pair, Pair]:
+        fx, fy = oracle.upper_gradients(w.x, w.y, xi)
+        gx, gy = oracle.lower_gradients(w.x, w.y, zeta)
+        gx_s, _ = oracle.lower_gradients(w.x, w.z, zeta)
+        return Pair(fx, fy), Pair(_tree.subtract(gx, gx_s), gy)
+
+    return F_and_q

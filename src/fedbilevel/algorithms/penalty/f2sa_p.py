@@ -1,0 +1,149 @@
+r"""F2SA-p: loops on copies of y by gradients alone, then a step of x, to degree 4.
+
+The copies y_j follow argmin_y j nu f + g for a few j; a_j are weights of a difference
+of degree p (`_penalty.py` has both, for p from 1 to 4). At every outer iteration t,
+with samples xi and zeta of their own for each line, which all copies share:
+
+    T_in times:  y_j <- y_j - lr_y s_t (j nu_t fy(x, y_j; xi) + gy(x, y_j; zeta))
+    x <- x - lr_x s_t sum_j a_j (j fx(x, y_j; xi) + gx(x, y_j; zeta) / nu_t)
+
+with nu_t = nu b_t, s_t = a_t. The bias is O(nu^p). p = 2 costs what p = 1 does, with
+y_1 and y_-1. What is reported is y_0, or what the copies tell of it: (y_1 + y_-1)/2.
+
+A round: `local_steps` outer iterations. On K clients slopes are averaged at every step,
+which is right where clients differ: T_in + 1 exchanges an outer iteration, each with
+all copies or x, up and down. A step costs a gradient of each level for each copy.
+
+Reference: arXiv 2509.02937 (ICLR 2026).
+Deviations: updates as in the authors' program, where a loop begins with all copies of
+one sign of j at their mean (`begin=sides`): that leaves an error unless T_in is large.
+Here each goes on from where it stood. The step of x is not divided by the norm of h, as
+that of the paper's analysis is. All copies start at y.
+"""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Balance,
+    Phase,
+    Phases,
+    Repeat,
+    ServerTurn,
+    Turn,
+    with_turn,
+)
+from fedbilevel.algorithms.directions import both_samples
+from fedbilevel.algorithms.one_loop import at_time, evaluate
+from fedbilevel.algorithms.one_machine._path import Path, stepped
+from fedbilevel.algorithms.penalty._copies import (
+    BEGINNINGS,
+    NU,
+    OWN,
+    Copies,
+    check_balance,
+    scheme_of,
+)
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import Schedule, count, number, schedule, word
+
+__all__ = ["F2SAP"]
+
+
+class F2SAP(AbstractAlgorithm):
+    """Loops on copies of y by gradients alone, then a step of x; degree 1 to 4."""
+
+    reference: ClassVar[str] = "F2SA-p, arXiv 2509.02937"
+    provenance: ClassVar[str] = "the authors' program read"
+    answers: ClassVar[str] = "single machine"
+    pools: ClassVar[bool] = True
+    needs_hessian: ClassVar[bool] = False
+
+    lr_x: Number = number("x moves by lr_x a h", step="upper")
+    lr_y: Number = number("copies of y move by lr_y a times their slopes", step="lower")
+    nu: Number = number(NU, default=0.01, above=0.0)
+    a: Schedule = schedule("common shape of the steps over t", default=1.0)
+    b: Schedule = schedule("shape of nu over t", default=1.0)
+    degree: int = count("power of nu in the bias, p: 1 to 4", default=2, kw_only=True)
+    inner_steps: int = count(
+        "steps of the copies for each of x, T_in", default=10, kw_only=True
+    )
+    begin: str = word(
+        "where a loop on copies begins: each where it stood, those of one sign of j at "
+        "their mean, or all at y_1",
+        BEGINNINGS,
+        default=OWN,
+        kw_only=True,
+    )
+    local_steps: int = count("steps of x in a round", default=1, kw_only=True)
+
+    def __check_init__(self) -> None:
+        scheme_of(self)
+
+    def check_balance(self, curvatures: Balance) -> None:
+        """Raise if f curves too much for what is taken from g."""
+        check_balance(self, self.nu_at(0), curvatures)
+
+    def init_server(self, x: Upper, y: Lower) -> Path:
+        """Start with all copies at y."""
+        return Path(scheme_of(self).copies(x, y))
+
+    def phases(self) -> Phases:
+        """Return the outer iterations of a round."""
+        begun, moved = with_turn(self.begun), with_turn(self.lower_step)
+        lower = Phase("lower", begun, self.lower, moved)
+        moved = with_turn(self.upper_step)
+        upper = Phase("upper", lambda server: server.point, self.upper, moved)
+        return (Repeat(self.local_steps, (Repeat(self.inner_steps, (lower,)), upper)),)
+
+    def point(self, server: Path) -> Pair:
+        """Return x and y_0, or what the copies tell of it."""
+        return scheme_of(self).point(server.point)
+
+    def watched(self, server: Path) -> tuple[Lower, ...]:
+        """Return all copies: what is reported may stand still between two of them."""
+        return scheme_of(self).of(server.point)
+
+    def nu_at(self, t: Any) -> Array:
+        """Return nu b_t."""
+        return self.nu * at_time(self.b, t, self.nu)
+
+    def begun(self, server: Path, turn: ServerTurn) -> Copies:
+        """Return where the copies are, at the beginning of a loop where they begin."""
+        if self.begin == OWN:
+            return server.point
+        first = jnp.asarray(turn.index % self.inner_steps == 0)
+        begin = scheme_of(self).begun(server.point, self.begin)
+        return _tree.select(first, begin, server.point)
+
+    def lower(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
+        """Return the slopes of all copies."""
+        samples = both_samples(oracle, turn.keys(1)[0])
+        nu = self.nu_at(turn.index // self.inner_steps)
+        slopes = scheme_of(self).slopes(oracle, nu, *samples)
+        return client, evaluate(slopes)(w)
+
+    def upper(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
+        """Return h."""
+        nu, samples = self.nu_at(turn.index), both_samples(oracle, turn.keys(1)[0])
+        slope = scheme_of(self).slope_of_x(oracle, nu, *samples)
+        return client, evaluate(slope)(w)
+
+    def lower_step(self, server: Path, D: Copies, turn: ServerTurn) -> Path:
+        """Move the copies."""
+        w, t = self.begun(server, turn), turn.index // self.inner_steps
+        return Path(stepped(w, self.step(t), D))
+
+    def upper_step(self, server: Path, D: Copies, turn: ServerTurn) -> Path:
+        """Move x."""
+        return Path(stepped(server.point, self.step(turn.index), D))
+
+    def step(self, t: Any) -> Copies:
+        """Return lr_x a_t, and lr_y a_t for each copy."""
+        a = at_time(self.a, t, self.lr_x)
+        return scheme_of(self).copies(self.lr_x * a, self.lr_y * a)

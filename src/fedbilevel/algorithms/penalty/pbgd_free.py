@@ -1,0 +1,94 @@
+r"""PBGD-Free: a penalty below, and no correction above, for problems that are flat.
+
+At every outer iteration, with samples of their own for each line:
+
+    T_in times:  y <- y - lr_y (nu fy(x, y; xi) + gy(x, y; zeta))
+    x <- x - lr_x fx(x, y; xi)
+
+The step of x leaves out what y* changes with x. That is right only where the solution
+of the lower level hardly matters to f: the paper calls such problems flat. Elsewhere
+another question is answered: on the task two-client x goes to 0, where 1 is right. So
+the method must be asked for by flat=yes.
+
+A step: two gradients. On K clients slopes are averaged at every step: T_in + 1
+exchanges an outer iteration, with T_in dy + dx floats up.
+
+Reference: PBGD-Free (NeurIPS 2025), with the penalty of Shen, Chen, arXiv 2302.05185.
+Deviations: the abstract was read, not the body. y, which is trained on f, too, is all
+there is to report.
+"""
+
+from typing import Any, ClassVar
+
+from fedbilevel import _tree
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
+from fedbilevel.algorithms.directions import both_samples
+from fedbilevel.algorithms.one_machine._path import Path, sampled, stepped
+from fedbilevel.algorithms.penalty._copies import NU
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import count, number, word
+
+__all__ = ["PBGDFree"]
+
+
+class PBGDFree(AbstractAlgorithm):
+    """Penalized lower steps, then x along fx alone; for flat problems only."""
+
+    reference: ClassVar[str] = "PBGD-Free, NeurIPS 2025; arXiv 2302.05185"
+    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    answers: ClassVar[str] = "single machine"
+    pools: ClassVar[bool] = True
+    needs_hessian: ClassVar[bool] = False
+
+    lr_x: Number = number("x moves by lr_x fx", step="upper")
+    lr_y: Number = number("y moves by lr_y (nu fy + gy)", step="lower")
+    nu: Number = number(NU, default=0.01, above=0.0)
+    inner_steps: int = count("steps of y for each of x, T_in", default=10, kw_only=True)
+    flat: str | None = word(
+        "say yes where f hardly depends on how y* changes with x",
+        ("yes",),
+        default=None,
+        kw_only=True,
+    )
+    local_steps: int = count("steps of x in a round", default=1, kw_only=True)
+
+    def __check_init__(self) -> None:
+        if self.flat is None:
+            raise InvalidInputError(
+                "PBGD-Free moves x along fx alone, as if y* did not change with x, and "
+                "ends elsewhere unless the problem is flat; if yours is, say flat=yes "
+                "(--set flat=yes), else use f2sa or fed-f2sa-2."
+            )
+
+    def init_server(self, x: Upper, y: Lower) -> Path:
+        """Start at (x, y)."""
+        return Path(Pair(x, y))
+
+    def phases(self) -> Phases:
+        """Return the outer iterations of a round."""
+        lower = sampled("lower", self.penalized, self.moved)
+        upper = sampled("upper", slope_alone, self.moved)
+        return (Repeat(self.local_steps, (Repeat(self.inner_steps, (lower,)), upper)),)
+
+    def penalized(self, oracle: Oracle, key: Key) -> Any:
+        """Draw xi and zeta; return the map of nu fy + gy."""
+        xi, zeta = both_samples(oracle, key)
+
+        def slope(w: Pair) -> Pair:
+            _, fy = oracle.upper_gradients(w.x, w.y, xi)
+            gy = oracle.lower_gradient(w.x, w.y, zeta)
+            return Pair(None, _tree.add_scaled(gy, self.nu, fy))
+
+        return slope
+
+    def moved(self, server: Path, D: Pair) -> Path:
+        """Move what has a direction."""
+        return Path(stepped(server.point, Pair(self.lr_x, self.lr_y), D))
+
+
+def slope_alone(oracle: Oracle, key: Key) -> Any:
+    """Draw xi; return the map of fx."""
+    xi = oracle.draw_upper(key)
+    return lambda w: Pair(oracle.upper_gradients(w.x, w.y, xi)[0], None)

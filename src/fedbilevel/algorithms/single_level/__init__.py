@@ -1,0 +1,1 @@
+"""Methods of one level: y is trained at the given x."""

@@ -1,0 +1,271 @@
+"""Wrappers: every variation of a method, by its name, and what options stand for.
+
+A wrapper has the method's own contract, so that wrappers nest:
+`steady(controls(FedBiO(...)))`. Those of local steps come inside of those of the round.
+The command line writes `--with controls --with warm-start=20`; values follow in the
+order of the wrapper's parameters, with colons between them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, NamedTuple
+
+import equinox as eqx
+
+from fedbilevel._types import Number
+from fedbilevel.algorithms.base import AbstractAlgorithm
+from fedbilevel.algorithms.one_loop import OneLoop, Part
+from fedbilevel.algorithms.wrappers.absence import ABSENT, KEEP, Absent
+from fedbilevel.algorithms.wrappers.base import With
+from fedbilevel.algorithms.wrappers.clip import QuantileClip, quantile_clipped
+from fedbilevel.algorithms.wrappers.drift import Anchor, Controls, Proximal
+from fedbilevel.algorithms.wrappers.measured_steps import SteadySteps, steadied
+from fedbilevel.algorithms.wrappers.optimizer import (
+    Adam,
+    Descent,
+    LocalOptimizer,
+    ServerOptimizer,
+)
+from fedbilevel.algorithms.wrappers.round import Average, Largest, Quantized
+from fedbilevel.algorithms.wrappers.steps import (
+    Alternating,
+    Ball,
+    Box,
+    Differences,
+    FirstBatch,
+    HalfSpace,
+    OwnLower,
+    Project,
+    Simplex,
+    WarmStart,
+)
+from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.schedules import check_fields, choice, count, optional, word
+
+__all__ = [
+    "WRAPPERS",
+    "LocalOptimizer",
+    "Options",
+    "QuantileClip",
+    "ServerOptimizer",
+    "SteadySteps",
+    "Wrapper",
+    "absent",
+    "alternating",
+    "anchor",
+    "average",
+    "ball",
+    "box",
+    "controls",
+    "differences",
+    "first_batch",
+    "half_space",
+    "options_for",
+    "own_lower",
+    "quantile_clipped",
+    "read_wrapper",
+    "server_descent",
+    "simplex",
+    "steadied",
+    "steady",
+    "warm_start",
+    "with_options",
+]
+
+
+def _with(part: Callable[..., Part]) -> Callable[..., Any]:
+    return lambda algorithm, *values, **named: With(algorithm, part(*values, **named))
+
+
+def _onto(kind: type[eqx.Module], block: str) -> Callable[..., Any]:
+    def project(algorithm: OneLoop, *values: Any, block: str = block, **named: Any):
+        return With(algorithm, Project(kind(*values, **named), block))
+
+    return project
+
+
+controls: Callable[..., Any] = _with(Controls)
+anchor: Callable[..., Any] = _with(Anchor)
+proximal: Callable[..., Any] = _with(Proximal)
+absent: Callable[..., Any] = _with(Absent)
+first_batch: Callable[..., Any] = _with(FirstBatch)
+warm_start: Callable[..., Any] = _with(WarmStart)
+ball: Callable[..., Any] = _onto(Ball, "z")
+box: Callable[..., Any] = _onto(Box, "x")
+simplex: Callable[..., Any] = _onto(Simplex, "x")
+half_space: Callable[..., Any] = _onto(HalfSpace, "x")
+differences: Callable[..., Any] = Differences
+alternating: Callable[..., Any] = Alternating
+own_lower: Callable[..., Any] = OwnLower
+average: Callable[..., Any] = Average
+steady: Callable[..., Any] = SteadySteps
+
+
+def server_descent(algorithm: AbstractAlgorithm, *values: Any, **named: Any) -> Any:
+    """Let the server step along the mean move, with momentum if beta is given."""
+    return ServerOptimizer(algorithm, Descent(*values, **named))
+
+
+def server_adam(algorithm: AbstractAlgorithm, *values: Any, **named: Any) -> Any:
+    """Let the server scale its step as Adam does, without correcting for the start."""
+    return ServerOptimizer(algorithm, Adam(*values, **named))
+
+
+def server_momentum(algorithm: AbstractAlgorithm, beta: float = 0.9) -> Any:
+    """Let the server move with momentum, as FedAvgM's does."""
+    return server_descent(algorithm, 1.0, beta)
+
+
+def local_momentum(algorithm: OneLoop, beta: float = 0.9) -> Any:
+    """Let clients move with momentum that stays on them."""
+    optimizer = Descent(1.0, beta)
+    return LocalOptimizer(algorithm, optimizer, local_steps=algorithm.local_steps)
+
+
+class Wrapper(NamedTuple):
+    """A wrapper by its name: `make(algorithm, **parameters)` applies it."""
+
+    name: str
+    summary: str
+    make: Callable[..., AbstractAlgorithm]
+    parameters: dict[str, Field]
+
+
+def _wrapper(name: str, make: Any, kind: Any = None, *names: str) -> Wrapper:
+    """Return an entry; its parameters are the named fields of a class, or all."""
+    own = {one.name: one for one in fields(kind)} if kind else {}
+    for name in ("algorithm", "named"):
+        own.pop(name, None)
+    chosen = {one: own[one] for one in names or own}
+    text = (kind or make).__doc__ or name
+    return Wrapper(name, text.strip().splitlines()[0], make, chosen)
+
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    one.name: one
+    for one in (
+        _wrapper("absent", absent, Absent),
+        _wrapper("alternating", alternating, Alternating),
+        _wrapper("anchor", anchor, Anchor),
+        _wrapper("average", average, Average),
+        _wrapper("ball", ball, Ball),
+        _wrapper("box", box, Box),
+        _wrapper("clip", quantile_clipped, QuantileClip),
+        _wrapper("controls", controls, Controls),
+        _wrapper("differences", differences, Differences),
+        _wrapper("first-batch", first_batch, FirstBatch),
+        _wrapper("half-space", half_space, HalfSpace),
+        _wrapper("local-momentum", local_momentum, Descent, "beta"),
+        _wrapper("own-lower", own_lower, OwnLower),
+        _wrapper("proximal", proximal, Proximal),
+        _wrapper("quantize", Quantized, Quantized),
+        _wrapper("server-adam", server_adam, Adam),
+        _wrapper("server-momentum", server_momentum, Descent, "beta"),
+        _wrapper("server-step", server_descent, Descent, "lr_server", "beta"),
+        _wrapper("simplex", simplex, Simplex),
+        _wrapper("steady", steady, SteadySteps),
+        _wrapper("top-k", Largest, Largest),
+        _wrapper("warm-start", warm_start, WarmStart),
+    )
+}
+
+
+def read_wrapper(text: str) -> Callable[[Any], AbstractAlgorithm]:
+    """Read `name` or `name=value:value`; return what wraps a method so."""
+    name, given, values = text.partition("=")
+    if name not in WRAPPERS:
+        raise unknown_name("wrapper", name, WRAPPERS)
+    wrapper, texts = WRAPPERS[name], values.split(":") if given else []
+    known = list(wrapper.parameters.values())
+    needed = [one.name for one in known if one.default is MISSING]
+    if not len(needed) <= len(texts) <= len(known):
+        shown = ":".join(one.name.upper() for one in known)
+        usage = f"{name}={shown}" if known else name
+        raise InvalidInputError(f"wrapper '{text}': write it as {usage}.")
+    pairs = zip(known, texts, strict=False)
+    named = {one.name: _value(one, value, text) for one, value in pairs}
+    return lambda algorithm: wrapper.make(algorithm, **named)
+
+
+def _value(one: Field, text: str, whole: str) -> Any:
+    if "words" in one.metadata:
+        return text
+    if one.type is bool and text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text) if one.type is int else float(text)
+    except ValueError:
+        kind = "a whole number" if one.type is int else "a number"
+        raise InvalidInputError(
+            f"wrapper '{whole}': {one.name} is {kind}, got '{text}'."
+        ) from None
+
+
+class Options(eqx.Module):
+    """Options that every method of one loop takes; each stands for a wrapper."""
+
+    own_lower: bool = choice("every client keeps a y of its own", default=False)
+    alternating: bool = choice(
+        "move the lower level first, then x, each at fresh values", default=False
+    )
+    radius: Number | None = optional("bound of ||z||")
+    distance: Number | None = optional(
+        "distance of the points whose gradients' difference stands for a product"
+    )
+    drift: str | None = word(
+        "how local steps are corrected", ("controls", "anchor"), default=None
+    )
+    first_batch: int = count("bundles of the first directions, B", default=1)
+    absent: str = word(
+        "what one that missed rounds does with the memory it receives",
+        ABSENT,
+        default=KEEP,
+    )
+    warm_start: int = count("lower steps before the first round", default=0, least=0)
+
+    def applied(self, algorithm: OneLoop) -> Any:
+        """Return a method with the wrappers that are asked for."""
+        check_fields(self, type(algorithm).__name__)
+        drift = {"controls": controls, "anchor": anchor}
+        chain = (
+            self.own_lower and own_lower,
+            self.alternating and alternating,
+            self.distance is not None and (lambda a: differences(a, self.distance)),
+            self.radius is not None and (lambda a: ball(a, self.radius)),
+            self.drift is not None and drift[self.drift],
+            self.first_batch > 1 and (lambda a: first_batch(a, self.first_batch)),
+            self.absent != KEEP and (lambda a: absent(a, self.absent)),
+            self.warm_start > 0 and (lambda a: warm_start(a, self.warm_start)),
+        )
+        made: Any = algorithm
+        for wrap in chain:
+            made = wrap(made) if wrap else made
+        return made
+
+
+OPTIONS: Mapping[str, Field] = {one.name: one for one in fields(Options)}
+
+
+def with_options(algorithm: OneLoop, options: Mapping[str, Any]) -> Any:
+    """Return a method with options, each of which is a wrapper around it."""
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(
+                f"`{type(algorithm).__name__}` has no parameter '{name}'; options are "
+                f"{', '.join(OPTIONS)}."
+            )
+    return Options(**options).applied(algorithm)
+
+
+def options_for(kind: type[AbstractAlgorithm]) -> dict[str, Field]:
+    """Return the options that mean something for a method."""
+    if not issubclass(kind, OneLoop):
+        return {}
+    moves = kind.moves if isinstance(kind.moves, tuple) else ("x", "y")
+    left_out = {one.name for one in fields(kind)}
+    left_out |= {"radius", "distance"} if "z" not in moves else set()
+    left_out |= {"own_lower", "alternating"} if "x" not in moves else set()
+    estimator: Any = kind.estimator
+    if not getattr(estimator, "keeps_point", False):
+        left_out |= {"absent", "first_batch"}
+    return {name: one for name, one in OPTIONS.items() if name not in left_out}

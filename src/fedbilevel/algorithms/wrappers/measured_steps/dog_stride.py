@@ -1,0 +1,142 @@
+r"""The stride of x: how long a step may be that knows nothing but the way behind it.
+
+With r the largest distance of x from its start and G_i the way that x went in round i,
+in units of its step (DoG, arXiv 2302.12022):
+
+    stride = min(r / sqrt(sum_i G_i^2), limit)
+
+DoG stops what flies apart at once. It does not stop an x that is too fast for y: if y
+and z follow at a rate of rho a round, x is stable below 2 rho / L_Phi only, and beyond
+it swings around its goal ever farther, r growing along with G. Such a swing shows: from
+round to round x goes on in nearly the same direction, and yet it comes back half of the
+way that it went from its start, or its path becomes 3 times as long as that way. Then
+
+    limit = stride / 4
+
+Where directions are noise they do not agree, and nothing of this happens.
+"""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedbilevel import _tree
+from fedbilevel._types import Pair, Upper
+
+__all__ = ["DogStride"]
+
+_FIRST = 1e-3  # of the size of x, and absolutely where x is 0
+_AGREE, _NEWEST = 0.5, 0.1  # of a cosine, and the weight of the newest one
+_AWAY, _BACK = 0.75, 0.5  # of the largest distance
+_LONG = 3.0  # times the largest distance
+_SHORTER = 0.25  # the limit, once x has turned
+_STEEP = 100.0  # times the first directions
+_EARLY = 30  # rounds, until z knows of y and hypergradients of x
+
+
+class DogStride(eqx.Module):
+    """How far x has gone: where it began, where it was, and by what step it came.
+
+    `farthest` is r, `squares` the sum of G_i^2, `slope` the largest of the first
+    directions, `steepest` the largest G_i of all `rounds`, `agreement` the usual cosine
+    between two moves, `path` the length of those that agreed, `turns` how often x has
+    turned.
+    """
+
+    first: Pair
+    last: Pair
+    move: Pair
+    farthest: Float[Array, ""]
+    squares: Float[Array, ""]
+    slope: Float[Array, ""]
+    steepest: Float[Array, ""]
+    agreement: Float[Array, ""]
+    path: Float[Array, ""]
+    limit: Float[Array, ""]
+    away: Bool[Array, ""]
+    turns: Int[Array, ""]
+    rounds: Int[Array, ""]
+
+    @staticmethod
+    def of(x: Upper) -> "DogStride":
+        """Begin at x, in the blocks of the upper level."""
+        size = _tree.norm(x)
+        begin = jnp.where(size > 0, _FIRST * size, _FIRST).astype(size.dtype)
+        here, none = Pair(x, None), jnp.zeros_like(begin)
+        return DogStride(
+            first=here,
+            last=here,
+            move=_tree.zeros_like(here),
+            farthest=begin,
+            squares=none,
+            slope=none,
+            steepest=none,
+            agreement=none,
+            path=none,
+            limit=jnp.full_like(begin, jnp.finfo(begin.dtype).max),
+            away=jnp.zeros((), bool),
+            turns=jnp.zeros((), jnp.int32),
+            rounds=jnp.zeros((), jnp.int32),
+        )
+
+    def stride(self) -> Float[Array, ""]:
+        """Return the step of x, the first way itself while nothing is known."""
+        squares = jnp.where(self.squares > 0, self.squares, 1)
+        return jnp.minimum(self.farthest / jnp.sqrt(squares), self.limit)
+
+    def gone(self, x: Upper, unit: Array) -> "DogStride":
+        """Return what is known once x has gone here, by steps of this length."""
+        here = Pair(x, None)
+        move = _tree.subtract(here, self.last)
+        length, cosine = _tree.norm(move), _tree.cosine(move, self.move)
+        distance = _tree.norm(_tree.subtract(here, self.first))
+        agreement = self.agreement + _NEWEST * (cosine - self.agreement)
+        agrees, steep = agreement > _AGREE, length / unit
+        first = jnp.where(self.rounds < _EARLY, steep, 0)
+        numbers = {
+            "farthest": jnp.maximum(self.farthest, distance),
+            "squares": self.squares + steep**2,
+            "slope": jnp.maximum(self.slope, first),
+            "steepest": jnp.maximum(self.steepest, steep),
+            "agreement": agreement,
+            "path": self.path + jnp.where(agrees, length, 0),
+        }
+        after = replace(self, last=here, move=move, rounds=self.rounds + 1)
+        after = replace(after, **self._like_before(numbers))
+        return after._turned(distance, agrees)
+
+    def _turned(self, distance: Array, agrees: Array) -> "DogStride":
+        """Return the same with a limit, if x has come back."""
+        back = self.away & (distance < _BACK * self.farthest)
+        turned = agrees & (back | (self.path > _LONG * self.farthest))
+        limit = jnp.where(turned, self.limited().limit, self.limit)
+        away = (self.away & ~turned) | (distance > _AWAY * self.farthest)
+        path = jnp.where(turned, 0, self.path)
+        numbers = self._like_before({"limit": limit, "path": path})
+        turns = self.turns + turned.astype(jnp.int32)
+        return replace(self, away=away, turns=turns, **numbers)
+
+    def _like_before(self, numbers: dict[str, Array]) -> dict[str, Array]:
+        kind = self.squares.dtype
+        return {name: number.astype(kind) for name, number in numbers.items()}
+
+    def began(self, slope: Array) -> "DogStride":
+        """Return what is known from the size of the first direction."""
+        known = {"squares": slope**2, "slope": slope}
+        return replace(self, **self._like_before(known))
+
+    def is_lost(self) -> Bool[Array, ""]:
+        """Say whether x was where all is much steeper than at its start."""
+        return self.steepest > _STEEP * self.slope
+
+    def anew(self) -> "DogStride":
+        """Return the way at its start, with the limit that was found since."""
+        fresh = DogStride.of(self.first.x).began(self.slope)
+        kept = {"limit": self.limit, "turns": self.turns, "rounds": self.rounds}
+        return replace(fresh, **kept)
+
+    def limited(self) -> "DogStride":
+        """Return the same with a quarter of its stride as the limit."""
+        return replace(self, limit=_SHORTER * self.stride())

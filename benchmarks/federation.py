@@ -20,6 +20,7 @@ import numpy as np
 from tests.gateway import make_certificates
 
 from fedbilevel.deployment import trial
+from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.processes import free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
@@ -129,11 +130,8 @@ def seconds_a_round(
             trial.persistent_node(experiment, k, folder, link) for k in range(nodes)
         ]
         result = serve_over_flower(
-            experiment,
-            folder,
-            Terms(),
+            Served(experiment, folder, Terms(), keys),
             link,
-            keys=keys,
             watch=watch,
             say=lambda text: None,
             crowd=crowd,

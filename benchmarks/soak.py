@@ -166,9 +166,8 @@ def main(kind: str, rounds: int, pause: float) -> None:
         ]
         killer, began = Killer(folder, crowd, pause), time.monotonic()
         terms = Terms(deadline=DEADLINES[kind], patience=120.0)
-        result = serve_over_flower(
-            experiment, folder, terms, link, keys=keys, watch=killer, crowd=crowd
-        )
+        served = apps.Served(experiment, folder, terms, keys)
+        result = serve_over_flower(served, link, watch=killer, crowd=crowd)
         took = time.monotonic() - began
         record = read_arrays(folder / ATTENDANCE)["attendance"]
         print(f"{kind}: {rounds} rounds in {took:.0f} s, killed {dict(killer.kills)}")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedbilevel import algorithms
-from fedbilevel.experiments.needs import known_how
+from fedbilevel.experiments.traits import known_how
 
 README = Path(__file__).parent.parent / "README.md"
 START, END = "<!-- methods -->\n", "<!-- end of methods -->\n"

@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import typer.main
 
 import fedbilevel
 from fedbilevel import algorithms, tasks
+from fedbilevel._schema import Limits, Settings, Terms, Tuning
+from fedbilevel._schema import options_of as options_of_schema
 from fedbilevel.cli.app import app
 from fedbilevel.experiments.options import options_of
 from fedbilevel.tasks._base import options_of as task_options
@@ -23,6 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from formulas import rendered  # noqa: E402
 from house import drawn  # noqa: E402
 
+# What several commands take, by who reads it.
+SCHEMA = {
+    "Options of experiments": Settings,
+    "Options of searches": Tuning,
+    "Options of servers": Terms,
+    "Options of sites": Limits,
+}
 # Texts that lie outside of docs, and their names on the site.
 COPIED = {
     "index.md": "README.md",
@@ -129,7 +139,10 @@ def task_page(name: str) -> str:
 
 
 def options_page() -> str:
-    """Return every option of every task: one row for each meaning and default."""
+    """Return every option of every task, and those that are common to commands.
+
+    Options of tasks have one row for each meaning and default.
+    """
     holders: dict[tuple[str, str, str], list[str]] = {}
     for name in tasks.names():
         for option, (default, meaning) in task_options(tasks.find(name)).items():
@@ -137,12 +150,25 @@ def options_page() -> str:
             holders.setdefault(row, []).append(f"[{name}](tasks/{name}.md)")
     rows = [(*row, ", ".join(holders[row])) for row in sorted(holders)]
     return (
-        "# Options of tasks\n\nGive one with `--set NAME=VALUE`. `data`, `label`, "
-        "`site`, `group`, `ignore`, `missing` and `preparation` have flags of their "
-        "own, `--data` and so on. Options of algorithms are on the pages of the "
-        "[algorithms](algorithms/index.md).\n\n"
+        "# Options\n\n## Options of tasks\n\nGive one with `--set NAME=VALUE`. "
+        "`data`, `label`, `site`, `group`, `ignore`, `missing` and `preparation` have "
+        "flags of their own, `--data` and so on. Options of algorithms are on the "
+        "pages of the [algorithms](algorithms/index.md).\n\n"
         f"{_table(('option', 'meaning', 'default', 'tasks'), rows)}"
+        f"{''.join(_declared(title, kind) for title, kind in SCHEMA.items())}"
     )
+
+
+def _declared(title: str, kind: type) -> str:
+    """Return the options that a dataclass declares, and who must agree on each."""
+    rows = []
+    for one, known in options_of_schema(kind):
+        flag = (known.flag or one.name).replace("_", "-")
+        given = f"`{flag.upper()}`" if one.default is MISSING else f"`--{flag}`"
+        default = None if one.default in (MISSING, ()) else one.default
+        rows.append((given, known.meaning, _default(default), known.agree))
+    table = _table(("option", "meaning", "default", "must agree"), rows)
+    return f"\n## {title}\n\n{table}"
 
 
 def example_page() -> str:

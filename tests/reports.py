@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.cli.pages import page_of
+from fedbilevel.cli.dashboard import page_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.result import Result
 

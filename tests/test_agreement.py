@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
+from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.processes import Process
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
@@ -135,9 +136,8 @@ def test_a_port_that_is_taken_is_told(tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         link = SuperLink(address, tmp_path, certificates=None)
         with pytest.raises(InvalidInputError, match="somebody listens"):
-            serve_over_flower(
-                settings("quadratic"), tmp_path, TERMS, link, watch=lambda *_: None
-            )
+            served = Served(settings("quadratic"), tmp_path, TERMS)
+            serve_over_flower(served, link, watch=lambda *_: None)
     assert not any(tmp_path.iterdir())
 
 

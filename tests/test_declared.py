@@ -9,14 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel import tasks
-from fedbilevel.cli import federation
+from fedbilevel.cli import federation, node
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import EXPERIMENT, FEDERATED
 from fedbilevel.deployment import trial
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.facts import check_facts
 from fedbilevel.experiments.federated import LEFT_OUT, replay, serve
+from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.server.conclusions import read_conclusion
@@ -184,18 +184,18 @@ ODD_FACTS = [
 
 @pytest.mark.parametrize(("name", "value"), ODD_FACTS, ids=lambda one: str(one)[:30])
 def test_facts_that_no_site_tells_are_refused(facts, name, value):
-    check_facts(facts, leaves_in(facts))
+    SiteSchema.check(facts, leaves_in(facts))
     with pytest.raises(RefusedError, match="facts: "):
-        check_facts({**facts, name: value}, leaves_in(facts))
+        SiteSchema.check({**facts, name: value}, leaves_in(facts))
 
 
 def test_facts_without_one_are_refused(facts):
     for name in facts:
         rest = {other: value for other, value in facts.items() if other != name}
         with pytest.raises(RefusedError, match=name):
-            check_facts(rest, leaves_in(facts))
+            SiteSchema.check(rest, leaves_in(facts))
     with pytest.raises(RefusedError, match="blocks of x and y"):
-        check_facts(facts, leaves_in(facts) + 1)
+        SiteSchema.check(facts, leaves_in(facts) + 1)
 
 
 def test_a_server_says_who_told_odd_facts(tmp_path):
@@ -290,7 +290,7 @@ def test_weights_on_the_command_line_are_checked(text):
 
 
 def test_weights_on_the_command_line_are_read():
-    for group in (EXPERIMENT, FEDERATED, federation._SERVED, federation._NODE):
+    for group in (EXPERIMENT, FEDERATED, federation._SERVED, node._NODE):
         assert "weights" in group.arguments
     made = EXPERIMENT.read(task="quadratic", settings=None, weights="1,2.5")
     assert made.weights == (1.0, 2.5)

@@ -10,8 +10,8 @@ from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import replay, serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
 from fedbilevel.experiments.searching import Tuning
+from fedbilevel.experiments.site_steps import SiteSteps
 from fedbilevel.experiments.sites import build_site
-from fedbilevel.experiments.telling import Told
 from fedbilevel.experiments.tuning import tune
 from fedbilevel.federation.wire import unpack
 from tests.federation import TERMS, Loopback, faithful
@@ -60,7 +60,7 @@ def test_sites_choose_the_steps_of_a_simulated_search(tmp_path):
     assert values == pytest.approx(expected, rel=1e-4)
     assert len(set(values)) == 4  # or all points would do
 
-    result = serve(net, ROWS, tmp_path, TERMS, told=told, report=ignore)
+    result = serve(net, ROWS, tmp_path, TERMS, steps=told, report=ignore)
     alone = simulated.experiment.run()
     loss = pytest.approx(alone.final["upper_loss"], rel=1e-4)
     assert result.final["upper_loss"] == loss
@@ -108,11 +108,11 @@ def test_a_search_at_sites_goes_on_also_where_a_site_was_started_again(tmp_path)
         ({"upper_step": "nan"}, "upper_step=nan: outside"),
         ({"theta": "0.1"}, "theta: not what is tuned"),
         ({"upper_step": 1.0}, "cannot be"),
-        ([], "tells no steps"),
+        ([], "has no steps"),
     ],
 )
 def test_a_site_takes_no_steps_that_a_search_would_not_try(tmp_path, steps, why):
-    told, net = Told(steps, 0), Loopback(sites_of(SMALL))
+    told, net = SiteSteps(steps, 0), Loopback(sites_of(SMALL))
     with pytest.raises(FedbilevelError, match=why):
         serve_told(net, told, tmp_path)
 

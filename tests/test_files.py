@@ -194,7 +194,7 @@ def test_a_disk_that_fails_is_told_with_the_file(tmp_path, monkeypatch, number):
     with pytest.raises(OSError) as caught:
         _files.write_atomically(path, lambda file: file.write(b"new"))
     assert sentence_of(caught.value) == f"{path}: {FAULTS[number]}"
-    assert apps._told(caught.value) == sentence_of(caught.value)
+    assert apps._described(caught.value) == sentence_of(caught.value)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 

@@ -141,15 +141,12 @@ def federation(folder):
     keys = trial.make_keys(folder, 3)
     crowd = [trial.persistent_node(EXPERIMENT, k, folder, link) for k in range(3)]
     terms = Terms(deadline=6.0, patience=100.0)
+    served = apps.Served(EXPERIMENT, folder, terms, keys)
     with pytest.raises(KeyboardInterrupt, match="After round"):
-        serve_over_flower(
-            EXPERIMENT, folder, terms, link, keys=keys, watch=stop_at_once, crowd=crowd
-        )
+        serve_over_flower(served, link, watch=stop_at_once, crowd=crowd)
     left = [line for line in processes() if str(folder) in line]
     faults = Faults(folder, crowd)
-    result = serve_over_flower(
-        EXPERIMENT, folder, terms, link, keys=keys, watch=faults, crowd=crowd
-    )
+    result = serve_over_flower(served, link, watch=faults, crowd=crowd)
     return faults, result, left
 
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
-from fedbilevel.experiments.facts import check_facts
 from fedbilevel.experiments.federated import agreed
+from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Identity, Roster, SiteLimits, Terms
 from fedbilevel.federation.server.measuring import conclude, measure
@@ -328,7 +328,7 @@ def hello_target() -> Target:
     net = Loopback(sites, script)
     identity = Identity("f", sites[0].fingerprints.settings, 1)
     roster = Roster(
-        net, 2, identity, Terms(patience=1), told.append, check_facts=check_facts
+        net, 2, identity, Terms(patience=1), told.append, check_facts=SiteSchema.check
     )
     roster.gather(1, 2)
     members = dict(roster.members)
@@ -357,7 +357,7 @@ def hello_target() -> Target:
         answered.clear()
         roster.again(0)
         roster.refresh()
-        assert agreed(experiment, roster)[1] == members[0].facts
+        assert agreed(experiment, roster)[1].plain() == members[0].facts
 
     return Target({"hello": honest}, read, lambda: dict(roster.members), sound)
 

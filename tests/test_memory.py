@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
 from fedbilevel.cli.app import app
-from fedbilevel.cli.memory import lines
+from fedbilevel.cli.theory import memory_lines
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Oracle, Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime
@@ -154,7 +154,7 @@ def test_a_plan_of_memory_is_told_and_is_no_plan_by_a_theorem():
     found = json.loads(told.stdout)
     parts = sum(found[name] for name in ("frozen", "rows", "state", "working"))
     assert 0 < parts <= found["total"] and found["fits"] and found["clients"] == 2
-    shown = "\n".join(lines(found))
+    shown = "\n".join(memory_lines(found))
     assert "it fits" in shown and "intermediate values" in shown
     refused = runner.invoke(app, [*command, "--target", "0.1"])
     assert "--target is for a plan by a theorem" in refused.output

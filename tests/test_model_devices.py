@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
-from fedbilevel.cli.memory import lines
+from fedbilevel.cli.theory import memory_lines
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.models.transformer import Architecture, initialize
@@ -215,7 +215,7 @@ def test_a_plan_of_memory_is_that_of_one_of_the_devices():
     whole = 258 * 16 + weights + 2 * (16 + 48) + 2 * 16 + 16
     assert found["frozen"] == 4 * whole / 2
     assert found["model_devices"] == 2
-    assert "one of 2 that share the model" in lines(found)[0]
+    assert "one of 2 that share the model" in memory_lines(found)[0]
 
 
 def test_a_plan_by_a_theorem_has_no_devices():

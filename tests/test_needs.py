@@ -7,14 +7,14 @@ from fedbilevel import algorithms
 from fedbilevel.cli.app import app
 from fedbilevel.cli.listing import _WORDS
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments.needs import (
+from fedbilevel.experiments.traits import (
     KNOWN,
-    NEEDS,
     QUESTIONS,
+    TRAITS,
     fitting,
     known_how,
-    needs_of,
     question_of,
+    traits_of,
 )
 
 # As the papers have it; the answers of the package come from the programs.
@@ -33,7 +33,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_needs_are_those_of_the_paper(name):
-    assert set(needs_of(name)) == EXPECTED[name]
+    assert set(traits_of(name)) == EXPECTED[name]
 
 
 OWN = '''
@@ -77,7 +77,7 @@ class Own(AbstractAlgorithm):
 def test_a_call_of_an_own_method_is_found(tmp_path, line, expected):
     path = tmp_path / "own.py"
     path.write_text(OWN.replace("SECOND", line))
-    assert needs_of(f"{path}:Own") == expected
+    assert traits_of(f"{path}:Own") == expected
 
 
 def test_every_method_answers_one_question_and_is_known_in_one_way():
@@ -130,4 +130,4 @@ def test_what_cannot_be_chosen_is_refused(words, told):
 
 
 def test_the_help_names_every_need():
-    assert all(word in _WORDS for word in NEEDS)
+    assert all(word in _WORDS for word in TRAITS)

@@ -16,8 +16,8 @@ from fedbilevel import LocalBSGM, _registry, algorithms, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment, federated
-from fedbilevel.experiments.facts import check_facts
 from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site, shared_settings, without_files
 from fedbilevel.federation import Terms
 from fedbilevel.federation.wire import RefusedError
@@ -301,11 +301,11 @@ def test_a_server_runs_no_file_that_a_site_names(home, tmp_path):
     name, trace = evil(tmp_path)
     site = build_site(Experiment(task_of(home), clients=2), 0, trial=True)
     facts, leaves = dict(site.facts), 2
-    check_facts(facts, leaves)
+    SiteSchema.check(facts, leaves)
     odd = f"own:LocalBSG:{'g' * 32}"
     for told in (name, f"{tmp_path}/evil.py:make ", odd, "own:a/b:" + "0" * 32):
         with pytest.raises(RefusedError, match="algorithm cannot be"):
-            check_facts({**facts, "algorithm": told}, leaves)
+            SiteSchema.check({**facts, "algorithm": told}, leaves)
     assert not trace.exists()
 
 

@@ -14,7 +14,7 @@ from fedbilevel._folders import check_file, check_place, open_folder
 from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.provenance import require_served_again
+from fedbilevel.experiments.run_folder import require_served_again
 
 # A decaying schedule, a drawn cohort and a measurement that misses the last round: what
 # an extension could get wrong.

@@ -10,8 +10,8 @@ from fedbilevel import algorithms
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import field, recommendation
-from fedbilevel.experiments.needs import needs_of, question_of
 from fedbilevel.experiments.recommendation import Situation, recommend
+from fedbilevel.experiments.traits import question_of, traits_of
 
 
 def row(setting: str, method: str, mean: float, early: float = 1.0, **more):
@@ -103,12 +103,12 @@ def test_what_failed_on_the_task_comes_last():
 
 def test_every_method_fits():
     for one in recommend(None, Situation(clients=8, participants=3), rows=[]):
-        assert not {"alike-clients", "all-clients"} & {*needs_of(one.name)}
+        assert not {"alike-clients", "all-clients"} & {*traits_of(one.name)}
         assert question_of(algorithms.find(one.name)) == "shared-y"
     for name in names(clients=1, rows=[]):
         assert algorithms.find(name).pools
     for name in names(question="single-level", hessian=False, rows=[]):
-        assert "hessian" not in needs_of(name)
+        assert "hessian" not in traits_of(name)
     everyone = names(question="single-level", rows=[row("q", "fedcomgate", 0.1)])
     assert everyone[0] == "fedcomgate"
     some = names(

@@ -23,7 +23,7 @@ from fedbilevel.deployment import trial
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.command import comparison_command, run_command
+from fedbilevel.experiments.run_folder import comparison_command, run_command
 from fedbilevel.experiments.searching import Tuning
 from fedbilevel.experiments.sites import shared_settings
 from fedbilevel.report.page import document

@@ -282,7 +282,8 @@ def run_settings(secured, folder: Path) -> dict:
     """Return the settings of a run of two clients, by their keys."""
     keys = tuple(key_of(path) for path in secured.sealing.peers)
     terms = Terms(deadline=60, patience=120, keys=keys)
-    return apps.settings_of(settings("regularization"), folder, terms, secured.sealing)
+    experiment = settings("regularization")
+    return apps.Served(experiment, folder, terms, secured.sealing).config()
 
 
 @pytest.mark.slow

@@ -14,10 +14,11 @@ from fedbilevel import Result, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.datasets import Preparation
 from fedbilevel.deployment import trial
+from fedbilevel.deployment.apps import Served
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.leaving import blank_task, leave_of_trial
+from fedbilevel.experiments.served_model import blank_task, leave_of_trial
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.models import Dense, Model
@@ -293,8 +294,8 @@ def test_a_trial_leaves_the_model_of_a_simulation(tmp_path):
     folder.mkdir()
     terms = Terms(deadline=60.0, patience=300.0)
     track = f"jsonl:{tmp_path / 'rounds.jsonl'}"
-    kind: Any = {"nodes": "persistent", "track": track}
-    trial.federate(experiment, folder, terms, watch=ignore, **kind)
+    served = Served(experiment, folder, terms, track=track)
+    trial.federate(served, nodes="persistent", watch=ignore)
     lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
     check_predictions(folder, tmp_path, ROWS)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedbilevel
 from fedbilevel import _registry, algorithms, tasks
-from fedbilevel.cli import checks, federation, main
+from fedbilevel.cli import checks, federation, main, node
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import THEOREMS
 from fedbilevel.cli.progress import watched
@@ -99,7 +99,7 @@ def test_a_site_looks_for_garbage_as_usual(looking_seldom, monkeypatch):
     monkeypatch.setattr("fedbilevel.federation.flower.node.serve_packets", serving)
     site = SimpleNamespace(client=0, folder="state", largest=1, report=print)
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    federation._take_part(site, None)
+    node._take_part(site, None)
     for one, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
         signal.signal(one, handler)
     assert seen == [looking_seldom]
@@ -221,9 +221,7 @@ def test_what_is_checked_early_is_what_there_is():
     with pytest.raises(InvalidInputError) as told:
         configure("float16")
     assert all(name in str(told.value) for name in checks.PRECISIONS)
-    from fedbilevel.cli.trial import KINDS
-
-    assert KINDS == trial.KINDS
+    assert federation.KINDS == trial.KINDS
 
 
 def test_an_unknown_option_is_told_before_data_are_loaded(tmp_path):

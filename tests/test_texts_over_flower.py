@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.command import arguments_of
-from fedbilevel.experiments.sites import NOT_SHARED
 from fedbilevel.federation import Terms
 from fedbilevel.federation.sealing import KeyFiles
 from fedbilevel.result import Result
@@ -77,7 +76,7 @@ def node_of(
     experiment: Experiment, client: int, folder: Path, texts: Path, address: str
 ) -> Process:
     """Return a node as its operator starts it, with its own texts alone."""
-    shared = arguments_of(experiment, without=NOT_SHARED)
+    shared = experiment.arguments(shared=True)
     own = {
         "client": client,
         "superlink": address,
@@ -102,12 +101,11 @@ def served(
     peers = tuple(folder / f"node{client}.pub" for client in range(3))
     link = SuperLink(f"127.0.0.1:{free_port()}", folder / "run", certificates)
     with Gateway(link.address, certificates) as gateway:
+        terms = Terms(deadline=120.0, patience=300.0)
+        keys = KeyFiles(folder / "server", peers)
         result = serve_over_flower(
-            experiment,
-            folder / "run",
-            Terms(deadline=120.0, patience=300.0),
+            Served(experiment, folder / "run", terms, keys),
             link,
-            keys=KeyFiles(folder / "server", peers),
             watch=lambda *_: None,
             say=lambda text: None,
             crowd=[
@@ -120,7 +118,7 @@ def served(
 
 def simulated_alone(experiment: Experiment, folder: Path) -> Result:
     """Simulate in a process of its own: in this one numbers have 64 bits."""
-    words = ["run", *arguments_of(experiment), "--out", str(folder)]
+    words = ["run", *experiment.arguments(), "--out", str(folder)]
     subprocess.run([sys.executable, "-m", "fedbilevel.cli", *words], check=True)
     return Result.load(folder)
 

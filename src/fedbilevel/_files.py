@@ -12,19 +12,24 @@ import numpy as np
 
 
 def write_atomically(
-    path: Path, write: Callable[[BinaryIO], object], *, mode: int = 0o666
+    path: Path,
+    content: bytes | str | Callable[[BinaryIO], object],
+    *,
+    mode: int = 0o666,
 ) -> None:
     """Write a file beside its place, force it to disk, then move it in.
 
-    Its permissions are `mode` less the umask, as of any new file.
+    `content` is all of it, or writes it. Its permissions are `mode` less the umask, as
+    of any new file.
     """
+    data = content.encode() if isinstance(content, str) else content
     with naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(handle, "wb") as file:
-                write(file)
+                file.write(data) if isinstance(data, bytes) else data(file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)

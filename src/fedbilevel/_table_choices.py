@@ -3,34 +3,30 @@
 Needs no NumPy: the help of commands shows what may be chosen.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
+from fedbilevel._schema import option
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 _MISSING = ("refuse", "mean", "drop")
 _PREDICTED = ("auto", "class", "number")
 
 
-def _choice(default: str, meaning: str) -> Any:
-    return field(default=default, metadata={"meaning": meaning})
-
-
 @dataclass(frozen=True)
 class TableChoices:
     """Which column of a table is what; empty texts leave the choice to the table."""
 
-    label: str = _choice("", "column to be predicted; `label`, or else the last one")
-    site: str = _choice("", "column whose values are the clients, by name")
-    group: str = _choice("", "column of the groups to compare; it is no feature")
-    ignore: str = _choice("", "columns to leave out, separated by commas")
-    missing: str = _choice(
+    label: str = option("", "column to be predicted; `label`, or else the last one")
+    site: str = option("", "column whose values are the clients, by name")
+    group: str = option("", "column of the groups to compare; it is no feature")
+    ignore: str = option("", "columns to leave out, separated by commas")
+    missing: str = option(
         "refuse", "missing values: refuse, mean (fill them in) or drop (the rows)"
     )
-    predict: str = _choice(
+    predict: str = option(
         "auto", "the label is a class or a number; auto: a number if any has a fraction"
     )
-    preparation: str = _choice(
+    preparation: str = option(
         "", "file of `fedbilevel prepare` that says how columns become features"
     )
 

@@ -6,17 +6,15 @@ from typing import Annotated
 import typer
 
 from fedbilevel import __version__
+from fedbilevel.cli.data import label_counts, prepare
 from fedbilevel.cli.errors import plain_errors
-from fedbilevel.cli.federation import node, replay, serve
-from fedbilevel.cli.label_counts import label_counts
-from fedbilevel.cli.listing import list_entries
+from fedbilevel.cli.federation import federate, replay, serve
+from fedbilevel.cli.listing import list_entries, recommend
+from fedbilevel.cli.node import node
 from fedbilevel.cli.predicting import export, predict
-from fedbilevel.cli.prepare import prepare
-from fedbilevel.cli.recommending import recommend
 from fedbilevel.cli.reporting import dashboard, report
 from fedbilevel.cli.running import compare, resume, run, tune
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
-from fedbilevel.cli.trial import federate
 
 __all__ = ["app"]
 

@@ -1,4 +1,6 @@
-"""The arguments of the commands: each is declared once, and read in groups.
+"""The arguments of the commands, read in groups that several commands share.
+
+Those of experiments, searches, servers and sites are fields of `fedbilevel._schema`.
 
 Typer makes options of a function's parameters. `takes` gives a command the arguments of
 groups as if it had declared them, and calls it with what each group was read into:
@@ -13,19 +15,19 @@ once, need none of it.
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from fedbilevel._schema import Settings, Tuning, check_bounds, options_of
 from fedbilevel._table_choices import TableChoices
 from fedbilevel.cli import checks
 from fedbilevel.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
-    from fedbilevel.experiments.searching import Tuning
 
 __all__ = [
     "EXPERIMENT",
@@ -43,6 +45,7 @@ __all__ = [
     "Track",
     "TUNING",
     "at_least_one",
+    "declared",
     "option",
     "read_counts",
     "read_numbers",
@@ -51,17 +54,13 @@ __all__ = [
 ]
 
 REQUIRED = inspect.Parameter.empty
-_ENDING = "When the run ends before its last round"
-_CHANNEL = "What messages go through"
 _COLUMNS = "Which column of a table is what"
 # Options of the tasks on tables that have arguments of their own, with their meanings.
 TABLE = {
-    one.name: one.metadata["meaning"]
-    for one in fields(TableChoices)
+    one.name: known.meaning
+    for one, known in options_of(TableChoices)
     if one.name != "predict"
 }
-_COUNTS = ("clients", "rounds", "local_steps", "batch")
-_COUNTS += ("patience", "max_bytes", "max_samples", "model_devices")
 
 
 class Argument(NamedTuple):
@@ -72,11 +71,32 @@ class Argument(NamedTuple):
 
 
 def option(
-    kind: Any, default: Any, text: str, *names: str, panel: str | None = None
+    kind: Any,
+    default: Any,
+    text: str,
+    *,
+    panel: str | None = None,
+    metavar: str | None = None,
 ) -> Argument:
-    """Declare an option of a type; without a name it has that of its parameter."""
-    told = typer.Option(*names, help=text, rich_help_panel=panel)
-    return Argument(Annotated[kind, told], default)
+    """Declare an option of a type, under the name of its parameter."""
+    how = typer.Option(help=text, rich_help_panel=panel, metavar=metavar)
+    return Argument(Annotated[kind, how], default)
+
+
+def declared(kind: type, read: Callable[..., Any]) -> "Group":
+    """Return the arguments that the fields of a dataclass declare."""
+    arguments = {}
+    for one, known in options_of(kind):
+        typed, flag = known.typed or one.type, known.flag or one.name
+        if one.default is MISSING:
+            how = typer.Argument(help=known.meaning)
+            arguments[flag] = Argument(Annotated[typed, how])
+            continue
+        # A type of its own stands for text, which is read here.
+        default = one.default if known.typed is None else None
+        shown = {"panel": known.panel, "metavar": known.metavar}
+        arguments[flag] = option(typed, default, known.meaning, **shown)
+    return Group(arguments, read)
 
 
 @dataclass(frozen=True)
@@ -148,14 +168,10 @@ def read_experiment(**given: Any) -> "Experiment":
     """Return the experiment that the arguments of a command say."""
     if "stop_patience" in given:
         given["patience"] = given.pop("stop_patience")
-    at_least_one(**{name: given[name] for name in _COUNTS if name in given})
-    seconds = given.get("max_seconds")
-    if seconds is not None and not seconds > 0:
-        raise InvalidInputError(f"--max-seconds {seconds:g}: must be above 0.")
-    if given.get("weights") is not None:
-        given["weights"] = tuple(read_numbers("weights", given["weights"]))
-    else:
-        given.pop("weights", None)
+    check_bounds(Settings, given)
+    weights = given.pop("weights", None)
+    if weights is not None:
+        given["weights"] = tuple(read_numbers("weights", weights))
     own = {n: given.pop(n, None) for n in ("data", *TABLE)}
     options = read_settings(given.pop("settings") or [])
     options = {n: v for n, v in own.items() if v is not None} | options
@@ -173,183 +189,44 @@ _SETTINGS = Annotated[
         "may be a range, KEY=0.01..1, or a list, KEY=4,8,16",
     ),
 ]
-EXPERIMENT = Group(
-    {
-        "task": Argument(
-            Annotated[
-                str,
-                typer.Argument(
-                    help="see `fedbilevel list tasks`, or path/to/file.py:make"
-                ),
-            ]
-        ),
-        "algorithm": option(
-            str | None,
-            None,
-            "see `fedbilevel list algorithms`, or path/to/file.py:Name; the task's own "
-            "if left out",
-        ),
-        "clients": option(int | None, None, "number of clients, K"),
-        "participants": option(
-            int | None, None, "clients drawn per exchange; all if left out"
-        ),
-        "weights": option(
-            str | None,
-            None,
-            "what the clients count in means, W0,W1,...; the task's own if left out",
-        ),
-        "rounds": option(int | None, None, "communication rounds"),
-        "local_steps": option(int | None, None, "local steps between two rounds, p"),
-        "batch": option(int | None, None, "rows per sample"),
-        "seed": option(int, 0, "random seed of samples and cohorts"),
-        "data": option(
-            str | None,
-            None,
-            "name, file or folder of the data; see `fedbilevel list data`",
-        ),
-        **{
-            name: option(str | None, None, meaning, panel=_COLUMNS)
-            for name, meaning in TABLE.items()
-        },
-        "settings": Argument(_SETTINGS, None),
-        "runtime": option(str, "simulator", "simulator or reference"),
-        "model_devices": option(
-            int, 1, "devices that share one copy of the model that the task has frozen"
-        ),
-        "client_states": option(
-            str | None,
-            None,
-            "folder for what clients keep between rounds, where few of many take part: "
-            "less memory, more time",
-        ),
-        "precision": option(str, "float32", "float32 or float64"),
-        "measure_every": option(int, 1, "rounds between two measurements"),
-        "checkpoint_rounds": option(int | None, None, "rounds between two checkpoints"),
-        "checkpoint_seconds": option(float, 30.0, "seconds between two checkpoints"),
-        "safeguard": Argument(
-            Annotated[
-                bool,
-                typer.Option(
-                    "--safeguard/--no-safeguard",
-                    help="measure the steps that the task leaves to the run, and where "
-                    "it explodes, go back and on by shorter ones",
-                ),
-            ],
-            True,
-        ),
-        "target": option(
-            float | None,
-            None,
-            "value of the task's main metric at or below which the run ends",
-            panel=_ENDING,
-        ),
-        "patience": option(
-            int | None,
-            None,
-            "measurements in a row, none better than the best before, that end it",
-            panel=_ENDING,
-        ),
-        "max_bytes": option(
-            int | None,
-            None,
-            "bytes that all clients together may send and receive",
-            panel=_ENDING,
-        ),
-        "max_samples": option(
-            int | None, None, "rows that all clients together may draw", panel=_ENDING
-        ),
-        "max_seconds": option(
-            float | None,
-            None,
-            "seconds that it may run, without those of compiling",
-            panel=_ENDING,
-        ),
-        "clip": option(
-            str | None,
-            None,
-            "norm that every block of a client's change is cut down to; `quantile` or "
-            "quantile:SHARE follows the norms, in local steps, too",
-            panel=_CHANNEL,
-        ),
-        "noise": option(
-            float,
-            0.0,
-            "noise multiplier of a block: deviation of the sum / clip",
-            panel=_CHANNEL,
-        ),
-        "delta": option(float, 1e-5, "delta at which epsilon is told", panel=_CHANNEL),
-        "compress": option(
-            str | None,
-            None,
-            "topk:FRACTION, quantize:BITS or bfloat16, of what goes up",
-            panel=_CHANNEL,
-        ),
-        "compress_down": option(
-            str | None, None, "bfloat16, of what goes down", panel=_CHANNEL
-        ),
-        "aggregate": option(
-            str,
-            "mean",
-            "mean, secure, median, trimmed-mean:FRACTION, geometric-median or "
-            "krum:FAULTY",
-            panel=_CHANNEL,
-        ),
+# What becomes `options` of an experiment.
+_OPTIONS = {
+    "data": option(
+        str | None,
+        None,
+        "name, file or folder of the data; see `fedbilevel list data`",
+    ),
+    **{
+        name: option(str | None, None, meaning, panel=_COLUMNS)
+        for name, meaning in TABLE.items()
     },
-    read_experiment,
-)
-_SEARCH = "How steps and weights are tuned"
+    "settings": Argument(_SETTINGS, None),
+}
+EXPERIMENT = declared(Settings, read_experiment).having(**_OPTIONS)
 
 
-def read_tuning(trials: int, rungs: int, tuning_seeds: int, sampler: str) -> "Tuning":
+def read_tuning(**given: Any) -> Tuning:
     """Return how much is tried."""
-    at_least_one(trials=trials, rungs=rungs, tuning_seeds=tuning_seeds)
-    from fedbilevel.experiments.searching import Tuning
-
-    return Tuning(trials, rungs, tuning_seeds, sampler)
+    check_bounds(Tuning, given)
+    return Tuning(seeds=given.pop("tuning_seeds"), **given)
 
 
-TUNING = Group(
-    {
-        "trials": option(
-            int, 20, "points to try; lists of values are all tried", panel=_SEARCH
-        ),
-        "rungs": option(
-            int,
-            1,
-            "1 runs all to the end; of more, after each the best third goes on, three "
-            "times as long",
-            panel=_SEARCH,
-        ),
-        "tuning_seeds": option(
-            int,
-            2,
-            "random seeds of every trial, others than the result's",
-            panel=_SEARCH,
-        ),
-        "sampler": option(
-            str,
-            "fitted",
-            "fitted: later points follow from earlier ones; even; or optuna, if it is "
-            "installed",
-            panel=_SEARCH,
-        ),
-    },
-    read_tuning,
-)
+TUNING = declared(Tuning, read_tuning)
 
 
-def read_site_tuning(trial_rounds: int, **given: Any) -> tuple["Tuning", int]:
+def read_site_tuning(trial_rounds: int, **given: Any) -> tuple[Tuning, int]:
     """Return how much is tried at sites, and how long a trial is."""
     at_least_one(trial_rounds=trial_rounds)
-    return read_tuning(rungs=1, **given), trial_rounds
+    return read_tuning(**given), trial_rounds
 
 
-SITE_TUNING = Group(
-    {
-        "trial_rounds": option(int, 10, "rounds of a trial", panel=_SEARCH),
-        **{name: one for name, one in TUNING.arguments.items() if name != "rungs"},
-    },
-    read_site_tuning,
+SITE_TUNING = replace(
+    TUNING.without("rungs").having(
+        trial_rounds=option(
+            int, 10, "rounds of a trial", panel="How steps and weights are tuned"
+        )
+    ),
+    read=read_site_tuning,
 )
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(

@@ -1,4 +1,4 @@
-"""What can be told of a command's arguments at once, before JAX is loaded."""
+"""Checks of a command's arguments that need no JAX."""
 
 import os
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel import _folders, _registry
+from fedbilevel._schema import Settings, options_of
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 __all__ = [
@@ -20,8 +21,8 @@ __all__ = [
 ]
 
 Given = Mapping[str, Any]  # what was typed, by the names of a command's arguments
-RUNTIMES = ("simulator", "reference")
-PRECISIONS = ("float32", "float64")
+_CHOICES = {one.name: known.choices for one, known in options_of(Settings)}
+RUNTIMES, PRECISIONS = _CHOICES["runtime"], _CHOICES["precision"]
 
 
 def names(given: Given) -> None:
@@ -33,8 +34,8 @@ def names(given: Given) -> None:
         _known("algorithm", name.strip() or None, known)
     _known("runtime", given.get("runtime"), RUNTIMES)
     if given.get("precision", PRECISIONS[0]) not in PRECISIONS:
-        told = " or ".join(PRECISIONS)
-        raise InvalidInputError(f"precision '{given['precision']}': choose {told}.")
+        known = " or ".join(PRECISIONS)
+        raise InvalidInputError(f"precision '{given['precision']}': choose {known}.")
 
 
 def _known(kind: str, name: str | None, known: Any) -> None:
@@ -46,7 +47,7 @@ def _known(kind: str, name: str | None, known: Any) -> None:
 def data(given: Given) -> None:
     """Raise if --data is a path where there is nothing to read.
 
-    An option of --set that nobody knows is told before, and only tasks know theirs.
+    An option of --set that nobody knows is refused before, and only tasks know theirs.
     """
     source = given.get("data")
     if source is None or given.get("settings"):

@@ -1,4 +1,4 @@
-"""The dashboard: the runs of a folder in a browser, on this machine alone."""
+"""Pages of run folders, and a dashboard of them in a browser, on this machine alone."""
 
 from contextlib import suppress
 from http import HTTPStatus
@@ -6,12 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from fedbilevel.cli.pages import page_of
 from fedbilevel.errors import FedbilevelError, sentence_of
-from fedbilevel.report.page import Listed, write_listing, write_sentence
+from fedbilevel.experiments.run_folder import command_of
+from fedbilevel.report.page import Listed, write_listing, write_page, write_sentence
 from fedbilevel.saved import find_saved, read_saved
 
-__all__ = ["Dashboard"]
+__all__ = ["Dashboard", "page_of"]
 
 _HERE = "127.0.0.1"
 _LIST_SECONDS, _RUN_SECONDS = 5, 10  # until a browser asks again
@@ -27,6 +27,13 @@ _NO_FRAMES = "frame-ancestors 'none'"
 _NO_PROGRAMS = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_NO_FRAMES}"
 )
+
+
+def page_of(folder: Path, *, refresh: int = 0) -> str:
+    """Return the page of a folder; an unfinished one asks to be read again."""
+    saved = read_saved(folder)
+    again = refresh if saved.unfinished else 0
+    return write_page(saved, command_of(saved), refresh=again)
 
 
 class Dashboard(ThreadingHTTPServer):

@@ -6,11 +6,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
 
-import typer
-
-from fedbilevel.cli.arguments import Argument, Group, option
+from fedbilevel._schema import option
+from fedbilevel.cli.arguments import declared
 from fedbilevel.errors import HeterogeneityWarning, InvalidInputError
 
 __all__ = ["HOSTS", "Hosts", "only_ours_on_stdout"]
@@ -22,9 +20,14 @@ _PANEL = "Several processes"
 class Hosts:
     """Where the first process is, how many there are, and which one this is."""
 
-    coordinator: str | None
-    processes: int | None
-    process: int | None
+    coordinator: str | None = option(
+        None,
+        "where process 0 of several waits for the others; trusted networks only",
+        panel=_PANEL,
+        metavar="HOST:PORT",
+    )
+    processes: int | None = option(None, "how many processes compute", panel=_PANEL)
+    process: int | None = option(None, "which of them this is, from 0", panel=_PANEL)
 
     def join_if_asked(self) -> None:
         """Join the other processes; without any of the three arguments stay alone."""
@@ -43,28 +46,12 @@ class Hosts:
             warnings.simplefilter("ignore", HeterogeneityWarning)
 
 
-_COORDINATOR = typer.Option(
-    metavar="HOST:PORT",
-    help="where process 0 of several waits for the others; trusted networks only",
-    rich_help_panel=_PANEL,
-)
-HOSTS = Group(
-    {
-        "coordinator": Argument(Annotated[str | None, _COORDINATOR], None),
-        "processes": option(
-            int | None, None, "how many processes compute", panel=_PANEL
-        ),
-        "process": option(
-            int | None, None, "which of them this is, from 0", panel=_PANEL
-        ),
-    },
-    Hosts,
-)
+HOSTS = declared(Hosts, Hosts)
 
 
 @contextmanager
 def only_ours_on_stdout() -> Iterator[None]:
-    """Send to stderr what libraries write: gloo tells stdout of its connections."""
+    """Send to stderr what libraries write: gloo writes its connections to stdout."""
     import jax
 
     if jax.process_count() == 1:

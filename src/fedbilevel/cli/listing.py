@@ -1,4 +1,4 @@
-"""The command `list`: the tasks, algorithms and data there are, and their options."""
+"""Commands that show what there is, `list`, and which method fits, `recommend`."""
 
 import importlib
 import inspect
@@ -11,12 +11,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedbilevel.cli import checks
+from fedbilevel.cli.arguments import AsJson
+from fedbilevel.cli.output import print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["list_entries"]
+__all__ = ["list_entries", "recommend"]
 
-# The same words as in `fedbilevel.experiments.needs`, which loads JAX.
+# The same words as in `fedbilevel.experiments.traits`, which loads JAX.
 _WORDS = (
     "any of hessian, alike-clients, more-exchanges, all-clients, single-replies, "
     "separated by commas"
@@ -76,6 +79,52 @@ def list_entries(
         _show(_TABLES[one]())
 
 
+def recommend(
+    task: Annotated[
+        str | None, typer.Argument(help="a task; any problem if left out")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="how many there are")] = None,
+    participants: Annotated[
+        int | None, typer.Option(help="clients that take part in an exchange")
+    ] = None,
+    differ: Annotated[
+        bool | None,
+        typer.Option("--differ/--alike", help="what clients hold; they may differ"),
+    ] = None,
+    no_hessian: Annotated[
+        bool, typer.Option("--no-hessian", help="gradients are all that can be had")
+    ] = False,
+    few_rounds: Annotated[
+        bool, typer.Option("--few-rounds", help="what is reached early counts")
+    ] = False,
+    question: Annotated[
+        str | None,
+        typer.Option(help="shared-y, own-y, single-level or single-machine"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Name the two or three methods that fit, with the reason and what was measured."""
+    checks.names({"task": task})
+    from fedbilevel.experiments.recommendation import Situation
+    from fedbilevel.experiments.recommendation import recommend as found_for
+
+    situation = Situation(
+        clients, participants, differ, not no_hessian, few_rounds, question
+    )
+    with status("tracing what algorithms need"):
+        found = found_for(task, situation)
+    if as_json:
+        print_json({"recommended": [one._asdict() for one in found]})
+        return
+    for number, one in enumerate(found, 1):
+        _print(f"{number}. {one.name}: {one.summary}")
+        _print(f"Why: it {'; '.join(one.reasons)}.", indent=3)
+        _print(f"How known: {one.known}.", indent=3)
+        _print(f"Measured: {one.measured}.", indent=3)
+        if task is not None:
+            _print(f"Try: fedbilevel run {task} --algorithm {one.name}", indent=3)
+
+
 def _words(given: str | None) -> list[str]:
     """Return words that are separated by commas."""
     return [word.strip() for word in (given or "").split(",") if word.strip()]
@@ -83,7 +132,7 @@ def _words(given: str | None) -> list[str]:
 
 def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
     """Return the table of the algorithms that are as asked."""
-    from fedbilevel.experiments.needs import fitting
+    from fedbilevel.experiments.traits import fitting
 
     with status("tracing what algorithms need"):
         found = fitting(**asked)
@@ -93,9 +142,12 @@ def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
         )
     table = _empty_table(f"Algorithms: {len(found)}")
     for entry in found:
-        told = (entry.summary, entry.answers, entry.reference, entry.provenance)
-        table.add_row(entry.name, *told)
+        table.add_row(entry.name, *_about(entry))
     return table
+
+
+def _about(entry: Any) -> tuple[str, ...]:
+    return entry.summary, entry.answers, entry.reference, entry.provenance
 
 
 def _empty_table(title: str) -> Table:
@@ -117,8 +169,7 @@ def _algorithm_table() -> Table:
         except InvalidInputError as error:  # of a package that somebody installed
             table.add_row(name, str(error), "", "", "")
             continue
-        told = (entry.summary, entry.answers, entry.reference, entry.provenance)
-        table.add_row(name, *told)
+        table.add_row(name, *_about(entry))
     return table
 
 
@@ -132,7 +183,7 @@ def _show_algorithm(name: str) -> None:
         "Answers": entry.answers,
         "Reference": entry.reference,
         "How known": entry.provenance,
-        "Needs": _told_needs(name),
+        "Needs": _needs(name),
     }
     for label, text in about.items():
         if text:
@@ -152,21 +203,21 @@ def _show_algorithm(name: str) -> None:
     _show(table)
 
 
-def _told_needs(name: str) -> str:
+def _needs(name: str) -> str:
     """Say what a method needs; nothing of one that cannot be built by its name alone.
 
     Nobody's own file is traced when it is only to be shown.
     """
     from fedbilevel import algorithms
-    from fedbilevel.experiments.needs import NEEDS, needs_of
+    from fedbilevel.experiments.traits import TRAITS, traits_of
 
     try:
-        words = None if algorithms.is_file(name) else needs_of(name)
+        words = None if algorithms.is_file(name) else traits_of(name)
     except InvalidInputError:
         words = None
     if words is None:
         return ""
-    return "; ".join(f"{NEEDS[word]} ({word})" for word in words) or "gradients alone"
+    return "; ".join(f"{TRAITS[word]} ({word})" for word in words) or "gradients alone"
 
 
 def _task_table() -> Table:
@@ -184,8 +235,8 @@ def _task_table() -> Table:
         except InvalidInputError as error:  # of a package that somebody installed
             table.add_row(name, str(error), "")
             continue
-        told = ", ".join(f"{option}={default}" for option, default in options)
-        table.add_row(name, _paragraph(_task_text(name)), told)
+        known = ", ".join(f"{option}={default}" for option, default in options)
+        table.add_row(name, _paragraph(_task_text(name)), known)
     return table
 
 
@@ -251,13 +302,12 @@ def _show(table: Table) -> None:
         _print(str(first))
         for heading, cell in zip(headings, others, strict=True):
             if cell:
-                told = Text(f"{heading}: {cell}")
-                console.print(Padding(told, (0, 0, 0, 2), expand=False))
+                _print(f"{heading}: {cell}", indent=2)
     _print(str(table.caption))
 
 
-def _print(text: str) -> None:
-    Console().print(text, markup=False, highlight=False)
+def _print(text: str, indent: int = 0) -> None:
+    Console().print(Padding(Text(text), (0, 0, 0, indent), expand=False))
 
 
 def _task_text(name: str) -> str:

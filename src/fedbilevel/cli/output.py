@@ -14,8 +14,6 @@ __all__ = [
     "print_json",
     "show_data",
     "show_result",
-    "write_json",
-    "write_picture",
 ]
 
 
@@ -25,11 +23,11 @@ def show_data(task: "Task") -> None:
         return
     from fedbilevel.report import holdings_notes, holdings_table
 
-    console, told = Console(stderr=True), task.origin.summary
-    for number, line in enumerate(holdings_notes(told)):
+    console, held = Console(stderr=True), task.origin.summary
+    for number, line in enumerate(holdings_notes(held)):
         console.print(line, markup=False, highlight=False)
-        if number == 0 and told["own"]:
-            console.print(holdings_table(told))
+        if number == 0 and held["own"]:
+            console.print(holdings_table(held))
 
 
 def show_result(result: "Result", folder: Path | None, as_json: bool) -> None:
@@ -59,19 +57,3 @@ def print_json(summary: dict[str, Any]) -> None:
     from fedbilevel.result import to_plain
 
     print(json.dumps(to_plain(summary), allow_nan=False))
-
-
-def write_json(path: Path, summary: dict[str, Any]) -> None:
-    """Write a JSON file atomically."""
-    from fedbilevel._files import write_atomically
-    from fedbilevel.result import to_plain
-
-    text = json.dumps(to_plain(summary), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def write_picture(path: Path, picture: bytes) -> None:
-    """Write a picture atomically."""
-    from fedbilevel._files import write_atomically
-
-    write_atomically(path, lambda file: file.write(picture))

@@ -33,7 +33,7 @@ def predict(
     """Predict rows with the model of a finished run.
 
     Columns are prepared as they were for training; others are left aside. Where the
-    data have labels, it is told how many are right.
+    data have labels, the share that is right is reported.
     """
     if out is not None:
         require_new_file(out)
@@ -48,13 +48,13 @@ def predict(
         writer.writerow(found.header())
         writer.writerows(found.rows())
         content = text.getvalue().encode()
-        write_atomically(out, lambda file: file.write(content))
+        write_atomically(out, content)
     if as_json:
         print_json(found.summary())
         return
     if out is None:
         Console().print(predictions.first_rows(found))
-    for line in predictions.told(found, out):
+    for line in predictions.sentences(found, out):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -80,5 +80,5 @@ def export(
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
     FORMATS[to](Model.load(folder), path)
-    told = " and ".join(map(str, (path, *beside)))
-    Console().print(f"Saved in {told}", markup=False, highlight=False)
+    written = " and ".join(map(str, (path, *beside)))
+    Console().print(f"Saved in {written}", markup=False, highlight=False)

@@ -14,7 +14,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Model
 from fedbilevel.models.model import softmax
 
-__all__ = ["Predicted", "first_rows", "predicted", "told"]
+__all__ = ["Predicted", "first_rows", "predicted", "sentences"]
 
 _SHOWN = 10  # rows
 
@@ -112,7 +112,7 @@ def first_rows(found: Predicted) -> Shown:
     return shown
 
 
-def told(found: Predicted, out: Path | None) -> list[str]:
+def sentences(found: Predicted, out: Path | None) -> list[str]:
     """Return what to say of predictions, in sentences."""
     summary, lines = found.summary(), []
     counts = summary.get("predicted", {})

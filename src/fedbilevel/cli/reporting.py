@@ -22,18 +22,20 @@ def report(
         Path | None, typer.Option(help="file; report.html in the folder if left out")
     ] = None,
 ) -> None:
-    """Write one HTML file that tells of a run, and opens without a network."""
+    """Write one HTML file about a run, which opens without a network."""
     path = folder / FILE_NAME if out is None else out
     _check_place(path, given=out is not None)
-    from fedbilevel.cli.pages import page_of
+    from fedbilevel._files import write_atomically
+    from fedbilevel.cli.dashboard import page_of
 
-    _write(path, page_of(folder))
+    write_atomically(path, page_of(folder))
     Console().print(f"Saved in {path}", markup=False, soft_wrap=True)
 
 
 def write_report(folder: Path) -> None:
     """Write the report of a run that has just ended, where Plotly is installed."""
-    from fedbilevel.cli.pages import page_of
+    from fedbilevel._files import write_atomically
+    from fedbilevel.cli.dashboard import page_of
 
     try:
         page = page_of(folder)
@@ -41,7 +43,7 @@ def write_report(folder: Path) -> None:
         # The run itself is done and saved.
         Console(stderr=True).print(f"No {FILE_NAME}: {error}", markup=False)
         return
-    _write(folder / FILE_NAME, page)
+    write_atomically(folder / FILE_NAME, page)
 
 
 def _check_place(path: Path, given: bool) -> None:
@@ -57,12 +59,6 @@ def _check_place(path: Path, given: bool) -> None:
             raise InvalidInputError(
                 f"{path} is there and is no report. Choose another file."
             )
-
-
-def _write(path: Path, page: str) -> None:
-    from fedbilevel._files import write_atomically
-
-    write_atomically(path, lambda file: file.write(page.encode()))
 
 
 def dashboard(

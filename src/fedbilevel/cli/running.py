@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,16 +23,9 @@ from fedbilevel.cli.arguments import (
     takes,
 )
 from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
-from fedbilevel.cli.output import (
-    print_json,
-    show_data,
-    show_result,
-    write_json,
-    write_picture,
-)
+from fedbilevel.cli.output import print_json, show_data, show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.reporting import write_report
-from fedbilevel.cli.theory import follow_file
 from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -94,6 +87,8 @@ def run(
         )
     hosts.join_if_asked()
     if plan is not None:
+        from fedbilevel.experiments.theory import follow_file
+
         experiment = follow_file(plan, experiment)
     extends = _extends(experiment, out)
     if tune:
@@ -141,7 +136,7 @@ def _show_tuned(found: "NamedTuned", console: Console) -> None:
 
 
 def _new_search(given: checks.Given) -> None:
-    """Raise unless --out is left out, can be made, or holds a search to go on with."""
+    """Raise unless --out is left out, can be made, or holds a search to continue."""
     out = given["out"]
     if out is not None and not (out / _folders.SEARCH).exists():
         _folders.require_new(out)
@@ -163,12 +158,12 @@ def tune(
         Path | None,
         typer.Option(
             help="folder for what was tried: a new one, or that of the same search, "
-            "interrupted, which goes on"
+            "interrupted, to continue it"
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune an algorithm on a task: many short trials, of which the best go on.
+    """Tune an algorithm on a task: many short trials, of which the best continue.
 
     Searched are the upper step, the lower step and the weight of momentum, or what
     --set gives as a range or list. Trials are judged on validation rows that are held
@@ -184,10 +179,10 @@ def tune(
 
 
 def _extends(experiment: "Experiment", out: Path | None) -> bool:
-    """Say whether a finished run goes on; raise if it is another experiment's."""
+    """Say whether a finished run is extended; raise if it is another experiment's."""
     if out is None or not (out / RESULT).exists():
         return False
-    from fedbilevel.experiments.provenance import require_extension
+    from fedbilevel.experiments.run_folder import require_extension
 
     require_extension(experiment, out)
     return True
@@ -229,8 +224,7 @@ def _execute(
     tracked = nullcontext(None)
     if track is not None and mesh.is_first():
         check_tracking(track, resume=resume)
-        about = {n: v for n, v in asdict(experiment).items() if v is not None}
-        tracked = tracker(track, about=about, resume=resume)
+        tracked = tracker(track, about=experiment.chosen(), resume=resume)
     with (
         only_ours_on_stdout(),
         tracked as on_round,
@@ -253,14 +247,14 @@ _COMPARED = EXPERIMENT.only(
     *TABLE,
     *("settings", "precision", "measure_every"),
 )
-_TARGET = "value whose cost is told; nine tenths of the way if left out"
+_TARGET = "value whose cost is reported; nine tenths of the progress if left out"
 
 
 def _new_comparison(given: checks.Given) -> None:
-    """Raise unless --out is left out, can be made, or is to be gone on with."""
+    """Raise unless --out is left out, can be made, or is to be continued."""
     out, resume = given["out"], given["resume"]
     if resume and out is None:
-        raise InvalidInputError("--resume needs --out, the folder to go on in.")
+        raise InvalidInputError("--resume needs --out, the folder to continue in.")
     if out is not None and not resume:
         _folders.require_new(out)
         _folders.check_place(out)
@@ -283,7 +277,7 @@ def compare(
         bool,
         typer.Option(
             "--resume",
-            help="go on with the comparison in the folder of --out, given the same "
+            help="continue the comparison in the folder of --out, given the same "
             "settings; what is finished there is not run again",
         ),
     ] = False,
@@ -294,7 +288,9 @@ def compare(
     Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone.
     With --tune each is tuned first, all with as many samples as the first.
     """
+    from fedbilevel._files import write_atomically
     from fedbilevel.experiments import comparison as comparisons
+    from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.report import draw_curves
     from fedbilevel.runtime import configure, telling
 
@@ -314,7 +310,7 @@ def compare(
     if out is not None:
         write_json(out / "comparison.json", shown.summary())
         curves = draw_curves(made.found.results, shown.metric, shown.target)
-        write_picture(out / "curves.png", curves)
+        write_atomically(out / "curves.png", curves)
         write_report(out)
     if as_json:
         print_json(shown.summary())

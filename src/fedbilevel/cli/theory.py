@@ -1,6 +1,6 @@
 """Commands about theorems: `check-theory`, `plan`, `speedup` and `complexity`."""
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,16 +25,15 @@ from fedbilevel.cli.arguments import (
     read_settings,
     takes,
 )
-from fedbilevel.cli.memory import show_memory
-from fedbilevel.cli.output import print_json, write_json, write_picture
+from fedbilevel.cli.output import print_json
 from fedbilevel.cli.progress import status
-from fedbilevel.errors import InvalidInputError, sentence_of, unknown_name
+from fedbilevel.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.theory.plan import Plan
 
-__all__ = ["check_theory", "complexity", "follow_file", "plan", "speedup"]
+__all__ = ["check_theory", "complexity", "memory_lines", "plan", "speedup"]
 
 Constants = Annotated[
     list[str] | None,
@@ -94,9 +93,9 @@ def _plan_of_one_kind(given: checks.Given) -> None:
         return
     for name in ("target", "iterations", "theorem", "constants"):
         if given[name]:
-            told = "constant" if name == "constants" else name
+            flag = "constant" if name == "constants" else name
             raise InvalidInputError(
-                f"--{told} is for a plan by a theorem: leave it out, or --memory."
+                f"--{flag} is for a plan by a theorem: leave it out, or --memory."
             )
 
 
@@ -172,13 +171,14 @@ def plan(
     """
     at_least_one(clients=clients, seeds=seeds)
     if memory:
-        show_memory(replace(experiment, clients=clients), out, as_json)
+        _show_memory(replace(experiment, clients=clients), out, as_json)
         return
     clients = clients or 8
     experiment = replace(experiment, algorithm=experiment.algorithm or THEOREMS[0])
     given = _read_constants(constants)
     from fedbilevel import report
     from fedbilevel.experiments import theory
+    from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.runtime import configure
 
     configure(experiment.precision)
@@ -217,24 +217,55 @@ def _subject(found: "Plan") -> str:
     return theory.name_of(subject_of(found.theorem))
 
 
-def follow_file(path: Path, experiment: "Experiment") -> "Experiment":
-    """Return the experiment with the algorithm and the numbers of a plan in a file."""
-    from fedbilevel.experiments import theory
+def _show_memory(experiment: "Experiment", out: Path | None, as_json: bool) -> None:
+    """Plan the memory of an experiment, and print it; write it to a file, too."""
+    from fedbilevel.experiments.memory import planned_memory
+    from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.runtime import configure
-    from fedbilevel.theory.plan import Plan
 
-    try:
-        written = json.loads(path.read_text())
-        written.pop("algorithm", None)  # the theorem says it
-        found = Plan.from_plain(written)
-    except OSError as error:
-        raise InvalidInputError(f"--plan {sentence_of(error)}") from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"--plan {path}: not a plan of `fedbilevel plan --out` ({error})."
-        ) from error
     configure(experiment.precision)
-    return theory.follow(found, experiment)
+    with status("compiling"):
+        summary = planned_memory(experiment)
+    if out is not None:
+        write_json(out, summary)
+    if as_json:
+        print_json(summary)
+        return
+    console = Console()
+    for line in memory_lines(summary):
+        console.print(line, markup=False, highlight=False)
+
+
+def memory_lines(summary: dict[str, Any]) -> list[str]:
+    """Say what is large, whether it fits, and what takes less."""
+    from fedbilevel.experiments.memory import PARTS
+
+    devices = summary["model_devices"]
+    shared = f", one of {devices} that share the model" if devices > 1 else ""
+    shown = [
+        f"{summary['algorithm']} on {summary['task']}, {summary['clients']} clients, "
+        f"{summary['clients_at_once']} at a time, on {summary['device']}{shared}:"
+    ]
+    shown += [f"{_size(summary[name]):>10}  {text}" for name, text in PARTS.items()]
+    total = _size(summary["total"])
+    shown.append(f"{total:>10}  in all, with small inputs and outputs")
+    limit = summary["limit"]
+    if limit is None:
+        shown.append("The device does not say how much it has.")
+    else:
+        ending = "it fits" if summary["fits"] else "it does not fit"
+        shown.append(f"{_size(limit):>10}  on the device: {ending}.")
+    if summary["advice"]:
+        shown.append(f"Less: {'; '.join(summary['advice'])}.")
+    return shown
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes in words."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
 
 
 @takes(_with_theorem, _own_folder, experiment=_MEASURED)
@@ -259,29 +290,15 @@ def speedup(
 
     Several values of --clients or of --iterations make the axis.
     """
-    at_least_one(seeds=seeds)
     many = read_counts("clients", clients)
     lengths = iterations and read_counts("iterations", iterations)
-    from fedbilevel import algorithms
-    from fedbilevel.experiments import theory
-    from fedbilevel.runtime import configure
-    from fedbilevel.studies import scaling
+    how = {"period_factor": period_factor, "target": target}
 
-    configure(experiment.precision)
-    with status("calibrating") as watch:
-        base = theory.calibrate(experiment, theorem, seeds)
-        summary = scaling.measure_speedup(
-            theory.setting_of(experiment),
-            algorithms.find(str(experiment.algorithm)).kind,
-            base,
-            many,
-            lengths or [base.iterations],
-            seeds=seeds,
-            period_factor=period_factor,
-            target=target,
-            watch=watch,
-        )
-    _show_scaling(experiment, summary, out, as_json)
+    def measured(scaling: Any, base: Any, *given: Any, **more: Any) -> dict[str, Any]:
+        values = lengths or [base.iterations]
+        return scaling.measure_speedup(*given, base, many, values, **how, **more)
+
+    _scale(experiment, theorem, seeds, measured, out, as_json)
 
 
 @takes(_with_theorem, _own_folder, experiment=_MEASURED)
@@ -302,9 +319,27 @@ def complexity(
     Several values of --clients or of --targets make the axis; with one of --clients
     alone, epsilon is.
     """
-    at_least_one(seeds=seeds)
     many = read_counts("clients", clients)
-    values = targets and read_numbers("targets", targets)
+    epsilons = targets and read_numbers("targets", targets)
+
+    def measured(scaling: Any, base: Any, *given: Any, **more: Any) -> dict[str, Any]:
+        periods = (1,) if len(many) > 1 else (3, 4, 6)
+        values = epsilons or scaling.default_targets(base, max(many), periods)
+        return scaling.measure_complexity(*given, base, many, values, **more)
+
+    _scale(experiment, theorem, seeds, measured, out, as_json)
+
+
+def _scale(
+    experiment: "Experiment",
+    theorem: int | None,
+    seeds: int,
+    measured: Callable[..., dict[str, Any]],
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Calibrate, measure what a theorem says, and show it."""
+    at_least_one(seeds=seeds)
     from fedbilevel import algorithms
     from fedbilevel.experiments import theory
     from fedbilevel.runtime import configure
@@ -313,28 +348,23 @@ def complexity(
     configure(experiment.precision)
     with status("calibrating") as watch:
         base = theory.calibrate(experiment, theorem, seeds)
-        periods = (1,) if len(many) > 1 else (3, 4, 6)
-        summary = scaling.measure_complexity(
-            theory.setting_of(experiment),
-            algorithms.find(str(experiment.algorithm)).kind,
-            base,
-            many,
-            values or scaling.default_targets(base, max(many), periods),
-            seeds=seeds,
-            watch=watch,
-        )
-    _show_scaling(experiment, summary, out, as_json)
+        made = theory.setting_of(experiment)
+        kind = algorithms.find(str(experiment.algorithm)).kind
+        found = measured(scaling, base, made, kind, seeds=seeds, watch=watch)
+    _show_scaling(experiment, found, folder, as_json)
 
 
 def _show_scaling(
     experiment: "Experiment", found: dict[str, Any], folder: Path | None, as_json: bool
 ) -> None:
     from fedbilevel import report
+    from fedbilevel._files import write_atomically
+    from fedbilevel.experiments.run_folder import write_json
 
     summary = {**found, "task": experiment.label, "algorithm": experiment.algorithm}
     if folder is not None:
         write_json(folder / _WRITTEN[0], summary)
-        write_picture(folder / _WRITTEN[1], report.draw_scaling(summary))
+        write_atomically(folder / _WRITTEN[1], report.draw_scaling(summary))
     if as_json:
         print_json(summary)
         return

@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbilevel._files import write_atomically
-from fedbilevel.datasets import Preparation
+from fedbilevel._schema import checked
 from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.deployment.processes import read_json
-from fedbilevel.errors import FedbilevelError, sentence_of
+from fedbilevel.errors import FedbilevelError, InvalidInputError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
@@ -46,9 +46,9 @@ __all__ = [
     "LOG",
     "PROCESS",
     "PROGRESS",
+    "Served",
     "client_app",
     "server_app",
-    "settings_of",
 ]
 
 PROCESS, PROGRESS, ERROR, LOG = (
@@ -61,18 +61,71 @@ _GRACE = 10.0  # seconds to end when asked; what was kept stays whole, however i
 server_app, client_app = ServerApp(), ClientApp()
 
 
+@dataclass(frozen=True)
+class Served:
+    """What a server runs: an experiment, and all that its process must know besides.
+
+    `folder` is the run's. With `keys` packets are signed. The file `preparation` says
+    how all sites prepare their columns; with it a model is left. `track`, KIND:PLACE,
+    is where every measured round is written. `tuning` has the fields of a `Tuning`, and
+    the `rounds` of a trial: with it steps are tried at the sites first.
+    """
+
+    experiment: Experiment
+    folder: Path
+    terms: Terms
+    keys: KeyFiles | None = None
+    preparation: Path | None = None
+    track: str | None = None
+    tuning: Mapping[str, Any] | None = None
+
+    def seal(self) -> Seal:
+        """Return how the server knows packets of its sites, and they its own."""
+        return CHECKSUM if self.keys is None else server_seal(self.keys)
+
+    def config(self) -> dict[str, Any]:
+        """Return it as the configuration of a run: of files only the paths."""
+        keys, place = self.keys, self.preparation
+        peers = [str(path.resolve()) for path in keys.peers] if keys else []
+        return {
+            "private_key": str(keys.private.resolve()) if keys else "",
+            "node_keys": json.dumps(peers),
+            "experiment": json.dumps(asdict(self.experiment)),
+            "folder": str(self.folder.resolve()),
+            "preparation": str(place.resolve()) if place else "",
+            "track": from_anywhere(self.track) if self.track else "",
+            "tuning": json.dumps(self.tuning),
+            **asdict(self.terms),
+            "keys": " ".join(self.terms.keys),
+        }
+
+    @staticmethod
+    def read(config: Mapping[str, Any]) -> "Served":
+        """Read the configuration of a run."""
+        texts = {name: str(value) for name, value in config.items()}
+        numbers = {name: config[name] for name in ("deadline", "patience", "tolerance")}
+        peers, keys = tuple(map(Path, json.loads(texts["node_keys"]))), None
+        if texts["private_key"]:
+            keys = KeyFiles(Path(texts["private_key"]), peers)
+        return Served(
+            checked(Experiment, json.loads(texts["experiment"])),
+            Path(texts["folder"]),
+            Terms(
+                **{name: float(value) for name, value in numbers.items()},
+                minimum=int(config["minimum"]),
+                keys=tuple(texts["keys"].split()),
+            ),
+            keys,
+            Path(texts["preparation"]) if texts["preparation"] else None,
+            texts["track"] or None,
+            json.loads(texts["tuning"]),
+        )
+
+
 @server_app.main()
 def _serve(grid: Grid, context: Context) -> None:
-    settings = context.run_config
-    folder = Path(str(settings["folder"]))
-    experiment = Experiment(**json.loads(str(settings["experiment"])))
-    terms = Terms(
-        deadline=float(settings["deadline"]),
-        minimum=int(settings["minimum"]),
-        patience=float(settings["patience"]),
-        tolerance=float(settings["tolerance"]),
-        keys=tuple(str(settings["keys"]).split()),
-    )
+    served = Served.read(context.run_config)
+    experiment, folder, terms = served.experiment, served.folder, served.terms
     (folder / PROCESS).write_text(str(os.getpid()))
     asked: list[int] = []
 
@@ -94,7 +147,7 @@ def _serve(grid: Grid, context: Context) -> None:
     progress = _Progress(folder / PROGRESS)
 
     def watch(done: int, total: int, newest: dict[str, float]) -> None:
-        progress.tell(done=done, total=total, newest=newest)
+        progress.write(done=done, total=total, newest=newest)
         halt()
 
     # One core: the server adds up and waits, the cores are for those who compute.
@@ -102,47 +155,45 @@ def _serve(grid: Grid, context: Context) -> None:
     try:
         with (
             (folder / LOG).open("a", buffering=1) as log,
-            _tracked(settings, experiment) as on_round,
+            _tracked(served) as on_round,
         ):
             say = functools.partial(print, file=log)
-            transport, seal = GridTransport(grid, halt), _server_seal(settings)
-            told, common = None, (transport, experiment, folder, terms)
-            search = json.loads(str(settings["tuning"]))
-            if search is not None:
+            common = (GridTransport(grid, halt), experiment, folder, terms)
+            more = {"seal": served.seal(), "report": say, "watch": watch}
+            steps, place = None, served.preparation
+            if served.tuning is not None:
+                search = dict(served.tuning)
                 rounds, tuning = search.pop("rounds"), Tuning(**search)
-                more = {"seal": seal, "report": say, "watch": watch}
-                told = tune_at_sites(*common, tuning, rounds, **more)
+                steps = tune_at_sites(*common, tuning, rounds, **more)
             serve(
                 *common,
-                seal=seal,
-                watch=watch,
-                report=say,
-                told=told,
-                made=lambda exchange: progress.tell(exchange=exchange),
-                preparation=_preparation(settings),
+                **more,
+                steps=steps,
+                made=lambda exchange: progress.write(exchange=exchange),
+                preparation=read_preparation(str(place)) if place else None,
                 on_round=on_round,
             )
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
     except Exception as error:
-        text = _told(error)
-        write_atomically(folder / ERROR, lambda file: file.write(text.encode()))
+        text = _described(error)
+        write_atomically(folder / ERROR, text)
         raise
 
 
 class _Progress:
-    """Writes how far a run is, for whoever shows it; knows what was told before."""
+    """Writes how far a run is, for whoever shows it; knows what was written before."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.known = path, dict(read_json(path))
 
-    def tell(self, **news: Any) -> None:
+    def write(self, **news: Any) -> None:
         """Write what is new, and what was known before."""
         self.known |= news
         self.path.write_text(json.dumps(self.known))
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """Say what happened, with the traceback of what nobody expected."""
     if isinstance(error, FedbilevelError):
         return str(error)
@@ -163,15 +214,15 @@ def _take_part(message: Message, context: Context) -> Message:
 def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
     """Build the site of this process; `node` is what its operator configured.
 
-    Flower would tell nobody why that is impossible, so it is written beside its state.
+    Flower would hide why that is impossible, so it is written beside its state.
     """
     held = dict(node)
     try:
         return _built(json.loads(text), held)
     except FedbilevelError as error:
-        told = str(error).encode()
+        sentence = str(error).encode()
         path = Path(held["state"]) / ERROR
-        write_atomically(path, lambda file: file.write(told), mode=0o600)
+        write_atomically(path, sentence, mode=0o600)
         raise
 
 
@@ -180,7 +231,10 @@ def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
     known = local_options(settings["task"])
     own = {name: held[name] for name in known if name in held}
     settings["options"] = {**settings["options"], **own}
-    experiment = Experiment(**settings)
+    try:
+        experiment = checked(Experiment, settings)
+    except TypeError as error:
+        raise InvalidInputError(f"the settings of the server: {error}.") from error
     configure(experiment.precision, cores=1)
     client = int(held["client"])
     (Path(held["state"]) / ERROR).unlink(missing_ok=True)
@@ -211,52 +265,11 @@ def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
     return SiteIdentity.read(client, Path(held["private_key"]), public)
 
 
-def _tracked(
-    settings: Mapping[str, Any], experiment: Experiment
-) -> AbstractContextManager[OnRound | None]:
+def _tracked(served: Served) -> AbstractContextManager[OnRound | None]:
     """Return what every measured round is written by.
 
-    Whether a place is free was asked before; a server that was started again goes on.
+    Whether a place is free was asked before; a server that was started again appends.
     """
-    text = str(settings["track"])
-    about = {n: v for n, v in asdict(experiment).items() if v is not None}
-    return tracker(text, about=about, resume=True) if text else nullcontext(None)
-
-
-def _preparation(settings: Mapping[str, Any]) -> Preparation | None:
-    path = str(settings["preparation"])
-    return read_preparation(path) if path else None
-
-
-def _server_seal(settings: Mapping[str, Any]) -> Seal:
-    if not settings["private_key"]:
-        return CHECKSUM
-    peers = tuple(map(Path, json.loads(str(settings["node_keys"]))))
-    return server_seal(KeyFiles(Path(str(settings["private_key"])), peers))
-
-
-def settings_of(
-    experiment: Experiment,
-    folder: Path,
-    terms: Terms,
-    keys: KeyFiles | None = None,
-    preparation: Path | None = None,
-    track: str | None = None,
-    tuning: Mapping[str, Any] | None = None,
-) -> dict:
-    """Return the run's configuration, as both apps read it: of files only the paths.
-
-    `tuning` has the fields of a `Tuning`, and the `rounds` of a trial.
-    """
-    peers = [str(path.resolve()) for path in keys.peers] if keys else []
-    return {
-        "private_key": str(keys.private.resolve()) if keys else "",
-        "node_keys": json.dumps(peers),
-        "experiment": json.dumps(asdict(experiment)),
-        "folder": str(folder.resolve()),
-        "preparation": str(preparation.resolve()) if preparation else "",
-        "track": from_anywhere(track) if track else "",
-        "tuning": json.dumps(tuning),
-        **asdict(terms),
-        "keys": " ".join(terms.keys),
-    }
+    if served.track is None:
+        return nullcontext(None)
+    return tracker(served.track, about=served.experiment.chosen(), resume=True)

@@ -41,7 +41,7 @@ class KeptNodes(InMemoryLinkState):
         """Read the nodes of an earlier SuperLink, if there was one.
 
         Whoever was there has one interval to send the next heartbeat. So nodes that did
-        not notice go on, and who ended is soon let in again.
+        not notice continue, and who ended is soon let in again.
         """
         if not self._file.exists():
             return
@@ -83,7 +83,7 @@ class KeptNodes(InMemoryLinkState):
     def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
         """Return the statuses of runs; those of an earlier SuperLink have ended.
 
-        Nodes that still answer them are told so, as of any run that was stopped.
+        Nodes that still answer them learn it, as of any run that was stopped.
         """
         ended = RunStatus(Status.FINISHED, SubStatus.STOPPED, "the SuperLink ended")
         known = super().get_run_status(run_ids)
@@ -92,7 +92,7 @@ class KeptNodes(InMemoryLinkState):
     def _keep(self) -> None:
         nodes = [MessageToDict(node) for node in self.nodes.values()]
         text = json.dumps({"format": _FORMAT, "nodes": nodes}, indent=1)
-        write_atomically(self._file, lambda file: file.write(text.encode()), mode=0o600)
+        write_atomically(self._file, text, mode=0o600)
 
 
 class _Objects(InMemoryObjectStore):

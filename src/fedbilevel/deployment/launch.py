@@ -21,7 +21,7 @@ def main(parent: int, command: list[str]) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the system was told
+        if os.getppid() != parent:  # it ended before prctl
             sys.exit(1)
     os.umask(0o077)
     try:

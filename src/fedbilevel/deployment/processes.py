@@ -113,11 +113,11 @@ class Process:
 
     def check(self) -> None:
         """Raise with its own sentence if it ended by a mistake of its user."""
-        told = self.error.read_text() if self.error and self.error.exists() else ""
-        if not told and self.running and self.running.poll() == USER_ERROR:
-            told = _last_error(self.log)
-        if told:
-            raise InvalidInputError(f"{self.name} cannot take part: {told}")
+        sentence = self.error.read_text() if self.error and self.error.exists() else ""
+        if not sentence and self.running and self.running.poll() == USER_ERROR:
+            sentence = _last_error(self.log)
+        if sentence:
+            raise InvalidInputError(f"{self.name} cannot take part: {sentence}")
 
     def ask_to_end(self) -> None:
         """Ask it to end."""
@@ -217,7 +217,7 @@ def log_tail(path: Path, characters: int = 2000) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """Return what a process told in a file, or nothing while it is being written."""
+    """Return what a process wrote in a file, or nothing while it is being written."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,14 +1,13 @@
 """Serves an experiment over Flower: starts what is needed, and keeps it going."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedbilevel._files import make_private_folder
 from fedbilevel._folders import RESULT
-from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import (
     Process,
@@ -20,10 +19,6 @@ from fedbilevel.deployment.processes import (
 )
 from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.leaving import blank_task
-from fedbilevel.federation import Terms
-from fedbilevel.federation.sealing import KeyFiles, server_seal
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
@@ -32,42 +27,32 @@ __all__ = ["serve_over_flower"]
 _LOOK = 0.2  # seconds between two looks at the processes
 _APPEAR = 60.0  # seconds that a ServerApp has to come up
 _FAREWELL = 15.0  # seconds that it has to take leave of the nodes
-_EVERY = 10.0  # seconds between two exchanges that are told
+_EVERY = 10.0  # seconds between two exchanges that are reported
 
 
 def serve_over_flower(
-    experiment: Experiment,
-    folder: Path,
-    terms: Terms,
+    served: apps.Served,
     link: SuperLink,
     *,
-    keys: KeyFiles | None = None,
     watch: Watch,
     say: Callable[[str], None] = print,
     about: Callable[[str, str], None] = lambda word, who: None,
     crowd: Sequence[Process] = (),
-    preparation: Path | None = None,
-    track: str | None = None,
-    tuning: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment to its end, whatever dies on the way.
 
-    A SuperLink or a ServerApp that ended is started again, and the run goes on after
+    A SuperLink or a ServerApp that ended is started again, and the run continues after
     its last round; so is a node of the `crowd` on this machine, unless it ended by a
-    mistake of its user: then all ends, with its sentence. `say` is told who has come,
-    who is missing, and why; `about` what is done, and who takes part. If `watch` raises
+    mistake of its user: then all ends, with its sentence. `say` gets who has come, who
+    is missing, and why; `about` what is done, and who takes part. If `watch` raises
     KeyboardInterrupt, all processes are ended; the folder can be served again.
-    With `keys` packets are signed; with certificates, too, Flower lets in no others.
-    The file `preparation` says how all sites prepare their columns; with it a model is
-    left. `track`, KIND:PLACE, is where every measured round is written. With `tuning`,
-    see `settings_of`, steps are tried at the sites first.
+    With keys packets are signed; with certificates, too, Flower lets in no others.
     """
-    if preparation is not None:
-        blank_task(experiment, read_preparation(str(preparation)))  # or why not
-    if keys is not None:
-        server_seal(keys)  # or what is wrong with them, before anything starts
+    served.seal()  # or what is wrong with the keys, before anything starts
+    folder, keys = served.folder, served.keys
     node_keys = keys.peers if keys is not None and link.certificates else ()
-    terms = replace(terms, keys=tuple(key_of(path) for path in node_keys))
+    terms = replace(served.terms, keys=tuple(key_of(path) for path in node_keys))
+    config = replace(served, terms=terms).config()
     if listens(link.address):
         # Else the run would be given to a SuperLink that is not ours.
         raise InvalidInputError(
@@ -86,10 +71,8 @@ def serve_over_flower(
         look.say(f"starting the SuperLink at {link.address}")
         wait_for_port(link.address, superlink, look=look)
         link.register(node_keys)
-        own = (keys, preparation, track, tuning)
-        settings = apps.settings_of(experiment, folder, terms, *own)
         look()
-        serving = _Serving(folder, link, settings, servers)
+        serving = _Serving(folder, link, config, servers)
         return _until_done(serving, superlink, look)
     except KeyboardInterrupt:
         done = read_json(folder / apps.PROGRESS).get("done", 0)
@@ -129,7 +112,7 @@ class _Serving:
         self.servers.append(self.link.server(self.run).start())
 
     def wait(self) -> None:
-        """Let the server tell all nodes that the run is over."""
+        """Let the server end the run at all nodes."""
         end = time.monotonic() + _FAREWELL
         while any(one.alive for one in self.servers) and time.monotonic() < end:
             time.sleep(_LOOK / 4)
@@ -157,7 +140,7 @@ class _Serving:
 
 
 class _Look:
-    """Looks at what the server tells, shows it, and keeps nodes of this machine going.
+    """Shows what the server reports, and keeps nodes of this machine running.
 
     Raises KeyboardInterrupt where the watch does, and with a node's own sentence if
     that cannot take part.
@@ -173,7 +156,7 @@ class _Look:
     ) -> None:
         self.folder, self.watch, self.say, self.crowd = folder, watch, say, crowd
         self.about = about
-        self._log, self._told = folder / apps.LOG, {}
+        self._log, self._progress = folder / apps.LOG, {}
         # What an earlier server said was shown then.
         self._read = self._log.stat().st_size if self._log.exists() else 0
         self._next, self._shown = time.monotonic() + _EVERY, 0
@@ -184,14 +167,14 @@ class _Look:
             node.revive()
         self._say_new_lines()
         # It may be half written.
-        self._told = read_json(self.folder / apps.PROGRESS) or self._told
-        told = self._told
-        exchange = told.get("exchange", {})
+        self._progress = read_json(self.folder / apps.PROGRESS) or self._progress
+        known = self._progress
+        exchange = known.get("exchange", {})
         if exchange:
             self.about("running", _who(exchange))
         if exchange and time.monotonic() > self._next:
             self._say_exchange(exchange)
-        self.watch(told.get("done", 0), told.get("total", 0), told.get("newest", {}))
+        self.watch(known.get("done", 0), known.get("total", 0), known.get("newest", {}))
 
     def _say_new_lines(self) -> None:
         if not self._log.exists():
@@ -210,7 +193,7 @@ class _Look:
             return
         self._shown, self._next = number, time.monotonic() + _EVERY
         self.say(
-            f"exchange {number}, in round {self._told.get('done', 0) + 1}: "
+            f"exchange {number}, in round {self._progress.get('done', 0) + 1}: "
             f"{_who(exchange)} in {exchange['seconds']:.2g} s"
         )
 

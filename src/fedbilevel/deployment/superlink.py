@@ -162,8 +162,8 @@ class SuperLink:
         app = str(self.folder.resolve() / "app")
         done = self._flwr("run", app, _CONNECTION, "--format", "json")
         try:
-            told = json.loads(done.stdout[done.stdout.index("{") :])
-            return int(told["run-id"])
+            answer = json.loads(done.stdout[done.stdout.index("{") :])
+            return int(answer["run-id"])
         except (ValueError, KeyError) as error:
             raise FedbilevelError(
                 f"the SuperLink did not start the run: {done.stdout[-1000:]}"
@@ -187,7 +187,7 @@ class SuperLink:
         for name, text in held.items():
             write_atomically(
                 client.home / name,
-                lambda file, text=text: file.write(text.encode()),
+                text,
                 mode=0o600,
             )
         return subprocess.run(
@@ -222,4 +222,4 @@ class SuperLink:
         }
         for name, text in files.items():
             path = self.folder / "app" / name
-            write_atomically(path, lambda file, text=text: file.write(text.encode()))
+            write_atomically(path, text)

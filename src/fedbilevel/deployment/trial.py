@@ -4,23 +4,20 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedbilevel import tasks
 from fedbilevel.datasets.tables import READERS, kind_of
-from fedbilevel.deployment.apps import ERROR
+from fedbilevel.deployment.apps import ERROR, Served
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink, program
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.command import arguments_of
-from fedbilevel.experiments.leaving import leave_of_trial, takes_tables, weighs_texts
-from fedbilevel.experiments.sites import LOCAL, NOT_SHARED, clients_of
-from fedbilevel.federation import Terms
+from fedbilevel.experiments.served_model import leave_of_trial
+from fedbilevel.experiments.sites import LOCAL
 from fedbilevel.federation.sealing import KeyFiles
 from fedbilevel.federation.signatures import make_key_pair
 from fedbilevel.models import can_be_kept
@@ -33,50 +30,37 @@ KINDS = ("persistent", "stock")
 
 
 def federate(
-    experiment: Experiment,
-    folder: Path,
-    terms: Terms,
+    served: Served,
     *,
     nodes: str,
     watch: Watch,
     say: Callable[[str], None] = print,
     about: Callable[[str, str], None] = lambda word, who: None,
-    track: str | None = None,
-    tuning: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment on as many nodes as it has clients, on this machine.
 
     `nodes` are persistent, ours, or stock, Flower's own. All have keys that are made
-    for this run, in its folder. `track` is where every measured round is written. With
-    `tuning` steps are tried at the nodes first, which must be ours.
+    for this run, in its folder. Only nodes of ours can tune.
     """
+    experiment, folder, tuning = served.experiment, served.folder, served.tuning
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
     if tuning is not None and nodes != KINDS[0]:
         raise InvalidInputError(
-            f"--tune with nodes '{nodes}': Flower's own nodes forget between two "
-            f"messages which steps they were told. Choose {KINDS[0]}."
+            f"--tune with nodes '{nodes}': Flower's own nodes forget their steps "
+            f"between two messages. Choose {KINDS[0]}."
         )
     where = f"127.0.0.1:{free_port()}"
     link = SuperLink(where, folder, certificates=None, remembers=False)
     make = persistent_node if nodes == "persistent" else _stock
-    keys = make_keys(folder, clients_of(experiment))
+    keys = make_keys(folder, experiment.sites)
     # One core each: they share this machine, and would only wait for each other.
-    crowd = [make(experiment, k, folder, link) for k in range(clients_of(experiment))]
+    crowd = [make(experiment, k, folder, link) for k in range(experiment.sites)]
     for node in crowd if tuning is not None else ():
         node.command.append("--tune")
+    served = replace(served, keys=keys)
     result = serve_over_flower(
-        experiment,
-        folder,
-        terms,
-        link,
-        keys=keys,
-        watch=watch,
-        say=say,
-        about=about,
-        crowd=crowd,
-        track=track,
-        tuning=tuning,
+        served, link, watch=watch, say=say, about=about, crowd=crowd
     )
     return _with_model(experiment, result, folder, say)
 
@@ -113,37 +97,29 @@ def _site_keys(folder: Path, client: int) -> KeyFiles:
 def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
     """Return the public keys by which sites know each other, where they need to."""
     masked = experiment.aggregate == "secure"
-    count = clients_of(experiment) if masked else 0
+    count = experiment.sites if masked else 0
     return [folder / "keys" / f"{client}.pub" for client in range(count)]
 
 
-def _node_command(experiment: Experiment, client: int, *more: str) -> list[str]:
-    """Return the command of one node."""
-    shared = arguments_of(experiment, without=NOT_SHARED)
-    words = ["node", *shared, "--client", str(client)]
-    return [*words, *more]
-
-
-def deployment_of(experiment: Experiment) -> list[str]:
+def deployment_of(experiment: Experiment, *, tune: bool = False) -> list[str]:
     """Return what a real deployment of an experiment would type."""
-    options = {n: v for n, v in experiment.options.items() if n not in LOCAL}
-    own = arguments_of(replace(experiment, options=options), without=NOT_SHARED)
-    shared = shlex.join(own)
+    shared = shlex.join(experiment.arguments(shared=True, without=LOCAL))
     known = "--site-key node0.pub ... " if experiment.aggregate == "secure" else ""
     rows = Path(experiment.options.get("data", ""))
     # Sites with tables of their own agree on their columns, by `fedbilevel prepare`.
-    if kind_of(rows) in READERS and takes_tables(experiment):
+    if kind_of(rows) in READERS and "preparation" in experiment.task_options:
         shared += " --preparation PREPARATION"
-    # Those with texts add up their tokens, which a node says.
-    if rows.is_dir() and weighs_texts(experiment):
+    # Those with texts add up their tokens, which a node prints.
+    if rows.is_dir() and "tokens" in experiment.task_options:
         shared += " --set tokens=TOKENS"
+    tuned = " --tune" if tune else ""
     return [
         f"fedbilevel serve {shared} --address 127.0.0.1:8000 "
         "--certificates certificates --private-key server --node-key node0.pub ... "
-        "--out RUN",
+        f"--out RUN{tuned}",
         f"fedbilevel node {shared} --client 0 --superlink SERVER:8443 "
         "--root-certificates ca.crt --private-key node0 --server-key server.pub "
-        f"{known}--data ROWS --state STATE",
+        f"{known}--data ROWS --state STATE{tuned}",
     ]
 
 
@@ -162,8 +138,9 @@ def persistent_node(
     measured = ("--measure", "scalars") if _measures(experiment) else ()
     for path in _all_sites(experiment, folder):
         known += ("--site-key", str(path))
+    words = ("node", *experiment.arguments(shared=True), "--client", str(client))
     command = [sys.executable, "-m", "fedbilevel.cli"]
-    command += _node_command(experiment, client, *where, *known, *measured)
+    command += [*words, *where, *known, *measured]
     return Process(f"node-{client}", command, folder)
 
 
@@ -181,21 +158,21 @@ def _stock(
         "private_key": keys.private,
         "server_key": keys.peers[0],
     }
-    told = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
+    held = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
     # What is in files of one's own, a node takes from its operator alone.
     for kind in ("task", "algorithm"):
         named = getattr(experiment, kind)
         if named is not None and tasks.is_file(named):
-            told.append(f"{kind}={json.dumps(named)}")
-    told += ['measure="scalars"'] if _measures(experiment) else []
+            held.append(f"{kind}={json.dumps(named)}")
+    held += ['measure="scalars"'] if _measures(experiment) else []
     others = [str(path.resolve()) for path in _all_sites(experiment, folder)]
-    told += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []
-    held = " ".join([f'client={client} trial="true"', *told])
+    held += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []
+    config = " ".join([f'client={client} trial="true"', *held])
     command = [
         program("flower-supernode"),
         *("--insecure", "--superlink", link.address),
         *("--host", "127.0.0.1", "--port", str(free_port())),
-        *("--node-config", held),
+        *("--node-config", config),
     ]
     error = folder / "nodes" / str(client) / ERROR
     return Process(f"node-{client}", command, folder, error=error)

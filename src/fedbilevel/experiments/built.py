@@ -82,7 +82,7 @@ def leave_files(task: tasks.Task, result: Result, folder: Path) -> None:
             _write_listed(folder / name, listed)
     if task.files is not None:
         for name, content in task.files(task, result.point).items():
-            write_atomically(folder / name, lambda file, c=content: file.write(c))
+            write_atomically(folder / name, content)
 
 
 def model_of(
@@ -112,4 +112,4 @@ def _write_listed(path: Path, listed: Listed) -> None:
         write_arrays(path.with_suffix(".npz"), {"pictures": listed.pictures})
     text = io.StringIO(newline="")
     csv.writer(text).writerows([listed.header, *listed.rows])
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    write_atomically(path, text.getvalue())

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from fedbilevel._schema import Settings
 from fedbilevel.channels import (
     AbstractCoder,
     AbstractReduction,
@@ -85,8 +86,8 @@ def read_channel(
     clip: float | str | None = None,
     noise: float = 0.0,
     compress: str | None = None,
-    aggregate: str = "mean",
-    delta: float = 1e-5,
+    aggregate: str = Settings.aggregate,
+    delta: float = Settings.delta,
     compress_down: str | None = None,
 ) -> Channel:
     """Read a channel.
@@ -120,11 +121,11 @@ def _check_alone(clip: float | str | None, noise: float, compress: str | None) -
     if noise:
         raise InvalidInputError(
             f"clip={clip} and noise={noise:g}: a bound that follows the norms of the "
-            "changes tells of them, and no epsilon counts that. Give clip as a number."
+            "changes reveals them, and no epsilon counts that. Give clip as a number."
         )
     if compress is not None:
         raise InvalidInputError(
-            f"clip={clip} and compress={compress}: what clients tell of their norms "
+            f"clip={clip} and compress={compress}: what clients report of their norms "
             "would be thinned out or rounded with the rest. Leave out one of the two."
         )
 

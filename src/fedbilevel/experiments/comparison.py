@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedbilevel import algorithms, tasks
-from fedbilevel._files import write_atomically
+from fedbilevel import algorithms
 from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.built import Built
 from fedbilevel.experiments.experiment import Experiment, headline_only
 from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.run_folder import read_json, write_json
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import named_search, trials_of
+from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import Comparison, Contender, compared
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["NamedComparison", "compare"]
 
@@ -51,7 +51,7 @@ def compare(
     Options of the experiment go to each algorithm that knows them; `name.option` goes
     to one alone. With a `tuning` each is tuned first, as by `tune`, all with as many
     samples as the first. With a folder results are saved there as they come; `resume`
-    goes on with the comparison in it, where what is finished is not run again.
+    continues the comparison in it, where what is finished is not run again.
     `about(name)` is called before each algorithm, and `watch` is shown the task's
     headline metric while it runs.
     """
@@ -71,8 +71,7 @@ def compare(
     entries = _entries(names)
     built, contenders, searches = _built(experiment, names[0], entries, tuning)
     if folder is not None:
-        text = json.dumps(settings, indent=2) + "\n"
-        write_atomically(folder / COMPARISON, lambda file: file.write(text.encode()))
+        write_json(folder / COMPARISON, settings)
     with _naming_sites(built, entries):
         found = compared(
             _as_given(built.setting, experiment, built),
@@ -103,7 +102,7 @@ def _naming_sites(
 
 
 def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:
-    """Raise unless a folder is new, or holds this very comparison to go on with."""
+    """Raise unless a folder is new, or holds this very comparison to continue."""
     path = folder / COMPARISON
     if not resume:
         require_new(folder)
@@ -112,12 +111,11 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
         raise CheckpointError(
             f"{folder} holds no {COMPARISON}: no comparison began there."
         )
+    held, plain = read_json(path), json.loads(json.dumps(to_plain(settings)))
     try:
-        held = json.loads(path.read_text())
-        plain = json.loads(json.dumps(settings))
         apart = _unlike(held, plain) - {"experiment"}
         apart |= _unlike(held["experiment"], plain["experiment"])
-    except (ValueError, KeyError, AttributeError) as error:
+    except (KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from error
     if apart:
         raise CheckpointError(
@@ -138,7 +136,7 @@ def _entries(names: Sequence[Any]) -> dict[str, Entry]:
     if len(entries) < len(found):
         raise InvalidInputError(
             f"algorithms={','.join(map(str, names))}: two of them have the same name "
-            "of their own, so that their results could not be told apart."
+            "of their own, so that their results could not be distinguished."
         )
     return entries
 
@@ -152,7 +150,7 @@ def _built(
     """Build the task once, and every contender; return with what is searched."""
     names = list(entries)
     known = {name: set(options_of(entry)) for name, entry in entries.items()}
-    for_task = set(option_defaults(tasks.find(experiment.task)))
+    for_task = set(experiment.task_options)
     options = {
         name: _for_one(experiment.options, name, known, for_task) for name in names
     }

@@ -4,8 +4,8 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import equinox as eqx
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
+from fedbilevel._schema import Settings, checked
 from fedbilevel.algorithms import (
     AbstractAlgorithm,
     Entry,
@@ -52,15 +53,12 @@ from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import option_defaults
 
 __all__ = [
-    "LENGTH",
     "Experiment",
     "headline_only",
     "weighing",
 ]
 
 _SIZES = ("rounds", "local_steps", "batch")
-# When a run ends changes no number of it.
-LENGTH = ("rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds")
 _CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
@@ -68,52 +66,15 @@ _RUNTIMES: dict[str, Callable[[Job], Any]] = {
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Settings):
     """Names and numbers that fix a run. None leaves a choice to the task.
 
-    `options` are parameters of the task or the algorithm, as text. `clip`, `noise`,
-    `compress`, `compress_down` and `aggregate` are read by `read_channel`; `delta` goes
-    with the noise.
-    A `clip` of `quantile` is a part of the algorithm, in `QuantileClip`.
-    `target`, `patience` and the budgets `max_...` end a run before its last round. With
-    `safeguard` a run measures its steps where the task leaves them to it, and goes back
-    and on by shorter ones where it explodes.
-    `model_devices` share one copy of what the task has frozen.
-    `weights` are what the clients count in means, in place of the task's own. `task`
-    and `algorithm` may be given as a function and a class, too: they are kept by the
-    file that they are in. `client_states` is a folder for what clients keep, where few
-    of many take part.
+    `Settings` declares the fields. `options` are parameters of the task or the
+    algorithm, as text. `clip`, `noise`, `compress`, `compress_down` and `aggregate` are
+    read by `read_channel`; `delta` goes with the noise. A `clip` of `quantile` is a
+    part of the algorithm, in `QuantileClip`. `task` and `algorithm` may be given as a
+    function and a class, too: they are kept by the file that they are in.
     """
-
-    task: Any
-    algorithm: Any = None
-    clients: int | None = None
-    participants: int | None = None
-    rounds: int | None = None
-    local_steps: int | None = None
-    batch: int | None = None
-    seed: int = 0
-    runtime: str = "simulator"
-    model_devices: int = 1
-    client_states: str | None = None
-    precision: str = "float32"
-    measure_every: int = 1
-    checkpoint_rounds: int | None = None
-    checkpoint_seconds: float = 30.0
-    target: float | None = None
-    patience: int | None = None
-    max_bytes: int | None = None
-    max_samples: int | None = None
-    max_seconds: float | None = None
-    clip: float | str | None = None
-    noise: float = 0.0
-    delta: float = 1e-5
-    compress: str | None = None
-    compress_down: str | None = None
-    aggregate: str = "mean"
-    safeguard: bool = True
-    weights: tuple[float, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # From a file or a message they come as a list.
@@ -129,6 +90,32 @@ class Experiment:
         """The task's name for people."""
         return tasks.label(self.task)
 
+    @cached_property
+    def task_options(self) -> dict[str, Any]:
+        """The options that the task takes, with their defaults."""
+        return option_defaults(tasks.find(self.task))
+
+    @property
+    def method_options(self) -> dict[str, str]:
+        """The options that are the algorithm's, and not the task's."""
+        return {n: v for n, v in self.options.items() if n not in self.task_options}
+
+    @property
+    def sites(self) -> int:
+        """The number of sites of a federation, which must be given."""
+        if self.clients is None:
+            raise InvalidInputError("give --clients, the number of sites.")
+        return self.clients
+
+    def require_tunable(self) -> None:
+        """Raise where trials at sites would spend privacy."""
+        if self.noise:
+            raise InvalidInputError(
+                "--tune with --noise: every trial would spend privacy, and none could "
+                "be judged, since nothing is measured under noise. Tune on rows that "
+                "may be seen, by `fedbilevel tune`, and give the steps by --set."
+            )
+
     def run(
         self,
         folder: Path | str | None = None,
@@ -141,9 +128,9 @@ class Experiment:
     ) -> Result:
         """Build task and algorithm, run, and return the result.
 
-        `watch` is shown the task's headline metric only, `on_round` is told of every
+        `watch` is shown the task's headline metric only, `on_round` gets every
         measured round. `built` is called with the task before anything is computed.
-        `about(word, who)` is told what is done before the first round, and who takes
+        `about(word, who)` gets what is done before the first round, and who takes
         part in every exchange.
         """
         made = mesh.on_all(self.build)
@@ -151,7 +138,7 @@ class Experiment:
             built(made.task)
         about("checking")
         job = mesh.on_all(lambda: made.job(self.seed))
-        about("checking", _told(job))
+        about("checking", _cohort(job))
         checkpoints = None
         if folder is not None:
             folder = Path(folder)
@@ -199,7 +186,7 @@ class Experiment:
         return self.bind(task, values)
 
     def check(self) -> None:
-        """Raise for what can be told before any data are loaded."""
+        """Raise for what is wrong, before any data are loaded."""
         self.channel()
         tasks.find(self.task)
         self._check_options()
@@ -224,7 +211,7 @@ class Experiment:
 
         Data may take long to load, and whoever mistyped need not wait for them.
         """
-        known = option_defaults(tasks.find(self.task))
+        known = self.task_options
         if self.algorithm is None and self.options.keys() <= known.keys():
             return  # every method would have to be imported to be asked for its own
         chosen = algorithms.names() if self.algorithm is None else [self.algorithm]
@@ -303,8 +290,9 @@ class Experiment:
         `data` is a set in memory in place of the one that the option names.
         """
         make = tasks.find(self.task)
-        for_task, rest = self._split_options(option_defaults(make))
-        values = tasks.read_options(make, for_task)
+        rest = self.method_options
+        own = {n: v for n, v in self.options.items() if n not in rest}
+        values = tasks.read_options(make, own)
         given = values if data is None else {**values, "data": data}
         # What devices are to share may be more than one of them holds.
         on_host = mesh.made_on_host if self.model_devices > 1 else nullcontext
@@ -335,11 +323,10 @@ class Experiment:
         self, entry: Entry, recommended: Mapping[str, str], clients: int
     ) -> AbstractAlgorithm:
         """Build an algorithm from what a task recommends and what was chosen."""
-        known = option_defaults(tasks.find(self.task))
-        _, options = self._split_options(known)
+        options, known = self.method_options, options_of(entry)
         for option in options:
-            if option not in options_of(entry):
-                raise unknown_name("option", option, [*known, *options_of(entry)])
+            if option not in known:
+                raise unknown_name("option", option, [*self.task_options, *known])
         steps = self.sizes(recommended)["local_steps"]
         cohort = str(self.participants or clients)
         usual = self.steps_of(recommended, entry.name)
@@ -386,22 +373,17 @@ class Experiment:
                 f"there. {how_to_continue(folder)}".rstrip()
             )
         try:
-            return Experiment(**json.loads(path.read_text()))
+            return checked(Experiment, json.loads(path.read_text()))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}.") from error
 
     def save(self, folder: Path) -> None:
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
-        write_atomically(folder / EXPERIMENT, lambda file: file.write(text.encode()))
-
-    def _split_options(self, task_options):
-        for_task = {n: v for n, v in self.options.items() if n in task_options}
-        rest = {n: v for n, v in self.options.items() if n not in task_options}
-        return for_task, rest
+        write_atomically(folder / EXPERIMENT, text)
 
 
-def _told(job: Job) -> str:
+def _cohort(job: Job) -> str:
     if job.participants == job.clients:
         return f"{job.clients} clients"
     return f"{job.participants} of {job.clients} clients"

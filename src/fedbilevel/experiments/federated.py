@@ -26,15 +26,15 @@ from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments.built import leave_files
 from fedbilevel.experiments.experiment import Experiment, headline_only
-from fedbilevel.experiments.facts import check_facts
-from fedbilevel.experiments.leaving import (
+from fedbilevel.experiments.served_model import (
     blank_of_texts,
     blank_task,
     check_blank,
     model_at,
 )
-from fedbilevel.experiments.sites import clients_of, federated_entry, shared_settings
-from fedbilevel.experiments.telling import Told
+from fedbilevel.experiments.site_schema import SiteSchema
+from fedbilevel.experiments.site_steps import SiteSteps
+from fedbilevel.experiments.sites import federated_entry, shared_settings
 from fedbilevel.federation import (
     PROTOCOL,
     FederationRuntime,
@@ -70,6 +70,7 @@ __all__ = [
     "RELEASES",
     "agreed",
     "entry_of",
+    "gathered",
     "replay",
     "serve",
 ]
@@ -90,50 +91,36 @@ def serve(
     made: Callable[[dict[str, Any]], None] = lambda exchange: None,
     preparation: Preparation | None = None,
     on_round: OnRound | None = None,
-    told: Told | None = None,
+    steps: SiteSteps | None = None,
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
-    The folder keeps a checkpoint after every round; served again, the run goes on from
-    there. In the end it holds the result, and who took part in each exchange; `made` is
-    told of each at once, `on_round` of every measured round, and may stop the run.
-    Sites are told when all is over. By the `preparation` of all sites a model is left,
+    The folder keeps a checkpoint after every round; served again, the run continues
+    from there. In the end it holds the result, and who took part in each exchange;
+    `made` gets each at once, `on_round` every measured round, and may stop the run.
+    Sites learn when all is over. By the `preparation` of all sites a model is left,
     too, and adapters where it is known how many tokens they have; whether it is theirs
-    is known by its fingerprint. `told` are steps for sites
-    that take them from the server.
+    is known by its fingerprint. `steps` are for sites that take them from the server.
     """
-    clients = clients_of(experiment)
     if preparation is None:
         blank = blank_of_texts(experiment)
     else:
         blank = blank_task(experiment, preparation)
     identity = _identity(folder, experiment)
-    if told is not None:
-        experiment = told.applied(experiment)
-    roster = Roster(
-        transport,
-        clients,
-        identity,
-        terms,
-        report,
-        weights=experiment.weights,
-        check_facts=check_facts,
-        seal=seal,
-        told=None if told is None else told.info(),
-    )
-    first = identity.attempt == 1
-    roster.gather(terms.patience, enough=clients if first else terms.minimum)
-    job, facts = agreed(experiment, roster)
+    if steps is not None:
+        experiment = steps.applied(experiment)
+    roster = gathered(transport, experiment, identity, terms, report, seal, steps)
+    job, sites = agreed(experiment, roster)
     if blank is not None:
-        check_blank(blank, facts, job)
+        check_blank(blank, sites, job)
     left_out = functools.partial(_note, folder / LEFT_OUT)
-    releases, metrics = ServerReleases(folder / RELEASES), tuple(facts["metrics"])
+    releases, metrics = ServerReleases(folder / RELEASES), tuple(sites.metrics)
     runtime = FederationRuntime(
-        job, roster, metrics, left_out, facts["concludes"], releases, made
+        job, roster, metrics, left_out, sites.concludes, releases, made
     )
-    stopping = experiment.stopping(facts["headline"])
+    stopping = experiment.stopping(sites.headline)
     runtime.check(stopping)
-    rounds, ledger = experiment.sizes(facts["recommended"])["rounds"], Ledger(job)
+    rounds, ledger = experiment.sizes(sites.recommended)["rounds"], Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     outcome = execute(
         runtime,
@@ -141,20 +128,46 @@ def serve(
         measure_every=experiment.measure_every,
         stopping=stopping,
         checkpoints=Checkpoints(folder, every_rounds=1),
-        watch=headline_only(watch, facts["headline"]),
+        watch=headline_only(watch, sites.headline),
         on_round=on_round,
     )
-    result = _result(experiment, facts, outcome, runtime, ledger)
+    result = _result(experiment, sites, outcome, runtime, ledger)
     if blank is not None:
-        result = replace(result, model=model_at(blank, result, facts["task"]))
+        result = replace(result, model=model_at(blank, result, sites.task))
     write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
-    if told is not None:
+    if steps is not None:
         experiment.save(folder)  # as it was run, for a replay
     result.save(folder)
     if blank is not None and blank.files is not None:
         leave_files(blank, result, folder)
     roster.farewell()
     return result
+
+
+def gathered(
+    transport: Transport,
+    experiment: Experiment,
+    identity: Identity,
+    terms: Terms,
+    report: Callable[[str], None],
+    seal: Seal,
+    steps: SiteSteps | None,
+) -> Roster:
+    """Say hello to the sites: to all at the first attempt, later to a minimum."""
+    roster = Roster(
+        transport,
+        experiment.sites,
+        identity,
+        terms,
+        report,
+        weights=experiment.weights,
+        check_facts=SiteSchema.check,
+        seal=seal,
+        told=None if steps is None else steps.info(),
+    )
+    first = identity.attempt == 1
+    roster.gather(terms.patience, enough=roster.clients if first else terms.minimum)
+    return roster
 
 
 def _identity(folder: Path, experiment: Experiment) -> Identity:
@@ -172,7 +185,7 @@ def _identity(folder: Path, experiment: Experiment) -> Identity:
         name, attempt = held["federation"], held["attempt"]
     identity = Identity(name, settings, attempt + 1)
     text = json.dumps({"protocol": PROTOCOL, **asdict(identity)}) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, text)
     return identity
 
 
@@ -192,10 +205,11 @@ def _begun(path: Path) -> dict[str, Any]:
     )
 
 
-def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, Any]]:
+def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
     """Return the job that all sites mean, or say who means another."""
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
+    sites = SiteSchema(**facts)
     for client, member in sorted(roster.members.items()):
         _check_alike(first, facts, client, member.facts)
         apart = _differences(roster.members[first], member)
@@ -207,11 +221,11 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, An
                 "sites, and labels the same classes. What a task recommends may depend "
                 "on the rows: choose it, on the server and at all sites alike."
             )
-    x = OrderedDict(zip(facts["x"], start, strict=False))
-    y = OrderedDict(zip(facts["y"], start[len(x) :], strict=True))
-    levels = zip((x, y), facts["private"], strict=True)
+    x = OrderedDict(zip(sites.x, start, strict=False))
+    y = OrderedDict(zip(sites.y, start[len(x) :], strict=True))
+    levels = zip((x, y), sites.private, strict=True)
     private = [OrderedDict(zip(at, flags, strict=True)) for at, flags in levels]
-    recommended, entry = facts["recommended"], entry_of(experiment, facts["algorithm"])
+    recommended, entry = sites.recommended, entry_of(experiment, sites.algorithm)
     batch = experiment.sizes(recommended)["batch"]
     job = blind_job(
         experiment.algorithm_by(entry, recommended, roster.clients),
@@ -223,7 +237,7 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, Mapping[str, An
         channel=experiment.channel(),
         weights=roster.weights,
     )
-    return job, facts
+    return job, sites
 
 
 def _check_alike(
@@ -239,14 +253,14 @@ def _check_alike(
         )
 
 
-def entry_of(experiment: Experiment, told: str) -> Entry:
+def entry_of(experiment: Experiment, named: str) -> Entry:
     """Return the algorithm that the sites mean, of code that the server has itself."""
     own = experiment.algorithm
-    if own is None and told in {*algorithms.names(), *algorithms.installed()}:
-        return federated_entry(told)
-    if own is None or algorithms.identity(own) != told:
+    if own is None and named in {*algorithms.names(), *algorithms.installed()}:
+        return federated_entry(named)
+    if own is None or algorithms.identity(own) != named:
         raise InvalidInputError(
-            f"the sites use the algorithm '{told:.80}', which the server has not, or "
+            f"the sites use the algorithm '{named:.80}', which the server has not, or "
             "not the same. Give --algorithm on the server and at all sites, each with "
             "its copy of the same file."
         )
@@ -254,7 +268,7 @@ def entry_of(experiment: Experiment, told: str) -> Entry:
 
 
 def _differences(one: Member, other: Member) -> set[str]:
-    """Return the names of what two clients told differently."""
+    """Return the names of what two clients report differently."""
     names = _unlike(one.facts, other.facts)
     mine, theirs = one.facts.get("recommended"), other.facts.get("recommended")
     if isinstance(mine, dict) and isinstance(theirs, dict):
@@ -272,39 +286,43 @@ def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 def _result(
     experiment: Experiment,
-    facts: Mapping[str, Any],
+    sites: SiteSchema,
     outcome: Outcome,
     runtime: FederationRuntime,
     ledger: Ledger,
 ) -> Result:
     """Return the result with the fields of a simulated one."""
-    sizes, state = experiment.sizes(facts["recommended"]), outcome.state
+    sizes, state = experiment.sizes(sites.recommended), outcome.state
     settings = {
         "rounds": sizes["rounds"],
         "runtime": runtime.name,
         "measure_every": experiment.measure_every,
         "local_steps": sizes["local_steps"],
-        "task": facts["task"],
-        "headline": facts["headline"],
+        "task": sites.task,
+        "headline": sites.headline,
         "seed": experiment.seed,
         **experiment.channel_settings(),
     }
     job = runtime.job
     spent = runtime.privacy_spent()
     result = result_of(job, outcome, ledger, experiment.label, settings, spent)
-    shown = result.point if facts["shows_point"] else {}
+    shown = result.point if sites.shows_point else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
     down, up, headers = (int(n) for n in state.traffic)
     wire = {"bytes_down": down, "bytes_up": up, "of_them_headers": headers}
     # Only now it is known that the run has ended.
-    told = runtime.conclude(state, int(outcome.columns["round"][-1]))
+    concluded = runtime.conclude(state, int(outcome.columns["round"][-1]))
     seconds = {**result.seconds, "slowest_sites": runtime.exchanges.site_seconds}
     own = {**result.final, **point}
     return replace(
         result,
-        algorithm=entry_of(experiment, facts["algorithm"]).name,
+        algorithm=entry_of(experiment, sites.algorithm).name,
         levels=None,  # the server knows names of leaves, and no structure
-        final={**own, **together(told), **own},  # nobody writes over what is our own
+        final={
+            **own,
+            **together(concluded),
+            **own,
+        },  # nobody writes over what is our own
         counts={**result.counts, "wire": wire},
         seconds=seconds,
     )

@@ -1,12 +1,11 @@
-"""Tunes at real sites: a trial is a few rounds with steps that the server tells them.
+"""Tunes at real sites: a trial is a few rounds with steps that the server gives them.
 
 Sites stay as they are, one trial after the other, and are judged as in a simulation: by
 the upper loss on rows that each holds out, or by what the task names. What is chosen is
-told for the run itself. A trial that was interrupted is made again, those before it are
+for the run itself. A trial that was interrupted is made again, those before it are
 not.
 """
 
-import json
 import math
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,20 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel._files import make_private_folder, write_atomically
+from fedbilevel._files import make_private_folder
 from fedbilevel._folders import SEARCH, TUNED, TUNING
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.experiments.facts import check_facts
-from fedbilevel.experiments.federated import agreed, entry_of
-from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.sites import clients_of, shared_settings
-from fedbilevel.experiments.telling import (
-    Told,
-    own_options,
-    require_tunable,
-    without_searched,
+from fedbilevel.experiments.federated import agreed, entry_of, gathered
+from fedbilevel.experiments.run_folder import (
+    read_json,
+    require_same_search,
+    write_json,
 )
+from fedbilevel.experiments.searching import NamedSearch, Tuning
+from fedbilevel.experiments.site_steps import SiteSteps, without_searched
+from fedbilevel.experiments.sites import shared_settings
 from fedbilevel.experiments.tuning import search_of
 from fedbilevel.federation import (
     FederationRuntime,
@@ -41,7 +39,6 @@ from fedbilevel.federation import (
 )
 from fedbilevel.federation.server.measuring import measuring
 from fedbilevel.federation.wire import CHECKSUM, Seal
-from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.studies.searching import Point, Search
@@ -64,12 +61,12 @@ def tune_at_sites(
     seal: Seal = CHECKSUM,
     watch: Watch | None = None,
     report: Callable[[str], None] = print,
-) -> Told:
-    """Search options of an experiment at its sites; return what to tell them.
+) -> SiteSteps:
+    """Search options of an experiment at its sites; return the best for the run.
 
     A trial has `rounds` rounds. `tuning` in the folder of the run keeps what was tried.
     """
-    require_tunable(experiment)
+    experiment.require_tunable()
     if tuning.rungs > 1 or rounds < 1:
         raise InvalidInputError(
             "trials at sites run to their end, in at least one round: leave out rungs, "
@@ -90,8 +87,8 @@ def tune_at_sites(
     for batch, size in enumerate(search.batches(search.count)):
         for point in search.proposed(size, tried, batch):
             steps, apart = _steps(named, point), judged_by == HELD_OUT
-            told = [Told(steps, seed, apart) for seed in seeds]
-            values = [trials.value(len(tried), one, rounds) for one in told]
+            given = [SiteSteps(steps, seed, apart) for seed in seeds]
+            values = [trials.value(len(tried), one, rounds) for one in given]
             tried.append((point, float(np.mean(values))))
             shown = ", ".join(f"{name}={text}" for name, text in steps.items())
             report(
@@ -106,14 +103,9 @@ def tune_at_sites(
 def _opened(folder: Path, experiment: Experiment, asked: Mapping[str, Any]) -> Path:
     """Return the folder of a search: a new one, or that of this very search."""
     settings = {"experiment": shared_settings(experiment), **asked}
-    settings, path = json.loads(json.dumps(settings)), folder / SEARCH
-    if path.exists() and _read(path) != settings:
-        raise CheckpointError(
-            f"{folder} holds a search with other settings. Go on with those it was "
-            "begun with, or choose a new folder."
-        )
+    require_same_search(folder / SEARCH, settings)
     make_private_folder(folder)
-    _write(path, settings)
+    write_json(folder / SEARCH, settings)
     return folder
 
 
@@ -140,41 +132,41 @@ class _Trials:
         self.settings = settings_fingerprint(shared_settings(experiment))
 
     def searched(self) -> tuple[NamedSearch, str]:
-        """Return what is searched, and what decides, as the sites tell it."""
+        """Return what is searched, and what decides, as the sites report it."""
         base = without_searched(self.experiment)
-        roster = self._gathered(Told({}, base.seed))
-        job, facts = agreed(base, roster)
-        if "tuned_by" not in facts:
+        roster = self._gathered(SiteSteps({}, base.seed))
+        job, sites = agreed(base, roster)
+        if sites.tuned_by is None:
             raise InvalidInputError(
                 "the sites take no steps from the server. Start their nodes with "
                 "--tune, too."
             )
-        entry, chosen = entry_of(base, facts["algorithm"]), own_options(self.experiment)
-        recommended = facts["recommended"]
-        named = search_of(self.experiment, entry, recommended, job.clients, chosen)
-        return named, str(facts["tuned_by"])
+        entry, given = entry_of(base, sites.algorithm), self.experiment.method_options
+        usual = sites.recommended
+        named = search_of(self.experiment, entry, usual, job.clients, given)
+        return named, sites.tuned_by
 
-    def value(self, number: int, told: Told, rounds: int) -> float:
+    def value(self, number: int, given: SiteSteps, rounds: int) -> float:
         """Return what a trial came to; infinity where it diverged."""
-        path = self.folder / f"trial-{number}-seed-{told.seed}.json"
+        path = self.folder / f"trial-{number}-seed-{given.seed}.json"
         if path.exists():
-            held = _read(path)
-            if held.get("told") != told.info():
+            held = read_json(path)
+            if held.get("told") != given.info():
                 raise CheckpointError(f"{path} is of another trial. Remove {TUNING}.")
             return math.inf if held["value"] is None else float(held["value"])
         try:
-            value = self._made(told, rounds)
+            value = self._made(given, rounds)
         except NonFiniteError:
             value = math.inf
         finite = math.isfinite(value)
-        _write(path, {"told": told.info(), "value": value if finite else None})
+        write_json(path, {"told": given.info(), "value": value if finite else None})
         return value if finite else math.inf
 
-    def _made(self, told: Told, rounds: int) -> float:
-        roster = self._gathered(told)
-        job, facts = agreed(told.applied(self.experiment), roster)
+    def _made(self, given: SiteSteps, rounds: int) -> float:
+        roster = self._gathered(given)
+        job, sites = agreed(given.applied(self.experiment), roster)
         # Metrics may know test rows: sites that hold rows out measure none.
-        metrics = () if told.held_out else tuple(facts["metrics"])
+        metrics = () if given.held_out else tuple(sites.metrics)
         runtime = FederationRuntime(job, roster, metrics)
         if not measuring(runtime.exchanges):
             raise InvalidInputError(
@@ -183,7 +175,7 @@ class _Trials:
                 "out. Tune elsewhere, by `fedbilevel tune`, and give the steps by "
                 "--set."
             )
-        column = _LOSS if told.held_out else str(facts["tuned_by"])
+        column = _LOSS if given.held_out else str(sites.tuned_by)
         begin, judged = None, []
         for end in looks(rounds):
             outcome = execute(runtime, end, measure_every=rounds, begin=begin)
@@ -191,22 +183,11 @@ class _Trials:
             judged.append(float(outcome.columns[column][-1]))
         return float(np.mean(judged))
 
-    def _gathered(self, told: Told) -> Roster:
+    def _gathered(self, given: SiteSteps) -> Roster:
         """Say hello to all sites, as the server of a federation of its own."""
         identity = Identity(secrets.token_hex(16), self.settings, 1)
-        roster = Roster(
-            self.transport,
-            clients_of(self.experiment),
-            identity,
-            self.terms,
-            self.report,
-            weights=self.experiment.weights,
-            check_facts=check_facts,
-            seal=self.seal,
-            told=told.info(),
-        )
-        roster.gather(self.terms.patience, enough=roster.clients)
-        return roster
+        how = (self.terms, self.report, self.seal, given)
+        return gathered(self.transport, self.experiment, identity, *how)
 
 
 def _concluded(
@@ -216,7 +197,7 @@ def _concluded(
     search: Search,
     tried: list[tuple[Point, float]],
     judged_by: str,
-) -> Told:
+) -> SiteSteps:
     """Take the best, and write down what was tried."""
     if not any(math.isfinite(value) for _, value in tried):
         raise InvalidInputError(
@@ -225,17 +206,5 @@ def _concluded(
     best = _steps(named, tried[search.best(tried)][0])
     trials = [{"options": _steps(named, p), "value": v} for p, v in tried]
     about = {"task": experiment.label, "judged_by": judged_by}
-    _write(folder / TUNED, {**about, "options": best, "trials": trials})
-    return Told(best, experiment.seed)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(to_plain(content), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_json(folder / TUNED, {**about, "options": best, "trials": trials})
+    return SiteSteps(best, experiment.seed)

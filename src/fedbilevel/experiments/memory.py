@@ -4,13 +4,11 @@ from typing import Any
 
 import jax
 
-from fedbilevel import tasks
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.runtime import SimulatorRuntime
 from fedbilevel.runtime.driver import first_span
 from fedbilevel.runtime.memory import MemoryPlan
-from fedbilevel.tasks._base import option_defaults
 
 __all__ = ["PARTS", "planned_memory"]
 
@@ -26,7 +24,7 @@ def planned_memory(experiment: Experiment) -> dict[str, Any]:
     """Compile the rounds of an experiment, and say what they take; none is run."""
     if experiment.runtime != SimulatorRuntime.name:
         raise InvalidInputError(
-            f"--memory tells of compiled rounds, and the runtime {experiment.runtime} "
+            f"--memory reports compiled rounds, and the runtime {experiment.runtime} "
             "compiles none. Leave out --runtime."
         )
     built = experiment.build()
@@ -64,7 +62,7 @@ def _more_devices(experiment: Experiment) -> list[str]:
 
 def _advice(experiment: Experiment, plan: MemoryPlan) -> list[str]:
     """Say what makes the largest parts smaller, the largest first."""
-    options = option_defaults(tasks.find(experiment.task))
+    options = experiment.task_options
     given = {**options, **experiment.options}
     ways = {
         "frozen": [("precision", "bfloat16")],
@@ -77,14 +75,14 @@ def _advice(experiment: Experiment, plan: MemoryPlan) -> list[str]:
         "working": ["a smaller --batch"],
     }
     sizes = {name: getattr(plan, name) for name in PARTS}
-    told = []
+    advice = []
     for part in sorted(sizes, key=lambda name: -sizes[name]):
         if sizes[part] < plan.total / 4:
             continue
-        told += [
+        advice += [
             f"--set {name}={value}"
             for name, value in ways.get(part, [])
             if name in options and str(given[name]).lower() != value
         ]
-        told += plain.get(part, [])
-    return told
+        advice += plain.get(part, [])
+    return advice

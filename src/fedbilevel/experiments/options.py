@@ -14,7 +14,12 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry, Preset
 from fedbilevel.algorithms.local._founding import Founding
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.experiments.effective import effective_of
-from fedbilevel.experiments.rules import RULES, SERIES, named_rule, rule_options
+from fedbilevel.experiments.hypergradient_names import (
+    HYPERGRADIENTS,
+    SERIES,
+    hypergradient_options,
+    named_hypergradient,
+)
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
@@ -100,7 +105,7 @@ _LENGTH = Option(
 )
 _HYPERGRADIENT = Option(
     "hypergradient",
-    " or ".join((SERIES, *RULES)),
+    " or ".join((SERIES, *HYPERGRADIENTS)),
     SERIES,
     "the method's series, or a rule in its place: q are its lower steps, and theta "
     "how far they go, or what stands for the inverse Hessian",
@@ -223,7 +228,7 @@ class _Reader:
     def _series(self) -> AbstractHypergradient:
         chosen = self.options.get("hypergradient", SERIES)
         if chosen != SERIES:
-            return named_rule(chosen, self.options, self._count, self._number)
+            return named_hypergradient(chosen, self.options, self._count, self._number)
         kind: Any = self.entry.rule
         words = {"random": RandomNeumann, "full": Neumann}
         if kind is RandomNeumann and "length" in self.options:
@@ -326,7 +331,7 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
                 written["length"] = "full" if isinstance(value, Neumann) else "random"
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type is AbstractHypergradient:
-            written |= rule_options(value, _number_text) or {}
+            written |= hypergradient_options(value, _number_text) or {}
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):

@@ -13,13 +13,13 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.experiments import field
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.field import Place, Row
-from fedbilevel.experiments.needs import (
+from fedbilevel.experiments.traits import (
     KNOWN,
     QUESTIONS,
     fitting,
     known_how,
-    needs_of,
     question_of,
+    traits_of,
 )
 
 __all__ = ["Advice", "Situation", "recommend"]
@@ -35,7 +35,7 @@ class Situation:
     Without `hessian` gradients are all that can be had. With `few_rounds` it counts
     what is reached early, and by few exchanges. `participants` of the `clients` take
     part in an exchange. `question` is one of those in
-    `fedbilevel.experiments.needs.QUESTIONS`.
+    `fedbilevel.experiments.traits.QUESTIONS`.
     """
 
     clients: int | None = None
@@ -108,7 +108,7 @@ def recommend(
     def order(entry: Entry) -> tuple:
         own = entry.name != known.algorithm
         well = list(KNOWN).index(known_how(entry))
-        return (*ranking.order(entry.name), own, well, len(needs_of(entry.name)))
+        return (*ranking.order(entry.name), own, well, len(traits_of(entry.name)))
 
     best = sorted(entries, key=lambda one: (*order(one), one.name))[:MOST]
     return [
@@ -117,7 +117,7 @@ def recommend(
             one.summary,
             _reasons(one, known, question),
             one.provenance,
-            ranking.told(one.name),
+            ranking.measured(one.name),
         )
         for one in best
     ]
@@ -166,19 +166,21 @@ def _candidates(known: _Known, asked: Situation, question: str) -> list[Entry]:
 
 
 def _reasons(entry: Entry, known: _Known, question: str) -> tuple[str, ...]:
-    needs, told = needs_of(entry.name), [f"finds {QUESTIONS[question]}"]
+    needs, reasons = traits_of(entry.name), [f"finds {QUESTIONS[question]}"]
     if entry.name == known.algorithm:
-        told.append("is the task's own choice")
+        reasons.append("is the task's own choice")
     if "alike-clients" in needs and not known.own_lower:
-        told.append("is right for clients that are alike, and for those alone")
+        reasons.append("is right for clients that are alike, and for those alone")
     elif question == "shared-y":
-        told.append("is right where clients differ, too")
+        reasons.append("is right where clients differ, too")
     hessian = "hessian" in needs
-    told.append("multiplies by Hessians" if hessian else "asks for gradients alone")
+    reasons.append("multiplies by Hessians" if hessian else "asks for gradients alone")
     if question != "single-machine":
         several = "more-exchanges" in needs
-        told.append(f"has {'several exchanges' if several else 'one exchange'} a round")
-    return tuple(told)
+        reasons.append(
+            f"has {'several exchanges' if several else 'one exchange'} a round"
+        )
+    return tuple(reasons)
 
 
 @dataclass(frozen=True)
@@ -220,12 +222,12 @@ class _Ranking:
         shares = [place.rank / place.among for place in found]
         return 0, sum(shares) / len(shares)
 
-    def told(self, name: str) -> str:
+    def measured(self, name: str) -> str:
         """Say how a method did."""
         found = self._places(name)
         if self.own and found:
             ((setting, place),) = found.items()
-            return _told_place(setting, place, self.column)
+            return _described(setting, place, self.column)
         if name in self.failed:
             return f"failed on {self.task}: {self.failed[name]}"
         here = "" if self.task is None else f" on {self.task}"
@@ -237,7 +239,7 @@ class _Ranking:
         return f"not measured{here}; elsewhere {others}" if here else others
 
 
-def _told_place(setting: str, place: Place, column: str) -> str:
+def _described(setting: str, place: Place, column: str) -> str:
     row = place.row
     when = " after a tenth of the rounds" if column == "early" else ""
     text = (

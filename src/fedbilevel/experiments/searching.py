@@ -13,31 +13,12 @@ from typing import Any
 
 import equinox as eqx
 
+from fedbilevel._schema import Tuning
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.studies.searching import Point, Range, Search, Values
 
 __all__ = ["SEARCHED", "Dimension", "NamedSearch", "Tuning", "is_searched"]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How much is tried: points, in how many rungs, from how many seeds, chosen how.
-
-    `sampler` is "fitted", "even" or "optuna".
-    """
-
-    trials: int = 20
-    rungs: int = 1
-    seeds: int = 2
-    sampler: str = "fitted"
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "rungs", "seeds"):
-            if getattr(self, name) < 1:
-                raise InvalidInputError(
-                    f"{name}={getattr(self, name)} of tuning: at least 1."
-                )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A site of a named experiment: the rows of one client, and what it tells of its task.
+"""A site of a named experiment: the rows of one client, and what it reports of them.
 
 Both sides compare fingerprints of the settings and of the algorithm before anything is
 computed; what they must agree on is here, too.
@@ -6,7 +6,7 @@ computed; what they must agree on is here, too.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,9 @@ from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
 from fedbilevel.datasets import TableChoices
 from fedbilevel.errors import AtClientError, InvalidInputError
-from fedbilevel.experiments.experiment import LENGTH, Experiment, weighing
-from fedbilevel.experiments.telling import (
-    Told,
-    own_options,
-    require_tunable,
-    without_searched,
-)
+from fedbilevel.experiments.experiment import Experiment, weighing
+from fedbilevel.experiments.site_schema import SiteSchema
+from fedbilevel.experiments.site_steps import SiteSteps, without_searched
 from fedbilevel.experiments.tuning import search_of
 from fedbilevel.federation import (
     Fingerprints,
@@ -39,22 +35,18 @@ from fedbilevel.federation import (
 from fedbilevel.federation.wire import CHECKSUM, RefusedError, Seal
 from fedbilevel.problem import as_weights
 from fedbilevel.result import named_leaves, to_plain
-from fedbilevel.runtime import (
-    Job,
-)
+from fedbilevel.runtime import Job
 from fedbilevel.studies.validation import HELD_OUT, held_out
 from fedbilevel.tasks import Task
-from fedbilevel.tasks._base import option_defaults, own_places
+from fedbilevel.tasks._base import own_places
 
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
 
 __all__ = [
     "LOCAL",
-    "NOT_SHARED",
     "alone_of",
     "build_site",
-    "clients_of",
     "federated_entry",
     "local_options",
     "meaning",
@@ -62,11 +54,8 @@ __all__ = [
     "without_files",
 ]
 
-# How long to run, where rows lie, and what is kept are each side's own business.
+# Where rows lie is each side's own business.
 LOCAL = ("data", *(one.name for one in fields(TableChoices)))
-NOT_SHARED = (*LENGTH, "runtime", "measure_every")
-NOT_SHARED += ("checkpoint_rounds", "checkpoint_seconds")
-NOT_SHARED += ("model_devices", "client_states")
 
 
 def local_options(task: str) -> tuple[str, ...]:
@@ -80,8 +69,7 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     Of a task or an algorithm in a file of one's own that is what stands in the file,
     wherever each side has it.
     """
-    every = asdict(experiment).items()
-    settings = {n: v for n, v in every if n not in NOT_SHARED}
+    settings = experiment.shared()
     settings["task"] = tasks.identity(experiment.task)
     if experiment.algorithm is not None:
         settings["algorithm"] = algorithms.identity(experiment.algorithm)
@@ -109,13 +97,6 @@ def without_files(
                 f"{kind}=path/to/file.py:name, in the configuration of this node."
             )
     return own
-
-
-def clients_of(experiment: Experiment) -> int:
-    """Return the number of sites, which must be given."""
-    if experiment.clients is None:
-        raise InvalidInputError("give --clients, the number of sites.")
-    return experiment.clients
 
 
 def federated_entry(name: str) -> Entry:
@@ -148,14 +129,14 @@ def build_site(
     The option `data` is where this site's own rows lie, and no others are read. In a
     `trial` it is data of all clients, dealt as in a simulation, and this site takes its
     share. `folder` keeps what the client remembers between exchanges. `holds` says
-    whether this process sees all packets that are sent to the client. `report` is told
-    of packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
+    whether this process sees all packets that are sent to the client. `report` gets
+    packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
     what its operator allows. With a secure mean, `identity` has the keys by which the
     sites know each other, and `minimum` is the fewest sites that this one's reply is
     summed with, itself among them. With `tune` it takes steps from the server, of those
     that a search may choose, and holds rows out where the server tries some.
     """
-    clients = clients_of(experiment)
+    clients = experiment.sites
     if not 2 <= minimum <= max(clients, 2):
         raise InvalidInputError(
             f"minimum={minimum}: a sum hides a reply among 2 sites or more, and there "
@@ -167,23 +148,21 @@ def build_site(
         )
     settings, asked = settings_fingerprint(shared_settings(experiment)), experiment
     if tune:
-        require_tunable(experiment)
+        experiment.require_tunable()
         experiment = without_searched(experiment)
     task, values = _task(experiment, client, clients, trial)
     named = experiment.algorithm_for(task)
     entry = federated_entry(named)
     with _known_as(client, task.names[client] if trial and task.names else ""):
         job = _job(experiment, task, entry, clients)
-    facts = _facts(task, job, algorithms.identity(named), values, experiment)
-    if task.alike is not None:
-        facts["alike"] = dict(task.alike(task))
+    schema = _schema(task, job, algorithms.identity(named), values, experiment)
     if tune:
-        facts["tuned_by"] = task.tuned_by or HELD_OUT
+        schema = replace(schema, tuned_by=task.tuned_by or HELD_OUT)
     return Site(
         job,
         client,
         Fingerprints(settings, algorithm_fingerprint(job)),
-        facts=facts,
+        facts=schema.plain(),
         folder=folder,
         holds=holds,
         conclude=_conclusion(task, job),
@@ -214,19 +193,19 @@ def _job(experiment: Experiment, task: Task, entry: Entry, clients: int) -> Job:
 def _following(
     experiment: Experiment, task: Task, entry: Entry, base: Job, client: int
 ) -> Callable[[Mapping[str, Any]], tuple[Job, Job | None]]:
-    """Return how a site takes the steps that its server tells, or refuses them."""
-    clients, usual = clients_of(experiment), task.recommended
-    named = search_of(experiment, entry, usual, clients, own_options(experiment))
+    """Return how a site takes the steps of its server, or refuses them."""
+    clients, usual = experiment.sites, task.recommended
+    named = search_of(experiment, entry, usual, clients, experiment.method_options)
 
     def follow(info: Mapping[str, Any]) -> tuple[Job, Job | None]:
-        told = Told.read(info)
+        given = SiteSteps.read(info)
         try:
-            named.require_within(told.steps)
-            algorithm = told.applied(experiment).algorithm_by(entry, usual, clients)
+            named.require_within(given.steps)
+            algorithm = given.applied(experiment).algorithm_by(entry, usual, clients)
         except InvalidInputError as error:
             raise RefusedError("steps", str(error)) from error
-        job = replace(base, algorithm=algorithm, key=jr.key(told.seed))
-        if not told.held_out:
+        job = replace(base, algorithm=algorithm, key=jr.key(given.seed))
+        if not given.held_out:
             return job, job
         kept, judged = held_out(base.data, client)
         if judged is None:
@@ -262,11 +241,11 @@ def _task(
 
 
 def alone_of(experiment: Experiment) -> Experiment:
-    """Return the experiment of one site, which is told how many there are."""
+    """Return the experiment of one site, which knows how many there are."""
     alone = replace(experiment, clients=1)
-    if "sites" not in option_defaults(tasks.find(experiment.task)):
+    if "sites" not in experiment.task_options:
         return alone
-    more = {"sites": str(clients_of(experiment))}
+    more = {"sites": str(experiment.sites)}
     return replace(alone, options={**experiment.options, **more})
 
 
@@ -286,35 +265,31 @@ def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> T
     return weighing(task, [float(weights[client])])
 
 
-def _facts(
+def _schema(
     task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
-) -> dict[str, Any]:
+) -> SiteSchema:
     """Return what the server must know of the task, which has no rows of its own."""
-    prepared = bool(values.get("preparation"))
     own = local_options(experiment.task)
-    values = {option: value for option, value in values.items() if option not in own}
     # What a task recommends may depend on the rows; what was chosen does not.
     sizes = experiment.sizes(task.recommended)
-    chosen = {**experiment.options, **sizes}
-    told = {**task.recommended, **sizes}
-    used = {option: str(chosen.get(option, value)) for option, value in told.items()}
-    return to_plain(
-        {
-            "algorithm": name,
-            "recommended": used,
-            "headline": task.headline,
-            "shows_point": task.shows_point,
-            "task": values,
-            "classes": settings_fingerprint(meaning(task, prepared)),
-            "metrics": sorted(jax.eval_shape(job.measured, job.x, job.y)),
-            "concludes": task.concludes,
-            "x": _tree.leaf_names(job.x),
-            "y": _tree.leaf_names(job.y),
-            "private": [
-                [bool(flag) for flag in jax.tree.leaves(flags)]
-                for flags in (job.private.x, job.private.y)
-            ],
-        }
+    usual = {**task.recommended, **sizes}
+    chosen = {**usual, **experiment.options, **sizes}
+    return SiteSchema(
+        algorithm=name,
+        recommended={option: str(chosen[option]) for option in usual},
+        headline=task.headline,
+        shows_point=task.shows_point,
+        task={option: value for option, value in values.items() if option not in own},
+        classes=settings_fingerprint(meaning(task, bool(values.get("preparation")))),
+        metrics=sorted(jax.eval_shape(job.measured, job.x, job.y)),
+        concludes=task.concludes,
+        x=_tree.leaf_names(job.x),
+        y=_tree.leaf_names(job.y),
+        private=[
+            [bool(flag) for flag in jax.tree.leaves(flags)]
+            for flags in (job.private.x, job.private.y)
+        ],
+        alike=None if task.alike is None else dict(task.alike(task)),
     )
 
 
@@ -324,21 +299,21 @@ def meaning(task: Task, prepared: bool) -> dict[str, Any]:
     Each scales features by its own rows, unless all are `prepared` alike.
     """
     made = task.preparation if prepared else None
-    told = {"classes": task.classes}
-    return told if made is None else {**told, "preparation": made.to_json()}
+    known = {"classes": task.classes}
+    return known if made is None else {**known, "preparation": made.to_json()}
 
 
 def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | None:
-    """Return how a finished run is told more of, where the rows are; or None."""
+    """Return how a site concludes a finished run from its rows; or None."""
     if task.conclusion is None:
         return None
     conclude = task.conclusion
 
-    def tell(state: PyTree) -> dict[str, Any]:
+    def concluded(state: PyTree) -> dict[str, Any]:
         point = job.algorithm.point(state)
         leaves = {**named_leaves("x", point.x), **named_leaves("y", point.y)}
-        told = to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
-        # What is no number, such as a mean over nothing, is nothing to tell.
-        return {name: value for name, value in told.items() if value is not None}
+        found = to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
+        # What is no number, such as a mean over nothing, is left out.
+        return {name: value for name, value in found.items() if value is not None}
 
-    return tell
+    return concluded

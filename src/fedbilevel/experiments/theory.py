@@ -1,17 +1,20 @@
 """Theory by names: constants, conditions, plans and exponents of an experiment."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from fedbilevel import algorithms
 from fedbilevel.algorithms import Entry
-from fedbilevel.errors import unknown_name
+from fedbilevel.errors import InvalidInputError, sentence_of, unknown_name
 from fedbilevel.experiments.built import Built
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import as_options
+from fedbilevel.runtime import configure
 from fedbilevel.studies.calibration import SettingOf, calibrated
 from fedbilevel.studies.planning import (
     PRESETS,
@@ -30,6 +33,7 @@ __all__ = [
     "calibrate",
     "check_theory",
     "follow",
+    "follow_file",
     "name_of",
     "planned",
     "setting_of",
@@ -149,6 +153,22 @@ def _first_guess(
     iterations = int(settings.get("iterations", recommended))
     series = (float(settings["theta"]), int(settings["q"]))
     return Calibration(theorem, iterations, letters, *series, (dx, dy), value=1.0)
+
+
+def follow_file(path: Path, experiment: Experiment) -> Experiment:
+    """Return the experiment with the algorithm and the numbers of a plan in a file."""
+    try:
+        written = json.loads(path.read_text())
+        written.pop("algorithm", None)  # the theorem says it
+        found = Plan.from_plain(written)
+    except OSError as error:
+        raise InvalidInputError(f"--plan {sentence_of(error)}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"--plan {path}: not a plan of `fedbilevel plan --out` ({error})."
+        ) from error
+    configure(experiment.precision)
+    return follow(found, experiment)
 
 
 def follow(plan: Plan, experiment: Experiment) -> Experiment:

@@ -1,21 +1,22 @@
 """Tunes a named experiment: its steps and weights, or the options that have ranges."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedbilevel import algorithms
-from fedbilevel._files import write_atomically
 from fedbilevel._folders import SEARCH, TUNED, check_place, require_new
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
-from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiments.command import run_command
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.run_folder import (
+    require_same_search,
+    run_command,
+    write_json,
+)
 from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.setting import Keeping
 from fedbilevel.studies.tuning import Tuned, tuned, tuning_seeds
@@ -72,7 +73,7 @@ def tune(
 
     Those that are given stay, but for ranges, such as 0.01..1, and lists, such as
     4,8,16, which are what is searched. Without any, steps and weights are. With a
-    folder the same call goes on there where an earlier one was interrupted.
+    folder the same call continues there where an earlier one was interrupted.
     """
     asked = tuning or Tuning()
     settings = {"experiment": asdict(experiment), "tuning": asdict(asked)}
@@ -95,7 +96,7 @@ def tune(
     built = replace(made, options={**for_task, **middle}).bind(task, values)
     built.job()  # which warns where the limit will be off
     if folder is not None:
-        _write(folder / SEARCH, settings)
+        write_json(folder / SEARCH, settings)
     found = tuned(
         built.setting,
         search,
@@ -109,7 +110,7 @@ def tune(
     made = replace(made, options={**for_task, **best})
     result = NamedTuned(found, made, best, trials_of(named, found))
     if folder is not None:
-        _write(folder / TUNED, result.summary())
+        write_json(folder / TUNED, result.summary())
     return result
 
 
@@ -151,18 +152,4 @@ def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         require_new(folder)
         check_place(folder)
-        return
-    try:
-        held = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
-    if held != json.loads(json.dumps(settings)):
-        raise CheckpointError(
-            f"{folder} holds a search with other settings. Go on with those it was "
-            "begun with, or choose a new folder."
-        )
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(to_plain(content), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    require_same_search(path, settings)

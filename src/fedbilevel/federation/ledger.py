@@ -145,7 +145,7 @@ class SiteLedger:
             "concluded": self.concluded,
         }
         text = json.dumps(held) + "\n"
-        write_atomically(self.path, lambda file: file.write(text.encode()))
+        write_atomically(self.path, text)
 
     def _load(self) -> None:
         if self.path is None or not self.path.exists():

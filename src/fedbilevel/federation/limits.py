@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime.job import Job
@@ -15,7 +16,7 @@ MEASURES = ("none", "scalars")
 
 
 @dataclass(frozen=True)
-class SiteLimits:
+class SiteLimits(Limits):
     """How much a site tells, and from how many rows.
 
     `measure` is none, or scalars: the loss and the metrics of all its rows, a number
@@ -28,12 +29,6 @@ class SiteLimits:
     state folder has seen. `minimum_batch` and `minimum_rows` are refused to go below.
     Nothing but `measure` is limited by default: a site cannot know how long a run is.
     """
-
-    measure: str | None = None
-    max_exchanges: int | None = None
-    max_epsilon: float | None = None
-    minimum_batch: int = 1
-    minimum_rows: int = 1
 
     def __post_init__(self) -> None:
         if self.measure not in (None, *MEASURES):

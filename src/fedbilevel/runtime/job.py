@@ -56,7 +56,8 @@ Where = tuple[int, int]  # the stage of a phase, and its number there
 ABSENT, PRESENT, RENEWED = 0, 1, 2  # of a client in an exchange
 _SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds
 _FEWEST = 16  # clients of which it is measured
-OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "bytes", "samples")
+OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm")
+OWN_COLUMNS += ("exchanges", "bytes", "samples")
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class Federated(BaseEstimator, abc.ABC):
 
 
 class FederatedClassifying(ClassifierMixin, Federated):
-    """The base of the estimators that tell classes apart."""
+    """The base of the classifiers."""
 
     classes_: np.ndarray
 
@@ -199,7 +199,7 @@ class FederatedClassifying(ClassifierMixin, Federated):
         if len(self.classes_) < 2:
             raise InvalidInputError(
                 f"all labels are of one class, {self.classes_[0]!r}: there is nothing "
-                "to tell apart."
+                "to distinguish."
             )
         names = tuple(str(one) for one in self.classes_)
         return ClassLabel("label", names), codes.astype(np.int32)

@@ -95,7 +95,8 @@ def calibrate(
     shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
     setting_of = setting_by_clients(problem, data, start, **shared)
     first = first_guess(algorithm, setting_of(clients), iterations)
-    return calibrated(setting_of, type(algorithm), first, seeds, search=search)
+    kind = type(algorithm.unwrapped())
+    return calibrated(setting_of, kind, first, seeds, search=search)
 
 
 def calibrated(

@@ -207,7 +207,7 @@ def plan(
         drawn = sampling or Sampling()
         setting = Setting(problem, data(clients), start, sampling=drawn)
         ground = measure_ground(setting, algorithm, rounds, given or {})
-        number = theorem_for(type(algorithm), theorem)
+        number = theorem_for(type(algorithm.unwrapped()), theorem)
         return planned_by_theory(ground, number, clients, **aim)
     refuse_constants(given or {})
     base = calibrate(

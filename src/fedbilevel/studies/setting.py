@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedbilevel._schema import Settings
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -51,7 +52,7 @@ class Setting:
         )
 
     def headline_at_start(self) -> float | None:
-        """Return the headline before the first round, where the metrics tell it."""
+        """Return the headline before the first round, where the metrics have it."""
         if self.metrics is None:
             return None
         whole = self.problem.whole(*self.start)
@@ -65,14 +66,14 @@ class Keeping:
 
     A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
     standing for never; one is always written in the end and on an interrupt. With
-    `resume` a run that was interrupted in the folder goes on, given the same arguments.
+    `resume` a run interrupted in the folder continues, given the same arguments.
     `study` is the folder of the study that this is a part of, if it is one.
     """
 
     folder: Path | str
     resume: bool = False
     every_rounds: int | None = None
-    every_seconds: float | None = 30.0
+    every_seconds: float | None = Settings.checkpoint_seconds
     study: Path | str | None = None
 
     def __post_init__(self) -> None:

@@ -67,7 +67,7 @@ def run(
     many rows a sample has and how many clients take part, `metrics(x, y)` adds columns,
     `channel` is what is done to replies on their way. `stopping` may end the run before
     its last round; the result's `ended` says why it did. `keeping` names a folder for
-    checkpoints and the result, and how to go on after an interrupt. `runtime(job)`
+    checkpoints and the result, and how to continue after an interrupt. `runtime(job)`
     makes what computes: `ReferenceRuntime` is slow and names what fails.
 
     `watch(done, total, newest)` is called about twice a second, `on_round(event)` then
@@ -80,7 +80,7 @@ def run(
     job = setting.job(algorithm, seed)
     # Of several processes the first one says it.
     if jax.process_index() == 0 and is_soon_measured(job):
-        warn_where_clients_differ(job, type(algorithm).__name__)
+        warn_where_clients_differ(job, algorithm.title)
     recorded = {} if job.channel.is_plain else {"channel": job.channel.describe()}
     if keeping is not None:
         mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
@@ -171,7 +171,7 @@ def _compiling_rounds(
     """Let the rounds compile while what comes before them is traced and runs.
 
     Processes that joined must compile in the same order. What goes wrong in the pool is
-    told where it is waited for.
+    raised where it is waited for.
     """
     if (
         not isinstance(runtime, SimulatorRuntime)

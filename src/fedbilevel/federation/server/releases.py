@@ -51,4 +51,4 @@ class ServerReleases:
     def _save(self) -> None:
         if self.path is not None:
             text = json.dumps(write_releases(self.counts)) + "\n"
-            write_atomically(self.path, lambda file: file.write(text.encode()))
+            write_atomically(self.path, text)

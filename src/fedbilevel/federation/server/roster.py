@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedbilevel._schema import Terms
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.wire import (
@@ -61,24 +62,6 @@ class Transport(Protocol):
         reply of more than `largest` bytes is not fetched, but refused.
         """
         ...
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How long a server waits, and what it takes.
-
-    An exchange ends after `deadline` seconds; with fewer than `minimum` replies it is
-    made again. `patience` are the seconds to wait for all clients at the start. A reply
-    that moves more than `tolerance` times as far as the median one is left out. `keys`
-    are the fingerprints of the keys of clients 0, 1, ...: a node with another one is
-    not taken for that client.
-    """
-
-    deadline: float = 60.0
-    minimum: int = 1
-    patience: float = 600.0
-    tolerance: float = 1e3
-    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

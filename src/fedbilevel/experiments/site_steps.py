@@ -1,28 +1,25 @@
-"""What a server tells sites that take their steps from it, and what they let it tell.
+"""The steps that a server gives to sites that take them from it.
 
 A trial is a run of its own, with steps, a seed and maybe rows that are held out; the
-run itself is told the steps that were chosen. All of it is in the hello.
+run itself is given the steps that were chosen. All of it is in the hello.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedbilevel import tasks
-from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.searching import is_searched
 from fedbilevel.federation.foreign import is_plain
 from fedbilevel.federation.wire import RefusedError
-from fedbilevel.tasks._base import option_defaults
 
-__all__ = ["Told", "own_options", "require_tunable", "without_searched"]
+__all__ = ["SiteSteps", "without_searched"]
 
 _MOST_STEPS, _LONGEST, _LARGEST_SEED = 32, 40, 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Told:
+class SiteSteps:
     """Steps as options write them, a seed, and whether sites hold rows out."""
 
     steps: Mapping[str, str]
@@ -39,41 +36,22 @@ class Told:
         return replace(experiment, options=options, seed=self.seed)
 
     @staticmethod
-    def read(info: Mapping[str, Any]) -> "Told":
-        """Read what a hello tells; refuse what none of ours would."""
+    def read(info: Mapping[str, Any]) -> "SiteSteps":
+        """Read the steps of a hello; refuse what no server of ours would send."""
         steps, seed, apart = (info.get(n) for n in ("steps", "seed", "held_out"))
         right = set(info) == {"steps", "seed", "held_out"}
         right &= type(seed) is int and 0 <= seed <= _LARGEST_SEED
         right &= type(apart) is bool and isinstance(steps, dict)
         if not right or len(steps) > _MOST_STEPS:  # type: ignore[arg-type]
-            raise RefusedError("steps", "tells no steps, seed and rows to hold out")
+            raise RefusedError("steps", "has no steps, seed and rows to hold out")
         for name, text in steps.items():  # type: ignore[union-attr]
             if not is_plain(name, _LONGEST) or not is_plain(text, _LONGEST):
                 raise RefusedError("steps", f"{name!r:.40} cannot be {text!r:.40}")
-        return Told(steps, seed, apart)  # type: ignore[arg-type]
+        return SiteSteps(steps, seed, apart)  # type: ignore[arg-type]
 
 
 def without_searched(experiment: Experiment) -> Experiment:
     """Return an experiment without the ranges and lists that are to be searched."""
-    options = {
-        name: text
-        for name, text in experiment.options.items()
-        if name not in own_options(experiment) or not is_searched(text)
-    }
-    return replace(experiment, options=options)
-
-
-def own_options(experiment: Experiment) -> dict[str, str]:
-    """Return the options that are the algorithm's, and not the task's."""
-    known = option_defaults(tasks.find(experiment.task))
-    return {n: text for n, text in experiment.options.items() if n not in known}
-
-
-def require_tunable(experiment: Experiment) -> None:
-    """Raise where trials at sites would cost what nobody gives back."""
-    if experiment.noise:
-        raise InvalidInputError(
-            "--tune with --noise: every trial would spend privacy, and none could be "
-            "judged, since nothing is measured under noise. Tune on rows that may be "
-            "seen, by `fedbilevel tune`, and give the steps by --set."
-        )
+    searched = {n for n, text in experiment.method_options.items() if is_searched(text)}
+    kept = {n: text for n, text in experiment.options.items() if n not in searched}
+    return replace(experiment, options=kept)

@@ -1,6 +1,6 @@
 """The model that a run leaves behind: its task says how, its point has the numbers.
 
-Where rows stay at sites, the server has no task with rows to ask. It is told how their
+Where rows stay at sites, the server has no task with rows to ask. It is given how their
 columns were prepared, or how many tokens their texts have, and asks a task of made-up
 rows, which has layers of the same shapes.
 """
@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel import tasks
 from fedbilevel.datasets import Dataset, Preparation, TableChoices
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.built import leave_files, model_of
 from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import alone_of, meaning
 from fedbilevel.federation import settings_fingerprint
 from fedbilevel.models import Model
 from fedbilevel.result import Result, named_leaves, shaped
 from fedbilevel.runtime import Job
 from fedbilevel.tasks import Task
-from fedbilevel.tasks._base import option_defaults
 from fedbilevel.tasks._texts import NOBODYS
 
 __all__ = [
@@ -32,8 +31,6 @@ __all__ = [
     "check_blank",
     "leave_of_trial",
     "model_at",
-    "takes_tables",
-    "weighs_texts",
 ]
 
 # Options that say which rows there are, and who has them: none changes a layer.
@@ -42,19 +39,9 @@ _OF_ROWS += tuple(one.name for one in fields(TableChoices))
 _FEWEST, _OF_EACH_CLASS = 64, 20  # made-up rows
 
 
-def takes_tables(experiment: Experiment) -> bool:
-    """Say whether a task has columns that may be prepared."""
-    return "preparation" in option_defaults(tasks.find(experiment.task))
-
-
-def weighs_texts(experiment: Experiment) -> bool:
-    """Say whether a task has texts, whose tokens sites count."""
-    return "tokens" in option_defaults(tasks.find(experiment.task))
-
-
 def blank_of_texts(experiment: Experiment) -> Task | None:
     """Return the task on made-up texts, where it is known how many the sites have."""
-    if not weighs_texts(experiment) or not experiment.options.get("tokens"):
+    if "tokens" not in experiment.task_options or not experiment.options.get("tokens"):
         return None
     alone = alone_of(replace(experiment, weights=()))
     texts = {**alone.options, "data": NOBODYS}
@@ -63,7 +50,7 @@ def blank_of_texts(experiment: Experiment) -> Task | None:
 
 def blank_task(experiment: Experiment, preparation: Preparation) -> Task:
     """Return the task of an experiment on made-up rows with the prepared columns."""
-    if not takes_tables(experiment):
+    if "preparation" not in experiment.task_options:
         raise _no_model(experiment)
     held = {n: v for n, v in experiment.options.items() if n not in _OF_ROWS}
     held |= {"group": "group"}  # for a task that compares groups of rows
@@ -98,13 +85,13 @@ def _made_up(preparation: Preparation) -> Dataset:
     )
 
 
-def check_blank(task: Task, facts: Mapping[str, Any], job: Job) -> None:
+def check_blank(task: Task, sites: SiteSchema, job: Job) -> None:
     """Raise unless the sites have the columns and the layers of a blank task.
 
-    `facts` are what they told of theirs, and `job` is what the server made of it.
+    `sites` is what they reported of theirs, and `job` what the server made of it.
     """
     if task.alike is not None:
-        own, theirs = task.alike(task), facts.get("alike", {})
+        own, theirs = task.alike(task), sites.alike or {}
         for name in sorted(one for one in own if own[one] != theirs.get(one)):
             raise InvalidInputError(
                 f"the {name} of the sites is not that of the server: their "
@@ -112,25 +99,25 @@ def check_blank(task: Task, facts: Mapping[str, Any], job: Job) -> None:
                 "files to the server and to all sites."
             )
     else:
-        _check_prepared(task, facts, job)
+        _check_prepared(task, sites, job)
 
 
-def _check_prepared(task: Task, facts: Mapping[str, Any], job: Job) -> None:
-    if facts["classes"] != settings_fingerprint(meaning(task, prepared=True)):
-        own = facts["classes"] == settings_fingerprint(meaning(task, prepared=False))
+def _check_prepared(task: Task, sites: SiteSchema, job: Job) -> None:
+    if sites.classes != settings_fingerprint(meaning(task, prepared=True)):
+        own = sites.classes == settings_fingerprint(meaning(task, prepared=False))
         how = "each by its own rows" if own else "by another file, or for other classes"
         raise InvalidInputError(
             f"--preparation is not how the sites prepare their columns: they do it "
             f"{how}. Give the same file to the server and, with --preparation, to "
             "every node; or leave it out here, and no model is left."
         )
-    if any(facts["private"][1]):
+    if any(sites.private[1]):
         raise InvalidInputError(
             "every site keeps a y of its own, so that no model is left which all "
             "share. Leave --preparation out on the server."
         )
     theirs, ours = _shapes(job.x, job.y), _shapes(task.x, task.y)
-    flags = [flag for level in facts["private"] for flag in level]
+    flags = [flag for level in sites.private for flag in level]
     private = {name for name, flag in zip(theirs, flags, strict=True) if flag}
     for name in sorted({*theirs, *ours} - private):
         if theirs.get(name) != ours.get(name):

@@ -1,6 +1,6 @@
-"""Hypergradient rules by the names that the command line has for them.
+"""Hypergradient estimators by the names that the command line has for them.
 
-A method's own series is made of the options q and theta. Other rules take the same two:
+A method's own series is made of the options q and theta. Others take the same two:
 theta is a lower step, or what stands for the inverse Hessian, and q a number of lower
 steps.
 """
@@ -18,7 +18,13 @@ from fedbilevel.hypergradient import (
     Unrolled,
 )
 
-__all__ = ["RULES", "SERIES", "Rule", "named_rule", "rule_options"]
+__all__ = [
+    "HYPERGRADIENTS",
+    "SERIES",
+    "Rule",
+    "named_hypergradient",
+    "hypergradient_options",
+]
 
 SERIES = "series"  # the method's own
 
@@ -30,7 +36,7 @@ class Rule(NamedTuple):
     options: Mapping[str, str]
 
 
-RULES: Mapping[str, Rule] = {
+HYPERGRADIENTS: Mapping[str, Rule] = {
     "darts": Rule(DARTS, {"gamma": "theta"}),
     "forward-gradient": Rule(
         ForwardGradient, {"steps": "q", "step": "theta", "directions": "directions"}
@@ -40,16 +46,16 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def named_rule(
+def named_hypergradient(
     name: str,
     given: Mapping[str, str],
     count: Callable[[str], int],
     number: Callable[[str], Any],
 ) -> AbstractHypergradient:
     """Build a rule; `count` and `number` read an option that is given."""
-    if name not in RULES:
-        raise unknown_name("value of hypergradient", name, (SERIES, *RULES))
-    rule = RULES[name]
+    if name not in HYPERGRADIENTS:
+        raise unknown_name("value of hypergradient", name, (SERIES, *HYPERGRADIENTS))
+    rule = HYPERGRADIENTS[name]
     kinds = {one.name: one.type for one in fields(rule.kind)}
     values = {
         field: count(option) if kinds[field] is int else number(option)
@@ -59,11 +65,11 @@ def named_rule(
     return rule.kind(**values)
 
 
-def rule_options(
+def hypergradient_options(
     value: AbstractHypergradient, number: Callable[[Any], str]
 ) -> dict[str, str] | None:
     """Write a rule as options that build it again, or None if it has no name."""
-    for name, rule in RULES.items():
+    for name, rule in HYPERGRADIENTS.items():
         if type(value) is rule.kind:
             held = {o: getattr(value, f) for f, o in rule.options.items()}
             texts = {

@@ -18,11 +18,11 @@ from fedbilevel.tasks import Task
 
 __all__ = [
     "KNOWN",
-    "NEEDS",
+    "TRAITS",
     "QUESTIONS",
     "fitting",
     "known_how",
-    "needs_of",
+    "traits_of",
     "question_of",
 ]
 
@@ -32,12 +32,12 @@ QUESTIONS = {
     "single-level": "y alone, at the x that is given",
     "single-machine": "x and y, from rows that are in one place",
 }
-NEEDS = {
+TRAITS = {
     "hessian": "products with second derivatives",
     "alike-clients": "clients that are alike: each inverts its own Hessian",
     "more-exchanges": "more than one exchange a round, for slopes of all at one point",
     "all-clients": "an answer of every client in some exchange",
-    "single-replies": "replies one by one, which secure aggregation does not tell",
+    "single-replies": "replies one by one, which secure aggregation hides",
 }
 KNOWN = {
     "read": "its listing was read in the paper",
@@ -65,8 +65,8 @@ def known_how(entry: Entry) -> str:
 
 
 @cache
-def needs_of(name: str) -> tuple[str, ...]:
-    """Return what a method asks for, by its name, in words of `NEEDS`."""
+def traits_of(name: str) -> tuple[str, ...]:
+    """Return what a method asks for, by its name, in words of `TRAITS`."""
     entry = algorithms.find(name)
     small = Experiment("two-client", name, local_steps=2, safeguard=False)
     task = _small_task()
@@ -83,7 +83,7 @@ def needs_of(name: str) -> tuple[str, ...]:
         "all-clients": any(phase.everyone for phase in phases),
         "single-replies": any(phase.gathers for phase in phases),
     }
-    return tuple(word for word in NEEDS if found[word])
+    return tuple(word for word in TRAITS if found[word])
 
 
 @cache
@@ -105,7 +105,7 @@ def fitting(
     that cannot be built fits nothing that is asked for of its needs.
     """
     _check("question", [question] if question else [], QUESTIONS)
-    _check("need", [*needs, *without], NEEDS)
+    _check("need", [*needs, *without], TRAITS)
     _check("value of known", [known] if known else [], KNOWN)
     twice = sorted({*needs} & {*without})
     if twice:
@@ -133,7 +133,7 @@ def _of_packages() -> list[Entry]:
 
 def _suits(name: str, needs: Sequence[str], without: Sequence[str]) -> bool:
     try:
-        words = needs_of(name)
+        words = traits_of(name)
     except FedbilevelError:
         return False
     return {*needs} <= {*words} and not {*without} & {*words}

@@ -1,0 +1,167 @@
+"""Commands on rows: `label-counts` shows who has which, `prepare` makes features."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedbilevel._folders import check_file, require_new_file
+from fedbilevel._table_choices import TableChoices
+from fedbilevel.cli import checks
+from fedbilevel.cli.arguments import (
+    EXPERIMENT,
+    TABLE,
+    Argument,
+    AsJson,
+    Group,
+    option,
+    takes,
+)
+from fedbilevel.cli.output import print_json
+from fedbilevel.errors import InvalidInputError, unknown_name
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedbilevel.datasets import Sums
+    from fedbilevel.experiments import Experiment
+    from fedbilevel.tasks import Task
+
+__all__ = ["label_counts", "prepare"]
+
+
+@takes(
+    checks.new_file,
+    experiment=EXPERIMENT.only("task", "clients", "data", *TABLE, "settings"),
+)
+def label_counts(
+    experiment: "Experiment",
+    out: Annotated[Path | None, typer.Option(help="file for the picture, PNG")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how many rows of each class every client trains with and validates with."""
+    from fedbilevel._files import write_atomically
+    from fedbilevel.report import draw_label_counts, label_counts_table
+
+    built, known, unknown = experiment.build_task()
+    for name in unknown:
+        raise unknown_name("option", name, known)
+    if not built.classes:
+        raise InvalidInputError(
+            f"the rows of task '{experiment.label}' have no classes to count. Choose "
+            "one of regularization, cleaning, representation, loss-tuning."
+        )
+    levels = counts_by_level(built)
+    if out is not None:
+        write_atomically(out, draw_label_counts(levels, built.classes, built.names))
+    if as_json:
+        print_json({"classes": built.classes, "names": built.names, **levels})
+        return
+    for name, counts in levels.items():
+        title = f"Rows for {name}"
+        table = label_counts_table(counts, built.classes, title, built.names)
+        Console().print(table)
+    if out is not None:
+        Console().print(f"Saved in {out}")
+
+
+def counts_by_level(task: "Task") -> dict[str, "np.ndarray"]:
+    """Return the rows of each client and class, for training and for validation."""
+    import numpy as np
+
+    from fedbilevel.datasets import partition
+
+    data = task.data
+    levels = {
+        "training": (data.lower["label"], data.lower_sizes),
+        "validation": (data.upper["label"], data.upper_sizes),
+    }
+    counts = {}
+    for name, (label, sizes) in levels.items():
+        # Clients are stacked; what follows a client's own rows is padding.
+        starts = np.arange(data.clients) * label.shape[1]
+        parts = [
+            np.arange(start, start + int(size))
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+        rows = np.asarray(label).ravel()
+        counts[name] = partition.label_counts(rows, parts, len(task.classes))
+    return counts
+
+
+def _read(files: list[Path], **given: str | None) -> tuple[list[Path], TableChoices]:
+    chosen = {name: text for name, text in given.items() if text is not None}
+    return files, TableChoices(**chosen)
+
+
+_CHOICES = Group(
+    {
+        "files": Argument(
+            Annotated[
+                list[Path],
+                typer.Argument(help="tables, or files of sums that sites wrote"),
+            ]
+        ),
+        **{
+            name: option(str | None, None, meaning)
+            for name, meaning in TABLE.items()
+            if name != "preparation"
+        },
+        "predict": option(str | None, None, "auto, class or number: what the label is"),
+    },
+    _read,
+)
+
+
+@takes(asked=_CHOICES)
+def prepare(
+    asked: tuple[list[Path], TableChoices],
+    sums: Annotated[
+        Path | None,
+        typer.Option(help="file for the sums: what this site gives to the others"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="file for the preparation, which all sites then use"),
+    ] = None,
+) -> None:
+    """Fit how columns become features, from tables or from the sums of sites.
+
+    Each site writes its sums with --sums; one of them merges all with --out. Sums are
+    counts, means and squared deviations of numbers, and the values of text and label.
+    """
+    files, choices = asked
+    if sums is None and out is None:
+        raise InvalidInputError(
+            "give --sums FILE for what this site gives, or --out FILE for the "
+            "preparation of all."
+        )
+    for path in (one for one in (sums, out) if one is not None):
+        check_file(path)
+        require_new_file(path)
+    from fedbilevel._files import write_atomically
+    from fedbilevel.datasets import Preparation, Sums
+
+    merged = Sums.merged([_sums_in(path, choices) for path in files])
+    if sums is not None:
+        write_atomically(sums, merged.to_json())
+    if out is not None:
+        made = Preparation.fit(merged, gaps=choices.missing == "mean")
+        write_atomically(out, made.to_json())
+        found = f"{len(made.feature_names)} features of {merged.rows} rows"
+        Console(stderr=True).print(f"{found}: {out}", markup=False, soft_wrap=True)
+
+
+def _sums_in(path: Path, choices: TableChoices) -> "Sums":
+    """Return the sums in a file, or those of the table in it."""
+    from fedbilevel.datasets import Sums
+    from fedbilevel.datasets.encoding import sums_of_table
+    from fedbilevel.datasets.tables import read_table
+
+    if path.suffix.lower() != ".json":
+        return sums_of_table(read_table(path), choices)
+    try:
+        return Sums.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of its encoding, or of what it says
+        raise InvalidInputError(f"{path}: {error}") from None

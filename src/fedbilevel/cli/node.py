@@ -1,0 +1,215 @@
+"""The command `node`: one site of a federation, with rows that never leave it."""
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedbilevel import _folders
+from fedbilevel._schema import SITES, Limits, Settings, options_of
+from fedbilevel.cli import checks
+from fedbilevel.cli.arguments import FEDERATED, declared, option, takes
+from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.startup.own_process import collect_as_usual
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments import Experiment
+
+__all__ = ["Insecure", "check_security", "node", "require_flower"]
+
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),
+]
+
+
+def read_limits(**given: Any) -> Any:
+    """Return how much a site reports, and from how many rows."""
+    require_flower()
+    from fedbilevel.federation import SiteLimits
+
+    return SiteLimits(**given)
+
+
+LIMITS = declared(Limits, read_limits)
+# The server says when a node ends, and how often it measures.
+_SERVERS = {one.name for one, known in options_of(Settings) if known.agree != SITES}
+_NODE = FEDERATED.without(*_SERVERS, "stop_patience").having(
+    data=option(str | None, None, "file or folder of this site's own rows")
+)
+
+
+def _state_folder(given: checks.Given) -> None:
+    """Raise unless the state can be kept where it is to be, in no folder of a run."""
+    if (given["state"] / _folders.EXPERIMENT).exists():
+        raise CheckpointError(
+            f"--state {given['state']} belongs to a run. Choose another folder."
+        )
+    _folders.check_place(given["state"])
+
+
+@takes(_state_folder, experiment=_NODE, limits=LIMITS)
+def node(
+    experiment: "Experiment",
+    limits: Any,
+    client: Annotated[int, typer.Option(help="number of this site, from 0")],
+    superlink: Annotated[str, typer.Option(help="where the server is, HOST:PORT")],
+    state: Annotated[Path, typer.Option(help="folder for what this site remembers")],
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="certificate of the authority, ca.crt")
+    ] = None,
+    private_key: Annotated[
+        Path | None, typer.Option(help="this site's key, made by ssh-keygen")
+    ] = None,
+    server_key: Annotated[
+        Path | None, typer.Option(help="public key of the server, NAME.pub")
+    ] = None,
+    site_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="with a secure mean, public key of a client's node; repeat for all, "
+            "in their order"
+        ),
+    ] = None,
+    minimum: Annotated[
+        int,
+        typer.Option(help="fewest sites in a secure sum that this one takes part in"),
+    ] = 2,
+    insecure: Insecure = False,
+    patience: Annotated[
+        float, typer.Option(help="seconds without a connection before giving up")
+    ] = 86400.0,
+    trial: Annotated[
+        bool,
+        typer.Option("--trial", help="take this client's share of data of all clients"),
+    ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="take steps from the server, of those that a search tries"
+        ),
+    ] = False,
+    cores: Annotated[int, typer.Option(help="cores to compute on")] = 1,
+) -> None:
+    """Take part in a federation, with rows that never leave this site."""
+    require_flower()
+    own = {"private-key": private_key, "server-key": server_key}
+    check_security(insecure, {"root-certificates": root_certificates}, own)
+    if "data" not in experiment.options and not trial:
+        # The task would take a set of its own, and nobody would notice.
+        raise InvalidInputError("give --data, where the rows of this site are.")
+    identity = _identity(experiment, client, private_key, site_key or [])
+    from fedbilevel._files import make_private_folder, private_files
+    from fedbilevel.experiments.sites import build_site
+    from fedbilevel.federation.flower.node import Connection
+    from fedbilevel.federation.notices import Sparing
+    from fedbilevel.federation.sealing import KeyFiles, site_seal
+    from fedbilevel.federation.wire import CHECKSUM
+    from fedbilevel.runtime import configure
+
+    seal = CHECKSUM
+    if private_key and server_key:
+        seal = site_seal(client, KeyFiles(private_key, (server_key,)))
+    # Without certificates Flower takes any node, and one of a new name at once.
+    flower_key = private_key if root_certificates else None
+    link = Connection(superlink, root_certificates, flower_key, patience)
+    configure(experiment.precision, cores=cores)
+    console = Console(stderr=True)
+
+    report = Sparing(lambda text: console.print(text, markup=False, soft_wrap=True))
+
+    with private_files():
+        make_private_folder(state)
+        site = build_site(
+            experiment,
+            client,
+            trial=trial,
+            folder=state,
+            report=report,
+            seal=seal,
+            limits=limits,
+            identity=identity,
+            minimum=minimum,
+            tune=tune,
+        )
+        _take_part(site, link)
+
+
+def _identity(
+    experiment: "Experiment",
+    client: int,
+    private_key: Path | None,
+    site_keys: list[Path],
+) -> Any:
+    """Return the keys by which sites know each other, or None where they need not."""
+    if experiment.aggregate != "secure":
+        if site_keys:
+            raise InvalidInputError("--site-key is for --aggregate secure.")
+        return None
+    if private_key is None:
+        if site_keys:
+            raise InvalidInputError("--insecure and --site-key exclude each other.")
+        Console(stderr=True).print(
+            "Without keys of the other sites their masks are the server's word: a "
+            "server that lies can open the replies of this site."
+        )
+        return None
+    if len(site_keys) != experiment.clients:
+        raise InvalidInputError(
+            f"{len(site_keys)} times --site-key for {experiment.clients} clients: a "
+            "secure mean needs the public keys of all, in their order, or --insecure."
+        )
+    from fedbilevel.federation.secure.identity import SiteIdentity
+
+    return SiteIdentity.read(client, private_key, site_keys)
+
+
+def _take_part(site: Any, link: Any) -> None:
+    from fedbilevel.federation.flower.node import serve_packets
+    from fedbilevel.federation.notices import Attentive
+
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: asked.append(signum))
+    console = Console(stderr=True)
+    console.print(f"Client {site.client} is ready, its state is in {site.folder}")
+    attentive = Attentive(site)
+    collect_as_usual()
+    serve_packets(
+        link,
+        attentive.handle,
+        largest=site.largest,
+        asked_to_stop=lambda: bool(asked) or attentive.is_over,
+        report=site.report,
+    )
+    console.print("The federation is over." if attentive.is_over else "Ended as asked.")
+
+
+def require_flower() -> None:
+    """Raise unless Flower is installed."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise InvalidInputError(
+            "a federation needs Flower. Install it with "
+            "`pip install 'fedbilevel[flower]'`."
+        ) from error
+
+
+def check_security(
+    insecure: bool, certificates: Mapping[str, Any], keys: Mapping[str, Any]
+) -> None:
+    """Raise unless there is all that is needed, or none of it is wanted."""
+    if insecure and any(certificates.values()):
+        raise InvalidInputError("--insecure and certificates exclude each other.")
+    needed = {**({} if insecure else certificates), **keys}
+    if insecure and not any(keys.values()):
+        return
+    missing = " and ".join(f"--{name}" for name, given in needed.items() if not given)
+    if missing:
+        raise InvalidInputError(
+            f"give {missing}, or --insecure alone to do without encryption and keys."
+        )

@@ -98,6 +98,7 @@ def test_a_transformer_on_two_devices_is_that_on_one(monkeypatch):
     assert_close((found.state, found.columns), (expected.state, expected.columns))
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_share_a_model_too():
     seeds = (3, 4)
     runtime = SweepRuntime(job_of(clients=3, model_devices=2), seeds=seeds)

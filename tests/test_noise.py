@@ -241,6 +241,7 @@ def test_keys_of_coders_differ_between_rounds_messages_clients_and_blocks(name, 
     assert keys_seen(deployed) == simulated
 
 
+@pytest.mark.slow
 def test_keys_of_what_compresses_noisy_replies_differ_as_well():
     clients, rounds = 2, 2
     channel = Channel((Privacy(1.0, 2.0), Spy()))

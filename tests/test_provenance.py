@@ -128,6 +128,7 @@ def test_an_interrupted_run_is_to_be_resumed(finished, tmp_path):
     assert f"Continue it with `fedbilevel resume {folder}`" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_federation_goes_on_in_its_own_folder_alone(finished, tmp_path):
     experiment = Experiment("quadratic", clients=2, rounds=5)
     require_served_again(experiment, tmp_path / "new")

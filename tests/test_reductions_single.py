@@ -67,6 +67,7 @@ def test_an_average_that_forgets_all_is_soba(seed, lr):
     )
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_recursions_with_nothing_but_single_batches_are_soba(seed, lr):

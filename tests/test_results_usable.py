@@ -293,6 +293,7 @@ def test_a_folder_may_be_given_by_its_name(tmp_path):
     assert saved.final == result.final
 
 
+@pytest.mark.slow
 def test_a_comparison_of_python_is_resumed_as_a_whole(tmp_path):
     def stop(*_):
         raise KeyboardInterrupt

@@ -228,6 +228,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_dense_solves_do_not_wait_for_each_other(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SOLVES],

@@ -129,6 +129,7 @@ def test_pictures_of_others_are_refused(pictures, tmp_path):
         read_saved(tmp_path)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_browser_shows_them_and_nothing_overflows(folder):
     with opened() as page:

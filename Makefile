@@ -38,8 +38,10 @@ LONGEST := $(addprefix tests/test_, rows.py flower.py known_answers.py fuzz.py w
   served_models.py)
 
 test-all: install
-	$(BIN)/pyright tests benchmarks
-	$(BIN)/pytest -m 'slow and not exhaustive' -n 2 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
+	$(BIN)/pyright tests benchmarks & types=$$!; \
+	$(BIN)/pytest -m 'slow and not exhaustive' -n 2 --dist loadfile \
+	  --no-loadscope-reorder $(LONGEST) tests && \
+	wait $$types
 
 # For every method, and for very many inputs, what is proven for some above: before a
 # release.

@@ -132,6 +132,7 @@ def test_one_of_five_leads_a_mean_astray_and_no_median():
     assert limit("mean") > 1
 
 
+@pytest.mark.slow
 def test_a_method_comes_with_its_channel_by_name_and_in_comparisons():
     robust = Experiment("two-client", "br-fedbim").build().job()
     assert isinstance(robust.channel.reduction, Median)

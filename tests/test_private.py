@@ -148,7 +148,8 @@ def mixed_job(clients, private=NOTHING, participants=None):
 PRIVATE = Pair({"own": True, "shared": False}, False)
 
 
-@pytest.mark.parametrize("participants", some_of([2, 3], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("participants", [3, 2])
 def test_one_block_of_x_may_be_private(participants):
     job = mixed_job(3, PRIVATE, participants)
     fast = execute(SimulatorRuntime(job), 3)

@@ -99,7 +99,8 @@ def test_a_run_that_ends_early_is_replayed_as_far_as_it_went(tmp_path):
     np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("target", [pytest.param(None, marks=pytest.mark.slow), 1e6])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [None, 1e6])
 def test_sites_conclude_when_a_run_has_ended_however_it_did(target, tmp_path):
     sites, _ = sites_with_rows(tmp_path, "cleaning", corrupted="0.5")
     experiment = replace(settings("cleaning", corrupted="0.5"), target=target)

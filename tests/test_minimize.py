@@ -80,6 +80,7 @@ def test_samples_are_batches_of_rows():
     assert found.counts["samples"] == {"upper_samples": 12, "lower_samples": 12}
 
 
+@pytest.mark.slow
 def test_what_is_private_may_be_in_one_place_of_one_client():
     """It is the same run as with rows that stay there, and nothing is sent."""
     algorithm, private = SOBA(0.1, 0.2, 0.15), Pair(True, False)

@@ -54,6 +54,7 @@ def same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool
     )
 
 
+@pytest.mark.slow
 def test_a_longer_run_extends_a_finished_one_bit_for_bit(finished, tmp_path):
     whole, longer = tmp_path / "whole", copied(finished, tmp_path / "longer")
     assert read_arrays(longer / "columns.npz")["round"].tolist() == [4, 6]

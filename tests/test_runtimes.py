@@ -186,6 +186,7 @@ def test_weights_of_clients_weigh():
     assert_close(weighted.columns, repeated.columns, 1e-12)
 
 
+@pytest.mark.slow
 def test_trees_of_any_shape_travel():
     """The same problem with x and y as dicts gives the same numbers."""
 

@@ -310,6 +310,7 @@ def test_noise_and_a_safeguard_exclude_each_other():
         noisy.build().job()
 
 
+@pytest.mark.slow
 def test_the_round_is_told_in_which_a_theta_stops_to_fit():
     """g curves by 1 + x^2, f draws x from 0 to 3, and y stays at 0."""
     rows = {"none": jnp.zeros(1)}

@@ -18,10 +18,12 @@ install: .venv/installed
 demo: install
 	$(BIN)/python examples/tune_regularization.py
 
+# What one waits for: at least one test of everything, and those that the planted mistakes
+# of benchmarks/mutants.toml name.
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright & types=$$!; \
+	$(BIN)/pyright src examples & types=$$!; \
 	FEDBILEVEL_CHECK_SHAPES=1 $(BIN)/pytest -n 2 --dist loadfile $(LISTINGS) && \
 	wait $$types
 	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=, $(LISTINGS))
@@ -30,13 +32,16 @@ test: install
 # checked at every call.
 LISTINGS := $(wildcard tests/test_transcription*.py)
 
-# What would take `make test` beyond what one waits for. The longest files come first, or
-# one core waits for the other in the end.
+# All the others, and the types of tests. The longest files come first, or one core waits
+# for the other in the end.
 LONGEST := $(addprefix tests/test_, rows.py flower.py known_answers.py fuzz.py wire.py \
   served_models.py)
 
 test-all: install
-	$(BIN)/pytest -m 'slow and not exhaustive' -n 2 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
+	$(BIN)/pyright tests benchmarks & types=$$!; \
+	$(BIN)/pytest -m 'slow and not exhaustive' -n 2 --dist loadfile \
+	  --no-loadscope-reorder $(LONGEST) tests && \
+	wait $$types
 
 # For every method, and for very many inputs, what is proven for some above: before a
 # release.

@@ -3,7 +3,7 @@
 The algorithms are small enough for the slow runtime and fit the problems below.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -778,6 +778,25 @@ CASES = [
 NAMES = [case.name for case in CASES if case.of is None]
 
 
+def some_of(values: Iterable[Any], quick: int) -> list:
+    """Return parameters: so many, evenly spread, are quick, and the others slow."""
+    every = list(values)
+    first = {number * len(every) // quick for number in range(quick)}
+    return [
+        pytest.param(
+            *(one if isinstance(one, tuple) else (one,)),
+            marks=() if place in first else pytest.mark.slow,
+        )
+        for place, one in enumerate(every)
+    ]
+
+
+def case_of(name: str) -> Case:
+    """Return a row by its name."""
+    (found,) = (case for case in CASES if case.name == name)
+    return found
+
+
 def for_cases(chosen: Callable[[Case], bool] = lambda _: True):
     """Run a test for every row, or those that have a property.
 
@@ -795,27 +814,47 @@ def _is_alike(case: Case) -> bool:
     return bool(case.of) or case.pools or case.repeats
 
 
-def _rows(chosen: Callable[[Case], bool], repeats: Callable[[Case], bool]) -> list:
-    mark = pytest.mark.exhaustive
+def _rows(
+    chosen: Callable[[Case], bool],
+    repeats: Callable[[Case], bool],
+    quick: Callable[[Case], bool] = lambda _: True,
+) -> list:
+    def marks(case: Case):
+        if repeats(case):
+            return pytest.mark.exhaustive
+        return () if quick(case) else pytest.mark.slow
+
     return [
-        pytest.param(case, id=case.name, marks=mark if repeats(case) else ())
+        pytest.param(case, id=case.name, marks=marks(case))
         for case in CASES
         if chosen(case)
     ]
 
 
 def structures_first(chosen: Callable[[Case], bool] = lambda _: True):
-    """Run a test for one listing of each structure, and before a release for all."""
+    """Run a test for rows that show all there is, then for structures, then for all.
+
+    `make test` runs the few, `make test-all` the structures, and a release all rows.
+    """
     long = _rows(
         lambda case: case.name in _LISTINGS and chosen(case),
         lambda case: case.name not in _STRUCTURES,
+        lambda case: case.name in _FEW,
     )
     return pytest.mark.parametrize("case", long)
 
 
 def of_structures(chosen: Callable[[Case], bool]):
-    """Run a test for one row of each structure, where that has a property."""
-    return for_cases(lambda case: case.name in _STRUCTURES and chosen(case))
+    """Run a test for one row of each structure, where that has a property.
+
+    `make test` runs those of the few, `make test-all` the others.
+    """
+    rows = _rows(
+        lambda case: case.name in _STRUCTURES and chosen(case),
+        lambda _: False,
+        lambda case: case.name in _FEW,
+    )
+    return pytest.mark.parametrize("case", rows)
 
 
 def _structure(case: Case) -> tuple:
@@ -863,6 +902,23 @@ def asks_everyone(case: Case) -> int:
 
 _DISTINCT = {_structure(case): case.name for case in CASES if not case.repeats}
 _STRUCTURES = set(_DISTINCT.values())
+
+
+def _few() -> set[str]:
+    """Return structures that show together every part that any of them has."""
+    parts = {
+        name: set(enumerate((*structure, asks_everyone(case_of(name)) > 0)))
+        for structure, name in _DISTINCT.items()
+    }
+    found, missing = set(), set().union(*parts.values())
+    while missing:
+        best = max(parts, key=lambda name: len(parts[name] & missing))
+        found.add(best)
+        missing -= parts[best]
+    return found
+
+
+_FEW = _few()
 # A preset is its class with other numbers, unless its parts make a structure of it: one
 # row of a class and a structure stands for the others. Rows that repeat a structure are
 # run beside their transcription, and to their limit, but not on every runtime.
@@ -878,17 +934,11 @@ ROWS = pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.name) for case in CASES]
 )
 # One algorithm of each structure, where a test is about runtimes and costs a program.
-STRUCTURES = for_cases(lambda case: case.name in _STRUCTURES)
+STRUCTURES = of_structures(lambda _: True)
 # Those of the structures that ask most of a runtime: memories, private blocks, nests.
 DEMANDING = of_structures(
     lambda case: not case.pools and (keeps_something(case) or has_several_phases(case))
 )
-
-
-def case_of(name: str) -> Case:
-    """Return a row by its name."""
-    (found,) = (case for case in CASES if case.name == name)
-    return found
 
 
 def data_for(case: Case, clients: int) -> Data:

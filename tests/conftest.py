@@ -7,11 +7,13 @@ from pathlib import Path
 # Compiling is most of what these tests cost. Without LLVM's optimizations it is a fifth
 # less, and with the older code generator for fusions half of the rest (LocalBSGVRM on
 # three clients: 5.2 s against 2.5). XLA's own passes, which decide what is computed,
-# stay; that which orders operations for many cores takes 7 % of the time.
+# stay; that which orders operations for many cores takes 7 % of the time. Splitting a
+# tiny program into 32 parts for parallel code generation takes another fifth.
 os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false "
+    "--xla_cpu_parallel_codegen_split_count=1"
 )
 # Lines of Python in compiled programs take a seventh of the time to compile them.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
@@ -48,6 +50,12 @@ compiled = caches / "fedbilevel" / "compiled"  # where commands keep their progr
 jax.config.update("jax_compilation_cache_dir", str(compiled))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 _device_count = jax.device_count
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests, which stay, from garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

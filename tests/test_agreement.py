@@ -49,6 +49,7 @@ def test_sites_must_mean_the_same_classes(tmp_path):
         serve_sites(tmp_path, [first, other])
 
 
+@pytest.mark.slow
 def test_advice_that_depends_on_rows_is_named_and_can_be_chosen(tmp_path):
     few = write_rows(tmp_path / "a.npz", 40, ("ill", "well"))
     many = write_rows(tmp_path / "b.npz", 2600, ("ill", "well"))
@@ -99,6 +100,7 @@ def test_a_run_that_ends_early_is_replayed_as_far_as_it_went(tmp_path):
     np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [None, 1e6])
 def test_sites_conclude_when_a_run_has_ended_however_it_did(target, tmp_path):
     sites, _ = sites_with_rows(tmp_path, "cleaning", corrupted="0.5")

@@ -309,7 +309,13 @@ def test_what_both_sides_know_is_shaped_like_the_reply(case):
     assert sorted(unknown) == sorted(case.slopes)
 
 
-@pytest.mark.parametrize("name", ["momentum-local-sgd", "fednest", "lfednest"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "momentum-local-sgd",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("fednest", "lfednest")),
+    ],
+)
 def test_a_tiny_clip_leaves_what_both_sides_know(name):
     clip, algorithm = 1e-9, case_of(name).algorithm
     channel = Channel((Privacy(clip),))
@@ -380,6 +386,7 @@ def test_a_record_replays_a_channel_with_its_own_shares_of_noise():
         krum.replaying(record)
 
 
+@pytest.mark.slow
 def test_a_sweep_through_a_channel_equals_single_runs():
     channel = Channel((Privacy(2.0, 0.1), TopK(0.5)), Median())
     job = quadratic_job(MOMENTUM, quadratic_data(3), channel=channel)
@@ -580,6 +587,7 @@ def test_replies_that_are_not_added_up_have_their_own_noise_only():
     )
 
 
+@pytest.mark.slow
 def test_drawing_a_cohort_helps_clients_that_keep_nothing():
     expected = epsilon(2.0, 1, 27, 1, 40, DELTA)
     assert expected < 0.5 * epsilon(2.0, 1, 27, 1, 1, DELTA)
@@ -594,6 +602,7 @@ def test_without_the_library_noise_is_refused_before_the_run(monkeypatch):
         run_noisy(Channel((Privacy(1.0, 2.0),)))
 
 
+@pytest.mark.slow
 def test_error_feedback_survives_a_stop_and_another_clip_is_refused(tmp_path):
     def job(clip):
         channel = Channel((Privacy(clip), TopK(0.5)))
@@ -671,6 +680,7 @@ def test_what_cannot_work_is_refused(name):
         make()
 
 
+@pytest.mark.slow
 def test_an_experiment_reads_and_records_its_channel(tmp_path):
     experiment = Experiment(
         "two-client",

@@ -94,6 +94,7 @@ def test_nests_ask_more_clients_than_a_cohort_has():
     assert _most_asked(job, case.algorithm.phases()) >= min(CLIENTS, exchanges * COHORT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [SimulatorRuntime, DiskSimulatorRuntime])
 def test_either_goes_on_with_the_checkpoint_of_the_other(first, tmp_path):
     job = job_for(case_of("local-bsgvrm"))
@@ -180,6 +181,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     assert "a file is where a folder is needed" in sentence_of(error.value)
 
 
+@pytest.mark.slow
 def test_an_experiment_takes_the_folder_and_may_go_on_without(tmp_path):
     plain = Experiment(
         "quadratic", "local-bsgvrm", clients=5, participants=2, rounds=4, local_steps=1

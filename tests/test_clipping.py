@@ -164,6 +164,7 @@ def test_methods_of_all_kinds_go_on_with_it(name):
         assert np.isfinite(leaf).all()
 
 
+@pytest.mark.slow
 def test_a_stop_changes_nothing_and_all_of_it_is_counted(tmp_path):
     """With STORM's memory, and a cohort."""
     method = case_of("fedbioacc").algorithm

@@ -43,6 +43,7 @@ SMALL = Experiment(
 )
 
 
+@pytest.mark.slow
 def test_seeds_are_one_program_and_equal_single_runs(monkeypatch):
     before, build = len(compilation._programs), compilation._finished
     # The programs of both are compiled at the same time: each waits for the other.
@@ -104,6 +105,7 @@ def test_every_algorithm_is_tuned_over_its_grid_with_other_seeds():
     assert not set(made.found.tuned["fedbio"].seeds) & {0, 1}
 
 
+@pytest.mark.slow
 def test_a_stopped_comparison_goes_on_where_it_was(tmp_path):
     folder, names = tmp_path / "comparison", ["fedbio", "fedavg"]
     running = []
@@ -302,6 +304,7 @@ def test_a_run_in_python_warns_as_the_command_does():
     assert python_run(LOCAL, quadratic_data(3, noise=0.0, alike=True)) == []
 
 
+@pytest.mark.slow
 def test_a_command_warns_once():
     plan = Experiment("two-client", "lfednest", rounds=1, options={"q": "2"})
     with warnings.catch_warnings(record=True) as caught:
@@ -310,6 +313,7 @@ def test_a_command_warns_once():
     assert [one.category for one in caught].count(HeterogeneityWarning) == 1
 
 
+@pytest.mark.slow
 def test_without_an_inverse_there_is_no_bias():
     """A lower level that curves downwards somewhere has no inverse to speak of."""
     data = quadratic_data(3, noise=0.0)

@@ -38,6 +38,7 @@ def ignore(*_) -> None:
 # Conclusions
 
 
+@pytest.mark.slow
 def test_a_site_does_not_write_the_result(tmp_path):
     """The second site tells what it likes: nothing of it is in the result."""
     sites, _ = sites_with_rows(tmp_path, "cleaning", corrupted="0.5")

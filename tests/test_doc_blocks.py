@@ -111,6 +111,7 @@ def test_every_command_of_a_text_can_be_typed(name):
         check_names(given(line)[1], line)
 
 
+@pytest.mark.slow
 def test_every_command_of_a_made_page_can_be_typed():
     pages = made_pages()
     lines = [line for text in pages.values() for line in typed(text)]

@@ -101,6 +101,7 @@ def test_the_methods_of_the_readme_are_those_there_are():
     assert all(f"| `{name}` |" in README for name in algorithms.names())
 
 
+@pytest.mark.slow
 def test_the_skeleton_of_an_algorithm_runs_as_it_stands(tmp_path):
     guide = (ROOT / "docs" / "add-an-algorithm.md").read_text()
     file, row = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)

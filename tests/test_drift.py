@@ -44,12 +44,12 @@ def end_of(job, rounds):
     ("algorithm", "limit"),
     [
         (FedBiO(0.02, 0.02, 0.02, local_steps=10, drift="controls"), 1),
-        (FedBiO(0.02, 0.02, 0.02, local_steps=10, drift="anchor"), 1),
-        (FedBiOAcc(1.0, **STORM, local_steps=10, drift="controls"), 1),
-        (LocalBSGM(*FOUNDING, local_steps=10, drift="controls"), 8 / 7),
         *(
             pytest.param(algorithm, limit, marks=SLOW)
             for algorithm, limit in (
+                (FedBiO(0.02, 0.02, 0.02, local_steps=10, drift="anchor"), 1),
+                (FedBiOAcc(1.0, **STORM, local_steps=10, drift="controls"), 1),
+                (LocalBSGM(*FOUNDING, local_steps=10, drift="controls"), 8 / 7),
                 (FedBiOAcc(1.0, **STORM, local_steps=10, drift="anchor"), 1),
                 (SimFBO(*[0.02] * 6, local_steps=10, drift="controls"), 1),
                 (SimFBO(*[0.02] * 6, local_steps=10, drift="anchor"), 1),
@@ -70,6 +70,7 @@ def test_two_clients_with_ten_local_steps_end_where_one_step_does(algorithm, lim
     np.testing.assert_allclose(server.point.y, limit / 2, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_of_two_clients_at_a_time_ends_there_too():
     controlled = FedBiO(0.02, 0.02, 0.02, local_steps=10, drift="controls")
 
@@ -85,6 +86,7 @@ def test_one_of_two_clients_at_a_time_ends_there_too():
 steps = st.floats(0.01, 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", ["controls", pytest.param("anchor", marks=SLOW)])
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(lr=st.tuples(steps, steps, steps), seed=st.integers(0, 3))
@@ -98,6 +100,7 @@ def test_clients_alike_walk_as_without_a_correction(drift, lr, seed):
     assert_same(*ends)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     scale=st.floats(0.1, 1.0),
@@ -129,8 +132,8 @@ LETTERS: dict[str, Any] = {"local_steps": 2, "drift": "controls"}
     "algorithm",
     [
         FedBiO(0.1, 0.2, 0.15, **LETTERS),
-        SimFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, **LETTERS),
-        Scaffold(0.2, 0.7, local_steps=2),
+        pytest.param(SimFBO(0.1, 0.2, 0.15, 0.08, 0.15, 0.1, **LETTERS), marks=SLOW),
+        pytest.param(Scaffold(0.2, 0.7, local_steps=2), marks=SLOW),
         pytest.param(
             FedBiOAcc(0.5, 0.4, 0.6, 0.5, 2.0, 2.0, 2.0, **LETTERS), marks=SLOW
         ),

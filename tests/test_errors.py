@@ -36,7 +36,10 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.tasks import two_client
 
-RUNTIMES = pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
+RUNTIMES = pytest.mark.parametrize(
+    "runtime",
+    [SimulatorRuntime, pytest.param(ReferenceRuntime, marks=pytest.mark.slow)],
+)
 START = (jnp.zeros(()), jnp.zeros(()))
 
 

@@ -104,6 +104,7 @@ def test_l0_is_the_largest_slope_of_f():
     assert on_quadratics()["L0"].low <= min(slopes) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_sigma_has_the_closed_form_of_noisy_quadratics():
     noise, rows = 0.5, 2
     task = find("quadratic")(2, noise=noise)
@@ -275,6 +276,7 @@ def on_smooth():
     return estimate_inputs(CURVED, SMOOTH, [(X, Y)], key=jr.key(2), samples=2)
 
 
+@pytest.mark.slow
 def test_hessians_that_change_are_followed_in_their_steepest_direction():
     """Along a unit (dx, dy) H changes by max(|w0 dy0 + c dx0|, |w1 dy1|).
 
@@ -292,6 +294,7 @@ def test_l1_knows_the_upper_loss_and_curvature_below_zero():
     np.testing.assert_allclose(on_smooth()["L1"].value, 10, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_neither_shapes_of_x_and_y_nor_single_precision_make_a_difference():
     point = ({"p": X[None]}, {"a": Y[:1], "b": Y[1]})
     data, point = jax.tree.map(

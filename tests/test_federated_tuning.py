@@ -73,6 +73,7 @@ def hellos(net):
     return kinds.count("hello")
 
 
+@pytest.mark.slow
 def test_a_search_at_sites_goes_on_also_where_a_site_was_started_again(tmp_path):
     straight = tuned(Loopback(sites_of(SMALL)), SMALL, tmp_path / "straight")
     net = Loopback(sites_of(SMALL))

@@ -237,6 +237,7 @@ def test_state_of_an_older_protocol_is_neither_used_nor_lost(tmp_path):
     assert [file.read_bytes() for file in files] == before
 
 
+@pytest.mark.slow
 def test_a_reduction_waits_for_as_many_replies_as_it_needs():
     job, lost = job_through(BSGM, 5, aggregate="krum:1"), []
 
@@ -267,7 +268,7 @@ def repacked(packet, change):
     ("reason", "change"),
     [
         ("not-finite", lambda leaf: np.where(np.arange(leaf.size) == 0, np.nan, leaf)),
-        ("not-finite", lambda leaf: leaf + np.inf),
+        pytest.param("not-finite", lambda leaf: leaf + np.inf, marks=pytest.mark.slow),
         ("implausible", lambda leaf: 1e6 * leaf),
     ],
 )
@@ -292,6 +293,7 @@ def test_a_reply_that_cannot_be_is_left_out_and_named(reason, change, tmp_path):
     assert_close(deployed.state.server, replayed.state.server, 1e-11)
 
 
+@pytest.mark.slow
 def test_when_all_replies_are_not_finite_the_run_fails_with_its_place():
     job = quadratic_job(BSGVRM, quadratic_data(3))
 
@@ -328,6 +330,7 @@ def test_a_node_that_says_it_is_another_client_is_not_taken():
     assert [line for line in told if "node 12 is not taken: key" in line]
 
 
+@pytest.mark.slow
 def test_a_client_that_is_late_costs_its_deadline_once():
     job, waits = quadratic_job(BSGM, quadratic_data(3)), []
     net = loopback(job)
@@ -426,7 +429,7 @@ def test_noise_is_the_sites_own_secret_and_of_the_right_size():
     assert abs(np.sqrt(np.mean(spread**2)) / (50 * 0.1 / 3) - 1) < 0.25
 
 
-@pytest.mark.parametrize("lost", [(), (12,)])
+@pytest.mark.parametrize("lost", [pytest.param((), marks=pytest.mark.slow), (12,)])
 def test_a_secure_mean_is_the_mean_and_no_reply_is_seen(lost, tmp_path):
     plain = quadratic_job(BSGVRM, quadratic_data(4))
     job = job_through(BSGVRM, 4, aggregate="secure")

@@ -219,6 +219,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_ends_with_a_sentence(small_disk):
     (small_disk / "other").write_bytes(bytes(60_000))
     command = [sys.executable, "-m", "fedbilevel.cli", "run", "quadratic"]

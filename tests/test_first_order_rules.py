@@ -75,6 +75,7 @@ def test_darts_is_the_shortest_series_by_differences():
     assert_close(mine, estimated(series, oracle, x, y), 1e-13)
 
 
+@pytest.mark.slow
 def test_two_clients_end_where_the_number_says():
     """T2 with gamma for 1/2: 0.25 x + gamma (x/2 - 1) = 0; one program for all."""
     task = tasks.find("two-client")()

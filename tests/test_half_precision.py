@@ -28,7 +28,14 @@ from fedbilevel.runtime import (
     count,
     execute,
 )
-from tests.cases import case_of, data_for, quadratic_data, quadratic_job, with_precision
+from tests.cases import (
+    case_of,
+    data_for,
+    quadratic_data,
+    quadratic_job,
+    some_of,
+    with_precision,
+)
 from tests.federation import Loopback, server_of, site_of
 
 UP, DOWN = Channel((BFloat16(),)), Channel((), Mean(), BFloat16())
@@ -97,7 +104,7 @@ FEDERATED = {
         None,
     ),
 }
-LONG = ("both", "cohort")  # to compile
+LONG = ("both", "private", "cohort", "apart")  # to compile
 
 
 @pytest.mark.parametrize(
@@ -120,6 +127,7 @@ def test_packets_of_half_precision_make_the_numbers_of_the_simulator(name):
     assert down + up - headers == costs["bytes_down"] + costs["bytes_up"]
 
 
+@pytest.mark.slow
 def test_masked_changes_of_a_rounded_point_make_those_numbers_too():
     channel = Channel((), SecureMean(), BFloat16())
     algorithm = case_of("momentum-local-sgd").algorithm
@@ -168,7 +176,9 @@ def averaged(channel: Channel, step: float, rounds: int):
     return np.asarray(execute(SimulatorRuntime(job), rounds).state.server.point.y)
 
 
-@pytest.mark.parametrize("channel", [UP, DOWN, BOTH], ids=["up", "down", "both"])
+@pytest.mark.parametrize(
+    "channel", some_of([BOTH, UP, DOWN], 1), ids=["both", "up", "down"]
+)
 def test_steps_below_the_rounding_are_not_lost(channel):
     step, rounds = 2.0**-10, 40
     expected = 1.0
@@ -182,6 +192,7 @@ def test_steps_below_the_rounding_are_not_lost(channel):
     np.testing.assert_allclose(found - 1, expected - 1, rtol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", [UP, DOWN, BOTH], ids=["up", "down", "both"])
 def test_a_run_ends_within_the_rounding_of_the_minimum(channel):
     found = averaged(channel, 0.5, 60)

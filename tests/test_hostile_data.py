@@ -317,6 +317,7 @@ def test_the_bound_can_be_raised_by_who_trusts_a_file(tmp_path, monkeypatch):
         load(str(path))
 
 
+@pytest.mark.slow
 def test_a_wide_table_is_read_in_the_time_that_its_size_takes(tmp_path):
     # Compared pair by pair its names would take ten thousand million steps.
     wide = 100_000

@@ -20,7 +20,7 @@ from fedbilevel.federation.wire import RefusedError, unpack
 from fedbilevel.runtime import SimulatorRuntime, execute
 from fedbilevel.runtime.exchange import Link
 from fedbilevel.runtime.job import ABSENT
-from tests.cases import case_of, quadratic_data, quadratic_job
+from tests.cases import case_of, quadratic_data, quadratic_job, some_of
 from tests.federation import (
     FEDERATION,
     TERMS,
@@ -430,15 +430,18 @@ def outside(place):
 
 @pytest.mark.parametrize(
     ("compress", "change", "reason"),
-    [
-        ("quantize:8", ruined(1.7e308, -128), "range"),
-        ("quantize:8", ruined(1.7e308, 127), "not-finite"),
-        ("quantize:8", ruined(-1.0, 3), "range"),
-        ("quantize:4", ruined(1.0, 8), "range"),
-        ("topk:0.7", outside(10**6), "range"),
-        ("topk:0.7", outside(-1), "range"),
-        ("topk:0.7", outside(0), "range"),
-    ],
+    some_of(
+        [
+            ("quantize:8", ruined(1.7e308, -128), "range"),
+            ("quantize:8", ruined(1.7e308, 127), "not-finite"),
+            ("quantize:8", ruined(-1.0, 3), "range"),
+            ("quantize:4", ruined(1.0, 8), "range"),
+            ("topk:0.7", outside(10**6), "range"),
+            ("topk:0.7", outside(-1), "range"),
+            ("topk:0.7", outside(0), "range"),
+        ],
+        2,
+    ),
 )
 def test_a_code_that_nobody_could_have_sent_is_its_senders_fault(
     compress, change, reason

@@ -98,6 +98,7 @@ def test_light_and_full_nests_drift_apart():
         np.testing.assert_allclose(state.server.point.x, expected, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accelerated", [False, True])
 def test_the_auxiliary_variable_drifts_little(accelerated):
     """T2 with p = 10 and steps of 0.02: within 4e-3 of 1, and not exactly there."""
@@ -130,6 +131,7 @@ def test_fedavg_stops_where_the_formula_says():
     np.testing.assert_allclose(point.y, 0.353557, atol=5e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "expected"), [(LocalBSGM, 1.1004), (LocalBSGVRM, 1.1364)]
 )
@@ -157,6 +159,7 @@ def test_the_closed_form_is_the_closed_form():
     np.testing.assert_allclose(closed.gradient(closed.solution()), 0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_own_previous", [True, False])
 def test_mean_direction_tracks_mean_gradient(keeps_own_previous):
     """T4: mean_k u_t = mean_k h_k at every step, also right after a sync.

@@ -147,6 +147,7 @@ def test_what_is_planned_is_what_a_process_takes():
     assert 0.95 < (planned + apart) / taken < 1.05, (planned, taken)
 
 
+@pytest.mark.slow
 def test_a_plan_of_memory_is_told_and_is_no_plan_by_a_theorem():
     runner = CliRunner()
     command = ["plan", "quadratic", "--memory", "--clients", "2"]

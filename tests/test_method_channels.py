@@ -125,11 +125,13 @@ def limit(robust):
     return np.linalg.norm(np.asarray(server.point.x) - wanted)
 
 
+@pytest.mark.slow
 def test_one_of_five_leads_a_mean_astray_and_no_median():
     assert limit("median") < 1e-6
     assert limit("mean") > 1
 
 
+@pytest.mark.slow
 def test_a_method_comes_with_its_channel_by_name_and_in_comparisons():
     robust = Experiment("two-client", "br-fedbim").build().job()
     assert isinstance(robust.channel.reduction, Median)

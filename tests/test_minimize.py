@@ -15,7 +15,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.options import algorithm_from, as_options, options_of
 from fedbilevel.runtime import execute
-from tests.cases import case_of, quadratic_data
+from tests.cases import case_of, quadratic_data, some_of
 from tests.reference.bent_job import bent_job
 
 
@@ -80,6 +80,7 @@ def test_samples_are_batches_of_rows():
     assert found.counts["samples"] == {"upper_samples": 12, "lower_samples": 12}
 
 
+@pytest.mark.slow
 def test_what_is_private_may_be_in_one_place_of_one_client():
     """It is the same run as with rows that stay there, and nothing is sent."""
     algorithm, private = SOBA(0.1, 0.2, 0.15), Pair(True, False)
@@ -107,7 +108,7 @@ SINGLE = [
 ]
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", some_of(SINGLE, 3))
 def test_a_method_of_one_machine_takes_what_tasks_recommend(name):
     """It needs no option but what its row chooses, and runs on pooled rows."""
     entry, chosen = algorithms.find(name), case_of(name).choices

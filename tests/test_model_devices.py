@@ -98,6 +98,7 @@ def test_a_transformer_on_two_devices_is_that_on_one(monkeypatch):
     assert_close((found.state, found.columns), (expected.state, expected.columns))
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_share_a_model_too():
     seeds = (3, 4)
     runtime = SweepRuntime(job_of(clients=3, model_devices=2), seeds=seeds)
@@ -130,6 +131,7 @@ def told_by_four():
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["all clients", "cohorts"])
 def test_clients_and_model_are_spread_over_two_axes(told_by_four, who):
     told = told_by_four[who]
@@ -203,6 +205,7 @@ def test_a_model_that_is_shared_is_not_made_on_one_of_its_devices(monkeypatch):
     assert seen == [None, jax.local_devices(backend="cpu")[0]]
 
 
+@pytest.mark.slow
 def test_a_plan_of_memory_is_that_of_one_of_the_devices():
     options = [f"--set={name}={value}" for name, value in SMALL.items()]
     command = ["plan", "reweighting", "--memory", "--clients", "2", *options]

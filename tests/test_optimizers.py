@@ -129,6 +129,7 @@ def test_blocks_may_step_each_in_its_way():
     assert jnp.linalg.norm(free.x - start.x) > 0.1
 
 
+@pytest.mark.slow
 def test_weight_decay_pulls_the_point():
     data = quadratic_data(3, noise=0.0)
     decay = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(1.0))

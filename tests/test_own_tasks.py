@@ -99,6 +99,7 @@ def test_the_command_runs_a_task_and_an_algorithm_of_files(home, tmp_path, monke
     assert json.loads(again.stdout)["final"] == summary["final"]
 
 
+@pytest.mark.slow
 def test_a_task_of_a_file_is_computed_as_it_says(home):
     """Rows of a client alike, one step: h = x - H^-1 gxy fy, to two terms."""
     given = {"lr_x": "0.1", "lr_y": "0.2", "spread": "0", "shift": "3.5"}
@@ -111,6 +112,7 @@ def test_a_task_of_a_file_is_computed_as_it_says(home):
     assert float(result.y) == pytest.approx(0.2 * 0.5, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_comparison_keeps_results_by_short_names(home, tmp_path):
     out = tmp_path / "out"
     words = ("compare", task_of(home), "--algorithms", method_of(home), "--seeds", "1")

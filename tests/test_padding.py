@@ -20,6 +20,7 @@ from fedbilevel.problem import data as stacking
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, counts, execute
 from fedbilevel.studies.single import run_job
 from fedbilevel.studies.validation import held_out
+from tests.cases import some_of
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 # None of them is one of the few sizes, so that even the largest client is padded.
@@ -95,7 +96,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("kind", some_of(METHODS, 1))
 def test_padding_changes_no_run(kind, exact):
     method, batch, pools = METHODS[kind]
 
@@ -145,7 +146,7 @@ def _task(kind: str, file: str) -> Any:
     return tasks.find(kind.partition(" ")[0])(2, **options)
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", some_of(TASKS, 2))
 def test_padding_changes_no_measurement(kind, exact, tmp_path):
     file = _table(tmp_path, 421)
 
@@ -193,6 +194,7 @@ def test_padding_changes_no_weight_of_a_row(exact, tmp_path):
     _assert_close(weights[..., :rows], plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

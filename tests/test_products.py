@@ -77,6 +77,7 @@ def test_an_accelerator_takes_points_with_many_numbers_apart(
     assert evaluation(replace(job, y=jnp.ones((rows, 1000)))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other_way", [THIN_PRODUCTS, WIDE_PRODUCTS])
 def test_how_points_are_visited_changes_rounding_alone(other_way):
     """The same rounds by both programs, which are not the same one."""

@@ -54,6 +54,7 @@ def same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool
     )
 
 
+@pytest.mark.slow
 def test_a_longer_run_extends_a_finished_one_bit_for_bit(finished, tmp_path):
     whole, longer = tmp_path / "whole", copied(finished, tmp_path / "longer")
     assert read_arrays(longer / "columns.npz")["round"].tolist() == [4, 6]
@@ -128,6 +129,7 @@ def test_an_interrupted_run_is_to_be_resumed(finished, tmp_path):
     assert f"Continue it with `fedbilevel resume {folder}`" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_federation_goes_on_in_its_own_folder_alone(finished, tmp_path):
     experiment = Experiment("quadratic", clients=2, rounds=5)
     require_served_again(experiment, tmp_path / "new")

@@ -101,6 +101,7 @@ def test_what_failed_on_the_task_comes_last():
     assert "fedbio-controls" not in names("regularization", rows)
 
 
+@pytest.mark.slow
 def test_every_method_fits():
     for one in recommend(None, Situation(clients=8, participants=3), rows=[]):
         assert not {"alike-clients", "all-clients"} & {*traits_of(one.name)}

@@ -64,6 +64,7 @@ def assert_identical(a, b):
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 @BOTH
 @few
 @given(seed=seeds, upper=small, lower=small)
@@ -100,6 +101,7 @@ def test_weights_of_one_make_the_two_algorithms_one(seed, upper, lower):
     assert_close(*ends)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, upper=small, lower=small, weight=weights)
 def test_period_one_is_the_mean_of_the_estimators(seed, upper, lower, weight):
@@ -119,6 +121,7 @@ def test_period_one_is_the_mean_of_the_estimators(seed, upper, lower, weight):
     np.testing.assert_allclose(point.y, y, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, upper=small, lower=small, weight=weights)
 def test_scales_that_are_drowned_make_adafbio_local_bsgvrm(seed, upper, lower, weight):
@@ -141,6 +144,7 @@ def test_scales_that_are_drowned_make_adafbio_local_bsgvrm(seed, upper, lower, w
     assert_close(*((end.point, end.direction) for end in ends), tolerance=1e-10)
 
 
+@pytest.mark.slow
 @few
 @given(scale=st.floats(1e-3, 1e3))
 def test_steps_of_adafbio_forget_how_long_directions_are(scale):
@@ -158,6 +162,7 @@ def test_steps_of_adafbio_forget_how_long_directions_are(scale):
     np.testing.assert_allclose(np.linalg.norm(moved[0].y), 1, atol=1e-12)
 
 
+@pytest.mark.slow
 @BOTH
 @few
 @given(data_seed=st.integers(0, 1000), upper=small, lower=small)
@@ -170,6 +175,7 @@ def test_alike_exact_clients_are_one_client(kind, data_seed, upper, lower):
     assert_close(together, alone)
 
 
+@pytest.mark.slow
 def test_alike_exact_clients_follow_the_hypergradient_itself():
     job = quadratic_job(
         effective(LocalBSGVRM, 3), quadratic_data(3, noise=0.0, alike=True)
@@ -184,6 +190,7 @@ def test_alike_exact_clients_follow_the_hypergradient_itself():
     )
 
 
+@pytest.mark.slow
 @BOTH
 @few
 @given(seed=seeds, upper=small)
@@ -195,6 +202,7 @@ def test_no_theta_leaves_the_direct_gradient(kind, seed, upper):
     assert_identical(last_iterate(job, 3).point.x, last_iterate(elsewhere, 3).point.x)
 
 
+@pytest.mark.slow
 @BOTH
 @few
 @given(seed=seeds, theta=st.floats(0.0, 0.4))
@@ -214,6 +222,7 @@ def test_no_factors_leave_one_term(kind, seed, theta):
     np.testing.assert_allclose(last_iterate(job, 1).point.x, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @BOTH
 @few
 @given(seed=seeds, upper=small)

@@ -95,6 +95,7 @@ def aggregated_steps(data, rounds, alpha, beta, ell):
     return x, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedNest, FedNestSGD])
 @few
 @given(data_seed=data_seeds, alpha=small, beta=small, ell=curvatures)
@@ -106,6 +107,7 @@ def test_one_local_step_is_one_aggregated_step(kind, data_seed, alpha, beta, ell
     assert_close(last_state(job, 4).point, expected)
 
 
+@pytest.mark.slow
 @few
 @given(data_seed=data_seeds, alpha=small, beta=small, ell=curvatures)
 def test_alike_clients_need_no_federated_series(data_seed, alpha, beta, ell):
@@ -117,6 +119,7 @@ def test_alike_clients_need_no_federated_series(data_seed, alpha, beta, ell):
     assert_close(*ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terms", [FACTORS, 1])
 @few
 @given(seed=seeds, alpha=small, beta=small, ell=curvatures)
@@ -181,6 +184,7 @@ def storm_letters(kind, upper, lower, weight) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, upper=small, lower=small, weight=weights)
 def test_own_storm_of_one_client_is_local_bsgvrm(seed, upper, lower, weight):
@@ -196,6 +200,7 @@ def test_own_storm_of_one_client_is_local_bsgvrm(seed, upper, lower, weight):
     assert_close(ends[2], ends[0])
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, upper=small, lower=small, weight=weights)
 def test_period_one_averages_alike_before_and_after_the_move(
@@ -211,6 +216,7 @@ def test_period_one_averages_alike_before_and_after_the_move(
     assert_close(*ends)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, upper=small, lower=small, weight=weights)
 def test_local_bsgvrm_with_a_private_level_is_fedbioacc_local(
@@ -228,6 +234,7 @@ def test_local_bsgvrm_with_a_private_level_is_fedbioacc_local(
     assert ends[0].point.y.shape == (3, *Y0.shape)
 
 
+@pytest.mark.slow
 @few
 @given(data_seed=data_seeds, upper=small, lower=small)
 def test_alike_clients_need_not_share_their_lower_level(data_seed, upper, lower):
@@ -252,6 +259,7 @@ def test_momentum_local_sgd_without_momentum_is_fedavg(seed, lr):
         assert_identical(end.x, X0)
 
 
+@pytest.mark.slow
 @few
 @given(data_seed=data_seeds, lr=small)
 def test_fedavg_of_period_one_is_descent_on_the_mean(data_seed, lr):

@@ -46,6 +46,7 @@ def assert_same(left, right, tolerance=1e-12):
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_an_average_that_forgets_all_is_fedbio(seed, lr):
@@ -88,6 +89,7 @@ def test_a_recursion_of_one_step_that_forgets_all_is_fedbio(seed, lr):
     assert_same(point_of(one, data, seed), point_of(other, data, seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_with_equal_numbers_of_steps_shrofbo_is_simfbo(seed, lr):
@@ -109,6 +111,7 @@ def test_memfbo_whose_server_steps_like_its_clients_is_fedbio_with_differences(
     assert_same(point_of(one, data, seed), point_of(other, data, seed), 1e-11)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_the_mean_of_momentum_that_forgets_all_is_fedbio(seed, lr):

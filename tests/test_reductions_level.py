@@ -75,6 +75,7 @@ def test_fedavgm_is_fedavg_with_a_server_of_optax(seed, lr, beta):
     assert_close(*both(own, made, seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_scaffold_of_clients_that_are_alike_is_fedavg(seed, lr):
@@ -89,6 +90,7 @@ def test_stem_without_memory_is_fedavg(seed, lr):
     assert_close(*both(STEM(lr, 1.0, local_steps=P), FedAvg(lr, local_steps=P), seed))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small, c=weights)
 def test_stem_of_one_client_is_storm_whatever_the_period(seed, lr, c):
@@ -116,6 +118,7 @@ def test_bvr_l_sgd_of_clients_that_are_alike_is_fedavg(seed, lr):
     assert_close(*both(recursive, plain, seed, noise=0.0, alike=True))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_fedcom_without_compression_is_fedavg(seed, lr):

@@ -59,6 +59,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("degree", "nu"),
     [pytest.param(*one, marks=SLOW if one[0] > 2 else ()) for one in LIMITS],
@@ -69,6 +70,7 @@ def test_two_clients_end_a_power_of_nu_from_the_solution(degree, nu):
     np.testing.assert_allclose(end_of(job, 500).x, LIMITS[degree, nu], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
@@ -122,6 +124,7 @@ def test_corrected_steps_do_not_drift(drift):
     )
 
 
+@pytest.mark.slow
 def test_pbgd_free_answers_another_question():
     """T2 from x = 1, which is right: x goes to 0, as fx = x/4 alone says."""
     job = two_client_job(PBGDFree(0.5, 0.3, flat="yes"))
@@ -159,6 +162,7 @@ def _only_x(x, y, rows):
     return ROWWISE.upper(x, jax.lax.stop_gradient(y), rows)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small, nu=st.floats(0.01, 0.5))
 def test_where_f_does_not_depend_on_y_h_is_fx(seed, lr, nu):
@@ -182,6 +186,7 @@ def test_f3sa_that_forgets_all_is_f2sa(seed, lr, nu):
     assert_same(ends)
 
 
+@pytest.mark.slow
 @few
 @given(lr=small, nu=st.floats(0.01, 0.3), seed=st.integers(0, 3))
 def test_one_client_and_step_is_f2sa(lr, nu, seed):

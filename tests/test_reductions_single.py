@@ -60,6 +60,7 @@ def assert_same(left, right, tolerance=1e-12):
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_an_average_that_forgets_all_is_soba(seed, lr):
@@ -69,6 +70,7 @@ def test_an_average_that_forgets_all_is_soba(seed, lr):
     )
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_recursions_with_nothing_but_single_batches_are_soba(seed, lr):

@@ -102,6 +102,7 @@ def test_axes_switch_and_curves_are_means_with_bands_of_the_saved(browser, folde
     assert browser.complaints == []
 
 
+@pytest.mark.slow
 def test_an_accuracy_is_linear_and_what_costs_nothing_is_named(browser, folder):
     show(browser, folder)
     _, (name, scale) = json.loads(choose(browser, "megabytes", "test_accuracy"))
@@ -117,6 +118,7 @@ def test_an_accuracy_is_linear_and_what_costs_nothing_is_named(browser, folder):
     assert len(drawn(browser, "still")["x"]) == 12
 
 
+@pytest.mark.slow
 def test_ticks_of_a_logarithmic_axis_are_plain_numbers(browser, folder):
     show(browser, folder)
     choose(browser, "exchanges")
@@ -149,6 +151,7 @@ def test_a_keyboard_is_enough(browser, folder):
     assert {"metric", "axis", "copy", "csv", "latex", "columns", "command"} <= set(seen)
 
 
+@pytest.mark.slow
 def test_a_choice_stays_when_the_page_is_read_again(browser, folder):
     show(browser, folder)
     choose(browser, "seconds", "test_accuracy")
@@ -158,6 +161,7 @@ def test_a_choice_stays_when_the_page_is_read_again(browser, folder):
     assert browser.evaluate(found) == ["test_accuracy", "seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_overflows_on_a_phone_and_the_dark_is_dark(browser, folder, dark):
     show(browser, folder, width=400, dark=dark)
@@ -218,6 +222,7 @@ def test_buttons_hand_out_the_tables_and_all_measurements(browser, folder):
     np.testing.assert_array_equal([np.float32(one[at]) for one in mine], saved)
 
 
+@pytest.mark.slow
 def test_bars_are_drawn_for_named_sites(browser, tmp_path):
     classes = {"classes": {"ill": 1, "well": 2}}
     sites = [{"name": "St. Mary", **classes}, {"name": "B" * 80, **classes}]
@@ -230,6 +235,7 @@ def test_bars_are_drawn_for_named_sites(browser, tmp_path):
     assert browser.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+@pytest.mark.slow
 def test_an_old_browser_gets_a_sentence_and_the_tables(browser, folder):
     program = "delete window.DecompressionStream"
     found = browser.ask("Page.addScriptToEvaluateOnNewDocument", source=program)

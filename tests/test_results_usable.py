@@ -284,6 +284,7 @@ def test_a_folder_of_the_command_is_resumed_by_it(tmp_path):
         run(keeping=fb.Keeping(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_given_by_its_name(tmp_path):
     name = str(tmp_path / "run")
     experiment = Experiment("two-client", rounds=2)
@@ -293,6 +294,7 @@ def test_a_folder_may_be_given_by_its_name(tmp_path):
     assert saved.final == result.final
 
 
+@pytest.mark.slow
 def test_a_comparison_of_python_is_resumed_as_a_whole(tmp_path):
     def stop(*_):
         raise KeyboardInterrupt
@@ -446,6 +448,7 @@ def test_wandb_has_a_run_offline(tmp_path):
     assert list(tmp_path.rglob("*.wandb"))
 
 
+@pytest.mark.slow
 def test_the_command_tracks(tmp_path):
     path = tmp_path / "rounds.jsonl"
     words = f"run quadratic --algorithm fedavg --rounds 3 --track jsonl:{path} --json"

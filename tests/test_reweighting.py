@@ -381,6 +381,7 @@ def placed(model: str, tokenizer: str, *rest: Any) -> _transformers.Base:
     return _transformers.Base(made, known, "llama", model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["there", "odd"])
 def test_sites_have_their_model_where_they_like_and_the_same_one(
     texts, tmp_path, monkeypatch, tokenizer

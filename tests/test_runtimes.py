@@ -186,6 +186,7 @@ def test_weights_of_clients_weigh():
     assert_close(weighted.columns, repeated.columns, 1e-12)
 
 
+@pytest.mark.slow
 def test_trees_of_any_shape_travel():
     """The same problem with x and y as dicts gives the same numbers."""
 
@@ -228,6 +229,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_dense_solves_do_not_wait_for_each_other(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SOLVES],

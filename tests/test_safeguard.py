@@ -79,6 +79,7 @@ def test_a_guard_keeps_and_goes_back_as_written(seed):
     assert guard.rounds[:count, 1:].tolist() == [list(one) for one in listing.told]
 
 
+@pytest.mark.slow
 def test_states_to_go_back_to_do_not_change_how_clients_are_laid_out():
     """They stay on the server: all clients at once, or one, as without a safeguard."""
     setting = Experiment("regularization", "fedbio", 8).build().setting

@@ -190,6 +190,7 @@ def test_a_target_out_of_reach_is_told():
         until(curves, 0.4, plan)
 
 
+@pytest.mark.slow
 def test_a_plan_is_what_runs(tmp_path):
     file = tmp_path / "plan.json"
     plan = call("plan", "--preset", "theory", "--iterations", "60", "--clients", "3",

@@ -142,6 +142,7 @@ def test_a_server_that_knows_the_preparation_leaves_a_model(prepared, tmp_path):
     assert b"color" not in answers and b"blue" not in answers
 
 
+@pytest.mark.slow
 def test_without_it_the_folder_says_what_to_do(prepared, tmp_path):
     tables, file = prepared
     folder = tmp_path / "run"
@@ -209,6 +210,7 @@ def test_made_up_rows_have_the_layers_of_true_ones(name, options, prepared, tmp_
     assert blank.preparation == true.preparation
 
 
+@pytest.mark.slow
 def test_private_x_stays_and_the_classifier_is_left(prepared, tmp_path):
     """The weights of rows never come to the server; the model needs none of them."""
     tables, file = prepared
@@ -226,6 +228,7 @@ def test_private_x_stays_and_the_classifier_is_left(prepared, tmp_path):
     np.testing.assert_allclose(found[0], chances / chances.sum(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sites_with_a_y_of_their_own_leave_no_model(prepared, tmp_path):
     tables, file = prepared
     settings = replace(SETTINGS, algorithm="fedbio-clientwise")
@@ -248,6 +251,7 @@ def test_a_trial_whose_y_stayed_at_the_nodes_leaves_no_model(tmp_path):
     assert leave_of_trial(experiment, kept, tmp_path) is None
 
 
+@pytest.mark.slow
 def test_a_server_writes_every_measured_round_and_may_be_stopped(prepared, tmp_path):
     tables, made = prepared
     settings = replace(SETTINGS, rounds=7, measure_every=2)

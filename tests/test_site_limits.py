@@ -267,6 +267,7 @@ def spoiling(times, dies=()):
     return script
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_all_that_was_asked_for(tmp_path, monkeypatch):
     """One node spoils exchanges that are made again, and then the server dies."""
     monkeypatch.setattr(exchanges_module, "_PAUSE", 0.0)

@@ -125,6 +125,7 @@ def test_wrong_labels_do_not_mislead_the_judge():
     np.testing.assert_allclose(mixed, (1 - share * 4 / 3) * right + share, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_strengths_tell_noise_from_signal():
     draw = np.random.default_rng(0)
     X = draw.normal(size=(60, 8))
@@ -144,6 +145,7 @@ def test_strengths_tell_noise_from_signal():
     )
 
 
+@pytest.mark.slow
 def test_rare_classes_are_not_given_up():
     draw = np.random.default_rng(0)
     rare = np.arange(200) % 20 == 0

@@ -29,6 +29,7 @@ from fedbilevel.experiments.theory import with_theorems
 from fedbilevel.runtime import configure
 from fedbilevel.studies import planning
 from fedbilevel.tasks._base import options_of as task_options
+from tests.cases import some_of
 
 # Runs commands in turn, and tells which heavy modules each has loaded by its end.
 PROBE = """
@@ -259,7 +260,7 @@ OPTIONS = {
 
 
 # At 80 columns every algorithm is listed in test_cli.py.
-@pytest.mark.parametrize(("kind", "name"), OPTIONS)
+@pytest.mark.parametrize(("kind", "name"), some_of(OPTIONS, 8))
 def test_a_list_cuts_no_name(kind, name):
     done = CliRunner().invoke(app, ["list", kind, name], env=wide(40))
     assert "…" not in done.stdout

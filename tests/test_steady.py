@@ -142,6 +142,7 @@ def test_steps_follow_the_curvature_and_the_way_as_written(runtime):
     np.testing.assert_allclose(state.curvature, L, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_bound_of_the_curvature_is_its_multiple():
     nest = FedNest(
         alpha=0.1,
@@ -158,6 +159,7 @@ def test_a_bound_of_the_curvature_is_its_multiple():
     assert 1.5 < float(state.curvature) < 3
 
 
+@pytest.mark.slow
 def test_a_series_is_short_enough_for_its_own_client():
     """One client curves a hundred times as much as the other 19 together."""
     flat = quadratic_data(20, noise=0.0)
@@ -219,6 +221,7 @@ def test_a_run_that_explodes_goes_back_and_converges():
     np.testing.assert_allclose(ends[0].y, ends[1].y, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_told_has_the_number_of_a_round():
     """Iterations are rounds of FedBiO with one local step, and a third of SOBA's."""
     data, steps = quadratic_data(2, noise=0.0), (0.1, 2.5, 0.2)
@@ -247,6 +250,7 @@ def guarded_ends(**more):
     return zip(*both, strict=True)
 
 
+@pytest.mark.slow
 def test_a_stop_changes_nothing_of_a_run_that_goes_back(tmp_path):
     kept = Checkpoints(tmp_path / "run", every_rounds=2)
     guarded_end(rounds=5, checkpoints=kept)
@@ -260,6 +264,7 @@ def test_both_runtimes_go_back_alike():
         np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_less_than_half_of_the_clients_cannot_turn_a_run_back():
     """One client of five has a Hessian that makes its own steps explode."""
     calm = quadratic_data(5, noise=0.0)
@@ -287,6 +292,7 @@ def test_less_than_half_of_the_clients_cannot_turn_a_run_back():
     np.testing.assert_allclose(outcome.state.server.server.point.x, x, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_saved_fails_in_the_end():
     calm = quadratic_data(2, noise=0.0)
     A = np.asarray(calm.lower["A"]) * 1e200
@@ -304,6 +310,7 @@ def test_noise_and_a_safeguard_exclude_each_other():
         noisy.build().job()
 
 
+@pytest.mark.slow
 def test_the_round_is_told_in_which_a_theta_stops_to_fit():
     """g curves by 1 + x^2, f draws x from 0 to 3, and y stays at 0."""
     rows = {"none": jnp.zeros(1)}

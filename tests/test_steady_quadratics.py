@@ -127,6 +127,7 @@ def test_units_do_not_matter_to_a_run_that_went_back():
     np.testing.assert_allclose(scaled, usual, rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(scales=SCALES)
 def test_units_do_not_matter(scales):

@@ -87,6 +87,7 @@ def test_only_drawn_rows_are_read(images, monkeypatch):
     assert drawn <= sum(read) <= drawn + 4 * 2 * 3 * 45
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_another_configuration(images, tmp_path):
     kept = tmp_path / "run"
     options: Any = {"rounds": 2, "sampling": Sampling(4), "keeping": Keeping(kept)}

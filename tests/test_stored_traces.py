@@ -56,6 +56,7 @@ def command(how: str, cache: Path, *more: str) -> dict | str:
     return told
 
 
+@pytest.mark.slow
 def test_a_command_that_ran_before_traces_nothing(tmp_path):
     """With another number it is the same program, and does not return the old one."""
     first = command("main", tmp_path, "--set", "lower_step=0.1")

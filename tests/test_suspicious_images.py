@@ -55,6 +55,7 @@ def number_of(row: dict[str, str]) -> int:
     return int(Path(row["file"]).stem)
 
 
+@pytest.mark.slow
 def test_the_list_has_the_file_of_every_image(folder):
     rows = listed_in(folder)
     assert 30 < len(rows) < 64  # three fifths train
@@ -67,6 +68,7 @@ def test_the_list_has_the_file_of_every_image(folder):
     assert len({row["file"] for row in rows}) == len(rows)
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_pixels_of_the_first_rows(folder):
     page = Read(page=(folder / "report.html").read_text())
     shown = [about for tag, about in page.elements if tag == "img"]
@@ -83,6 +85,7 @@ def test_the_page_shows_the_pixels_of_the_first_rows(folder):
         assert f"weight {float(row['weight']):.3g}" in told
 
 
+@pytest.mark.slow
 def test_large_images_are_shown_small_and_whole(tmp_path):
     data = write_images(tmp_path / "scans", 16, (300, 150))
     task = tasks.find("cleaning")(1, data=data)
@@ -129,6 +132,7 @@ def test_pictures_of_others_are_refused(pictures, tmp_path):
         read_saved(tmp_path)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_browser_shows_them_and_nothing_overflows(folder):
     with opened() as page:

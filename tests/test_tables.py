@@ -22,6 +22,7 @@ from fedbilevel.experiments.sites import build_site, shared_settings
 from fedbilevel.tasks._base import options_of
 from fedbilevel.tasks._labeled import CrossEntropy, Improbability
 from fedbilevel.tasks.cleaning import suspicious_rows
+from tests.cases import some_of
 
 COLOURS = ("blue", "green", "red")
 PLACES = ("North", "South", "West")
@@ -71,6 +72,7 @@ def choices(**given: str) -> TableChoices:
 # Text columns, defect 1
 
 
+@pytest.mark.slow
 def test_text_columns_are_learned_from(table):
     experiment = Experiment(
         "regularization",
@@ -256,6 +258,7 @@ def test_a_numeric_site_column_of_any_name_makes_clients(tmp_path):
     assert "place" in make("regularization", data=path).preparation.feature_names
 
 
+@pytest.mark.slow
 def test_tables_and_errors_have_the_names_of_sites(table, tmp_path):
     words = ["label-counts", "regularization", "--data", table, "--site", "place"]
     shown = CliRunner().invoke(app, words).stdout
@@ -291,9 +294,14 @@ class BuiltError(Exception):
         ("check-theory --site place", PLACES),
         ("check-theory --clients 2 --ignore place", ()),
         ("plan --target 1 --ignore place", ()),
-        ("plan --preset theory --target 1 --ignore place", ()),
-        ("speedup --clients 1,2 --ignore place", ()),
-        ("complexity --clients 1,2 --ignore place", ()),
+        *some_of(
+            [
+                ("plan --preset theory --target 1 --ignore place", ()),
+                ("speedup --clients 1,2 --ignore place", ()),
+                ("complexity --clients 1,2 --ignore place", ()),
+            ],
+            0,
+        ),
     ],
 )
 def test_theory_is_told_of_own_tables(table, monkeypatch, words, names):
@@ -463,6 +471,7 @@ def test_texts_that_repeat_do_not_unpack_to_more_memory(tmp_path):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_number_can_be_predicted(tmp_path):
     draw = np.random.default_rng(3)
     a = draw.normal(size=120)

@@ -75,6 +75,7 @@ def test_local_bsgvrm_is_algorithm_2(runtime, rounds):
     assert_same(outcome.state, expected)
 
 
+@pytest.mark.slow
 def test_one_client_is_mrbo():
     algorithm = LocalBSGVRM(
         Neumann(1, THETA), CubeRootDecay(0.3, 8), local_steps=5, **LETTERS

@@ -126,8 +126,6 @@ FIRST = {
     "fedbio-controls",
     "fedbio-anchor",
     "fedbioacc-controls-correct",
-    "fedbioacc-forget",
-    "simfbo-controls",
 }
 
 

@@ -80,6 +80,7 @@ def two_clients(algorithm) -> Job:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inner_steps", "printed"),
     [
@@ -107,6 +108,7 @@ def envelope_limit(c):
     return np.linalg.solve([of_th, of_y, of_x], [0, 1 / c, 0])
 
 
+@pytest.mark.slow
 def test_meha_ends_as_far_off_as_its_penalty_says():
     """One program for all c; the gradients of the two clients differ, not the limit."""
     for c, printed in ((1.0, 0.727273), (10.0, 0.963855), (100.0, 0.996264)):

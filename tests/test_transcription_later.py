@@ -100,6 +100,7 @@ def test_scaffold_is_its_listing(participants, runtime, rounds):
     assert_close(state.clients.memory.own[0].y, np.stack(own))
 
 
+@pytest.mark.slow
 def test_scaffold_ends_at_the_minimizer_where_fedavg_does_not():
     data = quadratic_data(CLIENTS, noise=0.0)
     rows = [zeta for _, zeta in only_rows(data)]

@@ -214,6 +214,7 @@ LIMITS = {
 FAST = ("fedprox", "bvr-l-sgd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [one if one in FAST else pytest.param(one, marks=SLOW) for one in LIMITS],

@@ -249,6 +249,7 @@ def products_of(jaxpr):
             yield from products_of(inner)
 
 
+@pytest.mark.slow
 def test_no_product_of_a_half_precision_base_has_a_wide_factor():
     base, adapters = drawn(LLAMA, jnp.bfloat16)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), adapters)

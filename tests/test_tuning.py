@@ -106,6 +106,7 @@ def test_a_trial_is_a_run_on_the_other_rows_judged_on_those_held_out():
     }
 
 
+@pytest.mark.slow
 def test_metrics_which_may_know_test_rows_are_not_computed():
     def tested(x, y):
         raise AssertionError("tuning looks at test rows")
@@ -181,6 +182,7 @@ def test_a_third_goes_on_and_all_of_it_is_seven_runs():
     assert drawn > 0 and (found.cost, found.unit) == (7 * drawn, "samples")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [pytest.param(2, marks=pytest.mark.slow), None])
 def test_a_budget_pays_for_so_many_trials(batch):
     """Of samples, or of exchanges where each sample is all rows: one a round."""
@@ -194,6 +196,7 @@ def test_a_budget_pays_for_so_many_trials(batch):
     assert paid.trials[0].point == one.point
 
 
+@pytest.mark.slow
 def test_what_diverges_ends_in_its_rung_and_counts_as_the_worst():
     candidates = [MAKE(lr_x=0.1, lr_y=step) for step in (1e300, 0.1, 0.2, 0.3)]
     shared = {"rounds": 6, "seeds": [0, 1], "rungs": 2, "sampling": ALL_ROWS}
@@ -237,6 +240,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
         tuning(folder, resume=True, seeds=(7, 9))
 
 
+@pytest.mark.slow
 def test_a_search_of_several_batches_goes_on_in_the_one_it_was_in(tmp_path):
     search, folder = Search(MAKE, SPACE, trials=4), tmp_path / "search"
     assert search.batches(4) == [2, 1, 1]
@@ -431,6 +435,7 @@ SMALL = "two-client --algorithm fedbio --local-steps 1 --rounds 3 --tuning-seeds
 SMALL += " --set lower_step=0.01,0.2 --rungs 1 --precision float64 --json"
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_to_type_and_goes_on_where_it_was(tmp_path):
     folder = tmp_path / "tuned"
     code, printed = typed("tune", *SMALL.split(), "--out", str(folder))

@@ -1,4 +1,4 @@
-"""Record what about 130 runs compute, to see whether a change changes a number.
+"""Record what 143 runs compute, to see whether a change changes a number.
 
     python benchmarks/record.py record FILE.npz [--only TEXT]
     python benchmarks/record.py compare FILE.npz [--only TEXT]
@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="runs whose names contain this")
+    parser.add_argument("--missing", action="store_true", help="runs not in the file")
     parser.add_argument("--cli", action="store_true", help="float32 commands instead")
     parser.add_argument("--flower", action="store_true", help="a federation instead")
     given = parser.parse_args()
@@ -76,13 +77,14 @@ def main() -> int:
     else:
         prepare()
         every = {**wrapped(), **corrected(), **optional(), **by_name()}
-    chosen = {name: run for name, run in every.items() if given.only in name}
-    if not chosen:
-        sys.exit(f"no run has '{given.only}' in its name: {', '.join(every)}")
     known: Kept = {}
     if given.file.exists():
         with np.load(given.file) as held:
             known = {name: held[name] for name in held.files}
+    there = {key.split("|")[0] for key in known} if given.missing else set()
+    chosen = {n: run for n, run in every.items() if given.only in n and n not in there}
+    if not chosen:
+        sys.exit(f"no run is left with '{given.only}' in its name: {', '.join(every)}")
     failed = []
     for number, (name, make) in enumerate(chosen.items(), 1):
         began = time.process_time()
@@ -179,10 +181,10 @@ def lower(x, y, rows):
     return 0.5 * y @ A @ y + x @ C @ y + a @ y
 
 
-def clients() -> Any:
+def client_data(clients: int = CLIENTS) -> Any:
     """Return clients of five rows each, whose quadratics differ."""
     draw, uppers, lowers = np.random.default_rng(0), [], []
-    for _ in range(CLIENTS):
+    for _ in range(clients):
         basis, _ = np.linalg.qr(draw.standard_normal((3, 3)))
         noise = 0.05 * draw.standard_normal((5, 3, 3))
         A = basis @ np.diag([0.5, 1.0, 2.0]) @ basis.T
@@ -207,7 +209,7 @@ def on_quadratics(
     """Return a run on the problem above."""
 
     def run():
-        data = clients().pooled() if pooled else clients()
+        data = client_data().pooled() if pooled else client_data()
         return fb.run(
             fb.Problem(upper, lower),
             data,
@@ -415,37 +417,47 @@ def command(*words: str) -> Run:
     return run
 
 
+def own_task(clients: int = CLIENTS) -> fb.Task:
+    """Return the problem above as a task of the command line."""
+    steps = {"upper_step": "0.1", "lower_step": "0.2", "auxiliary_step": "0.15"}
+    weights = {"upper_weight": "0.3", "lower_weight": "0.4"}
+    sizes = {"rounds": ROUNDS, "local_steps": 2, "batch": 2, "q": 2, "theta": "0.3"}
+    auto = {"auto": "upper_step lower_step auxiliary_step theta"}
+    chosen = {**sizes, **steps, **weights, **auto}
+    start = (jnp.asarray([1.0, 2.0]), jnp.asarray([-1.0, -2.0, -3.0]))
+    return fb.Task(
+        fb.Problem(upper, lower), client_data(clients), *start, recommended=chosen
+    )
+
+
 def by_name() -> dict[str, Run]:
-    """Return every method on the task quadratic, and some with more options."""
-    sizes = "--clients 3 --rounds 4 --local-steps 2 --set spread=0.5".split()
-    few = [*sizes, "--participants", "2"]
-    plain = [*few, "--no-safeguard"]
-    runs = {
-        f"name {name}": command("quadratic", "--algorithm", name, *plain)
-        for name in algorithms.names()
-    }
-    guarded = "local-bsgm local-bsgvrm fedbio-controls fednest soba".split()
+    """Return every method by its name, and some with more options."""
+
+    def named(algorithm: str, *words: str) -> Run:
+        return command(f"{__file__}:own_task", "--algorithm", algorithm, *words)
+
+    few, plain = ("--participants", str(COHORT)), "--no-safeguard"
+    clip = ("--clip", "quantile:0.7")
+    runs = {f"name {one}": named(one, *few, plain) for one in algorithms.names()}
+    for one in "local-bsgm local-bsgvrm fedbio-controls fednest soba".split():
+        runs[f"guarded {one}"] = named(one, *few)
+    for one in "local-bsgvrm fednest simfbo".split():
+        runs[f"clip quantile {one}"] = named(one, *few, plain, *clip)
     runs |= {
-        f"guarded {name}": command("quadratic", "--algorithm", name, *few)
-        for name in guarded
+        "clip quantile fedbio-controls": named("fedbio-controls", plain, *clip),
+        "clip quantile fedbio, guarded": named("fedbio", *few, *clip),
+        "two-client fedbio, drift=controls": command(
+            *"two-client --algorithm fedbio --set drift=controls --rounds 8".split()
+        ),
+        "quadratic local-bsgvrm": command(
+            *"quadratic --algorithm local-bsgvrm --clients 3 --rounds 4".split(),
+            *"--local-steps 2 --set spread=0.5 --no-safeguard".split(),
+        ),
+        "regularization local-bsgvrm": command(
+            *"regularization --algorithm local-bsgvrm --clients 3 --rounds 4".split(),
+            *"--local-steps 3 --batch 8 --no-safeguard --set rows=300".split(),
+        ),
     }
-    clipped = {
-        "local-bsgvrm": plain,
-        "fedbio-controls": [*sizes, "--no-safeguard"],
-        "fednest": plain,
-        "simfbo": plain,
-        "fedbio": few,
-    }
-    for name, how in clipped.items():
-        words = ("quadratic", "--algorithm", name, *how, "--clip", "quantile:0.7")
-        runs[f"clip quantile {name}"] = command(*words)
-    runs["two-client fedbio, drift=controls"] = command(
-        *"two-client --algorithm fedbio --set drift=controls --rounds 8".split()
-    )
-    runs["regularization local-bsgvrm"] = command(
-        *"regularization --algorithm local-bsgvrm --clients 3 --rounds 4".split(),
-        *"--local-steps 3 --batch 8 --no-safeguard --set rows=300".split(),
-    )
     return runs
 
 

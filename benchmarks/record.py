@@ -438,7 +438,11 @@ def by_name() -> dict[str, Run]:
 
     few, plain = ("--participants", str(COHORT)), "--no-safeguard"
     clip = ("--clip", "quantile:0.7")
-    runs = {f"name {one}": named(one, *few, plain) for one in algorithms.names()}
+    must = {"pbgd-free": ("--set", "flat=yes")}
+    runs = {
+        f"name {one}": named(one, *few, plain, *must.get(one, ()))
+        for one in algorithms.names()
+    }
     for one in "local-bsgm local-bsgvrm fedbio-controls fednest soba".split():
         runs[f"guarded {one}"] = named(one, *few)
     for one in "local-bsgvrm fednest simfbo".split():

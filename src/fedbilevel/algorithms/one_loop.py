@@ -200,27 +200,22 @@ class Part(eqx.Module):
         return shared
 
 
-_METACLASS: dict[str, Any] = {}
-if not TYPE_CHECKING:
+class _TakesOptions(type(AbstractAlgorithm)):
+    """Lets a method be built with options, each a wrapper around it."""
 
-    class _TakesOptions(type(AbstractAlgorithm)):
-        """Lets a method be built with options, each a wrapper around it."""
+    def __call__(cls, *values: Any, **named: Any) -> Any:
+        """Build the method; what is no field of it is an option."""
+        own = {one.name for one in fields(cls)}
+        options = {name: named.pop(name) for name in [*named] if name not in own}
+        made = super().__call__(*values, **named)
+        if not options:
+            return made
+        from fedbilevel.algorithms.wrappers import with_options
 
-        def __call__(cls, *values: Any, **named: Any) -> Any:
-            """Build the method; what is no field of it is an option."""
-            own = {one.name for one in fields(cls)}
-            options = {name: named.pop(name) for name in [*named] if name not in own}
-            made = super().__call__(*values, **named)
-            if not options:
-                return made
-            from fedbilevel.algorithms.wrappers import with_options
-
-            return with_options(made, options)
-
-    _METACLASS["metaclass"] = _TakesOptions
+        return with_options(made, options)
 
 
-class OneLoop(AbstractAlgorithm, **_METACLASS):
+class OneLoop(AbstractAlgorithm, metaclass=_TakesOptions):
     """A method of one loop: variables, directions, steps, weights and an estimator.
 
     `estimator` is one for all blocks, or blocks of them. `moves` names the blocks that
@@ -233,7 +228,11 @@ class OneLoop(AbstractAlgorithm, **_METACLASS):
     moves: ClassVar[Any] = ("x", "y")  # a tuple of names
     sums: ClassVar[bool] = False
     returns_point: ClassVar[bool] = True
-    local_steps: eqx.AbstractVar[int]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Let fields of methods, local_steps among them, be of any type."""
 
     # What a method says -------------------------------------------------------------
 

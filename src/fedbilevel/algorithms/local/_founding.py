@@ -8,8 +8,6 @@ for variance-reduced momentum.
 from dataclasses import fields
 from typing import Any
 
-import equinox as eqx
-
 from fedbilevel.algorithms.one_loop import OneLoop
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import AbstractHypergradient
@@ -20,12 +18,6 @@ __all__ = ["Founding"]
 
 class Founding(OneLoop):
     """A method with the parameters of the founding paper."""
-
-    alpha: eqx.AbstractVar[Any]
-    beta: eqx.AbstractVar[Any]
-    rho1: eqx.AbstractVar[Any]
-    rho2: eqx.AbstractVar[Any]
-    eta: eqx.AbstractVar[Any]
 
     @classmethod
     def power(cls) -> int:

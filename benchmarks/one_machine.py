@@ -20,7 +20,7 @@ import numpy as np
 
 from fedbilevel import MRBO, SABA, SOBA, SRBA, SUSTAIN, VRBO, ClientData, Problem
 from fedbilevel.hypergradient import Neumann, RandomNeumann
-from fedbilevel.report.curves import draw_curves
+from fedbilevel.report import draw_curves
 from fedbilevel.result import Result
 from fedbilevel.runtime import Ledger, Sampling, configure
 from fedbilevel.studies.comparison import Contender, compared

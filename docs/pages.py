@@ -98,18 +98,16 @@ def first(page: str) -> str:
 def algorithm_page(name: str) -> str:
     """Return what an algorithm is, how far it is known, and its options."""
     one = algorithms.find(name)
-    # A preset has a file of its own, and says there what it changes.
-    file = name.replace("-", "_")
-    module = importlib.import_module(f"fedbilevel.algorithms.{file}")
     rows = [
         (f"`{option.name}`", option.kind, _default(option.default), option.meaning)
         for option in options_of(one).values()
     ]
     head = ("option", "type", "default", "meaning")
+    about = rendered(inspect.cleandoc(one.about))
     return (
         f"# {name}\n\n{one.summary}\n\n"
         f"Answers: {one.answers}. Reference: {one.reference}. How known: "
-        f"{one.provenance}.\n\n{rendered(_text(module))}\n\n## Options\n\n"
+        f"{one.provenance}.\n\n{about}\n\n## Options\n\n"
         f"{_table(head, rows)}\n    fedbilevel list algorithms {name}\n"
     )
 

@@ -20,7 +20,7 @@ import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from fedbilevel import _own_process  # noqa: E402
+from fedbilevel.startup import own_process  # noqa: E402
 
 # Shapes and types are annotations. With FEDBILEVEL_CHECK_SHAPES=1 they are checked at
 # every call, which takes a third longer: `make test` sets it for the transcriptions,
@@ -68,7 +68,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     that there is nothing but commands.
     """
     jax.config.update("jax_enable_x64", True)
-    _own_process.began = None
+    own_process.began = None
     if nextitem is None or item.path != nextitem.path:
         from fedbilevel.runtime import compilation
 

@@ -59,7 +59,7 @@ from fedbilevel.runtime.exchange import (
     start_kept,
     start_state,
 )
-from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, stages, start_server
+from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, start_server
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.sweeping import single_outcomes
 from tests.cases import (
@@ -284,11 +284,10 @@ def test_one_faulty_client_ruins_the_mean_only(rule):
 
 def links(job):
     """Return every phase of a job, with what the server knows of its first exchange."""
-    for stage, phases in stages(job):
-        for number, phase in enumerate(phases):
-            cohort, where = job.cohort(phase), (stage, number)
-            ids, present = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
-            yield Link.of(job, phase, where), server_turn(job, where, 1, ids, present)
+    for where, phase in job.every_phase().items():
+        cohort = job.cohort(phase)
+        ids, present = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
+        yield Link.of(job, phase, where), server_turn(job, where, 1, ids, present)
 
 
 @EVERY

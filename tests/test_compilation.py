@@ -7,10 +7,11 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from fedbilevel import _evaluation, _tree
+from fedbilevel import _tree
 from fedbilevel._evaluation import ACCELERATOR, PROCESSOR
 from fedbilevel.runtime import compilation
 from fedbilevel.runtime.compilation import Asked, compiled, prepare
+from fedbilevel.startup import compiler_options
 
 
 def program(number: float) -> Asked:
@@ -85,11 +86,11 @@ def test_what_cannot_be_traced_is_told_at_once():
 )
 def test_a_level_that_flags_say_holds(monkeypatch, flags, backend, level):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(_evaluation.jax, "default_backend", lambda: backend)
-    found = _evaluation.lasting(ACCELERATOR)
+    monkeypatch.setattr(compiler_options.jax, "default_backend", lambda: backend)
+    found = compiler_options.lasting(ACCELERATOR)
     assert found.get("xla_backend_optimization_level") == level
     assert "xla_disable_hlo_passes" not in found
-    whole = _evaluation.lasting(replace(PROCESSOR, splits_kernels=False))
+    whole = compiler_options.lasting(replace(PROCESSOR, splits_kernels=False))
     assert whole["xla_disable_hlo_passes"] == "cpu-parallel-task-assigner"
 
 

@@ -15,7 +15,7 @@ import typer.main
 
 import fedbilevel
 from fedbilevel import algorithms
-from fedbilevel.algorithms import AbstractAlgorithm, entry_of
+from fedbilevel.algorithms import OneLoop, entry_of
 from fedbilevel.cli.app import app
 from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.result import Result
@@ -109,7 +109,7 @@ def test_the_skeleton_of_an_algorithm_runs_as_it_stands(tmp_path):
     module = loaded(path, "local_bsg")
     (name,) = module.__all__
     kind = getattr(module, name)
-    assert kind.__mro__[1] is AbstractAlgorithm and "Deviations:" in module.__doc__
+    assert kind.__mro__[1] is OneLoop and "Deviations:" in module.__doc__
     case = eval(row, {**vars(cases), name: kind})
     job = quadratic_job(case.algorithm, quadratic_data(3), participants=2)
     fast, slow = (execute(one(job), 2) for one in (SimulatorRuntime, ReferenceRuntime))

@@ -52,11 +52,14 @@ def assert_same(actual, expected):
 @pytest.mark.parametrize("estimator", [Storm(), MovingAverage(), HeavyBall()])
 def test_weight_one_is_plain_whatever_the_memory(estimator):
     G, point = sampled(0), tree(1)
-    plain = Plain()(G, point, tree(2), tree(3), 0.3)
+    plain, sample = Plain()(G, point, tree(2), tree(3), 0.3)
     assert_same(plain, G(point))
-    assert_close(estimator(G, point, tree(2), tree(3), 1.0), plain, 1e-14)
+    assert_same(sample, G(point))
     # A second memory, so that it is really not used.
-    assert_close(estimator(G, point, tree(4), tree(5), 1.0), plain, 1e-14)
+    for memory in ((tree(2), tree(3)), (tree(4), tree(5))):
+        direction, sample = estimator(G, point, *memory, 1.0)
+        assert_close(direction, plain, 1e-14)
+        assert_close(sample, plain, 1e-14)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.99])
@@ -65,7 +68,7 @@ def test_without_noise_the_direction_is_exact(weight):
     direction = deterministic(before)
     for t in range(1, STEPS):
         point = tree(t)
-        direction = Storm()(deterministic, point, before, direction, weight)
+        direction, _ = Storm()(deterministic, point, before, direction, weight)
         assert_close(direction, deterministic(point), 1e-12)
         before = point
 
@@ -101,7 +104,8 @@ def test_recursion_with_a_weight_per_block(estimator, recursion):
     expected = jax.tree.map(np.asarray, direction)
     for t in range(STEPS):
         G, point, before = sampled(t), tree(t + 1), tree(t)
-        direction = estimator(G, point, before, direction, weight)
+        direction, sample = estimator(G, point, before, direction, weight)
+        assert_close(sample, G(point), 1e-14)
         now, then = (jax.tree.map(np.asarray, G(w)) for w in (point, before))
 
         def block(a, d, g, h):
@@ -122,7 +126,7 @@ def test_both_points_see_the_same_sample():
         return jax.tree.map(jnp.add, deterministic(point), offset)
 
     memory = (tree(1), tree(2), tree(3), 0.0)
-    found, quiet = Storm()(noisy, *memory), Storm()(deterministic, *memory)
+    (found, _), (quiet, _) = Storm()(noisy, *memory), Storm()(deterministic, *memory)
     assert_close(found, quiet, 1e-12)
 
 

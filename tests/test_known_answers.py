@@ -184,7 +184,7 @@ def _invariant_errors(job: Job, keeps_own_previous: bool) -> list[float]:
     @jax.jit
     def one_step(iterate, before, t, client):
         oracle, turn = job.oracle(client), keys.client_turn(job.key, (0, 0), client, t)
-        memory, after = single.local(iterate, Memory(before, t - 1), oracle, turn)
+        memory, after = single.local(iterate, Memory((before,), t - 1), oracle, turn)
         (at,), rule = memory.evaluated, single.hypergradient
         exact = hypergradient_and_slope(rule, oracle, job.key).x(at)
         return after, at, exact

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from fedbilevel.report.axes import axes_of, cost_scale, value_scale
-from fedbilevel.report.curves import curves_figure
+from fedbilevel.report.drawing import (
+    axes_of,
+    cost_scale,
+    curves_figure,
+    value_scale,
+)
 from fedbilevel.result import Result
 
 

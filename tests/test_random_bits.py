@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import _evaluation
-from fedbilevel.runtime.random_bits import written_out
+from fedbilevel.startup.random_bits import written_out
 
 DRAWS = {
     "split": lambda key: jr.key_data(jr.split(key, (3, 2))),

@@ -454,19 +454,26 @@ def test_report_writes_a_file_and_spares_others(tmp_path):
     assert result.read_bytes() == before
 
 
-def test_without_plotly_a_run_is_kept_and_a_sentence_says_why(
-    tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("module", "made", "told_as"),
+    [
+        ("plotly.offline", document._plotly, "reports are drawn by Plotly"),
+        ("jinja2", document._templates, "pages are written by Jinja2"),
+    ],
+)
+def test_without_a_package_a_run_is_kept_and_a_sentence_says_why(
+    module, made, told_as, tmp_path, monkeypatch, capsys
 ):
     save_run(tmp_path, made_up("one"))
-    document._plotly.cache_clear()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    made.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)
     write_report(tmp_path)
     told = capsys.readouterr().err.replace("\n", " ")
-    assert "No report.html: reports are drawn by Plotly" in told
+    assert f"No report.html: {told_as}" in told
     assert "fedbilevel[report]" in told
     assert not (tmp_path / "report.html").exists()
 
 
-def test_plotly_is_imported_only_where_a_page_is_written():
+def test_plotly_and_jinja_are_imported_only_where_a_page_is_written():
     for path in ROOT.rglob("*.py"):
-        assert "plotly" not in third_parties(path, at_once=True), path
+        assert not {"plotly", "jinja2"} & third_parties(path, at_once=True), path

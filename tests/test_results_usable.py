@@ -349,8 +349,7 @@ def test_help_explains_every_parameter(name, kind):
     """By its name in the documentation, whether written there or from its field."""
     text = pydoc.plain(pydoc.render_doc(kind)).partition("Method resolution order")[0]
     if isinstance(kind, Preset):
-        own = kind.letters or {f.name: f.name for f in fields(kind.kind)}
-        names = [one for one in own if one not in kind.parts]
+        names = [*kind.parameters]
     elif is_dataclass(kind):
         names = [field.name for field in fields(kind) if field.init]
     else:

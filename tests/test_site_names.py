@@ -68,7 +68,7 @@ def test_a_loss_that_is_nan_at_a_site_names_it(table):
 
 @pytest.mark.parametrize("algorithm", ["local-bsgvrm", "fednest", "fedmbo"])
 def test_a_series_that_does_not_fit_a_site_names_it(table, algorithm):
-    wrong = {"ell": "1e-9"} if "ell" in find(algorithm).letters else {"theta": "1e9"}
+    wrong = {"ell": "1e-9"} if "ell" in find(algorithm).parameters else {"theta": "1e9"}
     with pytest.raises(ClientInputError, match=r"; on client 2 \(West\) L1 is about"):
         experiment(table, algorithm, **wrong).build().job()
 

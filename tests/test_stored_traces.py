@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import _own_process, experiments
+from fedbilevel import experiments
 from fedbilevel._evaluation import ACCELERATOR, PROCESSOR
 from fedbilevel.problem import Problem
 from fedbilevel.problem.stored_rows import stored
-from fedbilevel.runtime import counts, program, stored_traces
-from fedbilevel.runtime.identity import UnnamedError, told_exactly
-from fedbilevel.runtime.stored_traces import as_lists, from_lists, name_of
+from fedbilevel.runtime import counts, program
+from fedbilevel.startup import own_process, stored_traces
+from fedbilevel.startup.identity import UnnamedError, exact_description
+from fedbilevel.startup.stored_traces import as_lists, from_lists, name_of
 
 # Runs a command as users do; "blind" so that nothing can be traced, and "plain" without
 # what is said of a process that runs commands alone.
@@ -32,7 +33,7 @@ if how == "blind":
     from fedbilevel.runtime import counts, program
     def traced(*_, **__):
         raise AssertionError("traced")
-    program._rounds = program._setup = counts._walk_program = traced
+    program._rounds = program._setup = counts._count_calls = traced
 sys.argv = ["fedbilevel", *words]
 from fedbilevel.cli import main
 from fedbilevel.cli.app import app
@@ -73,7 +74,7 @@ def test_a_command_that_ran_before_traces_nothing(tmp_path):
 @pytest.fixture
 def in_a_command(monkeypatch, tmp_path):
     """Let this process be one that runs our commands alone."""
-    monkeypatch.setattr(_own_process, "began", time.time())
+    monkeypatch.setattr(own_process, "began", time.time())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget()
     yield tmp_path
@@ -142,9 +143,9 @@ def test_source_that_changed_meanwhile_has_no_name(in_a_command, monkeypatch, tm
 
 def test_only_our_commands_on_processors_have_names(in_a_command, monkeypatch):
     assert name_of(program.advance) is not None
-    monkeypatch.setattr(_own_process, "began", None)
+    monkeypatch.setattr(own_process, "began", None)
     assert name_of(program.advance) is None
-    monkeypatch.setattr(_own_process, "began", time.time())
+    monkeypatch.setattr(own_process, "began", time.time())
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert name_of(program.advance) is None
 
@@ -177,7 +178,7 @@ def loss(x, y, rows):
 )
 def test_what_others_wrote_has_no_name(in_a_command, part):
     with pytest.raises(UnnamedError):
-        told_exactly(part)
+        exact_description(part)
     assert name_of(program.advance, part) is None
 
 
@@ -206,8 +207,8 @@ def test_a_users_loss_has_no_name(in_a_command):
     ],
 )
 def test_parts_that_differ_are_told_apart(one, other):
-    assert told_exactly(one) == told_exactly(one)
-    assert told_exactly(one) != told_exactly(other)
+    assert exact_description(one) == exact_description(one)
+    assert exact_description(one) != exact_description(other)
 
 
 def test_what_a_function_holds_is_told():
@@ -215,21 +216,19 @@ def test_what_a_function_holds_is_told():
     one, same, other = (
         counts._known_times({0: np.arange(length)}) for length in (2, 2, 3)
     )
-    assert told_exactly(one) == told_exactly(same) != told_exactly(other)
+    assert exact_description(one) == exact_description(same) != exact_description(other)
 
 
 def test_what_is_damaged_or_not_ours_is_not_read(in_a_command):
-    expected = {"equations": 5}
-    stored_traces.write("one", b"content", **expected)
-    assert stored_traces.read("one") == stored_traces.Stored(b"content", expected)
+    stored_traces.write("one", b"content")
+    assert stored_traces.read("one") == b"content"
     file = in_a_command / "fedbilevel" / "traced" / "one"
     whole = file.read_bytes()
     for at in range(len(whole)):
         changed = bytearray(whole)
         changed[at] ^= 1
         file.write_bytes(changed)
-        kept = stored_traces.read("one")
-        assert kept is None or (kept.content, kept.about) == (b"content", expected)
+        assert stored_traces.read("one") is None
     for text in (b"", whole[:-1], whole + b"x", b"{}\n", b"[]\nx", b"null\n", b"\xff"):
         file.write_bytes(text)
         assert stored_traces.read("one") is None

@@ -164,7 +164,35 @@ def _assigned(line: ast.stmt) -> list[str]:
     return [line.targets[0].id] if isinstance(line.value, ast.Call) else []
 
 
+# What own methods imported before wrappers took its place.
+_REPLACED = {
+    **dict.fromkeys(
+        ("DRIFT", "Correction", "corrected_rounds", "first_control", "own_control"),
+        "derive the method from `OneLoop`, and correct it by `wrappers.controls` or "
+        "`wrappers.anchor`",
+    ),
+    "in_ball": "derive the method from `OneLoop`, and bound z by `wrappers.ball`",
+    "first_batch": "derive the method from `OneLoop`, and use `wrappers.first_batch`",
+}
+
+
+def check_counts(algorithm: Any, least: int = 1, **counts: int) -> None:
+    """Raise unless counts are large enough; `schedules.count` does so by itself."""
+    for name, value in counts.items():
+        if value < least:
+            raise InvalidInputError(
+                f"`{type(algorithm).__name__}({name}=...)` must be at least {least}, "
+                f"got {value}."
+            )
+
+
+def check_words(algorithm: Any) -> None:
+    """Do nothing: every choice between words is checked when a method is made."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _REPLACED:
+        raise AttributeError(f"`{name}` is gone from '{__name__}': {_REPLACED[name]}.")
     if name.startswith("_") or name not in _places():
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return getattr(importlib.import_module(_places()[name]), name)

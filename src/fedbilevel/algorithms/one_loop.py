@@ -267,6 +267,10 @@ class OneLoop(AbstractAlgorithm, **_METACLASS):
         """Return the variations of the loop, the innermost first."""
         return ()
 
+    def with_local_steps(self, count: int) -> Any:
+        """Return the same method with another number of local steps."""
+        return replace(self, local_steps=count)
+
     def sent(self, end: Iterate, total: PyTree, turn: Turn) -> PyTree:
         """Return the reply: the iterate, with what parts send."""
         del total, turn

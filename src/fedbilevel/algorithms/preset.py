@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ class Preset:
 
     `of` is a module of this package, which is imported when the preset is used.
     `fixed` are values of parameters, which may be options of a wrapper. `wrap` names
-    wrappers whose parameters the preset takes beside those of the method. `letters` are
-    the parameter names of the preset's own paper, in the order of positional arguments,
-    as in "lr_x a=eta": a stands for eta. `pools` asks for the rows of all clients on
-    one machine (`ClientData.pooled`), `series` names the hypergradient estimator that
-    is made of Q and theta where the method is chosen by its name.
+    wrappers whose parameters the preset takes beside those of the method; `title` is
+    then its name for people. `letters` are the parameter names of the preset's own
+    paper, in the order of positional arguments, as in "lr_x a=eta": a stands for eta.
+    `pools` asks for the rows of all clients on one machine (`ClientData.pooled`),
+    `series` names the hypergradient estimator that is made of Q and theta where the
+    method is chosen by its name.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Preset:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     letters: str = ""
     wrap: tuple[str, ...] = ()
+    title: str = ""
     pools: bool = False
     series: str = "Neumann"
 
@@ -107,4 +109,4 @@ class Preset:
         made = self.kind(**found)
         for one, own in wrappers:
             made = one.make(made, **own)
-        return made
+        return replace(made, named=self.title) if self.title else made

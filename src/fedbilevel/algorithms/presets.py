@@ -103,6 +103,7 @@ EFSOBA = Preset(
     reference="He et al. 2024, arXiv 2405.18858",
     provenance="abstract read; listing reconstructed, unverified",
     letters="lr_x lr_y lr_z a fraction",
+    title="EFSOBA",
     wrap=("top-k",),
 )
 
@@ -277,6 +278,7 @@ Scaffold = Preset(
     answers="shared y, x fixed",
     fixed={"drift": "controls", "beta": 0.0},
     letters="lr lr_server",
+    title="Scaffold",
     wrap=("server-step",),
 )
 
@@ -288,6 +290,7 @@ FedProx = Preset(
     provenance="standard method; maintained programs are known",
     answers="shared y, x fixed",
     letters="lr mu",
+    title="FedProx",
     wrap=("proximal",),
 )
 
@@ -299,6 +302,7 @@ FedAvgM = Preset(
     provenance="standard method; maintained programs are known",
     answers="shared y, x fixed",
     letters="lr beta lr_server",
+    title="FedAvgM",
     wrap=("server-step",),
 )
 
@@ -310,6 +314,7 @@ FedAdam = Preset(
     provenance="standard method; maintained programs are known",
     answers="shared y, x fixed",
     letters="lr lr_server beta1 beta2 tau",
+    title="FedAdam",
     wrap=("server-adam",),
 )
 
@@ -322,6 +327,7 @@ FedCOM = Preset(
     answers="shared y, x fixed",
     fixed={"beta": 0.0},
     letters="lr lr_server bits",
+    title="FedCOM",
     wrap=("quantize", "server-step"),
 )
 
@@ -333,6 +339,7 @@ FedPAQ = Preset(
     provenance="standard method, from memory",
     answers="shared y, x fixed",
     letters="lr bits",
+    title="FedPAQ",
     wrap=("quantize",),
 )
 
@@ -344,5 +351,6 @@ CompressedLocalSGD = Preset(
     provenance="a summary of its updates read",
     answers="shared y, x fixed",
     letters="lr fraction",
+    title="CompressedLocalSGD",
     wrap=("top-k",),
 )

@@ -1,16 +1,13 @@
 """The command line."""
 
 import sys
-import time
 
-from fedbilevel import _own_process
-from fedbilevel.cli.garbage import look_seldom
+from fedbilevel.startup import own_process
 
 
 def main() -> None:
     """Start the command line, or say what it needs."""
-    _own_process.began = time.time()
-    look_seldom()
+    own_process.begin()
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

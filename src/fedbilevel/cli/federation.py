@@ -21,10 +21,10 @@ from fedbilevel.cli.arguments import (
     option,
     takes,
 )
-from fedbilevel.cli.garbage import look_as_usual
 from fedbilevel.cli.output import print_json, show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.startup.own_process import collect_as_usual
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
@@ -203,7 +203,7 @@ def serve(
         make_private_folder(out)
         experiment.save(out)
         watch.stage(WAITING)
-        look_as_usual()
+        collect_as_usual()
         result = serve_over_flower(
             experiment,
             out,
@@ -368,7 +368,7 @@ def _take_part(site: Any, link: Any) -> None:
     console = Console(stderr=True)
     console.print(f"Client {site.client} is ready, its state is in {site.folder}")
     attentive = Attentive(site)
-    look_as_usual()
+    collect_as_usual()
     serve_packets(
         link,
         attentive.handle,

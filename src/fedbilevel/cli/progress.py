@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedbilevel.cli.garbage import look_as_usual
+from fedbilevel.startup.own_process import collect_as_usual
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -42,7 +42,7 @@ class Watched:
         """Show how far the run is."""
         text = ", ".join(f"{name} {value:.5g}" for name, value in newest.items())
         if done:
-            look_as_usual()
+            collect_as_usual()
             self._seen += list(newest.values())[:1]
             self.bar.update(
                 self.line,

@@ -54,12 +54,12 @@ class Newest:
                 f"{self.number} was answered",
             )
         if header.attempt > self.attempt + _MOST_ATTEMPTS:
-            raise RefusedError("jump", self._told("attempt", header.attempt))
+            raise RefusedError("jump", self._too_far("attempt", header.attempt))
         for name in _COUNTERS:
             # Of a new attempt the requests are counted anew.
             start = 0 if name == "number" and not again else getattr(self, name)
             if getattr(header, name) > start + _MOST_STEPS:
-                raise RefusedError("jump", self._told(name, getattr(header, name)))
+                raise RefusedError("jump", self._too_far(name, getattr(header, name)))
         _check_order(header)
 
     def after(self, header: Header) -> "Newest":
@@ -72,7 +72,7 @@ class Newest:
             max(self.index, header.index),
         )
 
-    def _told(self, name: str, value: int) -> str:
+    def _too_far(self, name: str, value: int) -> str:
         return f"{name} {value} cannot be reached from {getattr(self, name)}"
 
 

@@ -7,8 +7,9 @@ comes with `fedbilevel[flower]`.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -43,6 +44,7 @@ __all__ = [
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
+T = TypeVar("T", PrivateKey, PublicKey)
 _LARGEST = 384  # bits of a key
 _NUMBER_BYTES = _LARGEST // 8  # of each of the two numbers of a signature
 SIGNATURE_BYTES = 2 * _NUMBER_BYTES
@@ -51,37 +53,34 @@ _HASH = ec.ECDSA(hashes.SHA384())
 
 def read_private_key(path: Path) -> PrivateKey:
     """Return the private key in a file of ssh-keygen, without a passphrase."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInputError(
-            f"{path} cannot be read as a private key ({error}). Make one with "
-            "`ssh-keygen -t ecdsa -b 384`, without a passphrase."
-        ) from error
-    if not isinstance(key, PrivateKey) or key.key_size > _LARGEST:
-        raise _of_another_kind(path)
-    return key
+    advice = "Make one with `ssh-keygen -t ecdsa -b 384`, without a passphrase."
+    return _read_key(
+        path, lambda data: load_ssh_private_key(data, None), PrivateKey, advice
+    )
 
 
 def read_public_key(path: Path) -> PublicKey:
     """Return the public key in a file that ssh-keygen wrote beside the private one."""
+    advice = "Give the file that `ssh-keygen` wrote beside the private one, NAME.pub."
+    return _read_key(path, load_ssh_public_key, PublicKey, advice)
+
+
+def _read_key(
+    path: Path, load: Callable[[bytes], Any], kind: type[T], advice: str
+) -> T:
+    named = "private" if kind is PrivateKey else "public"
     try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        key = load(path.read_bytes())
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidInputError(
-            f"{path} cannot be read as a public key ({error}). Give the file that "
-            "`ssh-keygen` wrote beside the private one, NAME.pub."
+            f"{path} cannot be read as a {named} key ({error}). {advice}"
         ) from error
-    if not isinstance(key, PublicKey) or key.key_size > _LARGEST:
-        raise _of_another_kind(path)
+    if not isinstance(key, kind) or key.key_size > _LARGEST:
+        raise InvalidInputError(
+            f"{path} is no elliptic curve key of at most {_LARGEST} bits. Make one "
+            "with `ssh-keygen -t ecdsa -b 384`."
+        )
     return key
-
-
-def _of_another_kind(path: Path) -> InvalidInputError:
-    return InvalidInputError(
-        f"{path} is no elliptic curve key of at most {_LARGEST} bits. Make one with "
-        "`ssh-keygen -t ecdsa -b 384`."
-    )
 
 
 def make_key_pair(path: Path) -> None:

@@ -51,7 +51,7 @@ from fedbilevel.runtime.exchange import (
     server_turn,
     start_kept,
 )
-from fedbilevel.runtime.job import Job, Kept, stages, start_server
+from fedbilevel.runtime.job import Job, Kept, Where, start_server
 from fedbilevel.runtime.privacy import blocks_of, is_noisy
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ __all__ = ["Fingerprints", "Follow", "Site", "known_in_clear", "links_of"]
 _SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _SHORT = 1 << 20  # bytes of a leaf that is copied rather than kept in its packet
 _LONGEST_NAME = 64  # of a federation
-Where = tuple[int, int]
 # Returns the job that a hello tells, with the one that is measured, if any is.
 Follow = Callable[[Mapping[str, Any]], tuple[Job, Job | None]]
 
@@ -78,11 +77,8 @@ class Fingerprints:
 
 def links_of(job: Job) -> dict[Where, Link]:
     """Return what happens in each phase, by its stage and number."""
-    return {
-        (stage, number): Link.of(job, phase, (stage, number))
-        for stage, phases in stages(job)
-        for number, phase in enumerate(phases)
-    }
+    every = job.every_phase().items()
+    return {where: Link.of(job, phase, where) for where, phase in every}
 
 
 def known_in_clear(link: Link, sent: PyTree, turn: Any) -> PyTree | None:
@@ -148,11 +144,11 @@ class Site:
         self._links = links_of(job)
         self._state = jax.eval_shape(start_server, job)
         self._messages = {where: _message(link) for where, link in self._links.items()}
-        self._told = {
+        self._sent = {
             where: jax.eval_shape(job.channel.sent, message)
             for where, message in self._messages.items()
         }
-        sizes = [_size(one) for one in (self._state, *self._told.values())]
+        sizes = [_size(one) for one in (self._state, *self._sent.values())]
         self.largest = max(sizes) + _SPARE
 
     def handle(self, packet: Carried) -> bytes:
@@ -285,7 +281,7 @@ class Site:
             )
         if not header.kept <= header.accepted < header.exchange:
             raise RefusedError("phase", "comes before the one this client stands after")
-        sent = unpack_tree(listed, body, self._told[where], self._held)
+        sent = unpack_tree(listed, body, self._sent[where], self._held)
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
@@ -343,10 +339,10 @@ class Site:
         flags = self._common[link.where]
         alike = [leaf for leaf, flag in zip(_leaves(sent), flags, strict=True) if flag]
         context = context_of(header, alike)
-        told, weight = header.info or {}, float(self.job.data.weights[0])
+        weight = float(self.job.data.weights[0])
         about = known_in_clear(link, sent, turn)
         secrets = self._secrets_of(header.federation)
-        return list(secrets.mask(told, context, reply, weight, about))
+        return list(secrets.mask(header.info or {}, context, reply, weight, about))
 
     def _agree(self, header: Header, listed: list, body: Bytes) -> bytes:
         if not self._masks or listed or body:
@@ -358,8 +354,8 @@ class Site:
         if not self._masks:
             raise RefusedError("mask", "there is nothing to reveal")
         secrets = self._secrets_of(header.federation)
-        told = secrets.reveal(header.info or {}, listed, body)
-        return self._reply(replace(header, info=None), list(told))
+        revealed = secrets.reveal(header.info or {}, listed, body)
+        return self._reply(replace(header, info=None), list(revealed))
 
     def _measure(self, header: Header, listed: list, body: Bytes) -> bytes:
         server, own = self._point(header, listed, body)
@@ -376,8 +372,8 @@ class Site:
             raise RefusedError("garbage", "there is nothing to conclude here")
         self.ledger.conclude(header, body)
         stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], own)
-        told = dict(self.conclude(combine(server, stacked)))
-        return self._reply(replace(header, info=told))
+        conclusion = dict(self.conclude(combine(server, stacked)))
+        return self._reply(replace(header, info=conclusion))
 
     def _point(self, header: Header, listed: list, body: Bytes) -> tuple[Any, Any]:
         """Return the server's state that was sent, and this client's own blocks."""
@@ -430,7 +426,7 @@ class Site:
 
 
 def _link(job: Job, where: Where) -> Link:
-    return Link.of(job, dict(stages(job))[where[0]][where[1]], where)
+    return Link.of(job, job.every_phase()[where], where)
 
 
 def _message(link: Link) -> PyTree:

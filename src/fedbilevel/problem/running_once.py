@@ -9,8 +9,8 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from fedbilevel._evaluation import hurried
 from fedbilevel.problem.stored_rows import StoredRows
+from fedbilevel.startup.compiler_options import hurried
 
 T = TypeVar("T")
 # Numbers that code which was not optimized at all soon works on. The curvatures of

@@ -1,36 +1,66 @@
-"""Tables of results for a terminal."""
+"""Tables for a terminal: results, costs, rankings, trials, and who holds which rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from rich import box
+from rich.markup import escape
 from rich.table import Table
 
+from fedbilevel.report.comparison import Standing
 from fedbilevel.result import Result
 
-__all__ = ["cost_rows", "cost_table", "result_table", "show"]
+__all__ = [
+    "cost_rows",
+    "cost_table",
+    "holdings_notes",
+    "holdings_table",
+    "label_counts_table",
+    "ranking_table",
+    "result_table",
+    "show",
+    "table_of",
+    "trials_table",
+]
+
+_MOST_TRIALS = 9  # of an algorithm in a table; a file has all of them
+_MOST_SITES = 20
+_MOST_CLASSES, _MOST_COLUMNS = 8, 12  # named as columns, by sites and by clients
+
+
+def table_of(
+    title: str | None,
+    headings: Iterable[str],
+    rows: Iterable[Iterable[str]] = (),
+    texts: Sequence[int] = (0,),
+    **how: Any,
+) -> Table:
+    """Return a table; columns are numbers but for the places in `texts`."""
+    table = Table(title=title, title_justify="left", caption_justify="left", **how)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place in texts else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def result_table(results: Mapping[str, Result]) -> Table:
     """Return the final metrics of one or more runs, a column each."""
-    table = Table(title="Result", title_justify="left")
-    table.add_column("metric")
-    for name in results:
-        table.add_column(name, justify="right")
-    names = list(dict.fromkeys(n for r in results.values() for n in r.final))
-    for name in names:
-        table.add_row(name, *(show(r.final.get(name)) for r in results.values()))
-    return table
+    every = results.values()
+    names = dict.fromkeys(name for one in every for name in one.final)
+    rows = ((name, *(show(one.final.get(name)) for one in every)) for name in names)
+    return table_of("Result", ("metric", *results), rows)
 
 
 def cost_table(results: Mapping[str, Result]) -> Table:
     """Return what the runs cost: communication, oracle calls, samples, time."""
-    table = Table(title="Cost", title_justify="left")
-    table.add_column("")
-    for name in results:
-        table.add_column(name, justify="right")
-    for label, value in cost_rows(list(results.values())):
-        table.add_row(label, *(show(value(result)) for result in results.values()))
-    return table
+    every = list(results.values())
+    rows = (
+        (label, *(show(value(one)) for one in every))
+        for label, value in cost_rows(every)
+    )
+    return table_of("Cost", ("", *results), rows)
 
 
 def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], Any]]]:
@@ -43,7 +73,7 @@ def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], A
         ("megabytes up, in all", lambda r: r.counts["bytes_up"] / 1e6),
         ("megabytes down, in all", lambda r: r.counts["bytes_down"] / 1e6),
         ("samples, in all", lambda r: sum(r.counts["samples"].values())),
-        ("Hessian products, in all", _calls("hessian_product")),
+        ("Hessian products, in all", _hessian_products),
         ("seconds to compile", lambda r: r.seconds["compile"]),
         ("seconds to run", lambda r: r.seconds["run"]),
     ]
@@ -53,16 +83,140 @@ def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], A
     return rows
 
 
-def _per_client(kind: str):
+def _per_client(kind: str) -> Callable[[Result], Any]:
     return lambda result: result.counts["per_client_and_round"][kind]
 
 
-def _calls(kind: str):
-    return lambda result: result.counts["calls"].get(kind, 0)
+def _hessian_products(result: Result) -> Any:
+    return result.counts["calls"].get("hessian_product", 0)
+
+
+def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> Table:
+    """Return a ranking for a terminal, best first."""
+    rows = (
+        (
+            one.algorithm,
+            f"{one.mean:.4g} +- {one.spread:.1g}",
+            show(one.exchanges),
+            _short(None if one.bytes is None else one.bytes / 1e6),
+            show(one.samples),
+            _short(one.seconds),
+        )
+        for one in standings
+    )
+    table = table_of(
+        f"{metric} after the last round, mean +- deviation of {standings[0].seeds} "
+        f"seeds; and the cost of reaching {target:.4g}",
+        ("algorithm", metric, "exchanges", "MB", "samples", "seconds"),
+        rows,
+        # Bars between the columns would not leave room for them in 80 characters.
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for column in table.columns:
+        column.no_wrap = True
+    return table
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return show(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def trials_table(
+    trials: Mapping[str, Sequence[tuple[Mapping[str, str], float, int]]], metric: str
+) -> Table:
+    """Return the options tried for each algorithm, and what came of them.
+
+    First is the best of those that ran longest.
+    """
+    headings = ("algorithm", "options", "rounds", metric)
+    table = table_of(f"{metric} of what was tried", headings, texts=(0, 1))
+    for name, many in trials.items():
+        ordered = sorted(
+            many, key=lambda one: (not np.isfinite(one[1]), -one[2], one[1])
+        )
+        for place, (options, end, rounds) in enumerate(ordered[:_MOST_TRIALS]):
+            shown = " ".join(f"{key}={value}" for key, value in options.items())
+            value = f"{end:.4g}" if np.isfinite(end) else "diverged"
+            table.add_row("" if place else name, shown, str(rounds), value)
+        if ordered[_MOST_TRIALS:]:
+            worse = f"{len(ordered) - _MOST_TRIALS} more, which ended earlier or worse"
+            table.add_row("", worse, "", "")
+        table.add_section()
+    return table
+
+
+def holdings_table(summary: Mapping[str, Any]) -> Table:
+    """Return the rows for training and validation, and the classes, of each site."""
+    sites = summary["sites"]
+    classes = list(sites[0]["classes"])
+    few = len(classes) <= _MOST_CLASSES
+    named = map(escape, classes) if few else ["classes"]
+    who = "site" if summary["site_column"] else "client"
+    table = table_of(None, (who, "training", "validation", *named))
+    for site in sites[:_MOST_SITES]:
+        counts = [site["classes"][name] for name in classes]
+        held = counts if few else [sum(count > 0 for count in counts)]
+        cells = (site["training"], site["validation"], *held)
+        table.add_row(escape(site["name"]), *map(show, cells))
+    if len(sites) > _MOST_SITES:
+        table.caption = f"and {len(sites) - _MOST_SITES} more"
+        table.caption_justify = "center"
+    return table
+
+
+def holdings_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Say what was encoded, left out, filled, dropped or changed, a line for each."""
+    predicted = f", label '{summary['label']}'" if "label" in summary else ""
+    size = f"{summary['rows']} rows and {summary['tested']} for testing{predicted}"
+    lines = [f"{summary['source']}: {size}."] if summary["own"] else []
+    if "layout" in summary:
+        lines.append(f"Images were understood as {summary['layout']}.")
+    if summary.get("numbers"):
+        lines.append(f"Numbers: {', '.join(summary['numbers'])}.")
+    for name, values in summary.get("encoded", {}).items():
+        lines.append(f"Text '{name}' became 0 and 1 for each of {', '.join(values)}.")
+    for name, why in summary.get("left_out", {}).items():
+        lines.append(f"Not learned from: '{name}' ({why}).")
+    for name, count in summary.get("filled", {}).items():
+        lines.append(f"Filled in: {count} missing values of '{name}'.")
+    if summary.get("dropped_rows"):
+        lines.append(f"Dropped: {summary['dropped_rows']} rows with missing values.")
+    return [*lines, *(f"{one[0].upper()}{one[1:]}." for one in summary["remarks"])]
+
+
+def label_counts_table(
+    counts: np.ndarray,
+    class_names: Sequence[str],
+    title: str = "Rows by class",
+    client_names: Sequence[str] = (),
+) -> Table:
+    """Return the rows per client and class, with totals; clients may have names.
+
+    Where the classes are too many for a terminal, it says how many a client holds.
+    """
+    names = client_names or [str(client) for client in range(len(counts))]
+    everyone = counts.sum(axis=0)
+    if len(class_names) > _MOST_COLUMNS:
+        headings = ["classes held", "rows of the largest"]
+        cells = np.stack([(counts > 0).sum(axis=1), counts.max(axis=1)], axis=1)
+        last = [(everyone > 0).sum(), everyone.max()]
+    else:
+        headings = [escape(name) for name in class_names]
+        cells, last = counts, everyone
+    table = table_of(title, ("site" if client_names else "client", *headings, "rows"))
+    for name, row, size in zip(names, cells, counts.sum(axis=1), strict=True):
+        table.add_row(escape(name), *(show(int(cell)) for cell in (*row, size)))
+    table.add_section()
+    table.add_row("all", *(show(int(cell)) for cell in (*last, counts.sum())))
+    return table
 
 
 def show(value: Any) -> str:
-    """Write a number the short way."""
+    """Return a number in few digits, as text."""
     if value is None:
         return "-"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Tables and a picture of what the theory says of a run, and of what was measured.
+"""Tables of what the theory says of a run, and of what was measured.
 
 Reads the summaries of `check-theory`, `plan`, `speedup` and `complexity` as plain data.
 """
@@ -6,167 +6,129 @@ Reads the summaries of `check-theory`, `plan`, `speedup` and `complexity` as pla
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
-from fedbilevel.report._picture import as_png, new_figure
-from fedbilevel.report.tables import show
+from fedbilevel.report.tables import show, table_of
 
 __all__ = [
+    "AXES",
     "conditions_table",
-    "draw_scaling",
     "estimates_table",
     "plan_table",
     "scaling_table",
+    "scaling_title",
     "terms_table",
 ]
 
-_AXES = {"clients": "K", "iterations": "T", "target": "epsilon"}
+AXES = {"clients": "K", "iterations": "T", "target": "epsilon"}
+_COUNTS = {
+    "clients": "K",
+    "iterations": "T planned",
+    "local_steps": "p",
+    "rounds": "rounds",
+}
+_PLAN = {
+    "clients, K": "clients",
+    "iterations, T": "iterations",
+    "local steps, p": "local_steps",
+    "rounds": "rounds",
+    "eta": "eta",
+    "alpha": "alpha",
+    "beta": "beta",
+    "rho1": "rho1",
+    "rho2": "rho2",
+    "theta": "theta",
+    "Q": "q",
+    "first batch, B": "first_batch",
+    "floats up, a client": "floats_up",
+    "bytes up, a client": "bytes_up",
+    "samples, a client": "samples_per_client",
+    "promised mean of the metric": "promise",
+    "largest term of the bound": "dominating",
+}
 
 
 def estimates_table(estimates: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the measured constants with their ranges."""
-    table = Table(title="Constants of the problem", title_justify="left")
-    for heading in ("constant", "value", "range"):
-        table.add_column(heading, justify="right" if heading == "value" else "left")
-    for name, one in estimates.items():
-        span = f"{one['low']:.4g} to {one['high']:.4g}"
-        table.add_row(name, f"{one['value']:.4g}", span)
-    return table
+    rows = (
+        (name, f"{one['value']:.4g}", f"{one['low']:.4g} to {one['high']:.4g}")
+        for name, one in estimates.items()
+    )
+    headings = ("constant", "value", "range")
+    return table_of("Constants of the problem", headings, rows, texts=(0, 2))
 
 
 def conditions_table(summary: Mapping[str, Any]) -> Table:
     """Return every inequality of the theorem with both sides."""
-    table = Table(
-        title=f"Theorem {summary['theorem']} for {summary['algorithm']}",
-        title_justify="left",
-    )
-    for heading in ("condition", "left", "right", "right/left", "holds"):
-        table.add_column(heading)
-    table.add_column("what would make it hold")
-    for one in summary["conditions"]:
-        numbers = (f"{one[side]:.4g}" for side in ("left", "right", "slack"))
-        table.add_row(
-            one["name"], *numbers, "yes" if one["holds"] else "no", one["advice"]
+    rows = (
+        (
+            one["name"],
+            *(f"{one[side]:.4g}" for side in ("left", "right", "slack")),
+            "yes" if one["holds"] else "no",
+            one["advice"],
         )
-    return table
+        for one in summary["conditions"]
+    )
+    title = f"Theorem {summary['theorem']} for {summary['algorithm']}"
+    sides = ("left", "right", "right/left")
+    headings = ("condition", *sides, "holds", "what would make it hold")
+    return table_of(title, headings, rows, texts=range(len(headings)))
 
 
 def plan_table(plan: Mapping[str, Any]) -> Table:
     """Return a plan: what to run, what it costs, what it promises."""
     title = f"Plan for {plan['algorithm']}, {plan['preset']}, theorem {plan['theorem']}"
-    table = Table("", title, show_header=True)
-    rows = {
-        "clients, K": "clients",
-        "iterations, T": "iterations",
-        "local steps, p": "local_steps",
-        "rounds": "rounds",
-        "eta": "eta",
-        "alpha": "alpha",
-        "beta": "beta",
-        "rho1": "rho1",
-        "rho2": "rho2",
-        "theta": "theta",
-        "Q": "q",
-        "first batch, B": "first_batch",
-        "floats up, a client": "floats_up",
-        "bytes up, a client": "bytes_up",
-        "samples, a client": "samples_per_client",
-        "promised mean of the metric": "promise",
-        "largest term of the bound": "dominating",
-    }
-    for label, name in rows.items():
-        value = plan[name]
-        if value != "":
-            table.add_row(label, value if isinstance(value, str) else show(value))
-    return table
+    rows = ((label, show(plan[name])) for label, name in _PLAN.items())
+    return table_of(None, ("", title), (row for row in rows if row[1]), texts=(0, 1))
 
 
 def terms_table(terms: Mapping[str, float]) -> Table:
     """Return the bound term by term, the largest first."""
-    table = Table(title="Bound, term by term", title_justify="left")
-    for heading in ("term", "value", "share"):
-        table.add_column(heading, justify="left" if heading == "term" else "right")
     total = sum(terms.values())
-    for name in sorted(terms, key=lambda term: -terms[term]):
-        table.add_row(name, f"{terms[name]:.4g}", f"{terms[name] / total:.1%}")
-    return table
+    rows = (
+        (name, f"{terms[name]:.4g}", f"{terms[name] / total:.1%}")
+        for name in sorted(terms, key=lambda term: -terms[term])
+    )
+    return table_of("Bound, term by term", ("term", "value", "share"), rows)
 
 
 def scaling_table(summary: Mapping[str, Any]) -> Table:
-    """Return the measured points; `told` says the exponents below it."""
-    table = Table(title=_title(summary), title_justify="left", caption=_told(summary))
-    table.caption_justify = "left"
-    counts = ("clients", "iterations", "local_steps", "rounds")
-    targets = ("target",) if "target" in summary["points"][0] else ()
-    for heading in (*_headings(counts), *targets, "eta", "Q", summary["value"]):
-        table.add_column(heading, justify="right")
-    table.add_column("95 % interval", justify="right")
+    """Return the measured points, with the exponents below them."""
+    points = summary["points"]
+    counts = [*_COUNTS, *(["target"] if "target" in points[0] else [])]
     # What the theorems bound: the squared gradient with its term in y.
-    told = "criterion" in summary["points"][0]
-    if told:
-        table.add_column("criterion", justify="right")
-    for point in summary["points"]:
-        numbers = (show(point[name]) for name in (*counts, *targets))
-        eta = point["eta"]
-        short = eta if eta.startswith("decay") else f"{float(eta):.4g}"
-        span = f"{point['low']:.4g} to {point['high']:.4g}"
-        found = f"{point['value']:.4g}"
-        more = [f"{point['criterion']:.4g}"] if told else []
-        table.add_row(*numbers, short, show(point["q"]), found, span, *more)
-    return table
+    more = ["criterion"] if "criterion" in points[0] else []
+    names = (_COUNTS.get(name, name) for name in counts)
+    headings = (*names, "eta", "Q", summary["value"], "95 % interval", *more)
+    rows = (
+        (
+            *(show(point[name]) for name in counts),
+            _eta(point["eta"]),
+            show(point["q"]),
+            f"{point['value']:.4g}",
+            f"{point['low']:.4g} to {point['high']:.4g}",
+            *(f"{point[name]:.4g}" for name in more),
+        )
+        for point in points
+    )
+    axis = AXES[summary["axis"]]
+    fitted = f"{summary['value']} ~ {axis}^{_exponent(summary)}"
+    if "rounds" in summary:
+        fitted += f"\nrounds ~ {axis}^{_exponent(summary['rounds'])}"
+    return table_of(scaling_title(summary), headings, rows, texts=(), caption=fitted)
 
 
-def _headings(names: tuple[str, ...]) -> list[str]:
-    letters = {"clients": "K", "iterations": "T planned", "local_steps": "p"}
-    return [letters.get(name, name) for name in names]
+def scaling_title(summary: Mapping[str, Any]) -> str:
+    """Return what was measured of whom, and against what."""
+    about = f"{summary['algorithm']} on {summary['task']}"
+    return f"{about}: {summary['value']} against {AXES[summary['axis']]}"
 
 
-def _title(summary: Mapping[str, Any]) -> str:
-    axis = _AXES[summary["axis"]]
-    what = summary["value"]
-    return f"{summary['algorithm']} on {summary['task']}: {what} against {axis}"
+def _eta(text: str) -> str:
+    return text if text.startswith("decay") else f"{float(text):.4g}"
 
 
 def _exponent(fit: Mapping[str, Any]) -> str:
     span = f"{fit['exponent']:.3f} [{fit['low']:.3f}, {fit['high']:.3f}]"
     claimed = fit["claimed"]
     return span if claimed is None else f"{span}, claimed {claimed:.3g}"
-
-
-def _told(summary: Mapping[str, Any]) -> str:
-    axis = _AXES[summary["axis"]]
-    told = f"{summary['value']} ~ {axis}^{_exponent(summary)}"
-    if "rounds" in summary:
-        told += f"\nrounds ~ {axis}^{_exponent(summary['rounds'])}"
-    return told
-
-
-def draw_scaling(summary: Mapping[str, Any]) -> bytes:
-    """Return a PNG of the points, their fit, and the slope that is claimed."""
-    figure = new_figure(6.4, 4.8)
-    panel = figure.subplots()
-    points = summary["points"]
-    at = np.asarray([point[summary["axis"]] for point in points], float)
-    value, low, high = (
-        np.asarray([point[name] for point in points])
-        for name in ("value", "low", "high")
-    )
-    bars = np.abs(np.stack([value - low, high - value]))
-    panel.errorbar(at, value, bars, fmt="o", capsize=3, label="measured, 95 %")
-    middle = np.exp(np.log(at).mean()), np.exp(np.log(value).mean())
-    for slope, style, name in (
-        (summary["exponent"], "-", "fitted"),
-        (summary["claimed"], "--", "claimed"),
-    ):
-        if slope is not None:
-            line = middle[1] * (at / middle[0]) ** slope
-            panel.plot(at, line, style, label=f"{name}: {slope:.3g}")
-    panel.set(xscale="log", yscale="log", xlabel=_AXES[summary["axis"]])
-    panel.set(ylabel=summary["value"], title=_title(summary))
-    panel.set_xticks(at, [show(x) if x >= 1 else f"{x:.3g}" for x in at], minor=False)
-    panel.set_yticks(value, [f"{v:.3g}" for v in value], minor=False)
-    panel.minorticks_off()
-    panel.grid(alpha=0.3)
-    panel.legend(frameon=False)
-    return as_png(figure)

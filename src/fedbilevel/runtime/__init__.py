@@ -1,5 +1,6 @@
 """Runs an algorithm on a problem: the same numbers on every runtime."""
 
+from fedbilevel.runtime.checkpoint_schedule import Checkpoints as Checkpoints
 from fedbilevel.runtime.configuration import configure as configure
 from fedbilevel.runtime.counts import Ledger as Ledger
 from fedbilevel.runtime.counts import count as count
@@ -11,12 +12,11 @@ from fedbilevel.runtime.driver import execute as execute
 from fedbilevel.runtime.job import Job as Job
 from fedbilevel.runtime.job import Sampling as Sampling
 from fedbilevel.runtime.job import State as State
-from fedbilevel.runtime.keeping import Checkpoints as Checkpoints
-from fedbilevel.runtime.listening import Event as Event
-from fedbilevel.runtime.listening import OnRound as OnRound
-from fedbilevel.runtime.listening import Watch as Watch
-from fedbilevel.runtime.listening import telling as telling
 from fedbilevel.runtime.mesh import join as join
+from fedbilevel.runtime.progress import Event as Event
+from fedbilevel.runtime.progress import OnRound as OnRound
+from fedbilevel.runtime.progress import Watch as Watch
+from fedbilevel.runtime.progress import reporting as telling  # noqa: F401
 from fedbilevel.runtime.reference import ReferenceRuntime as ReferenceRuntime
 from fedbilevel.runtime.simulator import SimulatorRuntime as SimulatorRuntime
 from fedbilevel.runtime.stopping import Stopping as Stopping

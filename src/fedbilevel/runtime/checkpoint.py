@@ -24,8 +24,8 @@ from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel._folders import CHECKPOINT
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem.stored_rows import sources
-from fedbilevel.runtime.identity import told
 from fedbilevel.runtime.job import Job
+from fedbilevel.startup.identity import description
 
 __all__ = ["Snapshot", "fingerprint", "load", "save"]
 
@@ -70,9 +70,9 @@ def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
     rest = (
         job.algorithm.title,
         job.algorithm.parameters(),
-        told(jax.tree.leaves(static)),
-        told(job.problem.functions()),
-        told(job.channel),
+        description(jax.tree.leaves(static)),
+        description(job.problem.functions()),
+        description(job.channel),
         (job.clients, job.participants, job.upper_batch, job.lower_batch, every),
         jax.tree.leaves(job.private),
         sources((job.data.upper, job.data.lower)),

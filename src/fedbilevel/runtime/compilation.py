@@ -1,6 +1,5 @@
 """Compiles ahead of time, once per program, and says how long one waited for it."""
 
-import math
 import threading
 import time
 from collections import OrderedDict
@@ -13,15 +12,12 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.export
-from jax.export import Exported
 
 from fedbilevel import _evaluation
 from fedbilevel._evaluation import Evaluation
-from fedbilevel.runtime import compile_times, stored_traces
-from fedbilevel.runtime.compile_times import equations
-from fedbilevel.runtime.listening import COMPILING, RUNNING, tell
-from fedbilevel.runtime.stored_traces import as_lists, from_lists, name_of
+from fedbilevel.runtime.progress import COMPILING, RUNNING, report
+from fedbilevel.startup.compiler_options import hurried, lasting
+from fedbilevel.startup.stored_traces import as_lists, exported, from_lists, name_of
 
 _LARGEST = 64
 # Several threads may ask for programs: whoever asks first compiles, the others wait.
@@ -75,11 +71,11 @@ def compiled(asked: Asked) -> tuple["Program", float]:
     made, mine = _claimed(identity)
     if not mine and made.done():
         return made.result(), 0.0
-    tell(COMPILING)
+    report(COMPILING)
     if mine:
         _make(asked, identity, made, None)
     program = made.result()
-    tell(RUNNING)
+    report(RUNNING)
     return program, time.perf_counter() - started
 
 
@@ -91,7 +87,7 @@ def prepare(asked: Asked, pool: Executor) -> float:
     started, identity = time.perf_counter(), asked.identity()
     made, mine = _claimed(identity)
     if mine:
-        tell(COMPILING)
+        report(COMPILING)
         _make(asked, identity, made, pool)
     return time.perf_counter() - started
 
@@ -108,10 +104,10 @@ def _claimed(identity: Any) -> tuple[Future, bool]:
 
 
 def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> None:
-    """Trace, then compile, here or in the pool; whoever waits is told what failed."""
+    """Trace, then compile, here or in the pool; whoever waits gets what failed."""
 
     @contextmanager
-    def telling_of_failure() -> Iterator[None]:
+    def passing_on_failure() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -121,11 +117,11 @@ def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> N
             raise
 
     def finish() -> None:
-        with telling_of_failure():
-            made.set_result(Program(_finished(asked, lowered, size), like))
+        with passing_on_failure():
+            made.set_result(Program(_finished(asked, lowered), like))
 
-    with telling_of_failure(), _evaluation.using(asked.evaluation):
-        lowered, size, like = _lowered(asked)
+    with passing_on_failure(), _evaluation.using(asked.evaluation):
+        lowered, like = _lowered(asked)
     if pool is None:
         finish()
     else:
@@ -154,14 +150,14 @@ class Program:
 
         Both are the compiler's: it lays out a program's memory before it runs.
         """
-        told = self.executable.memory_analysis()
-        held = told.argument_size_in_bytes + told.output_size_in_bytes
-        working = told.temp_size_in_bytes
-        return held + working - told.alias_size_in_bytes, working
+        plan = self.executable.memory_analysis()
+        held = plan.argument_size_in_bytes + plan.output_size_in_bytes
+        working = plan.temp_size_in_bytes
+        return held + working - plan.alias_size_in_bytes, working
 
 
-def _lowered(asked: Asked) -> tuple[Any, int, Any]:
-    """Return a traced program, its equations, and where its results have modules."""
+def _lowered(asked: Asked) -> tuple[Any, Any]:
+    """Return a traced program, and where its results have modules."""
     arrays, static = asked.parts()
 
     def on_arrays(*inputs: Any) -> Any:
@@ -172,39 +168,14 @@ def _lowered(asked: Asked) -> tuple[Any, int, Any]:
     if asked.like is not None:
         name = name_of(asked.function, asked.evaluation, asked.fixed, asked.arguments)
     if name is None:
-        traced = jax.jit(on_arrays, donate_argnums=positions).trace(*arrays)
-        return traced.lower(), equations(traced.jaxpr), None
-    exported, size = _exported(on_arrays, name, arrays)
-    called = jax.jit(exported.call, donate_argnums=positions)
+        return jax.jit(on_arrays, donate_argnums=positions).lower(*arrays), None
+    traced = exported(on_arrays, name, arrays)
+    called = jax.jit(traced.call, donate_argnums=positions)
     like = jax.tree.map(lambda leaf: 0, asked.like)
-    return called.lower(*as_lists(arrays)), size, like
+    return called.lower(*as_lists(arrays)), like
 
 
-def _exported(function: Callable, name: str, arrays: tuple) -> tuple[Exported, int]:
-    """Return a traced program of lists and its equations, from disk if it is there."""
-    kept = stored_traces.read(name)
-    if kept is not None:
-        return jax.export.deserialize(bytearray(kept.content)), kept.about["equations"]
-
-    def on_lists(*inputs: Any) -> Any:
-        return as_lists(function(*from_lists(inputs, arrays)))
-
-    made, lists = jax.jit(on_lists), as_lists(arrays)
-    size = equations(made.trace(*lists).jaxpr)
-    exported = jax.export.export(made)(*lists)
-    stored_traces.write(name, bytes(exported.serialize()), equations=size)
-    return exported, size
-
-
-def _finished(asked: Asked, lowered: Any, size: int) -> Any:
-    """Compile a program of so many equations."""
-    expected = compile_times.expected(size)
-    if expected is not None:
-        tell(f"{COMPILING}, at most about {math.ceil(expected)} s")
-    started, loaded = time.perf_counter(), compile_times.loaded()
-    how = asked.evaluation
-    options = _evaluation.hurried(0) if asked.brief else _evaluation.lasting(how)
-    program = lowered.compile(compiler_options=options)
-    if not asked.brief and compile_times.loaded() == loaded:
-        compile_times.note(size, time.perf_counter() - started)
-    return program
+def _finished(asked: Asked, lowered: Any) -> Any:
+    """Compile a traced program."""
+    options = hurried(0) if asked.brief else lasting(asked.evaluation)
+    return lowered.compile(compiler_options=options)

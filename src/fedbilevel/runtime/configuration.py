@@ -2,20 +2,13 @@
 
 import os
 import warnings
-from pathlib import Path
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from fedbilevel.errors import ConfigurationWarning, InvalidInputError
+from fedbilevel.startup.compiled_programs import keep_compiled_programs
 
-__all__ = ["cache_folder", "configure"]
-
-
-def cache_folder() -> Path:
-    """Return where compiled programs are kept between processes."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fedbilevel" / "compiled"
+__all__ = ["configure"]
 
 
 def configure(precision: str = "float32", cores: int | None = None) -> None:
@@ -34,15 +27,7 @@ def configure(precision: str = "float32", cores: int | None = None) -> None:
     # XLA's thread pool has NPROC threads. Each device holds one while it waits, and a
     # batch of dense solves waits for others: without spare ones it would wait forever.
     os.environ.setdefault("NPROC", str(2 * devices))
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-    # Every program counts: the default skips those that compile in under a second.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # Lines of Python inside of compiled programs take time to compile, and nobody who
-    # runs a method reads them; errors have their lines all the same.
-    jax.config.update("jax_traceback_in_locations_limit", 0)
-    # JAX looks for a cache once, at its first compilation, which may be over.
-    compilation_cache.reset_cache()
+    keep_compiled_programs()
 
 
 def _use_devices(count: int) -> None:

@@ -1,14 +1,16 @@
 """What a runtime is to its driver: rounds that are asked for, and what they bring."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
+import equinox as eqx
 import numpy as np
 
 from fedbilevel._types import Key
 from fedbilevel.algorithms import AbstractAlgorithm, every_phase
 from fedbilevel.errors import NonFiniteError
+from fedbilevel.runtime import checkpoint
+from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.stopping import Rule, Track
 from fedbilevel.schedules import is_known
@@ -18,27 +20,27 @@ __all__ = ["Advance", "Found", "Runtime", "Span", "failure"]
 Found = tuple[int, int, int]  # round, phase and client of a reply that is not finite
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(eqx.Module):
     """Rounds `start` to `stop` of `total`, measured every `every` rounds.
 
-    `limits` are the rounds after which single runs of a sweep must end. With `ends` the
-    rule may end a run before; `track` is how it stands.
+    `limits` are the rounds after which single runs of a sweep must end: they are
+    measured, too. With `ends` the rule may end a run before; `track` is how it stands.
+    Inside the compiled program all numbers are arrays.
     """
 
-    start: int
-    stop: int
-    total: int
-    every: int
-    limits: np.ndarray
+    start: Any
+    stop: Any
+    total: Any
+    every: Any
+    limits: Any
     rule: Rule
     track: Track
-    ends: bool
+    ends: bool = eqx.field(static=True)
 
-    def is_due(self, done: int) -> bool:
+    def is_due(self, done: Any) -> Any:
         """Say whether there is a measurement after so many rounds."""
-        last = done == self.total or bool((self.limits == done).any())
-        return done % self.every == 0 or last
+        last = (done == self.total) | (done == self.limits).any()
+        return (done % self.every == 0) | last
 
     def measured(self, done: int) -> np.ndarray:
         """Return the rounds up to `done` after which there is a measurement."""
@@ -60,34 +62,33 @@ class Advance(NamedTuple):
     place: Found | None = None
 
 
-@runtime_checkable
 class Runtime(Protocol):
-    """What the driver asks of a runtime.
+    """What the driver asks of a runtime; what most have in common is written out.
 
     `runs` is the shape of what a sweep carries, () for a single run; `roots` are the
     keys of the runs.
     """
 
     job: Job
-    compile_seconds: float
+    compile_seconds: float = 0.0
 
     @property
     def runs(self) -> tuple[int, ...]:
         """The number of runs of a sweep, as a shape."""
-        ...
+        return ()
 
     @property
     def roots(self) -> Sequence[Key]:
         """The keys of all runs."""
-        ...
+        return (self.job.key,)
 
     def fingerprint(self, every: int) -> str:
-        """Return what tells a run from all others, measured every so many rounds."""
-        ...
+        """Return what differs from all other runs, measured every so many rounds."""
+        return checkpoint.fingerprint(self.job, every)
 
     def blank(self) -> Any:
-        """Return a state like those of a run."""
-        ...
+        """Return a state like those of a run: that before the first exchange."""
+        return start_state(self.job)
 
     def start(self) -> tuple[Any, Found | None]:
         """Return the state before the first round, and what failed on the way."""

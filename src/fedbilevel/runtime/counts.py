@@ -32,11 +32,12 @@ from fedbilevel.algorithms import (
 from fedbilevel.channels import Channel, count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
 from fedbilevel.problem.stored_rows import fetched
-from fedbilevel.runtime import keys, stored_traces
+from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
-from fedbilevel.runtime.stored_traces import name_of
-from fedbilevel.runtime.walk import Times, drawn_times, plain_loop, walk
+from fedbilevel.runtime.phase_loop import Times, drawn_times, plain_loop, run_phases
+from fedbilevel.startup import stored_traces
+from fedbilevel.startup.stored_traces import name_of
 
 __all__ = ["Ledger", "bodies", "count"]
 
@@ -103,8 +104,8 @@ class Ledger:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._setup = _Stage(job, keys.SETUP, job.algorithm.setup())
-        self._rounds = _Stage(job, keys.ROUNDS, job.algorithm.phases())
+        self._setup = _Stage(job, keys.SETUP)
+        self._rounds = _Stage(job, keys.ROUNDS)
 
     def each(self, key: Key, rounds: int) -> tuple["Tally", list["Tally"]]:
         """Return what is done in the setup, and in each round."""
@@ -179,8 +180,8 @@ class Tally(NamedTuple):
 class _Stage:
     """The phases of a round, or of the setup."""
 
-    def __init__(self, job: Job, stage: int, phases: Phases) -> None:
-        self.job, self.stage, self.phases = job, stage, phases
+    def __init__(self, job: Job, stage: int) -> None:
+        self.job, self.stage = job, stage
         # Only its shapes count, and shapes need no program.
         self.server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
         self.costs: dict[tuple[int, bool], ExchangeCost] = {}
@@ -200,7 +201,7 @@ class _Stage:
                 gather(entry.phases, first, turns * entry.times)
                 first += len(every_phase(entry.phases))
 
-        gather(self.phases, 0, turns)
+        gather(self.job.phases(self.stage), 0, turns)
         return lengths
 
     def tally(
@@ -221,8 +222,8 @@ class _Stage:
             return cost.known_after(known) if everyone else frozenset()
 
         times = _known_times(lengths)
-        known = walk(self.phases, known, index, visit, plain_loop, times)
-        return tally, known
+        where = (self.job, self.stage, index)
+        return tally, run_phases(*where, known, visit, plain_loop, times)
 
     def _add(self, tally: Tally, costs: Mapping[str, int], phase: Phase) -> None:
         cohort = self.job.cohort(phase)
@@ -238,7 +239,7 @@ class _Stage:
 
         times = _known_times(self.drawn_lengths(key, turns))
         for index in range(turns):
-            walk(self.phases, None, index, visit, plain_loop, times)
+            run_phases(self.job, self.stage, index, None, visit, plain_loop, times)
         return found
 
     def _cost(self, phase: Phase, number: int, first: bool) -> ExchangeCost:
@@ -265,7 +266,7 @@ def _known_cost(
     name = name_of(_trace, job, where, index, _most_rows(job.data))
     kept = None if name is None else stored_traces.read(name)
     if kept is not None:
-        return ExchangeCost(*json.loads(kept.content))
+        return ExchangeCost(*json.loads(kept))
     cost = _trace(job, phase, where, server, index)
     if name is not None:
         stored_traces.write(name, json.dumps(cost).encode())
@@ -290,7 +291,7 @@ def _trace(
         return phase.local(message, memory, oracle, mine)[1]
 
     traced, reply = jax.make_jaxpr(local, return_shape=True)(server, _real(job.data))
-    _walk_program(traced.jaxpr, 1, job, calls)
+    _count_calls(traced.jaxpr, 1, job, calls)
     public, reply = job.public(server), job.public(reply)
     down = _sent_leaves(link, public, turn)
     replaced = _replaced_leaves(link, public, reply, turn)
@@ -368,7 +369,7 @@ def _weigh(tree: PyTree) -> tuple[int, int]:
     )
 
 
-def _walk_program(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
+def _count_calls(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
     for equation in jaxpr.eqns:
         name = equation.params.get("name")
         sizes = [variable.aval.size for variable in equation.outvars]
@@ -382,7 +383,7 @@ def _walk_program(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None
         else:
             inner = times * equation.params.get("length", 1)
             for body in bodies(equation.params):
-                _walk_program(body, inner, job, tally)
+                _count_calls(body, inner, job, tally)
 
 
 def _first_row(rows: PyTree) -> PyTree:

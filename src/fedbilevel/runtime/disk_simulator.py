@@ -23,12 +23,12 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem.stored_rows import StoredRows
 from fedbilevel.runtime import keys, program
 from fedbilevel.runtime.client_files import ClientFiles
-from fedbilevel.runtime.compilation import Asked, compiled
+from fedbilevel.runtime.compilation import Asked
 from fedbilevel.runtime.contract import Advance, Found, Span
 from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import start_kept, start_state
-from fedbilevel.runtime.job import Job, Kept, State, stages, start_server
-from fedbilevel.runtime.simulator import SimulatorRuntime, first_failure, is_brief
+from fedbilevel.runtime.job import Job, Kept, State, start_server
+from fedbilevel.runtime.simulator import SimulatorRuntime, first_failure
 
 __all__ = ["DiskSimulatorRuntime"]
 
@@ -69,17 +69,12 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
     def start(self) -> tuple[Any, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        server, first, seconds = self._beginning()
-        self.compile_seconds += seconds
+        server, first = self._beginning()
         state = OnDisk(server, self._new_files(first))
         if not self.job.algorithm.setup():
             return state, None
         asked, held = self._held(keys.SETUP, 0, state)
-        brief = is_brief(self.job)
-        run = self._compile(
-            program.setup, self._varying, held, donate=(1,), brief=brief
-        )
-        after, failure = run(self._fixed, self._varying, held)
+        after, failure = self._set_up(held)
         state.files.write(asked, after.clients)
         return OnDisk(after.server, state.files), first_failure(failure)
 
@@ -107,21 +102,16 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
     def load(self, state: State) -> Any:
         """Take a fetched state."""
-        _, first, seconds = self._beginning()
-        self.compile_seconds += seconds
+        _, first = self._beginning()
         files = self._new_files(first)
         files.fill(state.clients)
         return OnDisk(self._placed(state.server), files)
 
-    def _beginning(self) -> tuple[PyTree, Kept, float]:
-        """Return what the server carries, and a client keeps, before all exchanges.
-
-        Also return how long one waited for the compiler.
-        """
+    def _beginning(self) -> tuple[PyTree, Kept]:
+        """Return what the server carries, and a client keeps, before all exchanges."""
         asked = Asked(_first, self.job, (), (), self._evaluation, brief=True)
-        begin, seconds = compiled(asked)
-        server, kept = begin(self.job)
-        return self._placed(server), jax.tree.map(np.asarray, kept), seconds
+        server, kept = self._compiled(asked)(self.job)
+        return self._placed(server), jax.tree.map(np.asarray, kept)
 
     def _new_files(self, first: Kept) -> ClientFiles:
         files = ClientFiles(self.folder, first, self.job.clients)
@@ -129,18 +119,17 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         weakref.finalize(self, files.close)
         return files
 
-    def _first_state(self) -> tuple[State, float]:
+    def _first_state(self) -> State:
         """Return a state of the shapes that a round has."""
-        server, first, seconds = self._beginning()
+        server, first = self._beginning()
         most = _most_asked(self.job, self.job.algorithm.phases())
         kept = jax.tree.map(lambda row: np.broadcast_to(row, (most, *row.shape)), first)
-        return self._state(server, kept, np.arange(0), most), seconds
+        return self._state(server, kept, np.arange(0), most)
 
     def _held(self, stage: int, index: int, state: OnDisk) -> tuple[list[int], State]:
         """Return who is asked in a round, or in the setup, and the state with them."""
-        algorithm = self.job.algorithm
-        phases = algorithm.phases() if stage == keys.ROUNDS else algorithm.setup()
-        most, asked = _most_asked(self.job, phases), self._asked(stage, index)
+        most = _most_asked(self.job, self.job.phases(stage))
+        asked = self._asked(stage, index)
         # Places that are left over have somebody's state, too: no number is strange.
         filled = np.concatenate([asked, np.full(most - len(asked), asked[0])])
         held = self._state(state.server, state.files.read(filled), asked, most)
@@ -160,9 +149,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         """Return who is asked in a round, or in the setup."""
         arguments = (stage, jnp.asarray(index, jnp.int32))
         asked = Asked(program.attending, self.job, arguments, (), self._evaluation)
-        run, seconds = compiled(asked)
-        self.compile_seconds += seconds
-        return np.flatnonzero(np.asarray(run(self.job, *arguments)))
+        return np.flatnonzero(np.asarray(self._compiled(asked)(self.job, *arguments)))
 
     def _state(
         self, server: PyTree, kept: PyTree, asked: np.ndarray, most: int
@@ -217,7 +204,7 @@ def _check_use(job: Job) -> None:
             f"clients of `{name}` keep nothing between exchanges, so that there is "
             "nothing to store. Leave out the folder of their states."
         )
-    whole = [one.name for _, every in stages(job) for one in every if one.everyone]
+    whole = [one.name for one in job.every_phase().values() if one.everyone]
     if whole or job.participants == job.clients:
         where = f"in '{whole[0]}'" if whole else "in every exchange"
         raise InvalidInputError(

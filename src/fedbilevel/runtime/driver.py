@@ -13,17 +13,17 @@ import numpy as np
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import mesh
 from fedbilevel.runtime.checkpoint import Snapshot
+from fedbilevel.runtime.checkpoint_schedule import Checkpoints, Keeper
 from fedbilevel.runtime.contract import Advance, Runtime, Span, failure
 from fedbilevel.runtime.counts import Ledger
-from fedbilevel.runtime.keeping import Checkpoints, Keeper
-from fedbilevel.runtime.listening import (
+from fedbilevel.runtime.program import CAPACITY
+from fedbilevel.runtime.progress import (
     Listeners,
     OnRound,
     Watch,
     events_of,
     noting_interrupts,
 )
-from fedbilevel.runtime.program import CAPACITY
 from fedbilevel.runtime.stopping import (
     BUDGET,
     RUNNING,
@@ -101,7 +101,7 @@ def _driven(
     if columns:
         rule.check(columns)
     track = tracked(rule, columns, runtime.runs, measure_every)
-    chunk, late, asked, untold = 1, False, "", len(columns.get("round", ()))
+    chunk, late, asked, reported = 1, False, "", len(columns.get("round", ()))
     while done < total and bool((np.asarray(track.reason) == RUNNING).any()):
         stop = int(min(total, done + chunk, keeper.latest_stop()))
         span = Span(done, stop, total, measure_every, limits, rule, track, ends)
@@ -122,10 +122,10 @@ def _driven(
         done = step.done
         if due or late:
             keeper.keep(state, columns, done)
-        events = events_of(columns, untold, total, keeper.running())
-        untold += len(events)
+        events = events_of(columns, reported, total, keeper.running())
+        reported += len(events)
         with keeper.keeping_on_failure(state, columns, done):
-            interrupted = listeners.tell(events)
+            interrupted = listeners.notify(events)
         if mesh.any_process(listeners.show(done, total, columns) or interrupted):
             keeper.keep(state, columns, done)
             raise KeyboardInterrupt(keeper.where_it_stands(done, rounds))
@@ -135,10 +135,10 @@ def _driven(
             total = min(total, -(-done // measure_every) * measure_every)
     keeper.keep(state, columns, done)
     reason = _reason(track, bool(late) or (done == total < rounds))
-    told = stopping.told(reason, done, rounds)
+    ended = stopping.why(reason, done, rounds)
     if asked and done < rounds:
-        told = f"after round {done}: {asked}"
-    return Outcome(runtime.fetch(state), columns, keeper.seconds(), told, track)
+        ended = f"after round {done}: {asked}"
+    return Outcome(runtime.fetch(state), columns, keeper.seconds(), ended, track)
 
 
 def first_span(

@@ -20,7 +20,6 @@ from fedbilevel.runtime.job import (
     Kept,
     State,
     first_server,
-    stages,
     start_server,
     strongly_typed,
 )
@@ -28,6 +27,7 @@ from fedbilevel.runtime.job import (
 __all__ = [
     "Link",
     "Measurement",
+    "asked_clients",
     "client_measurement",
     "client_scalars",
     "combine_measurements",
@@ -52,6 +52,17 @@ def server_turn(
     """Return what the server knows of an exchange."""
     shared = keys.shared_key(job.key, *where, index)
     return ServerTurn(index, shared, ids, present, job.clients, weight)
+
+
+def asked_clients(
+    job: Job, phase: Phase, where: tuple[int, int], index: int
+) -> list[int]:
+    """Return who is asked in an exchange, by place."""
+    clients, count = job.clients, job.cohort(phase)
+    if count == clients:
+        return list(range(clients))
+    drawn = keys.draw_cohort(job.key, *where, index, clients, count)
+    return [int(client) for client in drawn]
 
 
 def for_place(sent: PyTree, place: Array | int) -> PyTree:
@@ -260,11 +271,8 @@ def _start_channel(job: Job) -> dict[tuple[int, int], PyTree] | None:
     if not job.channel.sends_changes:
         return None
     return {
-        (stage, number): job.channel.start(
-            Link(job, phase, (stage, number), None).reply_shape()
-        )
-        for stage, every in stages(job)
-        for number, phase in enumerate(every)
+        where: job.channel.start(Link(job, phase, where, None).reply_shape())
+        for where, phase in job.every_phase().items()
     }
 
 

@@ -17,6 +17,7 @@ from fedbilevel._types import Key, Lower, Metrics, Pair, Scalar, Upper
 from fedbilevel.algorithms import (
     AbstractAlgorithm,
     Phase,
+    Phases,
     SeesTurn,
     SteadySteps,
     every_phase,
@@ -45,12 +46,13 @@ __all__ = [
     "Kept",
     "Sampling",
     "State",
+    "Where",
     "first_server",
-    "stages",
     "start_server",
     "strongly_typed",
 ]
 
+Where = tuple[int, int]  # the stage of a phase, and its number there
 ABSENT, PRESENT, RENEWED = 0, 1, 2  # of a client in an exchange
 _SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds
 _FEWEST = 16  # clients of which it is measured
@@ -153,6 +155,20 @@ class Job(eqx.Module):
             return {}
         return self.metrics(*self.problem.whole(x, y), *self.problem.inputs)
 
+    def phases(self, stage: int) -> Phases:
+        """Return what a round runs, or what the setup before the first one does."""
+        if stage == keys.ROUNDS:
+            return self.algorithm.phases()
+        return self.algorithm.setup()
+
+    def every_phase(self) -> dict[Where, Phase]:
+        """Return the phases of a round and of the setup, by stage and number."""
+        return {
+            (stage, number): phase
+            for stage in (keys.ROUNDS, keys.SETUP)
+            for number, phase in enumerate(every_phase(self.phases(stage)))
+        }
+
     def cohort(self, phase: Phase) -> int:
         """Return how many clients a phase asks."""
         return self.clients if phase.everyone else self.participants
@@ -177,8 +193,8 @@ class Job(eqx.Module):
                 f"attendance of shape {attendance.shape}: give a row per exchange with "
                 f"an entry for each of the {self.clients} clients, one of them present."
             )
-        phases = [phase for _, every in stages(self) for phase in every]
-        if self.participants < self.clients and any(one.gathers for one in phases):
+        gathers = any(phase.gathers for phase in self.every_phase().values())
+        if self.participants < self.clients and gathers:
             raise InvalidInputError(
                 f"`{self.algorithm.title}` keeps replies apart by the places "
                 "of a drawn cohort, which a record of attendance does not tell. Only "
@@ -260,14 +276,6 @@ class State(eqx.Module):
         return combine(self.server, self.clients.own)
 
 
-def stages(job: Job) -> list[tuple[int, list[Phase]]]:
-    """Return the phases of a round and of the setup, each with its stage."""
-    return [
-        (keys.ROUNDS, every_phase(job.algorithm.phases())),
-        (keys.SETUP, every_phase(job.algorithm.setup())),
-    ]
-
-
 def first_server(job: Job) -> PyTree:
     """Return the server's state before the first exchange, with all blocks."""
     return jax.tree.map(strongly_typed, job.algorithm.init_server(job.x, job.y))
@@ -288,7 +296,7 @@ def _checked(channel: Channel, job: Job) -> Channel:
             "all rows are in one place, so nothing travels that a channel could "
             "protect, compress or reduce. Leave it out."
         )
-    gathering = [one.name for _, every in stages(job) for one in every if one.gathers]
+    gathering = [one.name for one in job.every_phase().values() if one.gathers]
     if gathering and not channel.plain_mean:
         raise InvalidInputError(
             f"`{name}` needs every reply by itself in '{gathering[0]}', so that they "
@@ -355,13 +363,12 @@ def _check_phases(job: Job) -> None:
     """Raise where the phases of an algorithm do not suit private blocks."""
     if not is_any(job.private):
         return
-    for _, every in stages(job):
-        for phase in every:
-            if phase.gathers or isinstance(phase.down, SeesTurn):
-                raise InvalidInputError(
-                    f"`{job.algorithm.title}`: phase '{phase.name}' speaks to "
-                    "each client apart, which it cannot where blocks are private."
-                )
+    for phase in job.every_phase().values():
+        if phase.gathers or isinstance(phase.down, SeesTurn):
+            raise InvalidInputError(
+                f"`{job.algorithm.title}`: phase '{phase.name}' speaks to "
+                "each client apart, which it cannot where blocks are private."
+            )
 
 
 def strongly_typed(leaf: Any) -> Array:

@@ -1,4 +1,4 @@
-"""What a run takes of the memory of its device, told before it runs."""
+"""What a run takes of the memory of its device, known before it runs."""
 
 import os
 from dataclasses import dataclass
@@ -41,9 +41,9 @@ def held_bytes(tree: PyTree) -> int:
 
 def limit_of(device: Any) -> int | None:
     """Return the bytes that a program may take of a device."""
-    told = device.memory_stats()
-    if told and "bytes_limit" in told:
-        return told["bytes_limit"]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
     if device.platform != "cpu" or not hasattr(os, "sysconf"):
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

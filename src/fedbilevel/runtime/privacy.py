@@ -9,7 +9,7 @@ from fedbilevel.channels import count_blocks
 from fedbilevel.channels.accountant import epsilon, epsilon_of_releases
 from fedbilevel.runtime.counts import Ledger
 from fedbilevel.runtime.exchange import Link, start_kept
-from fedbilevel.runtime.job import ABSENT, Job, stages
+from fedbilevel.runtime.job import ABSENT, Job, Where
 
 __all__ = ["blocks_of", "is_noisy", "privacy_of_releases", "privacy_spent"]
 
@@ -20,14 +20,11 @@ def is_noisy(job: Job) -> bool:
     return privacy is not None and bool(float(privacy.noise))
 
 
-def blocks_of(job: Job) -> dict[tuple[int, int], int]:
+def blocks_of(job: Job) -> dict[Where, int]:
     """Return the blocks of a reply in every phase, by its stage and number."""
     return {
-        (stage, number): count_blocks(
-            Link(job, phase, (stage, number), None).reply_shape()
-        )
-        for stage, phases in stages(job)
-        for number, phase in enumerate(phases)
+        where: count_blocks(Link(job, phase, where, None).reply_shape())
+        for where, phase in job.every_phase().items()
     }
 
 
@@ -47,8 +44,8 @@ def privacy_spent(job: Job, ledger: Ledger, rounds: int) -> dict[str, float]:
     # That a cohort is drawn protects clients that keep nothing between exchanges. What
     # others send depends on when they were drawn before, which no bound here covers.
     forgets = not jax.tree.leaves(start_kept(job))
-    phases = [phase for _, every in stages(job) for phase in every]
-    drawn = forgets and added_up and not any(phase.everyone for phase in phases)
+    everyone = any(phase.everyone for phase in job.every_phase().values())
+    drawn = forgets and added_up and not everyone
     clients = job.clients if drawn else participants
     sent = blocks > 0
     found = epsilon(
@@ -92,7 +89,6 @@ def _adds_up(job: Job) -> bool:
     Compressed apart from each other, or not added up at all, a client's reply is hidden
     by its own share of the noise only.
     """
-    phases = [phase for _, every in stages(job) for phase in every]
     one_coder = len(job.channel.coders) == 1
-    gathered = any(phase.gathers for phase in phases)
+    gathered = any(phase.gathers for phase in job.every_phase().values())
     return job.channel.reduction.adds_up and one_coder and not gathered

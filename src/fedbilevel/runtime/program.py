@@ -17,10 +17,11 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Keys
-from fedbilevel.algorithms import AbstractAlgorithm, Phase, Phases
+from fedbilevel.algorithms import AbstractAlgorithm, Phase
 from fedbilevel.problem.every_client import mean_of_clients, weight_of_client
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.exchange import (
     Link,
     client_measurement,
@@ -31,34 +32,12 @@ from fedbilevel.runtime.exchange import (
 )
 from fedbilevel.runtime.job import ABSENT, RENEWED, Job, Kept, State
 from fedbilevel.runtime.layout import Layout
-from fedbilevel.runtime.random_bits import written_out
-from fedbilevel.runtime.stopping import RUNNING, Rule, Track
-from fedbilevel.runtime.walk import compiled_loop, drawn_times, walk
+from fedbilevel.runtime.phase_loop import compiled_loop, run_phases
+from fedbilevel.runtime.stopping import RUNNING, Track
+from fedbilevel.startup.random_bits import written_out
 
 CAPACITY = 512  # rows of measurements one call can return
 NOBODY = jnp.iinfo(jnp.int32).max
-
-
-class Span(eqx.Module):
-    """Rounds `start` to `stop` of `total`, measured every `every` rounds.
-
-    Also measured are the rounds after which a run of a sweep must end, `limits`. With
-    `ends` the rule may end a run before.
-    """
-
-    start: Int[Array, ""]
-    stop: Int[Array, ""]
-    total: Int[Array, ""]
-    every: Int[Array, ""]
-    limits: Int[Array, " runs"]
-    rule: Rule
-    track: Track
-    ends: bool = eqx.field(static=True)
-
-    def is_due(self, done: Array) -> Bool[Array, ""]:
-        """Say whether there is a measurement after so many rounds."""
-        last = (done == self.total) | jnp.any(done == self.limits)
-        return (done % self.every == 0) | last
 
 
 class Failure(eqx.Module):
@@ -118,10 +97,8 @@ def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
         who = (job.clients, job.cohort(phase))
         return asked.at[keys.draw_cohort(job.key, stage, number, turn, *who)].set(True)
 
-    phases = job.algorithm.phases() if stage == keys.ROUNDS else job.algorithm.setup()
     nobody = jnp.zeros(job.clients, bool)
-    times = drawn_times(job.key, stage)
-    return walk(phases, nobody, index, visit, compiled_loop, times)
+    return run_phases(job, stage, index, nobody, visit, compiled_loop)
 
 
 def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any):
@@ -155,8 +132,7 @@ def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any
 
 def _setup(layout: Layout, on_runs: Runs, state: State, span: None):
     def of_run(job: Job, state: State):
-        begin = (state, _no_failure())
-        return _all_phases(layout, job, job.algorithm.setup(), keys.SETUP, 0, begin)
+        return _all_phases(layout, job, keys.SETUP, 0, (state, _no_failure()))
 
     return on_runs(of_run, state)
 
@@ -168,7 +144,6 @@ def _measured(layout: Layout, on_runs: Runs, state: State, span: None):
 def _all_phases(
     layout: Layout,
     job: Job,
-    phases: Phases,
     stage: int,
     index: Array | int,
     begin: tuple[State, Failure],
@@ -181,8 +156,7 @@ def _all_phases(
         state, bad = _exchange(layout, job, state, phase, (stage, number), turn)
         return state, _first(failure, shown, number, bad)
 
-    times = drawn_times(job.key, stage)
-    return walk(phases, begin, index, visit, compiled_loop, times)
+    return run_phases(job, stage, index, begin, visit, compiled_loop)
 
 
 def _no_failure(runs: tuple[int, ...] = ()) -> Failure:
@@ -204,8 +178,7 @@ def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
         index = progress.done
 
         def of_run(job: Job, state: State, failure: Failure):
-            phases, begin = job.algorithm.phases(), (state, failure)
-            return _all_phases(layout, job, phases, keys.ROUNDS, index, begin)
+            return _all_phases(layout, job, keys.ROUNDS, index, (state, failure))
 
         state, failure = on_runs(of_run, progress.state, progress.failure)
         running = progress.track.reason == RUNNING

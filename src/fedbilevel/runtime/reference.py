@@ -3,77 +3,52 @@
 It computes the same numbers as the simulator and is meant to be read and to debug with.
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel._types import Key
-from fedbilevel.algorithms import Phase, Phases, every_phase
+from fedbilevel.algorithms import Phase, every_phase
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import ClientStageError, StageError
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.contract import Advance, Found, Span
+from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import (
     Link,
+    asked_clients,
     client_measurement,
     combine_measurements,
     for_place,
     server_turn,
     start_kept,
-    start_state,
 )
 from fedbilevel.runtime.job import ABSENT, RENEWED, Job, State
-from fedbilevel.runtime.listening import RUNNING, tell
-from fedbilevel.runtime.walk import drawn_times, plain_loop, walk
+from fedbilevel.runtime.phase_loop import plain_loop, run_phases
+from fedbilevel.runtime.progress import RUNNING, report
 
 __all__ = ["ReferenceRuntime"]
 
 
-class ReferenceRuntime:
+class ReferenceRuntime(Runtime):
     """Runs one client after the other, operation by operation."""
 
     name = "reference"
-    compile_seconds = 0.0
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """The shape of a single run."""
-        return ()
-
-    @property
-    def roots(self) -> Sequence[Key]:
-        """The key of the run."""
-        return (self.job.key,)
-
-    def fingerprint(self, every: int) -> str:
-        """Return the fingerprint of the job."""
-        return fingerprint(self.job, every)
-
-    def blank(self) -> State:
-        """Return the state before the first exchange."""
-        return start_state(self.job)
-
     def start(self) -> tuple[State, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        tell(RUNNING)
-        phases = self.job.algorithm.setup()
+        report(RUNNING)
         with jax.disable_jit():
-            return self._all_phases(phases, keys.SETUP, 0, start_state(self.job))
+            return self._all_phases(keys.SETUP, 0, self.blank())
 
     def advance(self, state: State, span: Span) -> Advance:
         """Run some rounds."""
 
         def one_round(state: State, index: int) -> tuple[State, Found | None]:
-            phases = self.job.algorithm.phases()
-            return self._all_phases(phases, keys.ROUNDS, index, state)
+            return self._all_phases(keys.ROUNDS, index, state)
 
         with jax.disable_jit():
             return rounds_in_python(span, state, one_round, self._measure)
@@ -87,7 +62,7 @@ class ReferenceRuntime:
         return jax.tree.map(jnp.asarray, state)
 
     def _all_phases(
-        self, phases: Phases, stage: int, index: int, state: State
+        self, stage: int, index: int, state: State
     ) -> tuple[State, Found | None]:
         shown = index if stage == keys.ROUNDS else -1
 
@@ -97,14 +72,13 @@ class ReferenceRuntime:
             fresh = found is None and bad is not None
             return state, (shown, number, bad) if fresh else found
 
-        times = drawn_times(self.job.key, stage)
-        return walk(phases, (state, None), index, visit, plain_loop, times)
+        return run_phases(self.job, stage, index, (state, None), visit, plain_loop)
 
     def _exchange(
         self, state: State, phase: Phase, where: tuple[int, int], index: int, shown: int
     ) -> tuple[State, int | None]:
         job, link = self.job, Link.of(self.job, phase, where)
-        asked = self._asked(phase, where, index)
+        asked = asked_clients(job, phase, where, index)
         came = self._attendance(state, asked)
         ids, everybody = jnp.asarray(asked, jnp.int32), jnp.ones(len(asked), bool)
         turn = server_turn(job, where, index, ids, everybody)
@@ -140,14 +114,6 @@ class ReferenceRuntime:
         server = self._stage(phase, "up", shown, None, link.absorb, *arguments)
         exchanges = None if state.exchanges is None else state.exchanges + 1
         return State(server, kept, exchanges), min(bad, default=None)
-
-    def _asked(self, phase: Phase, where: tuple[int, int], index: int) -> list[int]:
-        """Return who is asked in this exchange."""
-        clients, count = self.job.clients, self.job.cohort(phase)
-        if count == clients:
-            return list(range(clients))
-        drawn = keys.draw_cohort(self.job.key, *where, index, clients, count)
-        return [int(client) for client in drawn]
 
     def _attendance(self, state: State, asked: list[int]) -> list[int]:
         """Return how those that are asked attend."""

@@ -1,7 +1,7 @@
 """The fast runtime: one compiled program on all devices, also of other processes."""
 
-from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,97 +9,114 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import program
-from fedbilevel.runtime.checkpoint import fingerprint
 from fedbilevel.runtime.compilation import Asked, Program, compiled, prepare
-from fedbilevel.runtime.contract import Advance, Found, Span
+from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.layout import Layout, devices_for
 from fedbilevel.runtime.memory import MemoryPlan, held_bytes, limit_of
 from fedbilevel.runtime.products import evaluation, rows_of_sample
 
-__all__ = ["SimulatorRuntime"]
+__all__ = ["CompiledRuntime", "SimulatorRuntime"]
 
 # From about this many floats in a message on, one client at a time is faster on the CPU
 # than all at once (softmax regression, 16 clients: 97 us a client step against 101 at
 # 2,816 floats, 423 against 481 at 17,248; at 1,430 floats it is 206 against 123).
 _LARGE_MESSAGE = 2048
-
-
 # Numbers times rows of one pass. Before the first round there are some twenty, and code
 # that was not optimized takes up to ten times as long: less than a second.
 _BRIEF = 10**6
 
 
-class SimulatorRuntime:
-    """Runs rounds inside one program; `clients_at_once` bounds memory per device."""
+class CompiledRuntime(Runtime):
+    """What runs rounds inside one program: a run, or the runs of a sweep.
+
+    `varying` is the algorithm and the key; a sweep has those of all runs, stacked.
+    """
 
     name = "simulator"
 
-    def __init__(self, job: Job, clients_at_once: int | None = None) -> None:
-        if clients_at_once is not None and clients_at_once < 1:
-            raise InvalidInputError(
-                f"clients_at_once={clients_at_once}: at least 1, or None to choose."
-            )
-        self.job = job
-        self.layout = layout_for(job, clients_at_once)
-        self.compile_seconds = 0.0
+    def __init__(self, job: Job, layout: Layout, varying: Any = None) -> None:
+        self.job, self.layout = job, layout
         self._evaluation = evaluation(job)
-        self._fixed = (self.layout, self.layout.place_job(job))
-        self._varying = (self._fixed[1].algorithm, self._fixed[1].key)
+        placed = layout.place_job(job)
+        self._fixed = (layout, placed)
+        self._varying = (placed.algorithm, placed.key)
+        if varying is not None:
+            self._varying = layout.place(varying, PartitionSpec())
 
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """The shape of a single run."""
-        return ()
-
-    @property
-    def roots(self) -> Sequence[Key]:
-        """The key of the run."""
-        return (self.job.key,)
-
-    def fingerprint(self, every: int) -> str:
-        """Return the fingerprint of the job."""
-        return fingerprint(self.job, every)
-
-    def blank(self) -> State:
-        """Return the state before the first exchange."""
-        return start_state(self.job)
-
-    def start(self) -> tuple[State, Found | None]:
-        """Return the state before round 0, after any setup phases."""
-        state, seconds = self._first_state()
-        self.compile_seconds += seconds
+    def _set_up(self, state: State) -> tuple[State, program.Failure | None]:
+        """Run the phases before the first round, if there are any."""
         if not self.job.algorithm.setup():
             return state, None
-        run = self._compile(
-            program.setup, self._varying, state, donate=(1,), brief=is_brief(self.job)
-        )
-        state, failure = run(self._fixed, self._varying, state)
-        return state, first_failure(failure)
+        return self._setup_program(state)(self._fixed, self._varying, state)
 
-    def advance(self, state: State, span: Span) -> Advance:
-        """Run some rounds."""
+    def _setup_program(self, state: State) -> Program:
+        brief = is_brief(self.job)
+        return self._compile(program.setup, self._varying, state, brief=brief)
+
+    def _advanced(self, state: State, span: Span) -> tuple[Advance, program.Failure]:
         run, arguments = self._rounds(state, span)
         state, (rows, used, failure, track, done) = run(self._fixed, *arguments)
         count = int(used)
         table = {name: np.asarray(column)[:count] for name, column in rows.items()}
         track = jax.tree.map(np.asarray, track)
-        return Advance(state, table, int(done), track, first_failure(failure))
+        return Advance(state, table, int(done), track), failure
+
+    def _rounds(self, state: State, span: Span) -> tuple[Program, tuple]:
+        arguments = (self._varying, state, placed_span(self.layout, span))
+        return self._compile(program.advance, *arguments), arguments
+
+    def _compile(
+        self,
+        function: Any,
+        *arguments: Any,
+        donate: tuple[int, ...] = (1,),
+        brief: bool = False,
+    ) -> Program:
+        return self._compiled(self._asked_for(function, arguments, donate, brief))
+
+    def _compiled(self, asked: Asked) -> Program:
+        run, seconds = compiled(asked)
+        self.compile_seconds += seconds
+        return run
+
+    def _asked_for(
+        self, function: Any, arguments: tuple, donate: tuple[int, ...], brief=False
+    ) -> Asked:
+        like = program.result_like(function, *arguments)
+        how = (self._evaluation, brief, like)
+        return Asked(function, self._fixed, arguments, donate, *how)
+
+
+class SimulatorRuntime(CompiledRuntime):
+    """Runs rounds inside one program; `clients_at_once` bounds memory per device."""
+
+    def __init__(self, job: Job, clients_at_once: int | None = None) -> None:
+        super().__init__(job, layout_for(job, clients_at_once))
+
+    def start(self) -> tuple[State, Found | None]:
+        """Return the state before round 0, after any setup phases."""
+        state, failure = self._set_up(self._first_state())
+        return state, first_failure(failure)
+
+    def advance(self, state: State, span: Span) -> Advance:
+        """Run some rounds."""
+        step, failure = self._advanced(state, span)
+        return step._replace(place=first_failure(failure))
 
     def prepare(self, span: Span, pool: Executor) -> None:
         """Trace what `advance` will run; let the pool compile it meanwhile."""
-        state, seconds = self._first_state()
+        state = self._first_state()
         arguments = (self._varying, state, placed_span(self.layout, span))
         asked = self._asked_for(program.advance, arguments, (1,))
-        self.compile_seconds += seconds + prepare(asked, pool)
+        self.compile_seconds += prepare(asked, pool)
 
     def memory(self, span: Span) -> MemoryPlan:
         """Return what the program of the rounds takes of each device; run nothing."""
-        (state, _), (_, job) = self._first_state(), self._fixed
+        state, (_, job) = self._first_state(), self._fixed
         run, _ = self._rounds(state, span)
         total, working = run.bytes_needed()
         return MemoryPlan(
@@ -119,27 +136,10 @@ class SimulatorRuntime:
         """Put a fetched state back on the devices."""
         return self.layout.place_state(jax.tree.map(jnp.asarray, state))
 
-    def _first_state(self) -> tuple[State, float]:
+    def _first_state(self) -> State:
         # As one program: method by method it would be one for every step of theirs.
         asked = Asked(start_state, self.job, (), (), self._evaluation, brief=True)
-        begin, seconds = compiled(asked)
-        return self.layout.place_state(begin(self.job)), seconds
-
-    def _rounds(self, state: State, span: Span) -> tuple[Program, tuple]:
-        arguments = (self._varying, state, placed_span(self.layout, span))
-        return self._compile(program.advance, *arguments, donate=(1,)), arguments
-
-    def _compile(self, function, *arguments, donate: tuple[int, ...], brief=False):
-        run, seconds = compiled(self._asked_for(function, arguments, donate, brief))
-        self.compile_seconds += seconds
-        return run
-
-    def _asked_for(
-        self, function: Any, arguments: tuple, donate: tuple[int, ...], brief=False
-    ) -> Asked:
-        like = program.result_like(function, *arguments)
-        how = (self._evaluation, brief, like)
-        return Asked(function, self._fixed, arguments, donate, *how)
+        return self.layout.place_state(self._compiled(asked)(self.job))
 
 
 def placed_span(layout: Layout, span: Span) -> Any:
@@ -148,16 +148,9 @@ def placed_span(layout: Layout, span: Span) -> Any:
     def count(value: Any) -> jax.Array:
         return jax.device_put(np.asarray(value, np.int32))
 
-    whole = program.Span(
-        start=count(span.start),
-        stop=count(span.stop),
-        total=count(span.total),
-        every=count(span.every),
-        limits=count(span.limits),
-        rule=span.rule,
-        track=jax.tree.map(jnp.asarray, span.track),
-        ends=span.ends,
-    )
+    names = ("start", "stop", "total", "every", "limits")
+    counts = {name: count(getattr(span, name)) for name in names}
+    whole = replace(span, **counts, track=jax.tree.map(jnp.asarray, span.track))
     return layout.place(whole, PartitionSpec())
 
 
@@ -167,9 +160,9 @@ def is_brief(job: Job) -> bool:
     return job.clients * rows_of_sample(job) * parameters <= _BRIEF
 
 
-def first_failure(failure: program.Failure) -> Found | None:
+def first_failure(failure: program.Failure | None) -> Found | None:
     """Return (round, phase, client) of the first failure, if there was one."""
-    if int(failure.client) == program.NOBODY:
+    if failure is None or int(failure.client) == program.NOBODY:
         return None
     return int(failure.round), int(failure.phase), int(failure.client)
 
@@ -180,6 +173,10 @@ def layout_for(job: Job, clients_at_once: int | None, sweeps: bool = False) -> L
     For large messages on the CPU one client at a time is faster, else all at once. One
     at a time it is, too, where a problem bounds the rows that are worked on.
     """
+    if clients_at_once is not None and clients_at_once < 1:
+        raise InvalidInputError(
+            f"clients_at_once={clients_at_once}: at least 1, or None to choose."
+        )
     algorithm = job.algorithm
     server = jax.eval_shape(algorithm.init_server, job.x, job.y)
     floats = sum(leaf.size for leaf in jax.tree.leaves(algorithm.worked_on(server)))

@@ -66,7 +66,7 @@ class Stopping:
         """Say whether measurements decide."""
         return self.target is not None or self.patience is not None
 
-    def told(self, reason: int, done: int, rounds: int) -> str:
+    def why(self, reason: int, done: int, rounds: int) -> str:
         """Say in words why a run ended after so many rounds."""
         if reason == TARGET:
             return f"after round {done}: {self.metric} reached {self.target:g}"

@@ -1,14 +1,12 @@
 """Many runs as one program: step sizes and random seeds are batched, not repeated."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
 from fedbilevel._types import Key
@@ -16,13 +14,11 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.runtime import program
 from fedbilevel.runtime.checkpoint import fingerprint
-from fedbilevel.runtime.compilation import Asked, compiled
 from fedbilevel.runtime.contract import Advance, Found, Span, failure
 from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
-from fedbilevel.runtime.products import evaluation
-from fedbilevel.runtime.simulator import is_brief, layout_for, placed_span
+from fedbilevel.runtime.simulator import CompiledRuntime, layout_for
 from fedbilevel.runtime.stopping import Stopping
 
 __all__ = ["SweepRuntime", "SweepState", "single_outcomes"]
@@ -37,15 +33,13 @@ class SweepState(eqx.Module):
     failed: Int[Array, "runs 3"]
 
 
-class SweepRuntime:
+class SweepRuntime(CompiledRuntime):
     """Runs every (algorithm, seed) of two lists of one length side by side.
 
     The algorithms may differ in their numbers only; an empty list repeats the job's
     own algorithm, or the seed 0. A run that diverges does not stop the others, unless
     `first_failure_ends` is set.
     """
-
-    name = "simulator"
 
     def __init__(
         self,
@@ -56,14 +50,11 @@ class SweepRuntime:
         clients_at_once: int | None = None,
         first_failure_ends: bool = False,
     ) -> None:
-        self.job, self.first_failure_ends = job, first_failure_ends
         many, self._roots = _pairs(job, algorithms, seeds)
-        self.layout = layout_for(job, clients_at_once, sweeps=True)
-        self._evaluation = evaluation(job)
-        self.compile_seconds = 0.0
-        self._fixed = (self.layout, self.layout.place_job(job))
         self._different = (_stacked(many), jnp.stack(self._roots))
-        self._varying = self.layout.place(self._different, PartitionSpec())
+        layout = layout_for(job, clients_at_once, sweeps=True)
+        super().__init__(job, layout, self._different)
+        self.first_failure_ends = first_failure_ends
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -91,33 +82,23 @@ class SweepRuntime:
     def start(self) -> tuple[SweepState, Found | None]:
         """Return the state before round 0, after any setup phases."""
         blank = self.blank()
-        state = self.layout.place_state(blank.state)
-        if not self.job.algorithm.setup():
+        state, found = self._set_up(self.layout.place_state(blank.state))
+        if found is None:
             return SweepState(state, blank.failed), None
-        brief = is_brief(self.job)
-        run = self._compile(program.setup, self._varying, state, brief=brief)
-        state, found = run(self._fixed, self._varying, state)
         return self._after(SweepState(state, blank.failed), found)
 
     def advance(self, state: SweepState, span: Span) -> Advance:
         """Run some rounds."""
-        arguments = (self._varying, state.state, placed_span(self.layout, span))
-        run = self._compile(program.advance, *arguments)
-        inner, (rows, used, found, track, done) = run(self._fixed, *arguments)
-        after, place = self._after(SweepState(inner, state.failed), found)
-        count = int(used)
-        table = {name: np.asarray(column)[:count] for name, column in rows.items()}
-        track = jax.tree.map(np.asarray, track)
-        return Advance(after, table, int(done), track, place)
+        step, found = self._advanced(state.state, span)
+        after, place = self._after(SweepState(step.state, state.failed), found)
+        return step._replace(state=after, place=place)
 
     def prepare(self, span: Span) -> None:
         """Compile what `start` and `advance` will run."""
         state = self.layout.place_state(self.blank().state)
         if self.job.algorithm.setup():
-            brief = is_brief(self.job)
-            self._compile(program.setup, self._varying, state, brief=brief)
-        arguments = (self._varying, state, placed_span(self.layout, span))
-        self._compile(program.advance, *arguments)
+            self._setup_program(state)
+        self._rounds(state, span)
 
     def fetch(self, state: SweepState) -> SweepState:
         """Return the state on the host, one entry per run and client."""
@@ -144,12 +125,6 @@ class SweepRuntime:
             return state, _place(failed[bad[0]])
         return state, None
 
-    def _compile(self, function: Any, *arguments: Any, brief: bool = False) -> Any:
-        how = (self._evaluation, brief, program.result_like(function, *arguments))
-        run, seconds = compiled(Asked(function, self._fixed, arguments, (1,), *how))
-        self.compile_seconds += seconds
-        return run
-
 
 def single_outcomes(
     runtime: SweepRuntime, outcome: Outcome, stopping: Stopping, rounds: int, every: int
@@ -174,10 +149,10 @@ def single_outcomes(
             for name, column in outcome.columns.items()
         }
         state = jax.tree.map(lambda leaf, run=run: leaf[run], outcome.state.state)
-        told = outcome.ended
+        ended = outcome.ended
         if int(track.reason[run]):
-            told = stopping.told(int(track.reason[run]), last, rounds)
-        found.append(Outcome(state, columns, seconds, told))
+            ended = stopping.why(int(track.reason[run]), last, rounds)
+        found.append(Outcome(state, columns, seconds, ended))
     return found
 
 

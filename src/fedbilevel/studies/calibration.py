@@ -145,11 +145,11 @@ def metric_curves(
     It is known between two rounds only. From one to the next the mean over seeds is
     taken as exponential, so that long rounds count the fast fall at the beginning
     rightly; where it is flat, beginning and end count half each. The beginning of the
-    first round counts where the metrics tell it.
+    first round counts where the metrics have it.
     """
     columns = np.asarray([one.columns[setting.headline] for one in results], float)
-    told = setting.headline_at_start()
-    start = columns[:, :1] if told is None else told
+    at_start = setting.headline_at_start()
+    start = columns[:, :1] if at_start is None else at_start
     before = np.hstack([np.broadcast_to(start, (len(results), 1)), columns[:, :-1]])
     share = _share_of_beginning(before.mean(axis=0), columns.mean(axis=0))
     each = share * before + (1 - share) * columns

@@ -187,7 +187,7 @@ def _compiling_ahead(
     how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         # Processes that joined must compile in the same order. What goes wrong here
-        # goes wrong again where it is waited for, and is told there.
+        # goes wrong again where it is waited for, and is raised there.
         if len(jobs) > 1 and jax.process_count() == 1:
             for job in jobs.values():
                 pool.submit(compile_seeds, job, rounds, seeds, **how)

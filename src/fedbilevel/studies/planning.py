@@ -34,14 +34,7 @@ __all__ = [
 ]
 
 PRESETS = ("theory", "practical")
-_NAMES = {
-    "l0": "L0",
-    "l1": "L1",
-    "l21": "L21",
-    "l22": "L22",
-    "mu": "mu",
-    "sigma": "sigma",
-}
+_NAMES = dict(l0="L0", l1="L1", l21="L21", l22="L22", mu="mu", sigma="sigma")
 _START = ("phi0", "y0")
 _DIGITS = 4  # of steps that are recommended
 _NEWTON_STEPS, _SOLVER_STEPS = 8, 50
@@ -71,7 +64,7 @@ def measure_ground(
     rounds: int,
     given: Mapping[str, float],
 ) -> Ground:
-    """Measure the constants at the start, half way and the end of a run.
+    """Measure the constants at the start, the middle and the end of a run.
 
     `given` are constants that are known: l0, l1, l21, l22, mu, sigma, phi0, y0. If all
     are, nothing is run.
@@ -85,8 +78,7 @@ def measure_ground(
     if len(given) < len(known):
         found = _estimates(setting.job(algorithm), rounds)
     for name, value in given.items():
-        told = _NAMES.get(name, name)
-        found[told] = Estimate(value, value, value, "given")
+        found[_NAMES.get(name, name)] = _exactly(value, "given")
     inputs = Inputs(**{mine: found[name].value for mine, name in _NAMES.items()})
     start = (found["phi0"].value, found["y0"].value)
     return Ground(inputs, found, start, (dx, dy))
@@ -117,13 +109,15 @@ def _estimates(job: Job, rounds: int) -> dict[str, Estimate]:
     )
     together = Oracle(job.problem, job.data.pooled(), 0, None, None)
     phi, distance = zip(*(_value(together, point) for point in points), strict=True)
-    told = f"by {_NEWTON_STEPS} Newton steps over all rows"
-    fall = float(phi[0] - min(phi))
-    square = float(distance[0])
-    how = f"Phi at the start less the least of {len(points)} points, y* {told}"
-    found["phi0"] = Estimate(fall, fall, fall, how)
-    found["y0"] = Estimate(square, square, square, f"y* {told}")
+    how = f"y* by {_NEWTON_STEPS} Newton steps over all rows"
+    fall = f"Phi at the start less the least of {len(points)} points, {how}"
+    found["phi0"] = _exactly(float(phi[0] - min(phi)), fall)
+    found["y0"] = _exactly(float(distance[0]), how)
     return found
+
+
+def _exactly(value: float, how: str) -> Estimate:
+    return Estimate(value, value, value, how)
 
 
 @jax.jit
@@ -166,15 +160,9 @@ def checked(
     ground = measure_ground(setting, algorithm, rounds, given)
     constants = Constants(ground.inputs, float(rule.theta), rule.q)
     found = conditions(theorem, constants, letters)
-    given_weights = () if theorem == 3 else (letters.alpha, letters.beta)
-    most = largest_steps(
-        theorem,
-        constants,
-        letters.clients,
-        letters.local_steps,
-        *given_weights,
-        digits=_DIGITS,
-    )
+    sizes = (letters.clients, letters.local_steps)
+    weights = () if theorem == 3 else (letters.alpha, letters.beta)
+    most = largest_steps(theorem, constants, *sizes, *weights, digits=_DIGITS)
     names = ("rho2", "rho1", "eta", "alpha", "beta")
     return ground, {
         "algorithm": algorithm.title,
@@ -216,9 +204,8 @@ def plan(
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     if preset == "theory":
-        setting = Setting(
-            problem, data(clients), start, sampling=sampling or Sampling()
-        )
+        drawn = sampling or Sampling()
+        setting = Setting(problem, data(clients), start, sampling=drawn)
         ground = measure_ground(setting, algorithm, rounds, given or {})
         number = theorem_for(type(algorithm), theorem)
         return planned_by_theory(ground, number, clients, **aim)
@@ -239,14 +226,8 @@ def plan(
 
 def planned_by_theory(ground: Ground, theorem: int, clients: int, **aim: Any) -> Plan:
     """Plan by the theorem's own constants; clients are assumed to be alike."""
-    return theory_plan(
-        theorem,
-        ground.inputs,
-        clients,
-        sizes=ground.sizes,
-        start=ground.start,
-        **aim,
-    )
+    known = {"sizes": ground.sizes, "start": ground.start}
+    return theory_plan(theorem, ground.inputs, clients, **known, **aim)
 
 
 def refuse_constants(given: Mapping[str, float]) -> None:

@@ -113,34 +113,20 @@ def speedup(
     start: tuple[Upper, Lower],
     algorithm: type[AbstractAlgorithm],
     *,
-    calibration: Calibration,
-    clients: Sequence[int],
-    iterations: Sequence[int],
-    seeds: int = 16,
     metrics: Metrics | None = None,
     headline: str = "upper_loss",
     sampling: Sampling | None = None,
-    period_factor: float = 1.0,
-    target: float | None = None,
-    watch: Watch = lambda text: None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Measure how the error falls with K at fixed T, or with T at fixed K.
 
-    `data(clients)` are the rows of so many clients, and `calibration` is what
-    `calibrate` measured. See `measure_speedup` for the rest.
+    `data(clients)` are the rows of so many clients. `more` is what `measure_speedup`
+    takes: the `calibration` that `calibrate` measured, `clients`, `iterations`, and by
+    choice `seeds`, `period_factor`, `target` and `watch`.
     """
     shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
-    return measure_speedup(
-        setting_by_clients(problem, data, start, **shared),
-        algorithm,
-        calibration,
-        clients,
-        iterations,
-        seeds=seeds,
-        period_factor=period_factor,
-        target=target,
-        watch=watch,
-    )
+    setting_of = setting_by_clients(problem, data, start, **shared)
+    return measure_speedup(setting_of, algorithm, **more)
 
 
 def complexity(
@@ -149,26 +135,19 @@ def complexity(
     start: tuple[Upper, Lower],
     algorithm: type[AbstractAlgorithm],
     *,
-    calibration: Calibration,
-    clients: Sequence[int],
-    targets: Sequence[float],
-    seeds: int = 16,
     metrics: Metrics | None = None,
     headline: str = "upper_loss",
     sampling: Sampling | None = None,
-    watch: Watch = lambda text: None,
+    **more: Any,
 ) -> dict[str, Any]:
-    """Measure iterations and rounds to epsilon, against K or against epsilon."""
+    """Measure iterations and rounds to epsilon, against K or against epsilon.
+
+    `more` is what `measure_complexity` takes: the `calibration`, `clients`, `targets`,
+    and by choice `seeds` and `watch`.
+    """
     shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
-    return measure_complexity(
-        setting_by_clients(problem, data, start, **shared),
-        algorithm,
-        calibration,
-        clients,
-        targets,
-        seeds=seeds,
-        watch=watch,
-    )
+    setting_of = setting_by_clients(problem, data, start, **shared)
+    return measure_complexity(setting_of, algorithm, **more)
 
 
 def measure_speedup(
@@ -178,7 +157,7 @@ def measure_speedup(
     clients: Sequence[int],
     iterations: Sequence[int],
     *,
-    seeds: int,
+    seeds: int = 16,
     period_factor: float = 1.0,
     target: float | None = None,
     watch: Watch = lambda text: None,
@@ -197,7 +176,7 @@ def measure_speedup(
         plan = practical_plan(calibration, K, iterations=aim)
         period = max(1, round(period_factor * plan.local_steps))
         plan = replace(plan, local_steps=period, rounds=-(-T // period))
-        watch(_told(plan))
+        watch(_progress(plan))
         setting, results = run_plan(setting_of, kind, plan, seeds)
         if target is None:
             curves = metric_curves(setting, results)
@@ -211,9 +190,8 @@ def measure_speedup(
     claimed = claims[key] if target is None else claims.get(f"T{key}")
     fit = fit_exponent([point[axis] for point in points], found, claimed)
     what = "mean metric" if target is None else "iterations"
-    about = {"axis": axis, "value": what, "target": target}
-    about["period_factor"] = period_factor
-    return _summary(kind, calibration, points, about, fit)
+    about = {"value": what, "target": target, "period_factor": period_factor}
+    return _summary(kind, calibration, points, {**asdict(fit), "axis": axis, **about})
 
 
 def measure_complexity(
@@ -223,7 +201,7 @@ def measure_complexity(
     clients: Sequence[int],
     targets: Sequence[float],
     *,
-    seeds: int,
+    seeds: int = 16,
     watch: Watch = lambda text: None,
 ) -> dict[str, Any]:
     """Count iterations and rounds until the running mean of the metric is below."""
@@ -231,7 +209,7 @@ def measure_complexity(
     points, found, rounds = [], [], []
     for K, target in product(clients, targets):
         plan = practical_plan(calibration, K, target=target)
-        watch(_told(plan))
+        watch(_progress(plan))
         longer = int(_LONGER * plan.rounds) + 1
         setting, results = run_plan(setting_of, kind, plan, seeds, longer)
         found.append(until(metric_curves(setting, results), target, plan))
@@ -241,10 +219,10 @@ def measure_complexity(
     claims = claims_of(kind).exponents
     key = {"clients": "K", "target": "e"}[axis]
     at = [point[axis] for point in points]
-    fit = fit_exponent(at, found, claims[f"T{key}"])
-    for_rounds = fit_exponent(at, rounds, claims[f"R{key}"])
-    about = {"axis": axis, "value": "iterations", "rounds": asdict(for_rounds)}
-    return _summary(kind, calibration, points, about, fit)
+    fit = asdict(fit_exponent(at, found, claims[f"T{key}"]))
+    for_rounds = asdict(fit_exponent(at, rounds, claims[f"R{key}"]))
+    about = {**fit, "axis": axis, "value": "iterations", "rounds": for_rounds}
+    return _summary(kind, calibration, points, about)
 
 
 def default_targets(
@@ -293,7 +271,7 @@ def until(
 
 
 def criterion(setting: Setting, results: Sequence[Result]) -> dict[str, float]:
-    """Return the mean of the paper's criterion over a run, where metrics tell it.
+    """Return the mean of the paper's criterion over a run, where metrics have it.
 
     ||grad Phi||^2 + Ltil^2 ||y - y*(x)||^2 is what the theorems bound; the headline of
     such a task is its first term.
@@ -321,18 +299,16 @@ def _summary(
     calibration: Calibration,
     points: list[dict[str, Any]],
     about: dict[str, Any],
-    fit: Fit,
 ) -> dict[str, Any]:
     return {
         "task": "custom",
         "algorithm": kind.__name__,
         "theorem": calibration.theorem,
-        **asdict(fit),
         **about,
         "points": points,
         "calibration": asdict(calibration),
     }
 
 
-def _told(plan: Plan) -> str:
+def _progress(plan: Plan) -> str:
     return f"K={plan.clients}, T={plan.iterations}, p={plan.local_steps}"

@@ -18,7 +18,7 @@ Places = Float[np.ndarray, "points size"]
 _REACHES = (0.25, 0.5, 1.0)  # how far values are alike, as shares of a range
 _NOISES = (0.05, 0.2, 0.6)  # of a value, by how much all of them differ
 _MOST_REACHES = 3  # dimensions that have one of their own
-_TOLD = 0.75  # of the values; the others are as bad as the worst of these
+_KNOWN = 0.75  # of the values; the others are as bad as the worst of these
 
 
 def heights_of(values: Float[np.ndarray, " points"]) -> np.ndarray:
@@ -27,14 +27,14 @@ def heights_of(values: Float[np.ndarray, " points"]) -> np.ndarray:
     Those are logarithms where all are above 0, and the worst quarter are as bad as the
     best of it: how bad a bad point is says nothing of where the good ones are.
     """
-    told = np.asarray(values, float)
-    finite = told[np.isfinite(told)]
+    heights = np.asarray(values, float)
+    finite = heights[np.isfinite(heights)]
     if not len(finite):
-        return np.zeros(len(told))
+        return np.zeros(len(heights))
     if finite.min() > 0:
-        told, finite = np.log(told), np.log(finite)
-    bad = np.sort(told)[min(int(_TOLD * len(told)), len(told) - 1)]
-    return np.minimum(told, min(bad, finite.max()))
+        heights, finite = np.log(heights), np.log(finite)
+    bad = np.sort(heights)[min(int(_KNOWN * len(heights)), len(heights) - 1)]
+    return np.minimum(heights, min(bad, finite.max()))
 
 
 class Surface:
@@ -46,12 +46,12 @@ class Surface:
     def __init__(self, places: Places, heights: Float[np.ndarray, " points"]) -> None:
         self.places, self.middle = places, float(np.mean(heights))
         self.unit = float(np.std(heights)) or 1.0
-        told, likeliest = (heights - self.middle) / self.unit, -math.inf
+        scaled, likeliest = (heights - self.middle) / self.unit, -math.inf
         for reaches, noise in itertools.product(_reaches(places.shape[1]), _NOISES):
-            alike = _alike(places, places, reaches) + noise**2 * np.eye(len(told))
+            alike = _alike(places, places, reaches) + noise**2 * np.eye(len(scaled))
             root = np.linalg.cholesky(alike)
-            weights = np.linalg.solve(root.T, np.linalg.solve(root, told))
-            likelihood = -0.5 * told @ weights - np.sum(np.log(np.diag(root)))
+            weights = np.linalg.solve(root.T, np.linalg.solve(root, scaled))
+            likelihood = -0.5 * scaled @ weights - np.sum(np.log(np.diag(root)))
             if likelihood > likeliest:
                 likeliest = likelihood
                 self.reaches, self.root, self.weights = reaches, root, weights

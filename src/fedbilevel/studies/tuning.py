@@ -1,7 +1,7 @@
 """Tries algorithms, to the end or by successive halving, and takes the best.
 
 Trials that differ in numbers only are one compiled program, with all seeds. With rungs
-all of them run briefly, and after each the best third goes on from where it is; what
+all of them run briefly, and after each the best third continues from its state; what
 diverged never does. That is cheap, but favors steps that are good early and bad late.
 Trials are judged on rows that are neither theirs nor those for testing, see
 `validation`.
@@ -24,7 +24,6 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import InvalidInputError, NonFiniteError, unknown_name
 from fedbilevel.problem import Data, Problem
 from fedbilevel.runtime import (
-    Checkpoints,
     Job,
     Ledger,
     Sampling,
@@ -41,7 +40,7 @@ from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
 __all__ = ["Trial", "Tuned", "cost_of", "looks", "tune", "tuned", "tuning_seeds"]
 
-_KEPT = 3  # one of so many goes on
+_KEPT = 3  # one of so many continues
 _MOST_TRIALS = 81  # of a cheap method beside a dear one
 _OTHER_SEEDS = 2**16  # above those of results
 _LOOKS, _APART = 5, 45  # times a trial is judged, one of so many of its rounds apart
@@ -114,7 +113,7 @@ def tune(
     A fifth of each client's upper rows is held out, and judges: `headline` is
     "held_out_loss". It may also name one of the `metrics`, which are your own affair:
     one on test rows makes the test worthless. With `keeping` an interrupted search,
-    called again with `resume`, goes on where it was.
+    called again with `resume`, continues where it stopped.
     """
     drawn = sampling or Sampling()
     setting = Setting(
@@ -142,17 +141,16 @@ def tuned(
         open_folder(Path(keeping.folder), keeping.resume)
     lengths = _lengths(rounds, rungs)
     halving = _Halving(setting, lengths, list(seeds), keeping, watch)
-    count = len(candidates) if not isinstance(candidates, Search) else candidates.count
+    count = candidates.count if isinstance(candidates, Search) else len(candidates)
     if isinstance(candidates, Search) and budget is not None:
         job = setting.job(candidates.first())
         count = _affordable(job, lengths, len(seeds), budget)
     trials = halving.first_rung(candidates, count)
-    for rung in range(1, len(lengths)):
+    for rung, wanted in enumerate(_counts(count, len(lengths))[1:], 1):
         finite = [one for one in trials if math.isfinite(one.value)]
         longest = [one for one in finite if one.rung == rung - 1]
-        wanted = _counts(count, len(lengths))[rung]
-        going = sorted(longest, key=lambda one: one.value)[:wanted]
-        halving.go_on(sorted(going, key=lambda one: one.number), rung)
+        best = sorted(longest, key=lambda one: one.value)[:wanted]
+        halving.extend(sorted(best, key=lambda one: one.number), rung)
     return halving.concluded(trials, candidates)
 
 
@@ -203,7 +201,7 @@ def _unit(batch: int | None) -> str:
 def _by_rung(job: Job, lengths: Sequence[int]) -> np.ndarray:
     """Return what a run costs in each rung."""
     every = Ledger(job).cumulative(job.key, lengths[-1])[_unit(job.upper_batch)]
-    return np.diff([every[length - 1] for length in lengths], prepend=0)
+    return np.diff(every[np.asarray(lengths) - 1], prepend=0)
 
 
 def _together(by_rung: np.ndarray, trials: int, seeds: int) -> int:
@@ -259,20 +257,20 @@ class _Halving:
         trials: list[_Running] = []
         if not isinstance(candidates, Search):
             trials = [_Running(n, one, {}) for n, one in enumerate(candidates)]
-            self.go_on(trials, 0)
+            self.extend(trials, 0)
             return trials
         for batch, size in enumerate(candidates.batches(count)):
-            told = [(one.point, one.value) for one in trials]
-            points = candidates.proposed(size, told, batch)
+            tried = [(one.point, one.value) for one in trials]
+            points = candidates.proposed(size, tried, batch)
             fresh = [
                 _Running(len(trials) + n, candidates.make(**point), point)
                 for n, point in enumerate(points)
             ]
-            self.go_on(fresh, 0, batch)
+            self.extend(fresh, 0, batch)
             trials += fresh
         return trials
 
-    def go_on(self, trials: Sequence[_Running], rung: int, batch: int = 0) -> None:
+    def extend(self, trials: Sequence[_Running], rung: int, batch: int = 0) -> None:
         """Take trials through one more rung, and judge them."""
         for group in _alike(trials):
             place = f"rung-{rung}-batch-{batch}-trial-{group[0].number}"
@@ -290,24 +288,25 @@ class _Halving:
         several = self.seeds * len(group)
         runtime = SweepRuntime(job, algorithms=many, seeds=several)
         length, every = self.lengths[rung], self.lengths[-1]
-        begin, judged = self._where_they_are(group, rung), []
-        outcome: Any = None
+        begin, outcome, judged = self._reached(group, rung), None, []
         for end in looks(length, 0 if begin is None else begin.round):
+            part = f"{place}-round-{end}"
             outcome = execute(
                 runtime,
                 end,
                 measure_every=every,
-                checkpoints=self._checkpoints(f"{place}-round-{end}"),
+                checkpoints=self.keeping and self.keeping.part(part),
                 watch=self.watch,
                 begin=begin,
             )
             begin = Snapshot(outcome.state, {}, end, {})
             judged.append(self._judgments(job, outcome.state, outcome.columns))
+        assert outcome is not None  # a trial is judged at least once
         found = single_outcomes(runtime, outcome, NEVER, length, every)
-        errors = [one for one in found if isinstance(one, NonFiniteError)]
-        self.error = self.error or next(iter(errors), None)
+        errors = [one if isinstance(one, NonFiniteError) else None for one in found]
+        self.error = self.error or next(filter(None, errors), None)
         values = np.mean(judged, axis=0)
-        failed = np.asarray([isinstance(one, NonFiniteError) for one in found])
+        failed = np.asarray([one is not None for one in errors])
         values = np.where(failed | ~np.isfinite(values), np.inf, values)
         for turn, one in enumerate(group):
             own = slice(turn * len(self.seeds), (turn + 1) * len(self.seeds))
@@ -315,15 +314,13 @@ class _Halving:
             one.value = float(np.mean(values[own]))
             one.state = jax.tree.map(lambda leaf, own=own: leaf[own], outcome.state)
 
-    def _where_they_are(self, group: Sequence[_Running], rung: int) -> Snapshot | None:
+    def _reached(self, group: Sequence[_Running], rung: int) -> Snapshot | None:
+        """Return where the last rung ended, of all trials of a group and all seeds."""
         if rung == 0:
             return None
         states = [one.state for one in group]
         state = jax.tree.map(lambda *leaves: np.concatenate(leaves), *states)
         return Snapshot(state, {}, self.lengths[rung - 1], {})
-
-    def _checkpoints(self, place: str) -> Checkpoints | None:
-        return None if self.keeping is None else self.keeping.part(place)
 
     def _judgments(
         self, job: Job, state: SweepState, columns: dict[str, np.ndarray]
@@ -350,24 +347,16 @@ class _Halving:
             )
         last = max(one.rung for one in finite)
         longest = [one for one in trials if one.rung == last]
-        told = [(one.point, one.value) for one in longest]
+        best = min(longest, key=lambda one: one.value)
         if isinstance(candidates, Search):
-            best = longest[candidates.best(told)]
-        else:
-            best = min(longest, key=lambda one: one.value)
-        return Tuned(
-            best.algorithm,
-            best.point,
-            [self._trial(one) for one in trials],
-            self.judged_by,
-            tuple(self.seeds),
-            self.cost,
-            _unit(self.setting.sampling.batch),
-        )
-
-    def _trial(self, one: _Running) -> Trial:
-        rounds = self.lengths[one.rung]
-        return Trial(one.algorithm, one.value, rounds, one.point, one.by_seed)
+            best = longest[candidates.best([(o.point, o.value) for o in longest])]
+        every = [
+            Trial(o.algorithm, o.value, self.lengths[o.rung], o.point, o.by_seed)
+            for o in trials
+        ]
+        unit = _unit(self.setting.sampling.batch)
+        about = (self.judged_by, tuple(self.seeds), self.cost, unit)
+        return Tuned(best.algorithm, best.point, every, *about)
 
 
 def _alike(trials: Sequence[_Running]) -> list[list[_Running]]:
@@ -375,10 +364,9 @@ def _alike(trials: Sequence[_Running]) -> list[list[_Running]]:
     groups: list[tuple[Any, list[_Running]]] = []
     for one in trials:
         static = eqx.filter(one.algorithm, eqx.is_array, inverse=True)
-        for other, members in groups:
-            if eqx.tree_equal(static, other):
-                members.append(one)
-                break
-        else:
-            groups.append((static, [one]))
+        alike = (many for other, many in groups if eqx.tree_equal(static, other))
+        members = next(alike, None)
+        if members is None:
+            groups.append((static, members := []))
+        members.append(one)
     return [members for _, members in groups]

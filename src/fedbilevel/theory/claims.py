@@ -134,6 +134,6 @@ def parameters_of(
         local_steps=algorithm.local_steps,
         eta=float(algorithm.eta(0)),
         **{name: float(getattr(algorithm, name)) for name in _WEIGHTS},
-        first_batch=algorithm.first_batch if storm else 1,
+        first_batch=algorithm.settings().get("first_batch", 1) if storm else 1,
     )
     return (2 if constant else 3) if storm else 1, found, series

@@ -134,7 +134,7 @@ class Wrapper(NamedTuple):
 def _wrapper(name: str, make: Any, kind: Any = None, *names: str) -> Wrapper:
     """Return an entry; its parameters are the named fields of a class, or all."""
     own = {one.name: one for one in fields(kind)} if kind else {}
-    own.pop("algorithm", None)
+    own = {one: own[one] for one in own if one not in ("algorithm", "named")}
     chosen = {one: own[one] for one in names or own}
     text = (kind or make).__doc__ or name
     return Wrapper(name, text.strip().splitlines()[0], make, chosen)

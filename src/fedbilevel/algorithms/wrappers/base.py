@@ -6,7 +6,7 @@ of one loop itself. So wrappers nest, those of local steps inside of those of th
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -36,6 +36,7 @@ __all__ = [
     "AroundServer",
     "Inside",
     "With",
+    "check_one_loop",
     "inner_phase",
     "mapped",
     "moving_phases",
@@ -46,6 +47,7 @@ class AbstractWrapper(AbstractAlgorithm):
     """A method around a method; what it does not change is the inner one's."""
 
     algorithm: AbstractAlgorithm = part("the method that is wrapped")
+    named: str = eqx.field(static=True, default="", kw_only=True)
 
     if not TYPE_CHECKING:
 
@@ -59,8 +61,8 @@ class AbstractWrapper(AbstractAlgorithm):
 
     @property
     def title(self) -> str:
-        """The method's own name."""
-        return self.algorithm.title
+        """The name of the chain, or the method's own."""
+        return self.named or self.algorithm.title
 
     @property
     def answers(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -84,7 +86,8 @@ class AbstractWrapper(AbstractAlgorithm):
 
     def settings(self) -> dict[str, Any]:
         """Return those of the method, and the wrapper's own."""
-        own = {name: value for name, value in vars(self).items() if name != "algorithm"}
+        mine = {one.name for one in fields(self)} - {"algorithm", "named"}
+        own = {name: value for name, value in vars(self).items() if name in mine}
         return {**self.algorithm.settings(), **own}
 
     def init_server(self, x: Upper, y: Lower) -> PyTree:
@@ -186,6 +189,17 @@ class AroundServer(AbstractWrapper):
         return self.algorithm.events(server.server)
 
 
+def check_one_loop(name: str, algorithm: AbstractAlgorithm) -> OneLoop:
+    """Return a method of one loop, and raise if it is none."""
+    if isinstance(algorithm, OneLoop):
+        return algorithm
+    raise InvalidInputError(
+        f"`{name}` changes the local steps of a method of one loop, and "
+        f"`{type(algorithm).__name__}` is none. Apply it to the method itself, inside "
+        "of wrappers that change the round."
+    )
+
+
 class Around(OneLoop, AbstractWrapper):
     """A wrapper around a method of one loop, and one itself: the loop is its own."""
 
@@ -194,12 +208,7 @@ class Around(OneLoop, AbstractWrapper):
     )
 
     def __check_init__(self) -> None:
-        if not isinstance(self.algorithm, OneLoop):
-            raise InvalidInputError(
-                f"`{self.name()}` changes the local steps of a method of one loop, and "
-                f"`{type(self.algorithm).__name__}` is none. Apply it to the method "
-                "itself, inside of wrappers that change the round."
-            )
+        check_one_loop(self.name(), self.algorithm)
 
     def name(self) -> str:
         """Return what the wrapper is called."""
@@ -209,6 +218,11 @@ class Around(OneLoop, AbstractWrapper):
     def local_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The number of local steps, p."""
         return self.algorithm.local_steps
+
+    def with_local_steps(self, count: int) -> Any:
+        """Return the same around the method with another number of local steps."""
+        inner = self.algorithm.with_local_steps(count)
+        return eqx.tree_at(lambda one: one.algorithm, self, inner)
 
     @property
     def estimator(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -273,9 +287,9 @@ class With(Around):
     variation: Part = part("what is varied")
 
     def __check_init__(self) -> None:
-        if self.variation.corrects and any(
-            one.unequal for one in self.algorithm.parts()
-        ):
+        method = check_one_loop(self.name(), self.algorithm)
+        unequal = any(one.unequal for one in method.parts())
+        if self.variation.corrects and unequal:
             raise InvalidInputError(
                 f"`{self.name()}` of `{self.title}`: a correction is for equal numbers "
                 "of local steps. Leave out one of the two."

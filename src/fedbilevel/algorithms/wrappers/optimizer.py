@@ -28,18 +28,26 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import AbstractBlocks, Lower, Number, Upper
-from fedbilevel.algorithms.base import Phase, Phases, SeesTurn, ServerTurn, with_turn
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Phase,
+    Phases,
+    SeesTurn,
+    ServerTurn,
+    with_turn,
+)
 from fedbilevel.algorithms.one_loop import Begin, Iterate, Part, Step
 from fedbilevel.algorithms.wrappers.base import (
-    Around,
     AroundServer,
     Inside,
+    With,
+    check_one_loop,
     inner_phase,
     mapped,
     moving_phases,
 )
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.schedules import check_fields, count, number, part
+from fedbilevel.schedules import check_fields, number, part
 
 __all__ = ["Adam", "Descent", "LocalOptimizer", "ServerOptimizer"]
 
@@ -101,33 +109,32 @@ class ServerOptimizer(AroundServer):
         return replace(inner_phase(phase), up=with_turn(up))
 
 
-class LocalOptimizer(Around):
+class LocalOptimizer(With):
     """An algorithm of one loop whose clients step by an Optax transformation.
 
-    The transformation changes how far each of the `local_steps` leads.
+    The transformation changes how far each of the `local_steps` leads; `algorithm` has
+    as many, or one. `optimizer` is one for all blocks, or one for each.
     """
 
-    optimizer: Any = part("an Optax transformation, or one for each block")
-    local_steps: int = count(  # pyright: ignore[reportIncompatibleMethodOverride]
-        "local steps between two averages, p", kw_only=True
-    )
-
-    def __check_init__(self) -> None:
-        if self.algorithm.local_steps not in (1, self.local_steps):
+    def __init__(
+        self, algorithm: AbstractAlgorithm, optimizer: Any, *, local_steps: int
+    ) -> None:
+        """Wrap a method; the number of local steps may differ from one alone."""
+        method = check_one_loop("LocalOptimizer", algorithm)
+        if method.local_steps not in (1, local_steps):
             raise InvalidInputError(
-                f"`LocalOptimizer(local_steps={self.local_steps})`: the number of "
-                f"local steps of `{type(self.algorithm).__name__}`, "
-                f"{self.algorithm.local_steps}, must be the same, or 1."
+                f"`LocalOptimizer(local_steps={local_steps})`: the number of local "
+                f"steps of `{type(method).__name__}`, {method.local_steps}, must be "
+                "the same, or 1."
             )
-        if not self.algorithm.returns_point:
+        if not method.returns_point:
             raise InvalidInputError(
-                f"`LocalOptimizer`: `{type(self.algorithm).__name__}` sends sums of "
+                f"`LocalOptimizer`: `{type(method).__name__}` sends sums of "
                 "directions, so that other local steps would change nothing."
             )
-
-    def parts(self) -> tuple[Part, ...]:
-        """Return the method's parts, and the transformation."""
-        return (*self.algorithm.parts(), Transformed(self.optimizer))
+        self.named = ""
+        self.algorithm = method.with_local_steps(local_steps)
+        self.variation = Transformed(optimizer)
 
 
 class Transformed(Part):

@@ -195,15 +195,16 @@ class Exchanges:
                 f"phase '{link.phase.name}' sends each client a message of its own, so "
                 "that masked replies have no common scale. Use another aggregation."
             )
-        told = self._masked.announced(question.asked)
-        if told is None:
+        announced = self._masked.announced(question.asked)
+        if announced is None:
             return Answers()
-        question = replace(question, header=replace(question.header, info=told.info()))
-        like = self._masked.like(coded, told)
-        answers = self._replies(question, told.participants, stand, like)
+        header = replace(question.header, info=announced.info())
+        question = replace(question, header=header)
+        like = self._masked.like(coded, announced)
+        answers = self._replies(question, announced.participants, stand, like)
         about = known_in_clear(link, question.sent, question.turn)
-        told_alike = (question.header, question.alike())
-        self._masked.average(answers, told, told_alike, coded, about)
+        alike = (question.header, question.alike())
+        self._masked.average(answers, announced, alike, coded, about)
         if answers.taken:
             answers.reply = link.received(question.sent, answers.reply, question.turn)
             require_finite(answers.reply, question.header, "the mean of the replies")

@@ -70,8 +70,8 @@ def implausible(
     }
     if 2 * len(far) < len(lengths):
         return far, ""
-    told = ", ".join(f"client {k} {length:.3g}" for k, length in lengths.items())
-    return {}, f"cannot tell which of {len(lengths)} replies is wrong, they move {told}"
+    each = ", ".join(f"client {k} {length:.3g}" for k, length in lengths.items())
+    return {}, f"cannot tell which of {len(lengths)} replies is wrong, they move {each}"
 
 
 def not_finite(measured: Mapping[int, PyTree]) -> dict[int, RefusedError]:

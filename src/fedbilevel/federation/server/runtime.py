@@ -1,4 +1,4 @@
-"""The server's side of a federation: walks the phases, exchange by exchange.
+"""The server's side of a federation: runs the phases, exchange by exchange.
 
 It is a runtime like the simulator, and makes the same numbers from the same key. Rows,
 memories and private blocks are at the sites; here are the server's state, and the
@@ -6,7 +6,7 @@ record of who took part in each exchange, from which the simulator can replay th
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PyTree, UInt8
 
-from fedbilevel._types import Key
-from fedbilevel.algorithms import Phase, Phases
+from fedbilevel.algorithms import Phase
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.server.exchanges import Exchanges, Question, Stand
@@ -32,12 +31,13 @@ from fedbilevel.federation.server.releases import ServerReleases
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.contract import Advance, Found, Span
+from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
+from fedbilevel.runtime.exchange import asked_clients
 from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, Job, start_server
+from fedbilevel.runtime.phase_loop import plain_loop, run_phases
 from fedbilevel.runtime.privacy import blocks_of, is_noisy, privacy_of_releases
 from fedbilevel.runtime.stopping import Stopping
-from fedbilevel.runtime.walk import drawn_times, plain_loop, walk
 
 __all__ = ["Federated", "FederationRuntime"]
 
@@ -63,7 +63,7 @@ class Federated(eqx.Module):
         return self.server
 
 
-class FederationRuntime:
+class FederationRuntime(Runtime):
     """Runs rounds on the sites of a roster.
 
     `job` has no rows of anybody: see `blind_job`. `metrics` names what the sites
@@ -75,7 +75,6 @@ class FederationRuntime:
     """
 
     name = "flower"
-    compile_seconds = 0.0
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class FederationRuntime:
     ) -> None:
         self.job, self.roster, self.made = job, roster, made
         self.releases = releases or ServerReleases()
-        self._told_columns = False
+        self._named_columns = False
         self._blocks = blocks_of(job) if is_noisy(job) else {}
         self.exchanges = Exchanges(job, roster, metrics, left_out)
         self._concludes = concludes or {}
@@ -104,16 +103,6 @@ class FederationRuntime:
                 "--measure scalars`). Leave out target and patience, or let sites "
                 "measure."
             )
-
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """The shape of a single run."""
-        return ()
-
-    @property
-    def roots(self) -> Sequence[Key]:
-        """The key of the run."""
-        return (self.job.key,)
 
     def fingerprint(self, every: int) -> str:
         """Return the name of the federation, which is its own."""
@@ -131,7 +120,7 @@ class FederationRuntime:
 
     def start(self) -> tuple[Federated, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        return self._all_phases(self.job.algorithm.setup(), keys.SETUP, 0, self.blank())
+        return self._all_phases(keys.SETUP, 0, self.blank())
 
     def advance(self, state: Federated, span: Span) -> Advance:
         """Run some rounds."""
@@ -139,8 +128,7 @@ class FederationRuntime:
         def one_round(state: Federated, index: int) -> tuple[Federated, Found | None]:
             # What a round starts from is kept before it, if anything is kept at all.
             self._durable = state.accepted
-            phases = self.job.algorithm.phases()
-            return self._all_phases(phases, keys.ROUNDS, index, state)
+            return self._all_phases(keys.ROUNDS, index, state)
 
         return rounds_in_python(span, state, one_round, self._measure)
 
@@ -169,7 +157,7 @@ class FederationRuntime:
             exchanges.pause(answers)
 
     def _all_phases(
-        self, phases: Phases, stage: int, index: int, state: Federated
+        self, stage: int, index: int, state: Federated
     ) -> tuple[Federated, Found | None]:
         shown = index if stage == keys.ROUNDS else -1
 
@@ -180,8 +168,7 @@ class FederationRuntime:
             state, bad = self._exchange(state, phase, (stage, number), turn, shown)
             return state, None if bad is None else (shown, number, bad)
 
-        times = drawn_times(self.job.key, stage)
-        return walk(phases, (state, None), index, visit, plain_loop, times)
+        return run_phases(self.job, stage, index, (state, None), visit, plain_loop)
 
     def _exchange(
         self,
@@ -194,7 +181,7 @@ class FederationRuntime:
         """Make one exchange; also return a client, if all replies were not finite."""
         exchanges, number = self.exchanges, len(state.attendance) + 1
         header = exchanges.header("exchange", shown + 1, number)
-        asked = self._asked(phase, where, index)
+        asked = asked_clients(self.job, phase, where, index)
         question = exchanges.question(header, state.server, where, index, asked)
         began = time.monotonic()
         while True:
@@ -250,14 +237,6 @@ class FederationRuntime:
             state.traffic,
         )
 
-    def _asked(self, phase: Phase, where: tuple[int, int], index: int) -> list[int]:
-        """Return who is asked in an exchange, by place."""
-        clients, count = self.roster.clients, self.job.cohort(phase)
-        if count == clients:
-            return list(range(clients))
-        drawn = keys.draw_cohort(self.job.key, *where, index, clients, count)
-        return [int(client) for client in drawn]
-
     def _stand(self, state: Federated) -> Stand:
         def stand(client: int) -> tuple[int, int]:
             return int(state.accepted[client]), int(self._durable[client])
@@ -277,7 +256,7 @@ class FederationRuntime:
         """Let the sites measure, and average what they found."""
         exchanges = self.exchanges
         names, told_by = sorted(exchanges.measurement), measuring(exchanges)
-        self._tell_columns(names, len(told_by))
+        self._name_columns(names, len(told_by))
         header = exchanges.header("measure", index + 1, len(state.attendance))
         answers = Answers()
         if told_by:
@@ -292,10 +271,10 @@ class FederationRuntime:
         mean = weighted_mean(stacked, exchanges.weights(clients))
         return {name: np.asarray(value) for name, value in mean.items()}
 
-    def _tell_columns(self, names: list[str], clients: int) -> None:
-        if self._told_columns:
+    def _name_columns(self, names: list[str], clients: int) -> None:
+        if self._named_columns:
             return
-        self._told_columns = True
+        self._named_columns = True
         self.roster.report(
             f"{clients} of {self.roster.clients} clients measure {', '.join(names)}; "
             "norms of gradients are not measured, since gradients stay at their sites"

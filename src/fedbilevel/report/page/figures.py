@@ -1,22 +1,21 @@
 """The numbers that a page draws, as JSON that equals the saved columns."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.axes import along, axes_of, cost_scale, value_scale
 from fedbilevel.report.comparison import stacked
-from fedbilevel.result import to_plain
+from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
 from fedbilevel.saved import Saved
 
-__all__ = ["as_script", "bars", "curves_of", "exact", "thinned"]
+__all__ = ["bars", "curves_of", "thinned"]
 
 _COSTS = {"round", "exchanges", "bytes", "samples"}
 # Of all columns and seeds together: with ten letters each, two megabytes.
 _MOST_NUMBERS = 200_000
+_UNWRITABLE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
@@ -58,34 +57,15 @@ def _scale_along(saved: Saved, axis: str) -> str:
 
 
 def thinned(column: np.ndarray, step: int) -> list[Any]:
-    """Return every so-manieth number from the end, so that the last is among them."""
-    return exact(column[::-1][::step][::-1])
+    """Return one of every `step` numbers, the last among them.
 
-
-def exact(column: np.ndarray) -> list[Any]:
-    """Return the numbers with as many digits as tell them apart in their precision.
-
-    What JSON cannot write is text that JavaScript reads as a number: NaN, Infinity.
+    They have as many digits as distinguish them in their precision. What JSON cannot
+    write is text that JavaScript reads as a number.
     """
-    if column.dtype.kind != "f":
-        return [int(value) for value in column]
-    return [_number(value) for value in column]
-
-
-def _number(value: np.floating) -> float | str:
-    if np.isnan(value):
-        return "NaN"
-    if np.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(str(value))
-
-
-def as_script(data: Any) -> str:
-    """Return JSON that can stand in a page: nothing in it ends the element it is in."""
-    text = json.dumps(to_plain(data), allow_nan=False, separators=(",", ":"))
-    for letter in "<>&":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
+    some = column[::-1][::step][::-1]
+    if some.dtype.kind != "f":
+        return [int(value) for value in some]
+    return [_UNWRITABLE.get(text) or float(text) for text in map(str, some)]
 
 
 def bars(

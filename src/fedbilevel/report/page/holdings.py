@@ -33,10 +33,10 @@ def who_holds_what(saved: Saved) -> Picture:
     if sites:
         return _holdings(sites, about)
     clients = config.get("clients")
-    told = "The run recorded nothing about the rows of its sites."
+    text = "The run recorded nothing about the rows of its sites."
     if is_number(clients):
-        told = f"{clients} sites; the run did not record how many rows each one has."
-    return Picture(_HEADING, told)
+        text = f"{clients} sites; the run did not record how many rows each one has."
+    return Picture(_HEADING, text)
 
 
 def _holdings(
@@ -64,23 +64,23 @@ def _holdings(
         grids.append(Grid("Columns", ("column", "what was done"), done))
     labels = [short(site) for site in sites]
     drawn = bars("holdings", labels, series, "rows", stacked_up=True)
-    return Picture(_HEADING, _told(every, about), grids, drawn)
+    return Picture(_HEADING, _text(every, about), grids, drawn)
 
 
-def _told(sites: list[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
-    told = f"{len(sites)} sites hold {amount(sum(s['rows'] for s in sites))} rows"
+def _text(sites: list[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
+    text = f"{len(sites)} sites hold {amount(sum(s['rows'] for s in sites))} rows"
     if isinstance(about.get("source"), str):
-        told += f" of {short(about['source'])}"
-    told += "."
+        text += f" of {short(about['source'])}"
+    text += "."
     if is_number(about.get("tested")):
-        told += f" {amount(about['tested'])} more rows test, and nobody trains on them."
+        text += f" {amount(about['tested'])} more rows test, and nobody trains on them."
     if is_number(about.get("dropped_rows")) and about["dropped_rows"]:
-        told += f" {amount(about['dropped_rows'])} rows were dropped."
+        text += f" {amount(about['dropped_rows'])} rows were dropped."
     remarks = about.get("remarks")
     for one in remarks if isinstance(remarks, list) else ():
-        text = str(one).rstrip(".")
-        told += f" {text[:1].upper()}{text[1:]}."
-    return told
+        remark = str(one).rstrip(".")
+        text += f" {remark[:1].upper()}{remark[1:]}."
+    return text
 
 
 def _done(about: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -107,8 +107,8 @@ def _sites(given: Any) -> dict[str, dict[str, Any]]:
 
 
 def _site(one: Mapping[str, Any]) -> dict[str, Any]:
-    told = one.get("classes")
-    classes = told.items() if isinstance(told, dict) else ()
+    held = one.get("classes")
+    classes = held.items() if isinstance(held, dict) else ()
     counts = {str(name): count for name, count in classes if is_number(count)}
     sizes = {name: one.get(name) for name in _SIZES}
     known = [size for size in sizes.values() if is_number(size)]

@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from fedbilevel.report.drawing import png_address
 from fedbilevel.report.page.figures import bars
 from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.images import Image
 from fedbilevel.report.page.words import amount
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
@@ -25,13 +25,16 @@ _PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
 
 @dataclass(frozen=True)
 class Picture:
-    """A part of a page: a heading, a sentence, images, tables, and bars to draw."""
+    """A part of a page: a heading, a sentence, tables, bars to draw, and images.
+
+    An image is its address, which holds the image itself, and its caption.
+    """
 
     heading: str
     text: str
     grids: Sequence[Grid] = ()
     bars: Mapping[str, Any] | None = None
-    images: Sequence[Image] = ()
+    images: Sequence[tuple[str, str]] = ()
 
 
 def pictures_of(saved: Saved, best: str) -> list[Picture]:
@@ -82,7 +85,7 @@ def _feature_names(features: Sequence[str], count: int) -> list[str]:
 
 
 def _source_weights(result: Result, whose: str) -> Picture | None:
-    """Return the weights of sources of `reweighting`, which its metrics tell."""
+    """Return the weights of sources of `reweighting`, which its metrics have."""
     prefix = "weight_"
     found = {
         name.removeprefix(prefix): float(value)
@@ -132,20 +135,20 @@ def _operations(saved: Saved) -> Picture | None:
 
 
 def _accuracies(saved: Saved) -> list[Picture]:
-    """Return the accuracy of every group and site, where a result tells it."""
-    made = []
-    for kind in ("group", "site", "client"):
-        found: dict[str, dict[str, list[float]]] = {}
-        for name, many in saved.results.items():
-            for result in many:
-                for metric, value in result.final.items():
-                    match = _PART.fullmatch(metric)
-                    if match and match[2] == kind and is_number(value):
-                        whole = found.setdefault(f"{kind} {match[3]}", {})
-                        whole.setdefault(name, []).append(float(value))
-        if found:
-            made.append(_accuracy(kind, found, list(saved.results)))
-    return made
+    """Return the accuracy of every group and site, where a result has it."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for name, many in saved.results.items():
+        for metric, value in (pair for one in many for pair in one.final.items()):
+            match = _PART.fullmatch(metric)
+            if match and is_number(value):
+                parts = found.setdefault(match[2], {})
+                whole = parts.setdefault(f"{match[2]} {match[3]}", {})
+                whole.setdefault(name, []).append(float(value))
+    return [
+        _accuracy(kind, found[kind], list(saved.results))
+        for kind in ("group", "site", "client")
+        if kind in found
+    ]
 
 
 def _accuracy(
@@ -156,14 +159,15 @@ def _accuracy(
         name: [float(np.mean(one.get(name, [math.nan]))) for one in found.values()]
         for name in names
     }
+    heading = f"Accuracy of every {kind}"
     rows = [
-        (label, *(amount(means[name][place]) for name in names))
-        for place, label in enumerate(labels)
+        (label, *map(amount, values))
+        for label, *values in zip(labels, *means.values(), strict=True)
     ]
     return Picture(
-        f"Accuracy of every {kind}",
+        heading,
         "Mean over the random seeds, on rows that no site trains with.",
-        [Grid(f"Accuracy of every {kind}", (kind, *names), rows)],
+        [Grid(heading, (kind, *names), rows)],
         bars(f"accuracy-{kind}", labels, means, "accuracy"),
     )
 
@@ -196,11 +200,11 @@ def _suspicious(saved: Saved) -> Picture | None:
         f"A small weight says that a row's label disagrees with the validation rows: "
         f"look at these first. All {len(rows):,} are in suspicious.csv.{shown}",
         grids,
-        images=[Image(pixels, _told(row)) for row, pixels in saved.pictures],
+        images=[(png_address(pixels), _caption(row)) for row, pixels in saved.pictures],
     )
 
 
-def _told(row: Mapping[str, str]) -> str:
+def _caption(row: Mapping[str, str]) -> str:
     """Say which image this is: what it is labeled, where it is, and its weight."""
     file, number = row.get("file", ""), row.get("row", "")
     where = file.rpartition("/")[2] if "." in file else f"row {number}"

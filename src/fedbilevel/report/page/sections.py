@@ -55,11 +55,11 @@ def _final(many: Sequence[Result], name: str) -> str:
     values = [one.final.get(name) for one in many]
     if all(isinstance(value, int | float) for value in values):
         numbers = np.asarray(values, float)
-        told = amount(numbers.mean())
+        text = amount(numbers.mean())
         if len(numbers) > 1 and name != "round":
-            told += f" \u00b1 {numbers.std(ddof=1):.2g}"
-        return told
-    return _told(values[0])
+            text += f" \u00b1 {numbers.std(ddof=1):.2g}"
+        return text
+    return _text(values[0])
 
 
 def cost_grid(saved: Saved) -> Grid:
@@ -82,8 +82,7 @@ def _mean(many: Sequence[Result], value: Callable[[Result], Any]) -> str:
 def configuration(saved: Saved) -> list[Grid]:
     """Return the settings of every algorithm, and the versions."""
     columns = {
-        name: dict(_flat(_without_data(many[0].config)))
-        for name, many in saved.results.items()
+        name: dict(_flat(many[0].config)) for name, many in saved.results.items()
     }
     names = dict.fromkeys(name for one in columns.values() for name in one)
     rows = [
@@ -91,33 +90,30 @@ def configuration(saved: Saved) -> list[Grid]:
         for name in names
         if not (name == "seed" and len(saved.every) > len(columns))
     ]
-    versions = [(name, _told(v)) for name, v in saved.every[0].versions.items()]
+    versions = [(name, _text(v)) for name, v in saved.every[0].versions.items()]
     grids = [Grid("Settings", ("setting", *columns), rows)]
     if versions:
         grids.append(Grid("Versions", ("of", "version"), versions))
     return grids
 
 
-def _without_data(config: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the summary of the data, which has a section of its own."""
-    return {n: v for n, v in config.items() if n != "data" or not isinstance(v, dict)}
-
-
 def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Return settings as names and texts; the data have a section of their own."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}.")
+            if above or name != "data":
+                yield from _flat(value, f"{above}{name}.")
         elif value is not None:
-            yield f"{above}{name}", _told(value)
+            yield f"{above}{name}", _text(value)
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bool):
         text = "yes" if value else "no"
     elif isinstance(value, float):
         text = f"{value:.6g}"
     elif isinstance(value, list):
-        text = ", ".join(map(_told, value))
+        text = ", ".join(map(_text, value))
     else:
         text = str(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"

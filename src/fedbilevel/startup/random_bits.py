@@ -8,6 +8,10 @@ as those they were made of.
 What is drawn at once is a function of its own in the program, for XLA fuses what it
 inlines: into a gather of 32 rows of 65 numbers it put all of a hash, and LLVM took a
 fifth of its time for that kernel among 240.
+
+It gains 18 % of a client step in the smallest case of `benchmarks/speed.py`, 322 us
+instead of 392, and 8 % of its start. 200 rounds of `local-bsgvrm` on `quadratic` take
+2.16 processor seconds instead of 3.57.
 """
 
 import math

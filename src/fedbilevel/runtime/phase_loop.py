@@ -1,4 +1,4 @@
-"""Goes through the phases of a round, whoever runs them and however loops are run."""
+"""Runs the phases of a round in order, on any runtime and with any kind of loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,7 @@ from jaxtyping import Array
 from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases, Repeat, every_phase
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.job import Job
 
 # carry, phase, its number, how often it ran before -> carry
 Visit = Callable[[Any, Phase, int, Any], Any]
@@ -18,31 +19,37 @@ Loop = Callable[[Any, Callable[[Any, Any], Any], Any], Any]
 Times = Callable[[Repeat, int, Any], Any]
 
 
-def walk(
-    phases: Phases,
-    carry: Any,
+def run_phases(
+    job: Job,
+    stage: int,
     index: Any,
+    carry: Any,
     visit: Visit,
     loop: Loop,
-    times: Times,
-    first: int = 0,
+    times: Times | None = None,
 ) -> Any:
-    """Visit every exchange of the round `index`.
+    """Visit every exchange of the round `index`, or of the setup.
 
-    A phase inside a `Repeat` has run index * times + repetition times before.
+    A phase inside a `Repeat` has run index * times + repetition times before. How often
+    a random one runs is drawn, unless `times` says it.
     """
-    for entry in phases:
-        if isinstance(entry, Phase):
-            carry, first = visit(carry, entry, first, index), first + 1
-            continue
+    times = times or drawn_times(job.key, stage)
 
-        def body(repetition: Any, carry: Any, entry=entry, first=first) -> Any:
-            before = index * entry.times + repetition
-            return walk(entry.phases, carry, before, visit, loop, times, first)
+    def through(phases: Phases, carry: Any, index: Any, first: int) -> Any:
+        for entry in phases:
+            if isinstance(entry, Phase):
+                carry, first = visit(carry, entry, first, index), first + 1
+                continue
 
-        carry = loop(times(entry, first, index), body, carry)
-        first += len(every_phase(entry.phases))
-    return carry
+            def body(repetition: Any, carry: Any, entry=entry, first=first) -> Any:
+                before = index * entry.times + repetition
+                return through(entry.phases, carry, before, first)
+
+            carry = loop(times(entry, first, index), body, carry)
+            first += len(every_phase(entry.phases))
+        return carry
+
+    return through(job.phases(stage), carry, index, 0)
 
 
 def drawn_times(root: Key, stage: int) -> Times:

@@ -1,4 +1,4 @@
-"""Who is told how far a run is, and how it is stopped without losing its work.
+"""How far a run is: who hears of it, and how it is stopped without losing its work.
 
 The host looks at a run about twice a second, between two calls of its compiled
 program. Only then listeners are called: nothing of them is inside the loop.
@@ -25,8 +25,8 @@ __all__ = [
     "Watch",
     "events_of",
     "noting_interrupts",
-    "tell",
-    "telling",
+    "report",
+    "reporting",
 ]
 
 COMPILING, RUNNING = "compiling", "running"
@@ -41,7 +41,7 @@ class Event:
     """A measured round of a run: `round` of `rounds`, and what was measured.
 
     `values` has the columns of the round; of a sweep their means over its runs.
-    `seconds` are those of running until the round was told of. `reason` is why the run
+    `seconds` are those of running until the round was reported. `reason` is why the run
     shall end, if `stop` was called.
     """
 
@@ -52,7 +52,7 @@ class Event:
     reason: str = field(default="", repr=False)
 
     def stop(self, reason: str = "a callback asked for it") -> None:
-        """End the run as soon as the host can; the result tells the reason.
+        """End the run as soon as the host can; the result has the reason.
 
         Rounds that were computed meanwhile count: a rule that must hold at the very
         round is a `Stopping`.
@@ -60,24 +60,24 @@ class Event:
         self.reason = reason
 
 
-_told: ContextVar[Callable[[str], object]] = ContextVar(
-    "told", default=lambda word: None
+_reports_to: ContextVar[Callable[[str], object]] = ContextVar(
+    "reports_to", default=lambda word: None
 )
 
 
 @contextmanager
-def telling(about: Callable[[str], object]) -> Iterator[None]:
+def reporting(about: Callable[[str], object]) -> Iterator[None]:
     """Call `about` with a word whenever something else is done: compiling, running."""
-    before = _told.set(about)
+    before = _reports_to.set(about)
     try:
         yield
     finally:
-        _told.reset(before)
+        _reports_to.reset(before)
 
 
-def tell(word: str) -> None:
+def report(word: str) -> None:
     """Say what is done now."""
-    _told.get()(word)
+    _reports_to.get()(word)
 
 
 Watch = Callable[[int, int, dict[str, float]], None]
@@ -86,14 +86,14 @@ OnRound = Callable[[Event], object]
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who is told of a run, and may stop it; `pressed` says whether Ctrl-C was."""
+    """Who hears of a run, and may stop it; `pressed` says whether Ctrl-C was."""
 
     watch: Watch | None
     on_round: OnRound | None
     pressed: Callable[[], bool]
 
-    def tell(self, events: list[Event]) -> bool:
-        """Tell the first process of rounds; say whether the run is interrupted."""
+    def notify(self, events: list[Event]) -> bool:
+        """Report rounds in the first process; say whether the run is interrupted."""
         interrupts: list[bool] = []
 
         def call() -> None:

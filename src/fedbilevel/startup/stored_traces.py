@@ -7,6 +7,9 @@ settings and devices, everything in the job that is no array, and the shapes of 
 that are. A job with any part of another kind, such as a loss that a user wrote, has no
 name and is traced as ever. So is everything outside of our own commands, on GPUs, and
 in several processes.
+
+It gains 30 % of a start with compiled programs: one round of `regularization` takes 4.3
+processor seconds, and 6.2 without. To count exchanges again (`runtime.counts`) is 0.4.
 """
 
 import contextlib
@@ -15,32 +18,26 @@ import hashlib
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.export
 import numpy as np
+from jax.export import Exported
 from jaxtyping import PyTree
 
-from fedbilevel import _own_process, _tree
+from fedbilevel import _tree
 from fedbilevel._files import write_atomically
-from fedbilevel.runtime.configuration import cache_folder
-from fedbilevel.runtime.identity import UnnamedError, told_exactly
+from fedbilevel.startup import own_process
+from fedbilevel.startup.compiled_programs import cache_folder
+from fedbilevel.startup.identity import UnnamedError, exact_description
 
-__all__ = ["Stored", "as_lists", "from_lists", "name_of", "read", "write"]
+__all__ = ["as_lists", "exported", "from_lists", "name_of", "read", "write"]
 
-_FORMAT = 1
 _MOST = 512  # files, of some 100 KB each; those of older sources are never read again
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What is kept under a name: bytes, and some numbers about them."""
-
-    content: bytes
-    about: dict[str, Any]
 
 
 def name_of(*parts: PyTree) -> str | None:
@@ -48,12 +45,12 @@ def name_of(*parts: PyTree) -> str | None:
 
     There is none if they do not decide it for certain.
     """
-    began = _own_process.began
+    began = own_process.began
     if began is None or not _is_settled(began):
         return None
     arrays, static = eqx.partition(parts, eqx.is_array)
     try:
-        rest = told_exactly(static)
+        rest = exact_description(static)
     except UnnamedError:
         return None
     shapes = [repr(jax.typeof(leaf)) for leaf in jax.tree.leaves(arrays)]
@@ -61,29 +58,39 @@ def name_of(*parts: PyTree) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read(name: str) -> Stored | None:
+def read(name: str) -> bytes | None:
     """Return what is kept under a name, if it is whole."""
     try:
         with (_folder() / name).open("rb") as file:
-            head, content = json.loads(file.readline()), file.read()
-        kept = Stored(content, head["about"])
-        sound = head["format"] == _FORMAT and head["digest"] == _digest(kept)
-    except (OSError, ValueError, KeyError, TypeError):
+            head, content = file.readline(), file.read()
+    except OSError:
         return None
-    return kept if sound else None
+    return content if head == _head(content) else None
 
 
-def write(name: str, content: bytes, **about: Any) -> None:
-    """Keep something under a name, where there is room."""
-    digest = _digest(Stored(content, about))
-    head = {"format": _FORMAT, "digest": digest, "about": about}
-    line = json.dumps(head).encode() + b"\n"
+def write(name: str, content: bytes) -> None:
+    """Keep bytes under a name, where there is room."""
     # A folder that cannot be written costs time, not a run.
     with contextlib.suppress(OSError):
-        write_atomically(_folder() / name, lambda file: file.write(line + content))
+        whole = _head(content) + content
+        write_atomically(_folder() / name, lambda file: file.write(whole))
         kept = sorted(_folder().iterdir(), key=lambda file: file.stat().st_mtime)
         for old in kept[:-_MOST]:
             old.unlink(missing_ok=True)
+
+
+def exported(function: Callable, name: str, arrays: tuple) -> Exported:
+    """Return a traced program of lists, from disk if it is there."""
+    kept = read(name)
+    if kept is not None:
+        return jax.export.deserialize(bytearray(kept))
+
+    def on_lists(*inputs: Any) -> Any:
+        return as_lists(function(*from_lists(inputs, arrays)))
+
+    made = jax.export.export(jax.jit(on_lists))(*as_lists(arrays))
+    write(name, bytes(made.serialize()))
+    return made
 
 
 def as_lists(tree: PyTree) -> PyTree:
@@ -114,14 +121,13 @@ def _folder() -> Path:
     return cache_folder().parent / "traced"
 
 
-def _digest(kept: Stored) -> str:
-    about = json.dumps(kept.about, sort_keys=True).encode()
-    return hashlib.sha256(about + kept.content).hexdigest()
+def _head(content: bytes) -> bytes:
+    return f"traced {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
 @functools.cache
 def _is_settled(began: float) -> bool:
-    """Say whether the files tell what a process runs that began then.
+    """Say whether the files are what a process runs that began then.
 
     Source that has changed since may have been read before or after.
     """
@@ -134,7 +140,7 @@ def _is_settled(began: float) -> bool:
 
 
 def _source() -> list[Path]:
-    return sorted(Path(_own_process.__file__).parent.rglob("*.py"))
+    return sorted(Path(__file__).parents[1].rglob("*.py"))
 
 
 @functools.cache

@@ -152,17 +152,17 @@ function drawCurves() {
   const place = document.getElementById("curves");
   place.setAttribute("aria-label", `${metric} against ${AXIS_TITLES[axis]}`);
   Plotly.react(place, made, layout, CONFIG);
-  document.getElementById("told").textContent = told(left, goal, axis);
+  document.getElementById("told").textContent = notes(left, goal, axis);
 }
 
-function told(left, goal, axis) {
+function notes(left, goal, axis) {
   const sentences = [];
   if (curves.runs.length > groups.size) {
     sentences.push("Lines are means over the random seeds, bands hold the middle 80 %.");
   }
   if (goal) {
     const value = Number(curves.target.toPrecision(4));
-    sentences.push(`Dotted: ${value}, the value whose cost the table below tells.`);
+    sentences.push(`Dotted: ${value}, the target whose cost is in the table below.`);
   }
   if (left.length) {
     sentences.push(`Not drawn, at no cost in ${axis}: ${left.join(", ")}.`);

@@ -1,8 +1,9 @@
-"""Tells parts of a run apart: losses, problems, whole jobs, by all that they hold.
+"""Describes parts of a run by all that they hold: losses, problems, whole jobs.
 
-`told` serves where only what a user wrote may differ: an object that it cannot look
-into goes by its name. `told_exactly` serves where two parts that are told alike must
-compute the same, in this process or another: whatever it cannot be sure of is an error.
+`description` serves where only what a user wrote may differ: an object that it cannot
+look into is described by its name. `exact_description` serves where two parts of one
+description must compute the same, in this process or another: whatever it cannot be
+sure of is an error. Stored traces are found by the second; alone it gains nothing.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-__all__ = ["UnnamedError", "told", "told_exactly"]
+__all__ = ["UnnamedError", "description", "exact_description"]
 
 # What is in these packages is known by its name and their versions.
 _LIBRARIES = ("fedbilevel", "equinox", "jax", "jaxlib", "jaxtyping", "numpy", "optax")
@@ -31,20 +32,20 @@ class UnnamedError(Exception):
     """A part that may differ from another one of the same description."""
 
 
-def told(part: Any) -> Any:
+def description(part: Any) -> Any:
     """Return instructions, constants, and all that a part holds, as lists of text."""
-    return _Telling().of(part)
+    return _Description().of(part)
 
 
-def told_exactly(part: Any) -> Any:
+def exact_description(part: Any) -> Any:
     """Return the same; raise `UnnamedError` where that might not be all.
 
     Functions and classes are those of this package and of the libraries it builds on.
     """
-    return _TellingExactly().of(part)
+    return _ExactDescription().of(part)
 
 
-class _Telling:
+class _Description:
     """Goes through a part; a function that calls itself is met again on the way."""
 
     def of(self, part: Any, above: tuple[int, ...] = ()) -> Any:
@@ -87,7 +88,7 @@ class _Telling:
         return getattr(part, "__qualname__", type(part).__qualname__)
 
 
-class _TellingExactly(_Telling):
+class _ExactDescription(_Description):
     def unwrapped(self, part: Any) -> Any:
         """Return the function inside a compiled one; others may hold more than one."""
         return inspect.unwrap(part) if type(part) is _COMPILED else part

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel import ClientData, Problem, Task, configure
+from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.trial import federate
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.sites import build_site
@@ -118,9 +119,7 @@ def measured(megabytes: int, clients: int) -> dict[str, float]:
                 peaks[kind] = max(peaks.get(kind, 0.0), peak)
 
         federate(
-            experiment_of(megabytes, clients),
-            folder,
-            Terms(deadline=300.0),
+            Served(experiment_of(megabytes, clients), folder, Terms(deadline=300.0)),
             nodes="persistent",
             watch=watch,
             say=lambda text: None,

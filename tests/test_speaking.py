@@ -354,6 +354,6 @@ def test_a_served_federation_speaks_to_all(tmp_path, screens):
 
 def test_a_server_that_came_back_still_knows_the_round(tmp_path):
     path = tmp_path / "progress.json"
-    _Progress(path).tell(done=44, total=200)
-    _Progress(path).tell(exchange={"exchange": 45})
+    _Progress(path).write(done=44, total=200)
+    _Progress(path).write(exchange={"exchange": 45})
     assert read_json(path) == {"done": 44, "total": 200, "exchange": {"exchange": 45}}

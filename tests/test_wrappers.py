@@ -213,7 +213,7 @@ def test_every_wrapper_has_a_sentence_and_builds():
     values |= {"half-space": "=1", "warm-start": "=2"}
     for name, one in WRAPPERS.items():
         assert one.summary.endswith("."), name
-        made = read_wrapper(name + values.get(name, ""))(FedBiOAcc(**STORM))
+        made: Any = read_wrapper(name + values.get(name, ""))(FedBiOAcc(**STORM))
         assert made.title == "FedBiOAcc"
         assert {"eta", "gamma"} <= made.settings().keys()
         assert float(made.eta) == 0.2, "parameters of what is wrapped are shown"

@@ -132,8 +132,8 @@ class _Noting(ReferenceRuntime):
         self.calls: list[Counter[str]] = []
         self.keys: Counter[tuple[int, ...]] = Counter()
 
-    def _all_phases(self, phases, stage, index, state):
-        made = super()._all_phases(phases, stage, index, state)
+    def _all_phases(self, stage, index, state):
+        made = super()._all_phases(stage, index, state)
         jax.effects_barrier()
         self.calls.append(Counter(SEEN.calls))
         self.keys = Counter(SEEN.keys)

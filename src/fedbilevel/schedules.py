@@ -178,8 +178,9 @@ def check_fields(owner: Any, name: str = "") -> None:
         elif _within(value, known):
             continue
         else:
-            given = float(value) if jnp.ndim(value) == 0 else value
-            problem = f"must be {_bounds(known)}, got {given:g}"
+            given = np.asarray(value).ravel()
+            shown = ", ".join(f"{number:g}" for number in given)
+            problem = f"must be {_bounds(known)}, got {shown}"
         raise InvalidInputError(f"`{name}({one.name}=...)` {problem}.")
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "OneLoop",
     "Part",
     "Step",
+    "TakesOptions",
     "at_time",
     "averaged",
     "evaluate",
@@ -200,22 +201,23 @@ class Part(eqx.Module):
         return shared
 
 
-class _TakesOptions(type(AbstractAlgorithm)):
-    """Lets a method be built with options, each a wrapper around it."""
+class TakesOptions(type(AbstractAlgorithm)):
+    """Lets a method be built with options, each a wrapper around it.
+
+    `wrappers` says what options stand for, once it is imported with the package.
+    """
+
+    applied: ClassVar[Callable[[Any, dict[str, Any]], Any]]
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         """Build the method; what is no field of it is an option."""
         own = {one.name for one in fields(cls)}
         options = {name: named.pop(name) for name in [*named] if name not in own}
         made = super().__call__(*values, **named)
-        if not options:
-            return made
-        from fedbilevel.algorithms.wrappers import with_options
-
-        return with_options(made, options)
+        return TakesOptions.applied(made, options) if options else made
 
 
-class OneLoop(AbstractAlgorithm, metaclass=_TakesOptions):
+class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
     """A method of one loop: variables, directions, steps, weights and an estimator.
 
     `estimator` is one for all blocks, or blocks of them. `moves` names the blocks that

@@ -14,7 +14,7 @@ import equinox as eqx
 
 from fedbilevel._types import Number
 from fedbilevel.algorithms.base import AbstractAlgorithm
-from fedbilevel.algorithms.one_loop import OneLoop, Part
+from fedbilevel.algorithms.one_loop import OneLoop, Part, TakesOptions
 from fedbilevel.algorithms.wrappers.absence import ABSENT, KEEP, Absent
 from fedbilevel.algorithms.wrappers.base import With
 from fedbilevel.algorithms.wrappers.clip import QuantileClip, quantile_clipped
@@ -254,6 +254,9 @@ def with_options(algorithm: OneLoop, options: Mapping[str, Any]) -> Any:
                 f"{', '.join(OPTIONS)}."
             )
     return Options(**options).applied(algorithm)
+
+
+TakesOptions.applied = with_options
 
 
 def options_for(kind: type[AbstractAlgorithm]) -> dict[str, Field]:

@@ -398,6 +398,7 @@ def test_a_sweep_through_a_channel_equals_single_runs():
         assert_close(execute(SimulatorRuntime(single), 2).state, outcome.state)
 
 
+@pytest.mark.slow
 def test_sending_all_entries_is_the_run_without_a_channel():
     data = quadratic_data(3)
     plain = execute(SimulatorRuntime(quadratic_job(MOMENTUM, data)), 3)

@@ -80,6 +80,7 @@ def test_comparisons_that_cannot_be(names, options, told):
         compare(Experiment("quadratic", rounds=1, options=options), names, 1)
 
 
+@pytest.mark.slow
 def test_what_diverges_does_not_stop_the_others():
     options = {"data": "breast_cancer", "fedbio.lr_y": "1e300"}
     plan = replace(SMALL, options=options)

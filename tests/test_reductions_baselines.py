@@ -144,6 +144,7 @@ def test_fednest_of_one_client_is_the_double_loop(terms, seed, alpha, beta, ell)
     assert_close(last_state(job, 4).point, Pair(*expected))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr_x=small, lr_y=small, lr_z=small)
 def test_fedbio_of_one_client_is_soba_whatever_the_period(seed, lr_x, lr_y, lr_z):

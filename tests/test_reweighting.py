@@ -409,6 +409,7 @@ def test_sites_have_their_model_where_they_like_and_the_same_one(
         serve(Loopback(sites), given, tmp_path / "served", TERMS, report=ignore)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_under_bfloat16_says_so():
     task = reweighting.make(2, precision="bfloat16", **SMALL)
     job: Any = SimpleNamespace(

@@ -256,6 +256,7 @@ print(result.columns["round"], result.point["y"].dtype)
 """
 
 
+@pytest.mark.slow
 def test_settings_that_come_late_warn_and_the_run_works(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LATE],

@@ -216,6 +216,7 @@ def test_detours_are_refused(secured):
     assert status_of(secured.link.address, DETOURS[0], secured.root) == 401
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
 def test_nginx_does_what_the_rule_says(secured, tmp_path):
     port = free_port()

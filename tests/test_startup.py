@@ -130,6 +130,7 @@ print(names.count("/jax/core/compile/backend_compile_duration"), file=sys.stderr
 """
 
 
+@pytest.mark.slow
 def test_a_run_compiles_few_programs():
     """Data, starts and shapes need none; 57 were compiled while each step had its own.
 

@@ -206,6 +206,7 @@ def guarded_end(runtime: Any = SimulatorRuntime, rounds=7, **more):
     return job, execute(runtime(job), rounds, **more)
 
 
+@pytest.mark.slow
 def test_a_run_that_explodes_goes_back_and_converges():
     data = quadratic_data(3, noise=0.0)
     with pytest.raises(NonFiniteError):

@@ -136,7 +136,11 @@ def test_a_target_ends_a_run_at_the_first_measurement_at_or_below_it(
 
 @pytest.mark.parametrize(
     ("runtime", "chunk", "patience"),
-    [(SimulatorRuntime, 1, 2), (SimulatorRuntime, 5, 2), (ReferenceRuntime, ROUNDS, 1)],
+    [
+        (SimulatorRuntime, 1, 2),
+        (SimulatorRuntime, 5, 2),
+        pytest.param(ReferenceRuntime, ROUNDS, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_patience_counts_measurements_without_a_new_best(
     column, runtime, chunk, patience, monkeypatch

@@ -200,6 +200,7 @@ def test_suspicious_rows_are_those_of_small_weights(table):
         assert weight == pytest.approx(1 / (1 + np.exp(-x[client, place])))
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_suspicious_rows(table, tmp_path):
     options = {"data": table, "site": "place"}
     Experiment("cleaning", "fedbio", rounds=2, options=options).run(tmp_path / "run")

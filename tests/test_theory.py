@@ -136,6 +136,7 @@ def test_constants_that_cannot_be(change, told):
 few = settings(max_examples=8, deadline=None, derandomize=True)
 
 
+@pytest.mark.slow
 @few
 @given(
     seed=st.integers(0, 2**16),

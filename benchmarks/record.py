@@ -130,8 +130,9 @@ def kept(result: Any) -> Kept:
     """Return what has to stay the same."""
     point = {f"point|{name}": value for name, value in result.point.items()}
     columns = {f"column|{name}": value for name, value in result.columns.items()}
-    counts = json.dumps({**result.counts, "events": len(result.events)}, sort_keys=True)
-    return {**point, **columns, "counts": counts}
+    counts = {**result.counts, "events": len(result.events)}
+    counts.pop("wire", None)  # headers hold times, whose length varies
+    return {**point, **columns, "counts": json.dumps(counts, sort_keys=True)}
 
 
 def compared(name: str, known: Kept, made: Kept) -> str:

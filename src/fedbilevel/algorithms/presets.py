@@ -301,6 +301,7 @@ FedAvgM = Preset(
     reference="Hsu, Qi, Brown 2019, arXiv 1909.06335",
     provenance="standard method; maintained programs are known",
     answers="shared y, x fixed",
+    fixed={"beta": 0.9},
     letters="lr beta lr_server",
     title="FedAvgM",
     wrap=("server-step",),

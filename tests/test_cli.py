@@ -241,7 +241,7 @@ def invoke(*arguments: str):
         (("label-counts", "cleaning", "--set", "theta=1"), "unknown option 'theta'"),
         (("list", "task"), "unknown list 'task'. Did you mean 'tasks'?"),
         (("list", "tasks", "cleanin"), "unknown task 'cleanin'. Did you mean"),
-        (("list", "data", "digits"), "nothing more is known of data 'digits'"),
+        (("list", "data", "digits"), "nothing more is known of 'digits'"),
         (("run", "quadratic", "--process", "0"), "belong together"),
     ],
 )

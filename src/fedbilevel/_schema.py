@@ -52,7 +52,8 @@ class Option(NamedTuple):
     """What is known of an option besides its name, type and default.
 
     `typed` is its type on the command line where that is another one, `flag` its name
-    there. `least` is the smallest value, `above` a value that it must exceed.
+    there, and `spelled` what is typed for a name that Python cannot have. `least` is
+    the smallest value, `above` a value that it must exceed.
     """
 
     meaning: str
@@ -60,6 +61,7 @@ class Option(NamedTuple):
     panel: str | None = None
     typed: Any = None
     flag: str | None = None
+    spelled: str | None = None
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
@@ -81,7 +83,7 @@ def check_bounds(kind: type, given: Mapping[str, Any]) -> None:
     for one, known in options_of(kind):
         flag = known.flag or one.name
         value = given.get(flag)
-        if value is None or isinstance(value, str):
+        if not isinstance(value, int | float):
             continue
         shown = f"--{flag.replace('_', '-')} {value:g}"
         if known.least is not None and value < known.least:
@@ -205,6 +207,14 @@ class Settings:
         "mean",
         "mean, secure, median, trimmed-mean:FRACTION, geometric-median or krum:FAULTY",
     )
+    wrappers: tuple[str, ...] = _agreed(
+        (),
+        "a wrapper around the method, see `fedbilevel list wrappers`; may be repeated, "
+        "the innermost first",
+        typed=list[str] | None,
+        spelled="--with",
+        metavar="NAME[=VALUE]",
+    )
     safeguard: bool = _agreed(
         True,
         "measure the steps that the task leaves to the run; roll back a diverging run "
@@ -267,6 +277,9 @@ class Settings:
             flag = (flags or {}).get(one.name, one.name).replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
+                continue
+            if known.spelled is not None:
+                words += [word for text in value for word in (known.spelled, text)]
                 continue
             text = ",".join(map(repr, value)) if isinstance(value, tuple) else value
             words += [f"--{flag}", str(text)]

@@ -12,6 +12,7 @@ local step, or shares numbers with the server, and the loop asks every part in t
 """
 
 import abc
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -211,7 +212,7 @@ class TakesOptions(type(AbstractAlgorithm)):
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         """Build the method; what is no field of it is an option."""
-        own = {one.name for one in fields(cls)}
+        own = inspect.signature(cls.__init__).parameters
         options = {name: named.pop(name) for name in [*named] if name not in own}
         made = super().__call__(*values, **named)
         return TakesOptions.applied(made, options) if options else made

@@ -77,9 +77,11 @@ def option(
     *,
     panel: str | None = None,
     metavar: str | None = None,
+    spelled: str | None = None,
 ) -> Argument:
-    """Declare an option of a type, under the name of its parameter."""
-    how = typer.Option(help=text, rich_help_panel=panel, metavar=metavar)
+    """Declare an option of a type, under the name of its parameter or another one."""
+    names = () if spelled is None else (spelled,)
+    how = typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar)
     return Argument(Annotated[kind, how], default)
 
 
@@ -94,7 +96,7 @@ def declared(kind: type, read: Callable[..., Any]) -> "Group":
             continue
         # A type of its own stands for text, which is read here.
         default = one.default if known.typed is None else None
-        shown = {"panel": known.panel, "metavar": known.metavar}
+        shown = {n: getattr(known, n) for n in ("panel", "metavar", "spelled")}
         arguments[flag] = option(typed, default, known.meaning, **shown)
     return Group(arguments, read)
 
@@ -169,6 +171,7 @@ def read_experiment(**given: Any) -> "Experiment":
     if "stop_patience" in given:
         given["patience"] = given.pop("stop_patience")
     check_bounds(Settings, given)
+    given["wrappers"] = tuple(given.get("wrappers") or ())
     weights = given.pop("weights", None)
     if weights is not None:
         given["weights"] = tuple(read_numbers("weights", weights))

@@ -28,7 +28,8 @@ _WORDS = (
 
 def list_entries(
     kind: Annotated[
-        str | None, typer.Argument(help="tasks, algorithms or data; all if left out")
+        str | None,
+        typer.Argument(help="tasks, algorithms, wrappers or data; all if left out"),
     ] = None,
     name: Annotated[
         str | None, typer.Argument(help="one of them, to be shown with its options")
@@ -45,7 +46,7 @@ def list_entries(
         str | None, typer.Option(help="read, partly or reconstructed")
     ] = None,
 ) -> None:
-    """Show the tasks, algorithms and data there are, and the options of one.
+    """Show the tasks, algorithms, wrappers and data there are, and the options of one.
 
     Algorithms can be chosen by the question that they answer, by what they need or do
     without, and by how they are known.
@@ -70,7 +71,7 @@ def list_entries(
     if kind is not None and name is not None:
         if kind not in _DETAILS:
             raise InvalidInputError(
-                f"nothing more is known of data '{name}'. A task or an algorithm has "
+                f"nothing more is known of '{name}'. A task or an algorithm has "
                 "options: `fedbilevel list tasks NAME`."
             )
         _DETAILS[kind](name)
@@ -269,9 +270,25 @@ def _data_table() -> Table:
     return table
 
 
+def _wrapper_table() -> Table:
+    from fedbilevel.algorithms.wrappers import WRAPPERS
+
+    table = _table(
+        "Wrappers",
+        "Give one with --with NAME or NAME=VALUE; repeat it, the innermost first. "
+        "Values in brackets may be left out.",
+    )
+    table.add_column("--with", no_wrap=True)
+    table.add_column("what it does")
+    for one in WRAPPERS.values():
+        table.add_row(one.usage(), one.summary)
+    return table
+
+
 _TABLES: dict[str, Callable[[], Table]] = {
     "tasks": _task_table,
     "algorithms": _algorithm_table,
+    "wrappers": _wrapper_table,
     "data": _data_table,
 }
 _DETAILS: dict[str, Callable[[str], None]] = {

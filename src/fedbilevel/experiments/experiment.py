@@ -79,6 +79,7 @@ class Experiment(Settings):
     def __post_init__(self) -> None:
         # From a file or a message they come as a list.
         object.__setattr__(self, "weights", tuple(self.weights))
+        object.__setattr__(self, "wrappers", tuple(self.wrappers))
         object.__setattr__(self, "clip", as_clip(self.clip))
         object.__setattr__(self, "task", tasks.as_name(self.task))
         if self.algorithm is not None:
@@ -334,6 +335,8 @@ class Experiment(Settings):
         for size in _SIZES:
             settings.pop(size, None)
         built = algorithm_from(entry, settings, clients, steps)
+        for text in self.wrappers:
+            built = algorithms.read_wrapper(text)(built)
         quantile = read_quantile(self.clip)
         if quantile is not None:
             built = quantile_clipped(built, quantile)

@@ -130,43 +130,57 @@ class Wrapper(NamedTuple):
     make: Callable[..., AbstractAlgorithm]
     parameters: dict[str, Field]
 
+    def usage(self) -> str:
+        """Return how it is written, with values that may be left out in brackets."""
+        text = self.name
+        for place, one in enumerate(self.parameters.values()):
+            value = f"{':' if place else '='}{one.name.upper()}"
+            text += value if one.default is MISSING else f"[{value}]"
+        return text
 
-def _wrapper(name: str, make: Any, kind: Any = None, *names: str) -> Wrapper:
+
+def _wrapper(
+    name: str, summary: str, make: Any, kind: Any = None, *names: str
+) -> Wrapper:
     """Return an entry; its parameters are the named fields of a class, or all."""
     own = {one.name: one for one in fields(kind)} if kind else {}
     own = {one: own[one] for one in own if one not in ("algorithm", "named")}
-    chosen = {one: own[one] for one in names or own}
-    text = (kind or make).__doc__ or name
-    return Wrapper(name, text.strip().splitlines()[0], make, chosen)
+    return Wrapper(name, summary, make, {one: own[one] for one in names or own})
 
 
-WRAPPERS: Mapping[str, Wrapper] = {
-    one.name: one
-    for one in (
-        _wrapper("absent", absent, Absent),
-        _wrapper("alternating", alternating, Alternating),
-        _wrapper("anchor", anchor, Anchor),
-        _wrapper("average", average, Average),
-        _wrapper("ball", ball, Ball),
-        _wrapper("box", box, Box),
-        _wrapper("clip", quantile_clipped, QuantileClip),
-        _wrapper("controls", controls, Controls),
-        _wrapper("differences", differences, Differences),
-        _wrapper("first-batch", first_batch, FirstBatch),
-        _wrapper("half-space", half_space, HalfSpace),
-        _wrapper("local-momentum", local_momentum, Descent, "beta"),
-        _wrapper("own-lower", own_lower, OwnLower),
-        _wrapper("proximal", proximal, Proximal),
-        _wrapper("quantize", Quantized, Quantized),
-        _wrapper("server-adam", server_adam, Adam),
-        _wrapper("server-momentum", server_momentum, Descent, "beta"),
-        _wrapper("server-step", server_descent, Descent, "lr_server", "beta"),
-        _wrapper("simplex", simplex, Simplex),
-        _wrapper("steady", steady, SteadySteps),
-        _wrapper("top-k", Largest, Largest),
-        _wrapper("warm-start", warm_start, WarmStart),
-    )
-}
+_ENTRIES = (
+    ("absent", "Clients that missed rounds keep, correct or forget STORM's memory.")
+    + (absent, Absent),
+    ("alternating", "Blocks move in turn, the lower level first.", alternating),
+    ("anchor", "Corrects drift by an exchange before the local steps.", anchor),
+    ("average", "Reports the mean of x over all rounds (Polyak, Ruppert).", average),
+    ("ball", "Keeps z in a ball of this radius.", ball, Ball),
+    ("box", "Keeps the entries of x between two numbers.", box, Box),
+    ("clip", "Cuts changes to a running quantile of their norms.", quantile_clipped)
+    + (QuantileClip,),
+    ("controls", "Corrects drift by control variates (SCAFFOLD).", controls),
+    ("differences", "Takes differences of gradients for products.", differences)
+    + (Differences,),
+    ("first-batch", "Forms first directions from so many bundles.", first_batch)
+    + (FirstBatch,),
+    ("half-space", "Keeps the sum of the entries of x below a bound.", half_space)
+    + (HalfSpace,),
+    ("local-momentum", "Lets clients move with momentum of their own.", local_momentum)
+    + (Descent, "beta"),
+    ("own-lower", "Lets every client keep its y to itself.", own_lower),
+    ("proximal", "Draws local steps back to where they began.", proximal, Proximal),
+    ("quantize", "Rounds replies to so many bits, at random.", Quantized, Quantized),
+    ("server-adam", "Lets the server step as FedAdam's.", server_adam, Adam),
+    ("server-momentum", "Lets the server move with momentum.", server_momentum)
+    + (Descent, "beta"),
+    ("server-step", "Lets the server step along the mean move.", server_descent)
+    + (Descent, "lr_server", "beta"),
+    ("simplex", "Keeps x on a simplex.", simplex, Simplex),
+    ("steady", "Measures steps, and rolls back a diverging run.", steady, SteadySteps),
+    ("top-k", "Sends the largest entries, the others later.", Largest, Largest),
+    ("warm-start", "Makes lower steps before the first round.", warm_start, WarmStart),
+)
+WRAPPERS: Mapping[str, Wrapper] = {one[0]: _wrapper(*one) for one in _ENTRIES}
 
 
 def read_wrapper(text: str) -> Callable[[Any], AbstractAlgorithm]:
@@ -178,9 +192,7 @@ def read_wrapper(text: str) -> Callable[[Any], AbstractAlgorithm]:
     known = list(wrapper.parameters.values())
     needed = [one.name for one in known if one.default is MISSING]
     if not len(needed) <= len(texts) <= len(known):
-        shown = ":".join(one.name.upper() for one in known)
-        usage = f"{name}={shown}" if known else name
-        raise InvalidInputError(f"wrapper '{text}': write it as {usage}.")
+        raise InvalidInputError(f"wrapper '{text}': write it as {wrapper.usage()}.")
     pairs = zip(known, texts, strict=False)
     named = {one.name: _value(one, value, text) for one, value in pairs}
     return lambda algorithm: wrapper.make(algorithm, **named)

@@ -68,7 +68,7 @@ def test_differences_leave_no_bias_where_the_lower_level_is_quadratic():
 def test_numbers_of_steps_that_cannot_be_are_refused():
     with pytest.raises(InvalidInputError, match="at most local_steps, which is 2"):
         SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=3)
-    with pytest.raises(InvalidInputError, match="equal numbers of steps. Leave out"):
+    with pytest.raises(InvalidInputError, match="equal numbers of local steps. Leave"):
         SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=1, drift="anchor")
     with pytest.raises(InvalidInputError, match=r"fewest_steps=...\)` must be at"):
         SimFBO(*[0.1] * 6, local_steps=2, fewest_steps=-1)

@@ -46,6 +46,7 @@ OTHERS = {
     "aggregate": "median",
     "safeguard": False,
     "weights": (1.0, 2.0),
+    "wrappers": ("controls",),
 }
 
 

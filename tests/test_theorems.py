@@ -428,7 +428,7 @@ def test_algorithms_take_every_letter_of_a_plan():
     )
     for theorem in (2, 3):
         storm = algorithm_by(planned(theorem), LocalBSGVRM)
-        assert isinstance(storm, LocalBSGVRM)
+        assert isinstance(storm.unwrapped(), LocalBSGVRM)
         number, found, rule = parameters_of(storm, 3)
         assert number == theorem and isinstance(rule, Neumann)
         eta = 0.013 if theorem == 2 else 0.013 * 9 ** (1 / 3)

@@ -209,7 +209,6 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
     """Return the job that all sites mean, or say who means another."""
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
-    sites = SiteSchema(**facts)
     for client, member in sorted(roster.members.items()):
         _check_alike(first, facts, client, member.facts)
         apart = _differences(roster.members[first], member)
@@ -221,6 +220,7 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
                 "sites, and labels the same classes. What a task recommends may depend "
                 "on the rows: choose it, on the server and at all sites alike."
             )
+    sites = SiteSchema(**facts)
     x = OrderedDict(zip(sites.x, start, strict=False))
     y = OrderedDict(zip(sites.y, start[len(x) :], strict=True))
     levels = zip((x, y), sites.private, strict=True)

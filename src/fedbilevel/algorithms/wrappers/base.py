@@ -43,17 +43,16 @@ __all__ = [
 ]
 
 
-def name_of_chain() -> Any:
-    """Declare the name for people that a preset gives its chain."""
-    metadata = {"meaning": "the name of the chain, if a preset has given it one"}
-    return eqx.field(static=True, default="", kw_only=True, metadata=metadata)
-
-
 class AbstractWrapper(AbstractAlgorithm):
     """A method around a method; what it does not change is the inner one's."""
 
     algorithm: AbstractAlgorithm = part("the method that is wrapped")
-    named: str = name_of_chain()
+    named: str = eqx.field(
+        static=True,
+        default="",
+        kw_only=True,
+        metadata={"meaning": "the name that a preset gives its chain, for people"},
+    )
 
     if not TYPE_CHECKING:
 

@@ -7,6 +7,7 @@ two letters of a set are alike. `tests.reference.theorems` has the paper's expre
 import math
 from collections import Counter
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -427,7 +428,7 @@ def test_algorithms_take_every_letter_of_a_plan():
         first.hypergradient,
     )
     for theorem in (2, 3):
-        storm = algorithm_by(planned(theorem), LocalBSGVRM)
+        storm: Any = algorithm_by(planned(theorem), LocalBSGVRM)
         assert isinstance(storm.unwrapped(), LocalBSGVRM)
         number, found, rule = parameters_of(storm, 3)
         assert number == theorem and isinstance(rule, Neumann)

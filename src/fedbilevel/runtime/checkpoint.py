@@ -29,7 +29,7 @@ from fedbilevel.startup.identity import description
 
 __all__ = ["Snapshot", "fingerprint", "load", "save"]
 
-_FORMAT = 4
+_FORMAT = 5
 # What readers raise at damage: a flipped bit of an archive may ask for a password
 # (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
 # or its packing.

@@ -1,7 +1,7 @@
 """What a runtime is to its driver: rounds that are asked for, and what they bring."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import numpy as np
@@ -62,6 +62,7 @@ class Advance(NamedTuple):
     place: Found | None = None
 
 
+@runtime_checkable
 class Runtime(Protocol):
     """What the driver asks of a runtime; what most have in common is written out.
 

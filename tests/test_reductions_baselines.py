@@ -5,12 +5,14 @@ Shapes stay fixed within a test, so that hypothesis varies inputs of one program
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbilevel import algorithms
 from fedbilevel._blocks import NOTHING
 from fedbilevel._types import Pair
 from fedbilevel.algorithms.local.fedbio import FedBiO
@@ -24,10 +26,11 @@ from fedbilevel.algorithms.nested.lfednest import LFedNest
 from fedbilevel.algorithms.presets import FedBiOAccLocal, FedNestSGD, Pooled
 from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.algorithms.single_level.momentum_local_sgd import MomentumLocalSGD
+from fedbilevel.experiments.options import algorithm_from
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import Job, SimulatorRuntime, execute
 from fedbilevel.schedules import CubeRootDecay
-from tests.cases import quadratic_data
+from tests.cases import quadratic_data, quadratic_job
 from tests.reference.auxiliary_listings import soba
 from tests.reference.bent_job import X0, Y0, bent_job, only_rows
 from tests.reference.bent_oracles import (
@@ -303,3 +306,23 @@ def test_period_one_over_all_rows_is_as_good_as_pooled(data_seed, upper, lower, 
         held = data.pooled() if kind is Pooled else data
         ends.append(last_state(bent_job(algorithm, held, batch=None), 8 // p))
     assert_close(*ends)
+
+
+def test_levels_may_have_numbers_of_steps_of_their_own():
+    """One part of x beside three of y is one step along the anchored hypergradient."""
+    letters = {"alpha": 0.2, "beta": 0.3, "ell": 9.0, "terms": 2, "inner_rounds": 1}
+    data = quadratic_data(3, noise=0.0)
+
+    def end(**more: Any) -> Any:
+        job = quadratic_job(FedNest(**letters, local_steps=3, **more), data)
+        return job.x, execute(SimulatorRuntime(job), 1, measure_every=1).state.server
+
+    (_, usual), (_, same), (x, one) = end(), end(upper_steps=3), end(upper_steps=1)
+    assert eqx.tree_equal(usual, same)
+    np.testing.assert_array_equal(one.point.y, usual.point.y)
+    np.testing.assert_allclose(one.point.x, x - 0.2 * one.h, rtol=0, atol=1e-14)
+    assert np.abs(one.point.x - usual.point.x).max() > 1e-6
+    entry = algorithms.find("fednest")
+    given = {"upper_step": "0.1", "lower_step": "0.1", "theta": "0.1", "q": "2"}
+    made: Any = algorithm_from(entry, {**given, "upper_steps": "1"}, 3, 25)
+    np.testing.assert_allclose((made.alpha, made.beta), (0.1, 2.5))

@@ -258,7 +258,7 @@ class _Reader:
             return self._count(name)
         value = effective.convert(self._number(name), self.made)
         if effective.times is not None:
-            value *= self.local_steps
+            value *= self.made.get(effective.times) or self.local_steps
         if effective.over is not None:
             value /= self._scale(effective.over) ** effective.power
         return value

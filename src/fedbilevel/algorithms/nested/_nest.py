@@ -18,7 +18,7 @@ from fedbilevel.algorithms.base import Phase, Phases, Pointed, Repeat, Turn
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.estimators import at_both
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Effective, is_known, number, step
+from fedbilevel.schedules import Effective, count, is_known, number, step
 
 __all__ = [
     "Nest",
@@ -33,6 +33,7 @@ __all__ = [
     "light_fed_inn",
     "new_x",
     "new_y",
+    "parts_of_x",
     "walk",
     "whole_step",
 ]
@@ -57,7 +58,16 @@ class Nest(Pointed):
 def whole_step(level: str, block: str) -> Any:
     """Declare a step that is made in tau parts, and is tau effective steps long."""
     meaning = f"whole step of {block}, walked in tau parts"
-    return step(level, meaning, times="local_steps", kw_only=True)
+    # A step of x may have another number of parts, which is read first.
+    times = {"times": "upper_steps", "after": ("upper_steps",)}
+    own = times if level == "upper" else {"times": "local_steps"}
+    return step(level, meaning, **own, kw_only=True)
+
+
+def parts_of_x() -> Any:
+    """Declare the number of parts of a step of x, where it is one of its own."""
+    meaning = "parts of a step of x; as many as of y if it is 0"
+    return count(meaning, default=0, least=0, kw_only=True)
 
 
 def bound_of_curvature() -> Any:

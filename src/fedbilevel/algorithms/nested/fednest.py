@@ -26,6 +26,8 @@ that took part before, and one that did not also needs x and y.
 Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
 `anchored=False` takes LFedInn in place of FedInn: that is FedNest-SGD
 (`fedbilevel.algorithms.presets`).
+`upper_steps` gives the step of x another number of parts than tau: the published
+setting is 25 lower steps and one of x.
 Deviations: tau is the same on all clients. Random length and scaling of the series are
 from memory. The authors' program differs in many ways (its Neumann vectors are never
 averaged, steps are not divided by tau); this is the paper's structure.
@@ -47,6 +49,7 @@ from fedbilevel.algorithms.nested._nest import (
     fed_out,
     first_nest,
     light_fed_inn,
+    parts_of_x,
     whole_step,
 )
 from fedbilevel.schedules import choice, count
@@ -65,6 +68,7 @@ class FedNest(AbstractAlgorithm):
     beta: Number = whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
     local_steps: int = count("parts of a step, tau", kw_only=True)
+    upper_steps: int = parts_of_x()
     ell: Number = bound_of_curvature()
     terms: int = count("terms of the series, N", least=0, kw_only=True)
     random_length: bool = choice(
@@ -93,7 +97,7 @@ class FedNest(AbstractAlgorithm):
         inner = fed_inn if self.anchored else light_fed_inn
         below = inner(self.beta, self.local_steps)
         series = fed_ihgp(self.ell, self.terms, self.random_length)
-        above = fed_out(self.alpha, self.local_steps)
+        above = fed_out(self.alpha, self.upper_steps or self.local_steps)
         return (Repeat(self.inner_rounds, below), *series, *above)
 
     def point(self, server: Nest) -> Pair:

@@ -15,6 +15,8 @@ Exchanges a round: T_in + 1. Floats a client and round, each way: T_in dy + dx.
 Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
 `anchored=True` takes FedInn in place of LFedInn: that is LFedNest-SVRG
 (`fedbilevel.algorithms.presets`).
+`upper_steps` gives the step of x another number of parts than tau: the published
+setting is 25 lower steps and one of x.
 Deviations: tau is the same on all clients; any hypergradient rule (`Neumann` on the
 command line).
 """
@@ -29,6 +31,7 @@ from fedbilevel.algorithms.nested._nest import (
     fed_inn,
     light_fed_inn,
     new_x,
+    parts_of_x,
     walk,
     whole_step,
 )
@@ -52,6 +55,7 @@ class LFedNest(AbstractAlgorithm):
     beta: Number = whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
     local_steps: int = count("parts of a step, tau", kw_only=True)
+    upper_steps: int = parts_of_x()
     anchored: bool = choice(
         "correct lower steps by an anchor", default=False, kw_only=True
     )
@@ -68,13 +72,13 @@ class LFedNest(AbstractAlgorithm):
 
     def light_fed_out(self) -> Phase:
         """Return the one exchange of LFedOut."""
-        rule = self.hypergradient
+        rule, parts = self.hypergradient, self.upper_steps or self.local_steps
 
         def local(point: Pair, client: None, oracle: Oracle, turn: Turn):
             def slope(x: Upper, key: Key) -> Upper:
                 return rule(oracle, x, point.y, rule.draw(oracle, key))
 
-            return client, walk(point.x, self.alpha, turn, self.local_steps, slope)
+            return client, walk(point.x, self.alpha, turn, parts, slope)
 
         return Phase(
             "outer_local",

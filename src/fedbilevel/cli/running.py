@@ -346,10 +346,17 @@ class _Shown:
             "ranking": [one.plain() for one in self.standings],
             "trials": self.made.trials,
             "diverged": self._diverged(),
+            "reconstructed": self._reconstructed(),
         }
 
     def _diverged(self) -> Mapping[str, str]:
         return {name: str(error) for name, error in self.made.found.diverged.items()}
+
+    def _reconstructed(self) -> list[str]:
+        """List the methods whose listing nobody has verified."""
+        from fedbilevel.experiments.traits import reconstructed
+
+        return [one.algorithm for one in self.standings if reconstructed(one.algorithm)]
 
     def print_tables(self) -> None:
         from fedbilevel.report import ranking_table, trials_table
@@ -359,5 +366,8 @@ class _Shown:
             judged = next(iter(self.made.found.tuned.values())).judged_by
             console.print(trials_table(self.made.trials, judged))
         console.print(ranking_table(self.standings, self.metric, self.target))
+        if guessed := self._reconstructed():
+            names = ", ".join(guessed)
+            console.print(f"Reconstructed from an abstract, unverified: {names}.")
         for name, error in self._diverged().items():
             console.print(f"{name} diverged: {error}", markup=False)

@@ -24,6 +24,7 @@ __all__ = [
     "known_how",
     "traits_of",
     "question_of",
+    "reconstructed",
 ]
 
 QUESTIONS = {
@@ -62,6 +63,12 @@ def known_how(entry: Entry) -> str:
     if entry.provenance.startswith("listing read"):
         return "read"
     return "reconstructed" if "reconstructed" in entry.provenance else "partly"
+
+
+def reconstructed(name: str) -> bool:
+    """Say whether a method of ours was reconstructed from an abstract."""
+    ours = name in algorithms.names()
+    return ours and known_how(algorithms.find(name)) == "reconstructed"
 
 
 @cache

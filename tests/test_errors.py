@@ -365,7 +365,7 @@ def test_a_checkpoint_of_an_older_format(finished, tmp_path):
     path = folder / "checkpoint.npz"
     arrays = read_arrays(path)
     about = json.loads(arrays["about"].tobytes())
-    assert about["format"] == 4
+    assert about["format"] == 5
     older = json.dumps({**about, "format": 3}).encode()
     write_arrays(path, {**arrays, "about": np.frombuffer(older, np.uint8)})
     told = (

@@ -12,17 +12,6 @@ from dataclasses import dataclass, replace
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-__all__ = [
-    "ACCELERATOR",
-    "PROCESSOR",
-    "THIN_PRODUCTS",
-    "WIDE_PRODUCTS",
-    "Evaluation",
-    "apart",
-    "current",
-    "using",
-]
-
 
 @dataclass(frozen=True)
 class Evaluation:

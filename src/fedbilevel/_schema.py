@@ -20,22 +20,6 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "FOLDER",
-    "NOBODY",
-    "SITES",
-    "Limits",
-    "Option",
-    "Settings",
-    "Terms",
-    "Tuning",
-    "check_bounds",
-    "checked",
-    "command_line",
-    "option",
-    "options_of",
-]
-
 # Who must agree on an option.
 SITES = "the server and all sites"
 FOLDER = "runs that share a folder"

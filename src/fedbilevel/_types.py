@@ -9,22 +9,6 @@ from jaxtyping import Key as KeyOf
 
 from fedbilevel.units import AbstractRelative
 
-__all__ = [
-    "AbstractBlocks",
-    "Key",
-    "Keys",
-    "Loss",
-    "Lower",
-    "Metrics",
-    "Noise",
-    "Number",
-    "Pair",
-    "Rows",
-    "Scalar",
-    "Triple",
-    "Upper",
-]
-
 Key: TypeAlias = PRNGKeyArray
 Keys: TypeAlias = KeyOf[Array, " keys"]  # many of them
 Upper: TypeAlias = PyTree[ArrayLike]  # shaped like x

@@ -20,33 +20,6 @@ from jaxtyping import Array, Float, Int
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.units import AbstractRelative
 
-__all__ = [
-    "Constant",
-    "CubeRootDecay",
-    "Effective",
-    "PowerDecay",
-    "Schedule",
-    "TheoremThree",
-    "as_number",
-    "as_optional_number",
-    "as_schedule",
-    "check_fields",
-    "choice",
-    "count",
-    "describe",
-    "documented",
-    "is_known",
-    "number",
-    "optional",
-    "parse_schedule",
-    "part",
-    "schedule",
-    "step",
-    "weight",
-    "with_meanings",
-    "word",
-]
-
 Step: TypeAlias = Int[Array, ""] | int
 if TYPE_CHECKING:
     # Fields of this type take numbers, too, which type checkers do not see.

@@ -19,16 +19,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-__all__ = [
-    "AbstractRelative",
-    "Measured",
-    "OfCurvature",
-    "OfDistance",
-    "read_relative",
-    "relative_kinds",
-    "resolved",
-]
-
 
 class Measured(eqx.Module):
     """What a run has measured: the curvature L1, and a step of x, the stride."""

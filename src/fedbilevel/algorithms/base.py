@@ -22,22 +22,6 @@ from fedbilevel.hypergradient import AbstractHypergradient, Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import check_fields, describe, documented
 
-__all__ = [
-    "AbstractAlgorithm",
-    "Balance",
-    "Each",
-    "Gathered",
-    "Phase",
-    "Phases",
-    "Pointed",
-    "Repeat",
-    "SeesTurn",
-    "ServerTurn",
-    "Turn",
-    "every_phase",
-    "with_turn",
-]
-
 
 class Turn(eqx.Module):
     """How often this phase ran before, and the randomness of one client in it.

@@ -11,14 +11,6 @@ from fedbilevel._types import Key, Lower, Pair, Triple, Upper
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Batch, Oracle
 
-__all__ = [
-    "both_samples",
-    "hypergradient_and_slope",
-    "lower_slope",
-    "three_directions",
-    "with_z",
-]
-
 
 def both_samples(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
     """Draw an upper sample and, independent of it, a lower one."""

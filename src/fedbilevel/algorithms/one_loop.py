@@ -39,26 +39,6 @@ from fedbilevel.estimators import AbstractEstimator, Plain
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Schedule, check_fields
 
-__all__ = [
-    "Begin",
-    "Iterate",
-    "Memory",
-    "OneLoop",
-    "Part",
-    "Step",
-    "TakesOptions",
-    "at_time",
-    "averaged",
-    "evaluate",
-    "local_steps",
-    "momentum_weight",
-    "move",
-    "no_memory",
-    "only",
-    "previous_point",
-    "when",
-]
-
 Order = tuple[tuple[str, ...], ...]  # names of the blocks that move together, in turn
 
 

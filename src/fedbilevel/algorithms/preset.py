@@ -6,8 +6,6 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Preset"]
-
 
 @dataclass(frozen=True)
 class Preset:

@@ -16,8 +16,6 @@ from fedbilevel.cli.reporting import dashboard, report
 from fedbilevel.cli.running import compare, resume, run, tune
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Federated bilevel optimization: tune, clean, re-weight across sites whose "
     "data stay where they are.",

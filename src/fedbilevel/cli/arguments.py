@@ -29,30 +29,6 @@ from fedbilevel.errors import InvalidInputError
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-__all__ = [
-    "EXPERIMENT",
-    "FEDERATED",
-    "TABLE",
-    "THEOREM_ALGORITHM",
-    "Argument",
-    "AsJson",
-    "Group",
-    "NewFolder",
-    "PlanFile",
-    "Seeds",
-    "THEOREMS",
-    "Theorem",
-    "Track",
-    "TUNING",
-    "at_least_one",
-    "declared",
-    "option",
-    "read_counts",
-    "read_numbers",
-    "read_settings",
-    "takes",
-]
-
 REQUIRED = inspect.Parameter.empty
 _COLUMNS = "Which column of a table is what"
 # Options of the tasks on tables that have arguments of their own, with their meanings.

@@ -9,17 +9,6 @@ from fedbilevel import _folders, _registry
 from fedbilevel._schema import Settings, options_of
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = [
-    "PRECISIONS",
-    "RUNTIMES",
-    "Given",
-    "client_states",
-    "data",
-    "folder_to_make",
-    "names",
-    "new_file",
-]
-
 Given = Mapping[str, Any]  # what was typed, by the names of a command's arguments
 _CHOICES = {one.name: known.choices for one, known in options_of(Settings)}
 RUNTIMES, PRECISIONS = _CHOICES["runtime"], _CHOICES["precision"]

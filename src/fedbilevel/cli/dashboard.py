@@ -11,8 +11,6 @@ from fedbilevel.experiments.run_folder import command_of
 from fedbilevel.report.page import Listed, write_listing, write_page, write_sentence
 from fedbilevel.saved import find_saved, read_saved
 
-__all__ = ["Dashboard", "page_of"]
-
 _HERE = "127.0.0.1"
 _LIST_SECONDS, _RUN_SECONDS = 5, 10  # until a browser asks again
 _HEADERS = {

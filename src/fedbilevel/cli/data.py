@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.tasks import Task
 
-__all__ = ["label_counts", "prepare"]
-
 
 @takes(
     checks.new_file,

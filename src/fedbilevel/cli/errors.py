@@ -14,8 +14,6 @@ from rich.console import Console
 
 from fedbilevel.errors import FedbilevelError, HeterogeneityWarning, sentence_of
 
-__all__ = ["plain_errors"]
-
 _errors = Console(stderr=True)
 
 

@@ -35,8 +35,6 @@ from fedbilevel.startup.own_process import collect_as_usual
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-__all__ = ["KINDS", "federate", "replay", "serve"]
-
 KINDS = ("persistent", "stock")  # of nodes
 _WAITING = "waiting for nodes"
 TuneAtSites = Annotated[

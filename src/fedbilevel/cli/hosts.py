@@ -11,8 +11,6 @@ from fedbilevel._schema import option
 from fedbilevel.cli.arguments import declared
 from fedbilevel.errors import HeterogeneityWarning, InvalidInputError
 
-__all__ = ["HOSTS", "Hosts", "only_ours_on_stdout"]
-
 _PANEL = "Several processes"
 
 

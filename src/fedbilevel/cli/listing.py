@@ -17,8 +17,6 @@ from fedbilevel.cli.output import print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["list_entries", "recommend"]
-
 # The same words as in `fedbilevel.experiments.traits`, which loads JAX.
 _WORDS = (
     "any of hessian, alike-clients, more-exchanges, all-clients, single-replies, "

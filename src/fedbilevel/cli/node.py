@@ -18,8 +18,6 @@ from fedbilevel.startup.own_process import collect_as_usual
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-__all__ = ["Insecure", "check_security", "node", "require_flower"]
-
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),

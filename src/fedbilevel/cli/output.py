@@ -10,12 +10,6 @@ if TYPE_CHECKING:
     from fedbilevel.result import Result
     from fedbilevel.tasks import Task
 
-__all__ = [
-    "print_json",
-    "show_data",
-    "show_result",
-]
-
 
 def show_data(task: "Task") -> None:
     """Print on stderr who holds what, and what was done to the columns of a table."""

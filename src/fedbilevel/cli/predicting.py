@@ -13,8 +13,6 @@ from fedbilevel.cli.arguments import AsJson
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import unknown_name
 
-__all__ = ["export", "predict"]
-
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="run folder made by --out")
 ]

@@ -14,8 +14,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Model
 from fedbilevel.models.model import softmax
 
-__all__ = ["Predicted", "first_rows", "predicted", "sentences"]
-
 _SHOWN = 10  # rows
 
 

@@ -15,8 +15,6 @@ from fedbilevel.startup.own_process import collect_as_usual
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Watched", "spark_line", "status", "watched"]
-
 _LOADING, _COMPILING, _RUNNING = "loading", "compiling", "running"
 _TICKS = "▁▂▃▄▅▆▇█"
 _LENGTH = 12  # of a spark line

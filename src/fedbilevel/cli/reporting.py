@@ -11,8 +11,6 @@ from rich.console import Console
 from fedbilevel._folders import require_new_file
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = ["dashboard", "report", "write_report"]
-
 FILE_NAME = "report.html"
 
 

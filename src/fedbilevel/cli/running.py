@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from fedbilevel.experiments.tuning import NamedTuned
     from fedbilevel.report import Standing
 
-__all__ = ["compare", "resume", "run", "tune"]
-
 
 def _new_or_finished(given: checks.Given) -> None:
     """Raise unless --out is left out, new, or holds a finished run to extend."""

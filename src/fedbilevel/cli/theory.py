@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.theory.plan import Plan
 
-__all__ = ["check_theory", "complexity", "memory_lines", "plan", "speedup"]
-
 Constants = Annotated[
     list[str] | None,
     typer.Option(

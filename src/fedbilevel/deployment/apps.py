@@ -41,16 +41,6 @@ from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import OnRound, configure
 from fedbilevel.tracking import from_anywhere, tracker
 
-__all__ = [
-    "ERROR",
-    "LOG",
-    "PROCESS",
-    "PROGRESS",
-    "Served",
-    "client_app",
-    "server_app",
-]
-
 PROCESS, PROGRESS, ERROR, LOG = (
     "server.pid",
     "progress.json",

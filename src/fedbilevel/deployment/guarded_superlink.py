@@ -22,8 +22,6 @@ from flwr.superlink.cli import flower_superlink
 from fedbilevel.deployment.kept_nodes import keep_only_nodes
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["FLEET", "TOKEN", "Guard", "main"]
-
 FLEET = "/v1/fleet/"  # what nodes call
 TOKEN = "FEDBILEVEL_TOKEN"  # the name of the variable; other users cannot read it
 

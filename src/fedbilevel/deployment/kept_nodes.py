@@ -24,8 +24,6 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["KeptNodes", "keep_only_nodes"]
-
 _FORMAT = 1
 _LARGEST = 64 << 20  # bytes of a file that is read
 

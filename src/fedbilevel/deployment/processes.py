@@ -14,18 +14,6 @@ from fedbilevel._files import make_private_folder
 from fedbilevel.deployment import launch
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
-__all__ = [
-    "USER_ERROR",
-    "Process",
-    "end_all",
-    "free_port",
-    "listens",
-    "log_tail",
-    "read_json",
-    "tied",
-    "wait_for_port",
-]
-
 _ENOUGH = 15.0  # seconds that a process has to end when asked
 USER_ERROR = 2  # the exit status of a command that cannot be used as given
 _MOST_FAILURES = 3  # in a row, after which a process is not started again

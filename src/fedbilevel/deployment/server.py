@@ -40,8 +40,6 @@ from flwr.superlink.grid import HttpGrid
 from fedbilevel.deployment.apps import server_app
 from fedbilevel.deployment.guarded_superlink import TOKEN
 
-__all__ = ["main"]
-
 _LOOK = 0.2  # seconds between two looks for the task
 
 

@@ -22,8 +22,6 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
-__all__ = ["serve_over_flower"]
-
 _LOOK = 0.2  # seconds between two looks at the processes
 _APPEAR = 60.0  # seconds that a ServerApp has to come up
 _FAREWELL = 15.0  # seconds that it has to take leave of the nodes

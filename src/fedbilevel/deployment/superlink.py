@@ -24,8 +24,6 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.flower.messages import fingerprint
 from fedbilevel.federation.signatures import read_public_key
 
-__all__ = ["KEPT", "SuperLink", "key_of", "program"]
-
 KEPT = "superlink.json"  # of the SuperLink, by number and key
 _DATABASE = "superlink.db"  # what it had before
 _CONNECTION = "federation"

@@ -24,8 +24,6 @@ from fedbilevel.models import can_be_kept
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
-__all__ = ["KINDS", "deployment_of", "federate", "make_keys", "persistent_node"]
-
 KINDS = ("persistent", "stock")
 
 

@@ -7,8 +7,6 @@ moving average. Weight 1 is plain.
 from fedbilevel import _tree
 from fedbilevel.estimators._base import AbstractEstimator, blockwise
 
-__all__ = ["HeavyBall"]
-
 
 class HeavyBall(AbstractEstimator):
     """A decaying sum of the samples."""

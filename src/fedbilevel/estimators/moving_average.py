@@ -3,8 +3,6 @@ r"""Moving average: d_t = (1 - a) d_{t-1} + a G(w_t; s_t)."""
 from fedbilevel import _tree
 from fedbilevel.estimators._base import AbstractEstimator, blockwise
 
-__all__ = ["MovingAverage"]
-
 
 class MovingAverage(AbstractEstimator):
     """Exponential average of the samples; weight 1 is plain."""

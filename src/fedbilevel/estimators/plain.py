@@ -4,8 +4,6 @@ from typing import ClassVar
 
 from fedbilevel.estimators._base import AbstractEstimator
 
-__all__ = ["Plain"]
-
 
 class Plain(AbstractEstimator):
     """No memory."""

@@ -9,8 +9,6 @@ from typing import ClassVar
 from fedbilevel import _tree
 from fedbilevel.estimators._base import AbstractEstimator, at_both, blockwise
 
-__all__ = ["Storm"]
-
 
 class Storm(AbstractEstimator):
     """Momentum with a variance-reducing correction."""

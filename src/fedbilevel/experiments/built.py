@@ -22,8 +22,6 @@ from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.setting import Setting
 from fedbilevel.tasks._base import Listed
 
-__all__ = ["Built", "leave_files", "model_of"]
-
 
 class Built(NamedTuple):
     """What the names of an experiment stand for.

@@ -22,8 +22,6 @@ from fedbilevel.channels import (
 )
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-__all__ = ["QUANTILE", "as_clip", "read_channel", "read_quantile"]
-
 QUANTILE = "quantile"
 
 Part = TypeVar("Part", AbstractCoder, AbstractReduction)

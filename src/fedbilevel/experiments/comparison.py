@@ -22,8 +22,6 @@ from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import Comparison, Contender, compared
 from fedbilevel.studies.setting import Keeping, Setting
 
-__all__ = ["NamedComparison", "compare"]
-
 T = TypeVar("T")
 
 

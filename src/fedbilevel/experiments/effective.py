@@ -9,8 +9,6 @@ from dataclasses import Field, replace
 
 from fedbilevel.schedules import Effective
 
-__all__ = ["effective_of"]
-
 # Of steps that have a common shape over t, its parameter is a.
 _USUAL = {
     "lr": Effective(("lower_step",)),

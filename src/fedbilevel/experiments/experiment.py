@@ -52,12 +52,6 @@ from fedbilevel.studies.single import run_job
 from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import option_defaults
 
-__all__ = [
-    "Experiment",
-    "headline_only",
-    "weighing",
-]
-
 _SIZES = ("rounds", "local_steps", "batch")
 _CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {

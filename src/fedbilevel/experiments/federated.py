@@ -64,17 +64,6 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.studies.single import result_of
 
-__all__ = [
-    "ATTENDANCE",
-    "LEFT_OUT",
-    "RELEASES",
-    "agreed",
-    "entry_of",
-    "gathered",
-    "replay",
-    "serve",
-]
-
 ATTENDANCE, LEFT_OUT = "attendance.npz", "left-out.jsonl"
 RELEASES = "releases.json"
 

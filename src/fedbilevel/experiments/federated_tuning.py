@@ -45,8 +45,6 @@ from fedbilevel.studies.searching import Point, Search
 from fedbilevel.studies.tuning import looks, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
-__all__ = ["tune_at_sites"]
-
 _LOSS = "upper_loss"
 
 

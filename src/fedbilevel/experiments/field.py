@@ -13,8 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-__all__ = ["MANY", "Place", "Row", "places", "settings_of", "shipped"]
-
 Row = Mapping[str, Any]
 MANY = 2.5  # two exchanges a round, and one now and then, are not many
 

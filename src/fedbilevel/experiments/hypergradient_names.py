@@ -18,14 +18,6 @@ from fedbilevel.hypergradient import (
     Unrolled,
 )
 
-__all__ = [
-    "HYPERGRADIENTS",
-    "SERIES",
-    "Rule",
-    "named_hypergradient",
-    "hypergradient_options",
-]
-
 SERIES = "series"  # the method's own
 
 

@@ -10,8 +10,6 @@ from fedbilevel.runtime import SimulatorRuntime
 from fedbilevel.runtime.driver import first_span
 from fedbilevel.runtime.memory import MemoryPlan
 
-__all__ = ["PARTS", "planned_memory"]
-
 PARTS = {
     "frozen": "the model that nobody trains",
     "rows": "rows of all clients, and of tests",

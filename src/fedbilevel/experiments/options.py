@@ -32,8 +32,6 @@ from fedbilevel.schedules import (
 )
 from fedbilevel.units import AbstractRelative, OfCurvature, OfDistance, read_relative
 
-__all__ = ["Option", "algorithm_from", "as_options", "options_of"]
-
 # What `auto` stands for. A series that converges twice as fast may as well; a step
 # leaves room for what batches and clients differ. Made when used: a module that
 # computes leaves no choice of devices to whoever imports it.

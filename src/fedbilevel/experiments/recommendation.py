@@ -22,8 +22,6 @@ from fedbilevel.experiments.traits import (
     traits_of,
 )
 
-__all__ = ["Advice", "Situation", "recommend"]
-
 MOST = 3
 
 

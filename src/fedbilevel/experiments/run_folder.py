@@ -19,17 +19,6 @@ from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.result import Result, to_plain
 from fedbilevel.saved import Saved
 
-__all__ = [
-    "command_of",
-    "comparison_command",
-    "read_json",
-    "require_extension",
-    "require_same_search",
-    "require_served_again",
-    "run_command",
-    "write_json",
-]
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a folder; raise with its name if it is damaged."""

@@ -13,12 +13,10 @@ from typing import Any
 
 import equinox as eqx
 
-from fedbilevel._schema import Tuning
+from fedbilevel._schema import Tuning as Tuning
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.studies.searching import Point, Range, Search, Values
-
-__all__ = ["SEARCHED", "Dimension", "NamedSearch", "Tuning", "is_searched"]
 
 
 @dataclass(frozen=True)

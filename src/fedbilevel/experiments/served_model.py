@@ -25,14 +25,6 @@ from fedbilevel.runtime import Job
 from fedbilevel.tasks import Task
 from fedbilevel.tasks._texts import NOBODYS
 
-__all__ = [
-    "blank_of_texts",
-    "blank_task",
-    "check_blank",
-    "leave_of_trial",
-    "model_at",
-]
-
 # Options that say which rows there are, and who has them: none changes a layer.
 _OF_ROWS = ("data", "partition", "rows", "split", "train")
 _OF_ROWS += tuple(one.name for one in fields(TableChoices))

@@ -19,8 +19,6 @@ from fedbilevel.result import to_plain
 from fedbilevel.runtime.job import OWN_COLUMNS
 from fedbilevel.studies.validation import HELD_OUT
 
-__all__ = ["SiteSchema"]
-
 _LONGEST_NAME, _LONGEST_TEXT = 100, 400  # letters
 _MOST = 4096  # names, or entries of a list
 _LARGEST_SIZE = 2**31 - 1  # of rounds, local steps, batch

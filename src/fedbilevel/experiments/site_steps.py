@@ -13,8 +13,6 @@ from fedbilevel.experiments.searching import is_searched
 from fedbilevel.federation.foreign import is_plain
 from fedbilevel.federation.wire import RefusedError
 
-__all__ = ["SiteSteps", "without_searched"]
-
 _MOST_STEPS, _LONGEST, _LARGEST_SEED = 32, 40, 2**32 - 1
 
 

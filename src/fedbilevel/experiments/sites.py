@@ -43,17 +43,6 @@ from fedbilevel.tasks._base import own_places
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
 
-__all__ = [
-    "LOCAL",
-    "alone_of",
-    "build_site",
-    "federated_entry",
-    "local_options",
-    "meaning",
-    "shared_settings",
-    "without_files",
-]
-
 # Where rows lie is each side's own business.
 LOCAL = ("data", *(one.name for one in fields(TableChoices)))
 

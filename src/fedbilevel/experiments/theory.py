@@ -29,17 +29,6 @@ from fedbilevel.theory.claims import CLAIMS, algorithm_by, subject_of, theorem_f
 from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
-__all__ = [
-    "calibrate",
-    "check_theory",
-    "follow",
-    "follow_file",
-    "name_of",
-    "planned",
-    "setting_of",
-    "with_theorems",
-]
-
 
 def with_theorems() -> list[str]:
     """List the algorithms that a theorem plans; presets of one are not."""

@@ -16,17 +16,6 @@ from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.runtime import count
 from fedbilevel.tasks import Task
 
-__all__ = [
-    "KNOWN",
-    "TRAITS",
-    "QUESTIONS",
-    "fitting",
-    "known_how",
-    "traits_of",
-    "question_of",
-    "reconstructed",
-]
-
 QUESTIONS = {
     "shared-y": "one y for all clients, and x",
     "own-y": "a y for every client, and a shared x",

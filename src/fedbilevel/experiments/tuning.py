@@ -22,8 +22,6 @@ from fedbilevel.studies.setting import Keeping
 from fedbilevel.studies.tuning import Tuned, tuned, tuning_seeds
 from fedbilevel.tasks import Task
 
-__all__ = ["NamedTuned", "named_search", "search_of", "trials_of", "tune"]
-
 
 @dataclass(frozen=True)
 class NamedTuned:

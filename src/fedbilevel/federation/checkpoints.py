@@ -23,8 +23,6 @@ from fedbilevel.federation.wire import PROTOCOL, Header, RefusedError
 from fedbilevel.runtime.checkpoint import DAMAGED
 from fedbilevel.runtime.job import Kept
 
-__all__ = ["SiteCheckpoints", "put_aside"]
-
 START = 0  # the exchange after which a client stands before any
 
 

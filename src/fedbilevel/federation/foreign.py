@@ -5,8 +5,6 @@ import math
 import re
 from typing import Any
 
-__all__ = ["is_plain", "read_json", "shown"]
-
 _LONGEST = 400  # letters of anything that is shown
 _DEEPEST = 12  # levels of lists and objects in one another
 _DIGITS = 20  # of a whole number: all below 2^64 have no more

@@ -10,8 +10,6 @@ from typing import Any
 
 from fedbilevel.federation.wire import Header, RefusedError
 
-__all__ = ["Newest"]
-
 # A server that fails and is started again every half minute needs three days for these.
 _MOST_ATTEMPTS = 10_000
 # At twenty exchanges a second a site would have missed five months of them.

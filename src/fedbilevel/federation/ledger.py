@@ -23,8 +23,6 @@ from fedbilevel.federation.wire import Bytes, Header, RefusedError, sha256_of
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.privacy import is_noisy, privacy_of_releases
 
-__all__ = ["SiteLedger", "read_releases", "write_releases"]
-
 _FEDERATIONS = 64  # of which the last measurement is remembered
 Releases = Counter[tuple[int, int]]
 

@@ -10,8 +10,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.privacy import is_noisy, privacy_of_releases
 
-__all__ = ["MEASURES", "SiteLimits"]
-
 MEASURES = ("none", "scalars")
 
 

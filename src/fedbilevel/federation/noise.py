@@ -27,8 +27,6 @@ from fedbilevel.channels import Privacy, change_blocks
 from fedbilevel.channels.discrete_gaussian import Bits, discrete_gaussian
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["FINEST", "SiteNoise"]
-
 FINEST = -40  # the exponent of the smallest step, that of masked sums
 _STEPS = 20  # binary digits of a deviation in steps
 _WIDEST = 2**53  # steps that a double holds exactly

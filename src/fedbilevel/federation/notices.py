@@ -18,8 +18,6 @@ from fedbilevel.federation.wire import (
     unpack,
 )
 
-__all__ = ["Attentive", "Sparing"]
-
 _MARK = b'"kind":"notice"'
 _LARGEST = 1 << 13  # bytes; whatever is longer is no notice, and not looked at twice
 _AGAIN = 60.0  # seconds after which the same is said again

@@ -29,8 +29,6 @@ from fedbilevel.federation.wire import (
     sha256_of,
 )
 
-__all__ = ["KeyFiles", "Signatures", "server_seal", "site_seal"]
-
 _REQUEST = f"fedbilevel request, protocol {PROTOCOL}".encode()
 _REPLY = f"fedbilevel reply, protocol {PROTOCOL}".encode()
 _NUMBER_BYTES = 4  # of who signed

@@ -30,18 +30,6 @@ from cryptography.hazmat.primitives.serialization import (
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError
 
-__all__ = [
-    "SIGNATURE_BYTES",
-    "PrivateKey",
-    "PublicKey",
-    "is_signed",
-    "make_key_pair",
-    "public_bytes",
-    "read_private_key",
-    "read_public_key",
-    "sign",
-]
-
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 T = TypeVar("T", PrivateKey, PublicKey)

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from fedbilevel.federation.secure.identity import SiteIdentity
     from fedbilevel.federation.secure.site import SiteSecrets
 
-__all__ = ["Fingerprints", "Follow", "Site", "known_in_clear", "links_of"]
-
 _SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _SHORT = 1 << 20  # bytes of a leaf that is copied rather than kept in its packet
 _LONGEST_NAME = 64  # of a federation

@@ -27,31 +27,6 @@ from jaxtyping import PyTree
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.foreign import is_plain, read_json, shown
 
-__all__ = [
-    "CHECKSUM",
-    "EVERYONE",
-    "NOTICE",
-    "PROTOCOL",
-    "START_BYTES",
-    "Bytes",
-    "Carried",
-    "Header",
-    "Parts",
-    "RefusedError",
-    "Seal",
-    "Spec",
-    "digest",
-    "in_mask",
-    "mask_of",
-    "pack",
-    "refusal_of",
-    "sha256_of",
-    "spec_of",
-    "unpack",
-    "unpack_start",
-    "unpack_tree",
-]
-
 PROTOCOL = 5
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
 NOTICE = "notice"  # the kind of a packet that needs no answer

@@ -8,8 +8,6 @@ import numpy as np
 
 from fedbilevel.result import Result
 
-__all__ = ["Standing", "default_target", "ranking", "seconds", "stacked"]
-
 Results = Mapping[str, Sequence[Result]]
 _COUNTED = ("exchanges", "bytes", "samples")
 

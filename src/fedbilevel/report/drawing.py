@@ -18,18 +18,6 @@ from fedbilevel.report.tables import show
 from fedbilevel.report.theory import AXES, scaling_title
 from fedbilevel.result import Result
 
-__all__ = [
-    "along",
-    "axes_of",
-    "cost_scale",
-    "curves_figure",
-    "draw_curves",
-    "draw_label_counts",
-    "draw_scaling",
-    "png_address",
-    "value_scale",
-]
-
 _COLUMN = {"exchanges": "exchanges", "megabytes": "bytes", "samples": "samples"}
 _LABELS = {"megabytes": "megabytes sent", "samples": "samples drawn"}
 # Shares, between 0 and 1: what one more hundredth is worth does not depend on where.

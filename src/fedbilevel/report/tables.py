@@ -11,19 +11,6 @@ from rich.table import Table
 from fedbilevel.report.comparison import Standing
 from fedbilevel.result import Result
 
-__all__ = [
-    "cost_rows",
-    "cost_table",
-    "holdings_notes",
-    "holdings_table",
-    "label_counts_table",
-    "ranking_table",
-    "result_table",
-    "show",
-    "table_of",
-    "trials_table",
-]
-
 _MOST_TRIALS = 9  # of an algorithm in a table; a file has all of them
 _MOST_SITES = 20
 _MOST_CLASSES, _MOST_COLUMNS = 8, 12  # named as columns, by sites and by clients

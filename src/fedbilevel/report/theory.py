@@ -10,16 +10,6 @@ from rich.table import Table
 
 from fedbilevel.report.tables import show, table_of
 
-__all__ = [
-    "AXES",
-    "conditions_table",
-    "estimates_table",
-    "plan_table",
-    "scaling_table",
-    "scaling_title",
-    "terms_table",
-]
-
 AXES = {"clients": "K", "iterations": "T", "target": "epsilon"}
 _COUNTS = {
     "clients": "K",

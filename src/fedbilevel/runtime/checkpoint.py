@@ -27,8 +27,6 @@ from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime.job import Job
 from fedbilevel.startup.identity import description
 
-__all__ = ["Snapshot", "fingerprint", "load", "save"]
-
 _FORMAT = 5
 # What readers raise at damage: a flipped bit of an archive may ask for a password
 # (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)

@@ -15,8 +15,6 @@ from fedbilevel.runtime import checkpoint, mesh
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.contract import Runtime, failure
 
-__all__ = ["Checkpoints", "Keeper"]
-
 
 class Checkpoints(eqx.Module):
     """Where to keep checkpoints, and how often: by rounds, by seconds, or both.

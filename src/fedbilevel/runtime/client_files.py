@@ -19,8 +19,6 @@ from fedbilevel._files import naming_file
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem.stored_rows import Source
 
-__all__ = ["ClientFiles", "RowFile"]
-
 _CHUNK = 2**24  # bytes that are written at a time where all rows are
 
 

@@ -8,8 +8,6 @@ import jax
 from fedbilevel.errors import ConfigurationWarning, InvalidInputError
 from fedbilevel.startup.compiled_programs import keep_compiled_programs
 
-__all__ = ["configure"]
-
 
 def configure(precision: str = "float32", cores: int | None = None) -> None:
     """Choose the precision, use every core, and keep compiled programs on disk.

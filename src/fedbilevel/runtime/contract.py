@@ -15,8 +15,6 @@ from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.stopping import Rule, Track
 from fedbilevel.schedules import is_known
 
-__all__ = ["Advance", "Found", "Runtime", "Span", "failure"]
-
 Found = tuple[int, int, int]  # round, phase and client of a reply that is not finite
 
 

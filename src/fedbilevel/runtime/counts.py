@@ -39,8 +39,6 @@ from fedbilevel.runtime.phase_loop import Times, drawn_times, plain_loop, run_ph
 from fedbilevel.startup import stored_traces
 from fedbilevel.startup.stored_traces import name_of
 
-__all__ = ["Ledger", "bodies", "count"]
-
 _GRADIENTS = {
     "_upper_gradients": "upper_gradients",
     "_lower_gradient": "lower_gradient",

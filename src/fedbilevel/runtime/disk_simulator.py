@@ -30,8 +30,6 @@ from fedbilevel.runtime.exchange import start_kept, start_state
 from fedbilevel.runtime.job import Job, Kept, State, start_server
 from fedbilevel.runtime.simulator import SimulatorRuntime, first_failure
 
-__all__ = ["DiskSimulatorRuntime"]
-
 _NEVER = np.iinfo(np.int32).max  # rounds between two measurements
 
 

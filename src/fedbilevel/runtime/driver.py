@@ -34,8 +34,6 @@ from fedbilevel.runtime.stopping import (
     tracked,
 )
 
-__all__ = ["Outcome", "execute", "rounds_in_python"]
-
 _GLANCE = 0.5  # seconds between two looks of the host at the run
 NEVER = Stopping()
 

@@ -24,20 +24,6 @@ from fedbilevel.runtime.job import (
     strongly_typed,
 )
 
-__all__ = [
-    "Link",
-    "Measurement",
-    "asked_clients",
-    "client_measurement",
-    "client_scalars",
-    "combine_measurements",
-    "common_leaves",
-    "for_place",
-    "server_turn",
-    "start_kept",
-    "start_state",
-]
-
 Across = Callable[[Any], Any]  # of what the devices hold
 
 

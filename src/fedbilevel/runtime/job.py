@@ -37,21 +37,6 @@ from fedbilevel.problem import (
 from fedbilevel.runtime import keys
 from fedbilevel.units import OfDistance, relative_kinds
 
-__all__ = [
-    "ABSENT",
-    "OWN_COLUMNS",
-    "PRESENT",
-    "RENEWED",
-    "Job",
-    "Kept",
-    "Sampling",
-    "State",
-    "Where",
-    "first_server",
-    "start_server",
-    "strongly_typed",
-]
-
 Where = tuple[int, int]  # the stage of a phase, and its number there
 ABSENT, PRESENT, RENEWED = 0, 1, 2  # of a client in an exchange
 _SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds

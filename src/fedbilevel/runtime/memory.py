@@ -7,8 +7,6 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-__all__ = ["MemoryPlan", "held_bytes", "limit_of"]
-
 
 @dataclass(frozen=True)
 class MemoryPlan:

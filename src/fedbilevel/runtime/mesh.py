@@ -22,19 +22,6 @@ from jaxtyping import Array, PyTree
 from fedbilevel.errors import InvalidInputError, OtherProcessError
 from fedbilevel.runtime.rendezvous import meet
 
-__all__ = [
-    "any_process",
-    "collected",
-    "decided_by_first",
-    "is_first",
-    "join",
-    "made_on_host",
-    "on_all",
-    "on_first",
-    "put",
-    "require_same",
-]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from fedbilevel.runtime.counts import Ledger
 from fedbilevel.runtime.exchange import Link, start_kept
 from fedbilevel.runtime.job import ABSENT, Job, Where
 
-__all__ = ["blocks_of", "is_noisy", "privacy_of_releases", "privacy_spent"]
-
 
 def is_noisy(job: Job) -> bool:
     """Say whether clients add noise to what they send."""

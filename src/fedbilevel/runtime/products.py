@@ -19,8 +19,6 @@ from fedbilevel.runtime.counts import bodies
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.layout import devices_for
 
-__all__ = ["evaluation", "rows_of_sample"]
-
 _LARGE_BATCH = 32  # rows from which on it pays to read them once for two points
 _THIN = 40  # columns of the weights of two points, side by side
 _MANY = 10**6  # numbers of y from which on two points were seen to gain by themselves

@@ -16,19 +16,6 @@ import numpy as np
 
 from fedbilevel.runtime import mesh
 
-__all__ = [
-    "COMPILING",
-    "RUNNING",
-    "Event",
-    "Listeners",
-    "OnRound",
-    "Watch",
-    "events_of",
-    "noting_interrupts",
-    "report",
-    "reporting",
-]
-
 COMPILING, RUNNING = "compiling", "running"
 
 _NOTICE = (

@@ -27,8 +27,6 @@ from fedbilevel.runtime.job import ABSENT, RENEWED, Job, State
 from fedbilevel.runtime.phase_loop import plain_loop, run_phases
 from fedbilevel.runtime.progress import RUNNING, report
 
-__all__ = ["ReferenceRuntime"]
-
 
 class ReferenceRuntime(Runtime):
     """Runs one client after the other, operation by operation."""

@@ -12,8 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["meet"]
-
 _GO = "go"
 _LONGEST = 4096  # bytes of a message
 _PAUSE = 0.1  # seconds between two attempts to connect

@@ -19,8 +19,6 @@ from fedbilevel.runtime.layout import Layout, devices_for
 from fedbilevel.runtime.memory import MemoryPlan, held_bytes, limit_of
 from fedbilevel.runtime.products import evaluation, rows_of_sample
 
-__all__ = ["CompiledRuntime", "SimulatorRuntime"]
-
 # From about this many floats in a message on, one client at a time is faster on the CPU
 # than all at once (softmax regression, 16 clients: 97 us a client step against 101 at
 # 2,816 floats, 423 against 481 at 17,248; at 1,430 floats it is 206 against 123).

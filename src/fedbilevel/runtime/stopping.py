@@ -20,18 +20,6 @@ from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.runtime.counts import Ledger
 
-__all__ = [
-    "BUDGET",
-    "PATIENCE",
-    "RUNNING",
-    "TARGET",
-    "Rule",
-    "Stopping",
-    "Track",
-    "affordable_rounds",
-    "tracked",
-]
-
 RUNNING, TARGET, PATIENCE, BUDGET = range(4)
 _BUDGETS = ("bytes", "samples")
 

@@ -21,8 +21,6 @@ from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.simulator import CompiledRuntime, layout_for
 from fedbilevel.runtime.stopping import Stopping
 
-__all__ = ["SweepRuntime", "SweepState", "single_outcomes"]
-
 _NOWHERE = (-2, -2, program.NOBODY)  # round, phase and client of no failure
 
 

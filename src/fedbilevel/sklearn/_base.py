@@ -21,8 +21,6 @@ from fedbilevel.sklearn import _rows
 from fedbilevel.studies.single import run_job
 from fedbilevel.tasks import Task
 
-__all__ = ["LARGEST_SEED", "Federated", "FederatedClassifying", "Table"]
-
 _OURS = ("data", "partition", "train", "split", "rows", "site", "group")
 LARGEST_SEED = 2**31 - 1
 

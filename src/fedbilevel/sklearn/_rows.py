@@ -8,8 +8,6 @@ from sklearn.utils import check_consistent_length, column_or_1d
 
 from fedbilevel.errors import InvalidInputError
 
-__all__ = ["as_column", "dealt", "folds", "judges"]
-
 
 def as_column(name: str, values: Any, rows: int) -> np.ndarray:
     """Return one text for every row; what is missing is refused."""

@@ -20,14 +20,6 @@ from fedbilevel.sklearn._base import (
 )
 from fedbilevel.tasks import cleaning, regularization
 
-__all__ = [
-    "FederatedClassifier",
-    "FederatedCleaner",
-    "FederatedRegularizer",
-    "FederatedReweighter",
-    "FederatedRidge",
-]
-
 
 class FederatedRegularizer(FederatedClassifying):
     """Softmax regression with an l2 strength for each feature, tuned on other rows.

@@ -10,8 +10,6 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-__all__ = ["cache_folder", "keep_compiled_programs"]
-
 
 def cache_folder() -> Path:
     """Return where compiled programs are kept between processes."""

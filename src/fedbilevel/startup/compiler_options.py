@@ -12,8 +12,6 @@ import jax
 
 from fedbilevel._evaluation import Evaluation
 
-__all__ = ["hurried", "lasting"]
-
 
 def hurried(level: int) -> dict[str, Any] | None:
     """Return options of the compiler for a program that runs once.

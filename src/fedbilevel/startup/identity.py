@@ -20,8 +20,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-__all__ = ["UnnamedError", "description", "exact_description"]
-
 # What is in these packages is known by its name and their versions.
 _LIBRARIES = ("fedbilevel", "equinox", "jax", "jaxlib", "jaxtyping", "numpy", "optax")
 _KNOWN = {*_LIBRARIES, *sys.stdlib_module_names}

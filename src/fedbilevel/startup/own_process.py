@@ -10,8 +10,6 @@ message in the place of five.
 import gc
 import time
 
-__all__ = ["begin", "collect_as_usual"]
-
 # Seconds since 1970, before any other module of the package was read; None in programs
 # of others, who may have changed a function of ours.
 began: float | None = None

@@ -28,8 +28,6 @@ from fedbilevel import _evaluation
 from fedbilevel._evaluation import apart
 from fedbilevel._types import Key, Keys
 
-__all__ = ["written_out"]
-
 Words = UInt32[Array, "..."]
 
 _USUAL = extension.threefry_prng_impl

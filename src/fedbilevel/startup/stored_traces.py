@@ -35,8 +35,6 @@ from fedbilevel.startup import own_process
 from fedbilevel.startup.compiled_programs import cache_folder
 from fedbilevel.startup.identity import UnnamedError, exact_description
 
-__all__ = ["as_lists", "exported", "from_lists", "name_of", "read", "write"]
-
 _MOST = 512  # files, of some 100 KB each; those of older sources are never read again
 
 

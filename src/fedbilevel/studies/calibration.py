@@ -18,16 +18,6 @@ from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import algorithm_by, parameters_of
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
-__all__ = [
-    "SettingOf",
-    "calibrate",
-    "calibrated",
-    "first_guess",
-    "metric_curves",
-    "run_plan",
-    "setting_by_clients",
-]
-
 SettingOf = Callable[[int], Setting]  # of the number of clients
 _STEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 

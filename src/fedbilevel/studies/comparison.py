@@ -29,8 +29,6 @@ from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
-__all__ = ["Comparison", "Contender", "compare", "compared"]
-
 
 @dataclass(frozen=True)
 class Contender:

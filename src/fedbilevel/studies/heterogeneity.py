@@ -14,8 +14,6 @@ from fedbilevel.problem import PooledData
 from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime import Job
 
-__all__ = ["is_soon_measured", "warn_where_clients_differ"]
-
 _TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
 _SHOWN = 8  # names of clients in a sentence
 _SOON = 10**8  # rows times parameters: some two hundred passes take seconds

@@ -22,17 +22,6 @@ from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.estimation import Estimate, estimate_inputs
 from fedbilevel.theory.plan import Plan, practical_plan, theory_plan
 
-__all__ = [
-    "PRESETS",
-    "Ground",
-    "check_theory",
-    "checked",
-    "measure_ground",
-    "plan",
-    "planned_by_theory",
-    "refuse_constants",
-]
-
 PRESETS = ("theory", "practical")
 _NAMES = dict(l0="L0", l1="L1", l21="L21", l22="L22", mu="mu", sigma="sigma")
 _START = ("phi0", "y0")

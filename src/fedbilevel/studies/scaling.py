@@ -33,20 +33,6 @@ from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import claims_of
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
-__all__ = [
-    "Fit",
-    "Measured",
-    "axis_of",
-    "complexity",
-    "criterion",
-    "default_targets",
-    "fit_exponent",
-    "measure_complexity",
-    "measure_speedup",
-    "speedup",
-    "until",
-]
-
 Watch = Callable[[str], None]
 _RESAMPLES = 500
 _INTERVAL = (0.025, 0.975)

@@ -35,8 +35,6 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.studies.surface import Surface, heights_of, promising
 
-__all__ = ["Point", "Range", "Search", "Values"]
-
 Point: TypeAlias = dict[str, Any]
 Tried: TypeAlias = Sequence[tuple[Point, float]]  # points, and their values
 SAMPLERS = ("fitted", "even", "optuna")

@@ -32,8 +32,6 @@ from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.single import result_of
 
-__all__ = ["compile_seeds", "run_seeds", "sweep", "swept"]
-
 
 def sweep(
     problem: Problem,

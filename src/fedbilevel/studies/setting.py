@@ -11,8 +11,6 @@ from fedbilevel.problem import Data, Problem, split_start
 from fedbilevel.runtime import Checkpoints, Job, Sampling
 from fedbilevel.studies.validation import HELD_OUT
 
-__all__ = ["Keeping", "Setting"]
-
 
 @dataclass(frozen=True)
 class Setting:

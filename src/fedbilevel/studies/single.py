@@ -39,8 +39,6 @@ from fedbilevel.studies.heterogeneity import (
 )
 from fedbilevel.studies.setting import Keeping, Setting
 
-__all__ = ["minimize", "result_of", "run", "run_job"]
-
 
 def run(
     problem: Problem,

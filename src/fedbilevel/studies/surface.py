@@ -12,8 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["Surface", "heights_of", "promising"]
-
 Places = Float[np.ndarray, "points size"]
 _REACHES = (0.25, 0.5, 1.0)  # how far values are alike, as shares of a range
 _NOISES = (0.05, 0.2, 0.6)  # of a value, by how much all of them differ

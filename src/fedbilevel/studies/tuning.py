@@ -38,8 +38,6 @@ from fedbilevel.studies.searching import Point, Search
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
-__all__ = ["Trial", "Tuned", "cost_of", "looks", "tune", "tuned", "tuning_seeds"]
-
 _KEPT = 3  # one of so many continues
 _MOST_TRIALS = 81  # of a cheap method beside a dear one
 _OTHER_SEEDS = 2**16  # above those of results

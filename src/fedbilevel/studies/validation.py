@@ -17,8 +17,6 @@ from fedbilevel.problem import ClientData, Data, PooledData, padded_count
 from fedbilevel.runtime import Job, State
 from fedbilevel.runtime.exchange import client_scalars
 
-__all__ = ["HELD_OUT", "held_out", "held_out_losses"]
-
 HELD_OUT = "held_out_loss"
 _ONE_OF = 5  # upper rows is held out
 _SPLIT = 0  # random seed of which

@@ -13,8 +13,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.schedules import as_schedule, is_known
 
-__all__ = ["Founding"]
-
 
 class Founding(OneLoop):
     """A method with the parameters of the founding paper."""

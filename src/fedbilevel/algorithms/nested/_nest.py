@@ -20,24 +20,6 @@ from fedbilevel.estimators import at_both
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Effective, count, is_known, number, step
 
-__all__ = [
-    "Nest",
-    "bound_of_curvature",
-    "check_bound",
-    "check_step",
-    "check_terms",
-    "fed_ihgp",
-    "fed_inn",
-    "fed_out",
-    "first_nest",
-    "light_fed_inn",
-    "new_x",
-    "new_y",
-    "parts_of_x",
-    "walk",
-    "whole_step",
-]
-
 
 class Nest(Pointed):
     """What the server carries; None where a variant has no use for it.

@@ -21,8 +21,6 @@ from jaxtyping import Array, PyTree
 from fedbilevel import _tree
 from fedbilevel._types import Pair
 
-__all__ = ["L1", "PSI", "PSIS", "SQUARE", "first_moments", "mirror_step"]
-
 SQUARE, DIAGONAL = PSIS = ("square", "diagonal")
 PSI = "the function psi whose distance keeps a step short"
 L1 = "weight of the l1 norm of x, a part of the upper level"

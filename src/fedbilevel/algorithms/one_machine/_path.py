@@ -29,22 +29,6 @@ from fedbilevel.estimators import at_both
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Oracle
 
-__all__ = [
-    "ITERATIONS",
-    "Path",
-    "all_directions",
-    "both_directions",
-    "differences",
-    "hypergradient_alone",
-    "kept_differences",
-    "sampled",
-    "slope",
-    "slope_with_z",
-    "stepped",
-    "system_slope",
-    "upper_slope",
-]
-
 # Draws s and returns the map w -> G(w; s); blocks that are None do not move.
 Draw = Callable[[Oracle, Key], Callable[[Any], Any]]
 Up = Callable[..., Any] | SeesTurn

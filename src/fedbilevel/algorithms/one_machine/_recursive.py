@@ -14,8 +14,6 @@ from fedbilevel import _tree
 from fedbilevel.algorithms.base import Phase
 from fedbilevel.algorithms.one_machine._path import Draw, Path, differences, sampled
 
-__all__ = ["recursive_phases", "recursive_start"]
-
 
 def recursive_start(point: Any) -> Path:
     """Return a path without directions; the first round forms them."""

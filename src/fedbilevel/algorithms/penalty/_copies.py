@@ -31,18 +31,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import is_known
 
-__all__ = [
-    "BEGINNINGS",
-    "FIRST_DEGREE",
-    "NU",
-    "ONE",
-    "OWN",
-    "Copies",
-    "Scheme",
-    "check_balance",
-    "scheme_of",
-]
-
 BEGINNINGS = OWN, SIDES, ONE = "own", "sides", "one"
 
 NU = "weight of f in the lower level; 1/nu is the penalty"

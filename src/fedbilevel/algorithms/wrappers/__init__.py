@@ -19,7 +19,8 @@ from fedbilevel.algorithms.wrappers.absence import ABSENT, KEEP, Absent
 from fedbilevel.algorithms.wrappers.base import With
 from fedbilevel.algorithms.wrappers.clip import QuantileClip, quantile_clipped
 from fedbilevel.algorithms.wrappers.drift import Anchor, Controls, Proximal
-from fedbilevel.algorithms.wrappers.measured_steps import SteadySteps, steadied
+from fedbilevel.algorithms.wrappers.measured_steps import SteadySteps
+from fedbilevel.algorithms.wrappers.measured_steps import steadied as steadied
 from fedbilevel.algorithms.wrappers.optimizer import (
     Adam,
     Descent,
@@ -41,36 +42,6 @@ from fedbilevel.algorithms.wrappers.steps import (
 )
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.schedules import check_fields, choice, count, optional, word
-
-__all__ = [
-    "WRAPPERS",
-    "LocalOptimizer",
-    "Options",
-    "QuantileClip",
-    "ServerOptimizer",
-    "SteadySteps",
-    "Wrapper",
-    "absent",
-    "alternating",
-    "anchor",
-    "average",
-    "ball",
-    "box",
-    "controls",
-    "differences",
-    "first_batch",
-    "half_space",
-    "options_for",
-    "own_lower",
-    "quantile_clipped",
-    "read_wrapper",
-    "server_descent",
-    "simplex",
-    "steadied",
-    "steady",
-    "warm_start",
-    "with_options",
-]
 
 
 def _with(part: Callable[..., Part]) -> Callable[..., Any]:
@@ -148,7 +119,7 @@ def _wrapper(
     return Wrapper(name, summary, make, {one: own[one] for one in names or own})
 
 
-_ENTRIES = (
+_ENTRIES: Any = (
     ("absent", "Clients that missed rounds keep, correct or forget STORM's memory.")
     + (absent, Absent),
     ("alternating", "Blocks move in turn, the lower level first.", alternating),

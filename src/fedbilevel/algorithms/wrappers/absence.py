@@ -28,8 +28,6 @@ from fedbilevel._blocks import combine
 from fedbilevel.algorithms.one_loop import Begin, Part, move, only
 from fedbilevel.schedules import word
 
-__all__ = ["ABSENT", "KEEP", "Absent"]
-
 KEEP, CORRECT, FORGET = ABSENT = ("keep", "correct", "forget")
 
 

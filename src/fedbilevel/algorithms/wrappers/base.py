@@ -30,18 +30,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import part
 
-__all__ = [
-    "AbstractWrapper",
-    "Around",
-    "AroundServer",
-    "Inside",
-    "With",
-    "check_one_loop",
-    "inner_phase",
-    "mapped",
-    "moving_phases",
-]
-
 
 class AbstractWrapper(AbstractAlgorithm):
     """A method around a method; what it does not change is the inner one's."""

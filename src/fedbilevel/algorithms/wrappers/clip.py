@@ -63,8 +63,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import is_known, number
 
-__all__ = ["QuantileClip", "StepClip", "quantile_clipped"]
-
 RATE = 0.2  # of the paper
 _SLOPES = 3  # blocks of a reply of which nothing is known: x, y and z at most
 Blocks = Float[Array, " blocks"]

@@ -46,8 +46,6 @@ from fedbilevel.algorithms.one_loop import (
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import number
 
-__all__ = ["Anchor", "Controls", "Proximal"]
-
 
 class Controls(Part):
     """Control variates: every sample is corrected by - c_k + c."""

@@ -49,8 +49,6 @@ from fedbilevel.algorithms.wrappers.base import (
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import check_fields, number, part
 
-__all__ = ["Adam", "Descent", "LocalOptimizer", "ServerOptimizer"]
-
 
 class Optimized(Inside):
     """The server's state, and that of the transformation of each phase that moves."""

@@ -33,8 +33,6 @@ from fedbilevel.algorithms.wrappers.base import (
 from fedbilevel.channels import PLAIN, Channel, Quantize, TopK
 from fedbilevel.schedules import count
 
-__all__ = ["Average", "Largest", "Quantized"]
-
 
 class Averaged(Inside):
     """The server's state, the mean of x over the rounds, and their number."""

@@ -33,19 +33,6 @@ from fedbilevel.algorithms.wrappers.base import Around
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, part, word
 
-__all__ = [
-    "Alternating",
-    "Ball",
-    "Box",
-    "Differences",
-    "FirstBatch",
-    "HalfSpace",
-    "OwnLower",
-    "Project",
-    "Simplex",
-    "WarmStart",
-]
-
 
 class WarmStart(Part):
     """Lower steps before the first round, averaged once."""

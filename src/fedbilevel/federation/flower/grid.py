@@ -41,8 +41,6 @@ from fedbilevel.federation.flower.messages import (
 )
 from fedbilevel.federation.wire import Carried, RefusedError
 
-__all__ = ["GridTransport"]
-
 _SHORTEST, _LONGEST = 0.05, 0.25  # seconds between two looks for replies
 
 

@@ -23,18 +23,6 @@ from flwr.supercore.inflatable.inflatable_utils import (
 
 from fedbilevel.federation.wire import Carried, RefusedError
 
-__all__ = [
-    "KIND",
-    "PIECE",
-    "Assembly",
-    "as_content",
-    "fingerprint",
-    "packet_of",
-    "piece_objects",
-    "push_objects",
-    "record_in",
-]
-
 KIND = "train"  # the message type; what a packet is for stands in its header
 PIECE = 1 << 22  # bytes of all pieces of a packet but the last
 _RECORD, _INDEX, _WHOLE, _OF = "packet", "piece", "bytes", "of"

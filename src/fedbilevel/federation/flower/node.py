@@ -37,8 +37,6 @@ from fedbilevel.federation.flower.messages import (
 from fedbilevel.federation.signatures import read_private_key
 from fedbilevel.federation.wire import Carried, RefusedError
 
-__all__ = ["Connection", "serve_packets"]
-
 _SHORTEST, _LONGEST = 0.1, 1.0  # seconds between two looks for messages
 _BUSY = 5.0  # seconds after a message in which the next one is likely
 _RETRY = 3.0  # seconds between two attempts to connect

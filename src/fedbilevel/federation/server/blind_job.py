@@ -25,8 +25,6 @@ from fedbilevel.federation.wire import spec_of
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import Job, Sampling
 
-__all__ = ["algorithm_fingerprint", "blind_job", "settings_fingerprint"]
-
 
 def _stand_in(x: Upper, y: Lower, row: Rows) -> Array:
     # Curves hardly, so that no check of step sizes is about it; couples x and y, so

@@ -9,8 +9,6 @@ import numpy as np
 from fedbilevel.federation.foreign import is_plain
 from fedbilevel.federation.wire import RefusedError
 
-__all__ = ["KINDS", "read_conclusion", "together"]
-
 KINDS = ("number", "texts")
 _LONGEST_TEXT = 400  # letters
 _MOST_TEXTS = 4096

@@ -51,8 +51,6 @@ from fedbilevel.runtime.job import Job, start_server
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.server import MaskedServer
 
-__all__ = ["Exchanges", "Question", "Stand"]
-
 _SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _PAUSE = 0.5  # seconds before too few replies are asked for again
 _TRIES = 3  # to ask, if all who answer are refused

@@ -10,14 +10,6 @@ from jaxtyping import PyTree
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.wire import Header, RefusedError
 
-__all__ = [
-    "implausible",
-    "not_finite",
-    "require_finite",
-    "require_weight",
-    "why_unusable",
-]
-
 _SMALL = 1e-6  # moves of a length below this part of the point harm nobody
 
 

@@ -16,8 +16,6 @@ from fedbilevel.federation.server.requests import Answers, Request
 from fedbilevel.federation.server.roster import Member
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
-__all__ = ["conclude", "concluding", "measure", "measuring"]
-
 
 def measure(
     exchanges: Exchanges, header: Header, server: PyTree, stand: Stand

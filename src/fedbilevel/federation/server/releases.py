@@ -13,8 +13,6 @@ from fedbilevel.errors import CheckpointError
 from fedbilevel.federation.ledger import read_releases, write_releases
 from fedbilevel.federation.server.requests import Answers
 
-__all__ = ["ServerReleases"]
-
 
 class ServerReleases:
     """Counts asked exchanges by the blocks of a reply, and by how many replied."""

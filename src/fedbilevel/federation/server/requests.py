@@ -21,8 +21,6 @@ from fedbilevel.federation.wire import (
     unpack,
 )
 
-__all__ = ["Answers", "Read", "Request", "RequestFor", "ask"]
-
 _GRACE = 1.0  # seconds that a client which was late before is given at least
 Read = Callable[[int, Header, list, Bytes], Any]
 

@@ -29,8 +29,6 @@ from fedbilevel.federation.wire import (
 )
 from fedbilevel.problem import as_weights
 
-__all__ = ["Identity", "Member", "Roster", "Terms", "Transport"]
-
 _LARGEST_HELLO = 1 << 32  # bytes, until it is known how large the model is
 _SPARE = 1 << 20  # bytes a hello may have beyond its leaves
 _PAUSE = 0.2  # seconds between two looks for nodes

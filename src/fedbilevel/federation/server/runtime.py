@@ -39,9 +39,6 @@ from fedbilevel.runtime.phase_loop import plain_loop, run_phases
 from fedbilevel.runtime.privacy import blocks_of, is_noisy, privacy_of_releases
 from fedbilevel.runtime.stopping import Stopping
 
-__all__ = ["Federated", "FederationRuntime"]
-
-
 _DECLINED = {"measure", "measured", "limit"}  # reasons of sites that will not tell
 
 

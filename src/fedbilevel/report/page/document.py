@@ -31,8 +31,6 @@ from fedbilevel.report.page.words import amount, standings_of, title_of
 from fedbilevel.result import to_plain
 from fedbilevel.saved import Saved
 
-__all__ = ["MARK", "Listed", "write_listing", "write_page", "write_sentence"]
-
 MARK = "<!doctype html><!-- a report of fedbilevel -->"
 
 

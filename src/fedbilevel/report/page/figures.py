@@ -10,8 +10,6 @@ from fedbilevel.report.comparison import stacked
 from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
 from fedbilevel.saved import Saved
 
-__all__ = ["bars", "curves_of", "thinned"]
-
 _COSTS = {"round", "exchanges", "bytes", "samples"}
 # Of all columns and seeds together: with ten letters each, two megabytes.
 _MOST_NUMBERS = 200_000

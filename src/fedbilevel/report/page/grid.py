@@ -5,8 +5,6 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Grid"]
-
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",

@@ -12,8 +12,6 @@ from fedbilevel.report.page.pictures import Picture, is_number, short
 from fedbilevel.report.page.words import amount
 from fedbilevel.saved import Saved
 
-__all__ = ["who_holds_what"]
-
 _HEADING = "Who holds what"
 _SIZES = ("training", "validation")
 _DONE = {

@@ -15,8 +15,6 @@ from fedbilevel.report.page.words import amount
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
-__all__ = ["Picture", "is_number", "pictures_of", "short"]
-
 _MOST_BARS = 30
 _SHOWN_ROWS = 12
 _LONGEST = 60  # letters of a cell that comes from a file

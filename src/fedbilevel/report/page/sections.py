@@ -12,8 +12,6 @@ from fedbilevel.report.tables import cost_rows
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
-__all__ = ["configuration", "cost_grid", "final_grid", "ranking_grid"]
-
 _LONGEST = 200  # letters of a setting
 
 

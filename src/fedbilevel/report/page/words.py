@@ -10,16 +10,6 @@ from fedbilevel.report.tables import show
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
-__all__ = [
-    "amount",
-    "listed",
-    "lowest",
-    "mean_and_spread",
-    "standings_of",
-    "still",
-    "title_of",
-]
-
 
 def title_of(saved: Saved) -> str:
     """Return what the page is about, in a line."""

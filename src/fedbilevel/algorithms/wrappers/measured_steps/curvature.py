@@ -22,8 +22,6 @@ from fedbilevel import _tree
 from fedbilevel._types import AbstractBlocks, Key, Lower
 from fedbilevel.problem import Oracle, curvature_along, some_direction
 
-__all__ = ["POWER", "START", "first_vector", "followed", "multiplied", "point_in"]
-
 POWER = 4
 START = 10  # products before the first round
 _FASTEST = 2.0  # by which L may grow in a round

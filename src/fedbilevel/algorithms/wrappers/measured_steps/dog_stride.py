@@ -25,8 +25,6 @@ from jaxtyping import Array, Bool, Float, Int
 from fedbilevel import _tree
 from fedbilevel._types import Pair, Upper
 
-__all__ = ["DogStride"]
-
 _FIRST = 1e-3  # of the size of x, and absolutely where x is 0
 _AGREE, _NEWEST = 0.5, 0.1  # of a cosine, and the weight of the newest one
 _AWAY, _BACK = 0.75, 0.5  # of the largest distance

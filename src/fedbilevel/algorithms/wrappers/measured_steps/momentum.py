@@ -23,8 +23,6 @@ from jaxtyping import Array, Bool
 from fedbilevel import _tree
 from fedbilevel._types import AbstractBlocks, Lower, Triple
 
-__all__ = ["Momentum"]
-
 _AGREE, _NEWEST = 0.9, 0.02  # of a cosine, and the weight of the newest one
 
 

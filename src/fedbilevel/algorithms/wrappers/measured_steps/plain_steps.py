@@ -12,8 +12,6 @@ from fedbilevel.algorithms.base import AbstractAlgorithm
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.units import Measured, OfCurvature, OfDistance, resolved
 
-__all__ = ["fixed_thetas", "largest_share", "plain", "shorter"]
-
 _SHORTER = {"upper": 0.25, "lower": 0.5, "bound": 2.0}  # by one halving
 _MEASURED = 0.25  # the power of that for what follows the curvature
 

@@ -33,8 +33,6 @@ from fedbilevel._evaluation import apart
 from fedbilevel._types import Lower
 from fedbilevel.algorithms.one_loop import when
 
-__all__ = ["MOST", "Guard", "Move", "Turned"]
-
 MOST = 30  # times that a run goes back before it is given up
 _EVERY = 10  # rounds between two kept states
 _MANY = 0.5  # of the replies of a round

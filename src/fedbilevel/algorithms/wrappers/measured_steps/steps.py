@@ -58,8 +58,6 @@ from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice
 from fedbilevel.units import OfCurvature, OfDistance, relative_kinds
 
-__all__ = ["SteadySteps", "steadied"]
-
 
 class Steady(Inside):
     """The server's state, and what is measured and kept beside it."""

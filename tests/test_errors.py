@@ -366,10 +366,10 @@ def test_a_checkpoint_of_an_older_format(finished, tmp_path):
     arrays = read_arrays(path)
     about = json.loads(arrays["about"].tobytes())
     assert about["format"] == 5
-    older = json.dumps({**about, "format": 3}).encode()
+    older = json.dumps({**about, "format": 4}).encode()
     write_arrays(path, {**arrays, "about": np.frombuffer(older, np.uint8)})
     told = (
-        rf"{re.escape(str(path))} has format 3, this version reads 4\. Finish .* "
+        rf"{re.escape(str(path))} has format 4, this version reads 5\. Finish .* "
         r"version of fedbilevel that began it, or start it again in a new folder\."
     )
     before = path.read_bytes()

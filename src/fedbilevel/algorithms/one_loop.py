@@ -192,7 +192,8 @@ class TakesOptions(type(AbstractAlgorithm)):
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         """Build the method; what is no field of it is an option."""
-        own = inspect.signature(cls.__init__).parameters
+        own = {one.name for one in fields(cls)}
+        own |= {*inspect.signature(cls.__init__).parameters}
         options = {name: named.pop(name) for name in [*named] if name not in own}
         made = super().__call__(*values, **named)
         return TakesOptions.applied(made, options) if options else made

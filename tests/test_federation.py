@@ -12,7 +12,7 @@ import pytest
 
 from fedbilevel._blocks import is_any
 from fedbilevel._files import write_arrays
-from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
+from fedbilevel.algorithms.wrappers.base import AbstractWrapper
 from fedbilevel.errors import DamagedFileWarning, FedbilevelError, NonFiniteError
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation.checkpoints import SiteCheckpoints
@@ -81,7 +81,7 @@ def test_packets_make_the_numbers_of_the_simulator(case):
     assert len(deployed.state.attendance) == costs["exchanges"]
 
 
-class EveryoneInRounds(LocalBSGVRM):
+class EveryoneInRounds(AbstractWrapper):
     """A cohort sets up, everyone takes part in rounds."""
 
     def phases(self) -> Any:
@@ -92,7 +92,7 @@ class EveryoneInRounds(LocalBSGVRM):
 def with_cohort(name: str):
     """Return a job of which a cohort is drawn for every exchange."""
     if name == "everyone":
-        algorithm, participants = EveryoneInRounds(**vars(BSGVRM)), 2
+        algorithm, participants = EveryoneInRounds(BSGVRM), 2
     else:
         case = case_of(name)
         algorithm, participants = case.algorithm, case.chains or 2

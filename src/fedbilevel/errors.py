@@ -160,6 +160,10 @@ class NonFiniteError(AtClientError):
         return NonFiniteError(*place, due=self.due, **known, name=name)
 
 
+class DivergedError(FedbilevelError):
+    """A run that went back again and again and could not be held."""
+
+
 class OtherProcessError(FedbilevelError):
     """Another of several processes failed, or cannot be reached any more."""
 

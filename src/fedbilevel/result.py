@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
-from fedbilevel._folders import COLUMNS, MODEL, POINT, RESULT, how_to_continue
+from fedbilevel._folders import COLUMNS, LAST, MODEL, POINT, RESULT, how_to_continue
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.models import Model, can_be_kept
 
@@ -27,12 +27,13 @@ class Result:
 
     `task` and `algorithm` are names. `columns` has one entry per measured round,
     `round` among them, and the `exchanges` with clients, `bytes` sent and `samples`
-    drawn in all until then; `point` the leaves of x and y by name; `final` the last
-    value of every column; `counts` the exact costs; `seconds` compiling apart from
+    drawn in all until then; `point` the leaves of x and y by name; `final` the value
+    of every column there; `counts` the exact costs; `seconds` compiling apart from
     running; `config` and `versions` what to repeat it with; `ended` why there were no
-    more rounds; `events` the automatic interventions. `levels` are
-    x and y in the structure of the start, where it is known; `model` is what predicts,
-    where the task says how.
+    more rounds; `events` the automatic interventions. The point is that of the last
+    round, or, where a better one was measured, the best, and `last` has the last one.
+    `levels` are x and y in the structure of the start, where it is known; `model` is
+    what predicts, where the task says how.
     """
 
     task: str
@@ -46,6 +47,7 @@ class Result:
     seconds: dict[str, float]
     ended: str = ""
     events: list[str] = field(default_factory=list)
+    last: dict[str, np.ndarray] = field(default_factory=dict)
     levels: tuple[Any, Any] | None = field(default=None, compare=False)
     model: Model | None = field(default=None, compare=False)
 
@@ -148,6 +150,8 @@ class Result:
         text = json.dumps(about, indent=2, allow_nan=False) + "\n"
         write_arrays(place / COLUMNS, self.columns)
         write_arrays(place / POINT, self.point)
+        if self.last:
+            write_arrays(place / LAST, self.last)
         if self.model is not None and can_be_kept():
             self.model.save(place)
         elif self.model is not None:
@@ -183,7 +187,9 @@ class Result:
         levels = like and (shaped("x", like[0], point), shaped("y", like[1], point))
         kept = with_model and (place / MODEL).exists() and can_be_kept()
         model = Model.load(place) if kept else None
-        held = {"columns": columns, "point": point, "levels": levels, "model": model}
+        last = read_arrays(place / LAST) if (place / LAST).exists() else {}
+        held = {"columns": columns, "point": point, "last": last}
+        held |= {"levels": levels, "model": model}
         return Result(**about, **held)
 
     def _metrics(self) -> list[tuple[str, Any]]:

@@ -248,6 +248,20 @@ class AbstractAlgorithm(eqx.Module):
         """Return what goes far when a run diverges: the reported y."""
         return self.point(server).y
 
+    def measured(self, server: PyTree, columns: dict[str, Array], done: Any) -> PyTree:
+        """Return the server's state once a point was measured after so many rounds."""
+        del columns, done
+        return server
+
+    def best(self, server: PyTree) -> Any:
+        """Return the best point that was measured, where a method remembers it."""
+        del server
+
+    def gave_up(self, server: PyTree) -> str:
+        """Say what a method could not hold, if it was so."""
+        del server
+        return ""
+
     def worked_on(self, server: PyTree) -> PyTree:
         """Return the part of what the server carries that clients work on: all."""
         return server

@@ -37,7 +37,8 @@ class Oracle(eqx.Module):
 
     `upper_batch` and `lower_batch` are rows per draw; None means all rows, without
     noise, so that every oracle is deterministic. With a `radius` the two products are
-    central differences of gradients, at the distance radius / ||v||.
+    central differences of gradients, at the distance radius / ||v||. With a `damping`
+    the Hessian product is that of g + damping/2 ||y||^2.
     """
 
     problem: Problem
@@ -46,6 +47,7 @@ class Oracle(eqx.Module):
     upper_batch: int | None = eqx.field(static=True, default=1)
     lower_batch: int | None = eqx.field(static=True, default=1)
     radius: Float[Array, ""] | None = None
+    damping: Float[Array, ""] | None = None
 
     def draw_upper(self, key: Key) -> Batch:
         """Draw xi: rows uniform and independent over the client's real ones."""
@@ -121,10 +123,14 @@ class Oracle(eqx.Module):
         return _lower_gradients(self.problem, x, y, batch)
 
     def hessian_product(self, x: Upper, y: Lower, v: Lower, batch: Batch) -> Lower:
-        """Return (d2 g / dy dy) v."""
+        """Return (d2 g / dy dy) v, damped where that is asked for."""
         if self.radius is None:
-            return _hessian_product(self.problem, x, y, v, batch)
-        return self._difference(_lower_gradient, x, y, v, batch)
+            product = _hessian_product(self.problem, x, y, v, batch)
+        else:
+            product = self._difference(_lower_gradient, x, y, v, batch)
+        if self.damping is None:
+            return product
+        return _tree.add_scaled(product, self.damping, v)
 
     def cross_product(self, x: Upper, y: Lower, v: Lower, batch: Batch) -> Upper:
         """Return (d2 g / dx dy) v = d/dx <gy(x, y), v>."""

@@ -5,6 +5,7 @@ One driver serves a run, a sweep and a federation.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -175,12 +176,13 @@ def _limits(runtime: Runtime, stopping: Stopping, rounds: int) -> np.ndarray:
 
 
 def rounds_in_python(
-    span: Span, state: Any, one_round: Callable, measure: Callable
+    span: Span, state: Any, one_round: Callable, measure: Callable, measured: Callable
 ) -> Advance:
     """Go through the rounds of a span one by one.
 
     `one_round(state, index)` returns the next state and, if there was one, a failure;
-    `measure(state, index)` returns the columns of a round.
+    `measure(state, index)` returns the columns of a round, and `measured(server,
+    columns, rounds)` what the server remembers of them.
     """
     rows, track, done, place = [], span.track, span.start, None
     for index in range(span.start, span.stop):
@@ -192,6 +194,8 @@ def rounds_in_python(
             rows.append(measure(state, index))
             span.rule.check(rows[-1])
             track = track.seen(span.rule, rows[-1], np.asarray(True))
+            if rows[-1]:
+                state = replace(state, server=measured(state.server, rows[-1], done))
         if span.ends:
             track = track.after(span.rule, done)
             if int(track.reason) != RUNNING:

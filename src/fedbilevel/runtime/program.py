@@ -188,11 +188,19 @@ def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
             failure = _where(running, failure, progress.failure)
         done, due = index + 1, span.is_due(index + 1)
 
-        def write(rows: dict[str, Array]) -> dict[str, Array]:
+        def write(rows: dict[str, Array], server: PyTree) -> Any:
             values = measured(state)
-            return {n: rows[n].at[progress.used].set(values[n]) for n in rows}
 
-        rows = jax.lax.cond(due, write, lambda rows: rows, progress.rows)
+            def remembered(job: Job, server: PyTree, values: dict[str, Array]) -> Any:
+                return job.algorithm.measured(server, values, done)
+
+            rows = {n: rows[n].at[progress.used].set(values[n]) for n in rows}
+            return rows, on_runs(remembered, server, values)
+
+        rows, server = jax.lax.cond(
+            due, write, lambda *both: both, progress.rows, state.server
+        )
+        state = replace(state, server=server)
         track = progress.track
         if span.ends:
             newest = {name: column[progress.used] for name, column in rows.items()}

@@ -49,7 +49,9 @@ class ReferenceRuntime(Runtime):
             return self._all_phases(keys.ROUNDS, index, state)
 
         with jax.disable_jit():
-            return rounds_in_python(span, state, one_round, self._measure)
+            return rounds_in_python(
+                span, state, one_round, self._measure, self.job.algorithm.measured
+            )
 
     def fetch(self, state: State) -> State:
         """Return the state on the host."""

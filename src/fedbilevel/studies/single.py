@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
+from fedbilevel._blocks import is_any
 from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result, named_leaves, to_plain
 from fedbilevel.runtime import (
@@ -38,6 +40,8 @@ from fedbilevel.studies.heterogeneity import (
     warn_where_clients_differ,
 )
 from fedbilevel.studies.setting import Keeping, Setting
+
+_OF_THEORY = "grad_norm_sq"  # a metric of those who know the gradient of Phi
 
 
 def run(
@@ -199,7 +203,9 @@ def result_of(
     algorithm, rounds = job.algorithm, int(outcome.columns["round"][-1])
     costs = ledger.cumulative(job.key, rounds)
     measured = outcome.columns["round"] - 1
-    point = algorithm.point(outcome.state.joined())
+    last = algorithm.point(outcome.state.joined())
+    best = _best(job, outcome)
+    point = last if best is None else best.point
     spent = privacy_spent(job, ledger, rounds) if spent is None else spent
     config = {
         "clients": job.clients,
@@ -218,14 +224,55 @@ def result_of(
             **outcome.columns,
             **{name: column[measured] for name, column in costs.items()},
         },
-        point={**named_leaves("x", point.x), **named_leaves("y", point.y)},
-        final={name: float(column[-1]) for name, column in outcome.columns.items()},
+        point=_named(point),
+        final=_final(outcome, best),
         counts={**ledger.summary(job.key, rounds), **spent},
         seconds=outcome.seconds,
         ended=outcome.ended,
-        events=algorithm.events(outcome.state.server),
+        events=algorithm.events(outcome.state.server) + _event(outcome, best),
         levels=job.problem.whole(*jax.device_put((point.x, point.y))),
+        last={} if best is None else _named(last),
     )
+
+
+def _named(point: Any) -> dict[str, Any]:
+    return {**named_leaves("x", point.x), **named_leaves("y", point.y)}
+
+
+def _best(job: Job, outcome: Outcome) -> Any:
+    """Return the best point that was measured, if it is clearly better than the last.
+
+    A run of theory, which knows the gradient of Phi, is judged by its last point.
+    """
+    server, columns = outcome.state.server, outcome.columns
+    failed = job.algorithm.gave_up(server)
+    if failed:
+        raise DivergedError(failed)
+    best = job.algorithm.best(server)
+    if best is None or is_any(job.private) or _OF_THEORY in columns:
+        return None
+    if "upper_loss" not in columns or int(best.round) == int(columns["round"][-1]):
+        return None
+    return best if best.is_better_than(float(columns["upper_loss"][-1])) else None
+
+
+def _final(outcome: Outcome, best: Any) -> dict[str, float]:
+    """Return what was measured at the point of the result."""
+    columns, row = outcome.columns, -1
+    if best is not None:
+        row = int(np.flatnonzero(columns["round"] == int(best.round))[0])
+    return {name: float(column[row]) for name, column in columns.items()}
+
+
+def _event(outcome: Outcome, best: Any) -> list[str]:
+    if best is None:
+        return []
+    loss, end = outcome.columns["upper_loss"][-1], outcome.columns["round"][-1]
+    return [
+        f"the result is the point after round {int(best.round)}, where the upper loss "
+        f"was {float(best.loss):.4g}; after the last round, {int(end)}, it was "
+        f"{float(loss):.4g} (`result.last`)"
+    ]
 
 
 def versions() -> dict[str, str]:

@@ -127,7 +127,8 @@ class FederationRuntime(Runtime):
             self._durable = state.accepted
             return self._all_phases(keys.ROUNDS, index, state)
 
-        return rounds_in_python(span, state, one_round, self._measure)
+        remember = self.job.algorithm.measured
+        return rounds_in_python(span, state, one_round, self._measure, remember)
 
     def fetch(self, state: Federated) -> Federated:
         """Return the state; it is on the host already."""

@@ -1,22 +1,40 @@
-r"""The curvature L1 of the lower level, followed along a run.
+r"""The curvature of the lower level, followed along a run: L1, and that along z.
 
 Every client keeps a vector v and multiplies it by its Hessian once a round, on a batch
-of its own, where it stands (a power iteration that is never begun anew):
+of its own, where it stands (a power iteration that is never begun anew); in every
+fourth round it multiplies the direction of z instead:
 
     v <- hvp_k(x, y; zeta)[v] / ||...||,    L_k = ||hvp_k(x, y; zeta)[v]||
+    s_k = z'hvp_k(x, y; zeta)[z] / z'z
 
 A mean travels through every channel, a largest value through few. So clients send
 (L_k / L)^4, L being what they were sent, and the server takes the fourth root of the
 mean: at least max L_k / n^(1/4), so that a step of 0.5/L is stable on every one of up
 to 256 clients, however they differ. L follows what grows at once, what falls slowly.
+
+Along a run the products are differences of gradients, ||y||/100 to both sides. For
+what is smooth at that scale this is the Hessian. A kink, as ||y|| has at 0, curves
+without bound in a point, and steps of 0.5/L would end there: y and z stand still, x
+goes on. At the scale of the steps of y it curves by no more than its slopes differ.
+
+Where the lower level is not strongly convex, nothing holds z, which solves H z = fy: it
+grows along what is flat, and exponentially where g curves downward. The mean of s_k
+is z'Hz/z'z, which is at least mu where there is one. With s its running mean,
+
+    delta <- max(0.97 delta, 1.5 max(0, 1e-4 L - s))      (H + delta I) z = fy
+
+for whoever multiplies by H, series included. So delta is exactly 0 where L < 1e4 mu,
+and the bias of z, at most delta/(mu + delta) ||z|| where there is a mu, is none.
 """
 
+from dataclasses import replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from fedbilevel import _tree
 from fedbilevel._types import AbstractBlocks, Key, Lower
@@ -27,6 +45,35 @@ START = 10  # products before the first round
 _FASTEST = 2.0  # by which L may grow in a round
 _FORGOTTEN = 0.1  # of an L that has fallen
 _SMALLEST = 1e-30
+_REACH = 1e-2  # of the size of y, and absolutely where y is 0
+_FLAT = 1e-4  # of L
+_NONE = 1e-4  # of a curvature that would stop y within its own size
+_EVERY = 4  # rounds between two products with z
+_NEWEST, _KEPT, _MORE = 0.3, 0.97, 1.5
+
+
+class Softness(eqx.Module):
+    """The usual curvature along z and the damping, both as shares of L."""
+
+    along: Float[Array, ""]
+    damping: Float[Array, ""]
+
+    @staticmethod
+    def of(kind: Any) -> "Softness":
+        """Begin without any damping."""
+        return Softness(jnp.ones((), kind), jnp.zeros((), kind))
+
+    def seen(self, along: Array, is_z: Array) -> "Softness":
+        """Return what is known after a round whose product was, or was not, with z."""
+        along = self.along + _NEWEST * (along.astype(self.along.dtype) - self.along)
+        needed = _MORE * jnp.maximum(_FLAT - along, 0)
+        after = Softness(along, jnp.maximum(_KEPT * self.damping, needed))
+        return _tree.select(is_z, after, self)
+
+
+def is_along_z(index: Any) -> Array:
+    """Say whether the product of a round is with z."""
+    return jnp.asarray(index) % _EVERY == _EVERY - 1
 
 
 def first_vector(y: Lower, kind: Any = None) -> Lower:
@@ -40,14 +87,35 @@ def first_vector(y: Lower, kind: Any = None) -> Lower:
 def multiplied(
     oracle: Oracle, point: AbstractBlocks, v: Lower, key: Key, times: int = 1
 ) -> tuple[Lower, Array]:
-    """Return v after some products on one batch, and the curvature along it."""
+    """Return v after some products at the scale of y, and the curvature along it."""
     place: Any = point
-    zeta = oracle.draw_lower(key)
-    after, size = curvature_along(oracle, place.x, place.y, v, zeta, times)
-    # A direction that was lost is looked for anew.
-    anew = first_vector(v, jr.key_impl(key))
-    after = _tree.select(size > 0, after, anew)
-    return after, jnp.maximum(size, _SMALLEST)
+    coarse = replace(oracle, radius=_reach(place.y))
+    zeta = coarse.draw_lower(key)
+    return curvature_along(coarse, place.x, place.y, v, zeta, times)
+
+
+def begun(oracle: Oracle, point: AbstractBlocks, key: Key) -> tuple[Lower, Array]:
+    """Return v after the first products, and the curvature along it.
+
+    Where there is none, as a hinge has none off its kink, the first step of y must not
+    be longer than y itself.
+    """
+    place: Any = point
+    v, size = multiplied(oracle, point, first_vector(place.y), key, START)
+    slope = oracle.lower_gradient(place.x, place.y, oracle.draw_lower(key))
+    whole = _tree.norm(slope) * (_REACH / _reach(place.y))
+    size = jnp.where(size > _NONE * whole, size, whole)
+    return v, jnp.maximum(size, _SMALLEST)
+
+
+def found(after: Lower, size: Array, key: Key) -> Lower:
+    """Return the next v: one that was lost is looked for anew."""
+    return _tree.select(size > 0, after, first_vector(after, jr.key_impl(key)))
+
+
+def _reach(y: Lower) -> Array:
+    size = _tree.norm(y)
+    return _REACH * jnp.where(size > 0, size, jnp.ones_like(size))
 
 
 def followed(curvature: Array, ratio: Array) -> Array:

@@ -129,12 +129,6 @@ class DogStride(eqx.Module):
         """Say whether x was where all is much steeper than at its start."""
         return self.steepest > _STEEP * self.slope
 
-    def anew(self) -> "DogStride":
-        """Return the way at its start, with the limit that was found since."""
-        fresh = DogStride.of(self.first.x).began(self.slope)
-        kept = {"limit": self.limit, "turns": self.turns, "rounds": self.rounds}
-        return replace(fresh, **kept)
-
     def limited(self) -> "DogStride":
         """Return the same with a quarter of its stride as the limit."""
         return replace(self, limit=_SHORTER * self.stride())

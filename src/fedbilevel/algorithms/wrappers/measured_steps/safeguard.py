@@ -1,167 +1,191 @@
-r"""A run that explodes goes back, and goes on by shorter steps.
+r"""A run that explodes, or slowly comes apart, goes back and goes on by shorter steps.
 
-The server keeps what it carried some 10 rounds ago, in a calm round. Where half of the
-replies of a round are not finite, or y goes a hundred times as far as in the first
-rounds and farther than its own size (whatever explodes takes y along), it takes that up
-again, halves the steps of the lower level and quarters those of x: an x too fast for y
-and z is the other reason why runs explode, and halving all steps alike would not cure
-that. Steps in units of the curvature are seldom the reason; they are shortened less.
+Rounds are judged in tens. Of each ten the server knows F, the mean upper loss of the
+clients' batches at the points that it sent, e, the standard error of F, and
+G = L1 ||y - y before them||, which is how steep the lower level was. The state is kept
+after ten rounds that were no worse than the best ones:
+
+    F <= F_best + e   or   G <= 1.5 G_best
+
+A run goes back to it where both got much worse, because x is too fast for y and z,
+
+    F > F_best + (F_first - F_best) / 10 + 4 e   and   G > 3 G_best
+
+(a loss that rises alone may be y on its way to a minimum that fits training rows too
+well; that is for x to mend), and, without waiting for ten rounds, where half of the
+replies are not finite or y goes a hundred times as far as in the first rounds and
+farther than its own size. From there it goes on with a quarter of the steps of x and
+half of those of the lower level; those that follow the curvature are shortened less.
 
 Where the stride of x is measured and x turns round (`dog_stride.py`), that stride is
-limited; if x had got to where all is much steeper than at its start, the run begins
-anew. So it does if it diverges there while y and z may have momentum (`momentum.py`),
-which makes an x that is too fast diverge before it turns. How far y goes counts in
-units of how fast momentum makes it.
+limited; if x had got to where all is much steeper than at its start, the run goes back
+as well. How far y goes counts in units of how fast momentum makes it. A run that had to
+go back 12 times cannot be held: it ends with an error.
 
-Clients send one number, whether their reply was finite, and what was known of a reply
-in its place where it was not: such a client is left out of the round. Less than half of
+Clients send F, and whether their reply was finite, with what was known of a reply in
+its place where it was not: such a client is left out of the round. Less than half of
 them cannot turn a run back, so that no single one can hold it up. All of it is a part
 of the server's state, so that a run can be resumed, replayed and deployed as any other.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._evaluation import apart
 from fedbilevel._types import Lower
 from fedbilevel.algorithms.one_loop import when
 
-MOST = 30  # times that a run goes back before it is given up
-_EVERY = 10  # rounds between two kept states
+MOST = 12  # times that a run goes back before it is given up
+_EVERY = 10  # rounds that are judged together
 _MANY = 0.5  # of the replies of a round
 _FAR, _CALM = 100.0, 10.0  # times as far as in the first rounds
 _GROWTH = 2.0  # by which the usual may grow in one of the first rounds
-EXPLODED, TURNED, ANEW, UNFIT, TOO_FAST = range(5)
-_TOLD = {
+_SHARE, _ERRORS = 0.1, 4.0  # of the descent, and of standard errors
+_STEEP, _ALIKE = 3.0, 1.5  # times the slope of the best rounds
+EXPLODED, GREW, TURNED, UNFIT, SOFT = range(5)
+_EVENTS = {
     EXPLODED: "the run exploded in round {now}: it went back to where it was after "
     "round {back}, and on with half the steps, and a quarter of that of x",
+    GREW: "until round {now} the upper loss grew and the lower level got steep, x "
+    "being too fast for y: the run went back to where it was after round {back}, and "
+    "on with half the steps, and a quarter of that of x",
     TURNED: "x turned round in round {now}, too fast for y: its step became a quarter "
     "of what it was",
-    ANEW: "x turned round in round {now}, too fast for y: the run began anew, with a "
-    "quarter of the step that x had",
-    TOO_FAST: "the run exploded in round {now}, x being too fast for y: it began anew, "
-    "with a quarter of the step that x had",
     UNFIT: "theta did not fit any more in round {now}: it was larger than 1/L1, where "
     "its series need not converge; theta=auto follows L1",
+    SOFT: "the lower level curves downward, or not at all, along z since round {now}: "
+    "z solves a damped system, and the hypergradient is biased by that",
 }
 
 
 class Turned(NamedTuple):
-    """Whether x turned round, whether it was lost then, and a state to begin anew.
-
-    An x that is `too_fast` is the reason of an explosion, and not y's own steps.
-    """
+    """Whether x turned round, and whether it was lost then."""
 
     turned: Bool[Array, ""]
     lost: Bool[Array, ""]
-    too_fast: Bool[Array, ""]
-    start: PyTree
 
 
 class Move(NamedTuple):
-    """The y of a state, that of the recent one, and how fast momentum makes it."""
+    """The y after a round, that of the kept state, its speed, and the curvature."""
 
     y: Lower
-    before: Lower
-    speed: Any
+    kept: Lower
+    speed: Any = 1.0
+    curvature: Any = 1.0
 
 
-class _Verdict(NamedTuple):
-    """What a round was: bad, or one in which x turned or fled; and if it is kept."""
+class Record(eqx.Module):
+    """The upper losses of these rounds, and those and the slope of the best ones.
 
-    bad: Bool[Array, ""]
-    turned: Bool[Array, ""]
-    fled: Bool[Array, ""]
-    anew: Bool[Array, ""]
-    due: Bool[Array, ""]
+    Before ten rounds have been judged `first`, `best` and `slope` are infinite.
+    """
 
+    total: Float[Array, ""]
+    squares: Float[Array, ""]
+    count: Float[Array, ""]
+    first: Float[Array, ""]
+    best: Float[Array, ""]
+    slope: Float[Array, ""]
 
-# A function of its own in the program: every leaf of a state is chosen by it.
-@jax.jit
-def _verdict(
-    bad: Array,
-    seen: tuple[Array, Array, Array],
-    due: Array,
-    happened: Array,
-    returns: Array,
-) -> _Verdict:
-    """Return what a round was, as far as the run is not given up."""
-    turned, lost, too_fast = seen
-    bad &= returns < MOST
-    turned = turned & ~bad & (happened - returns < MOST)
-    fled = bad & too_fast
-    bad &= ~fled
-    anew = fled | (turned & lost & (returns < MOST))
-    return _Verdict(bad, turned, fled, anew, due & ~(bad | anew))
+    @staticmethod
+    def new() -> "Record":
+        """Begin with nothing."""
+        none, most = jnp.zeros((), jnp.float32), jnp.full((), jnp.inf, jnp.float32)
+        return Record(none, none, none, most, most, most)
+
+    def seen(self, loss: Array) -> "Record":
+        """Return the same with one round more."""
+        loss = jnp.nan_to_num(loss.astype(jnp.float32), nan=jnp.inf)
+        sums = (self.total + loss, self.squares + loss**2, self.count + 1)
+        return replace(self, total=sums[0], squares=sums[1], count=sums[2])
+
+    def mean(self) -> Array:
+        """Return the mean loss of these rounds, that of the best if there is none."""
+        here = self.total / jnp.maximum(self.count, 1)
+        return jnp.where(self.count > 0, here, self.best)
+
+    def judged(self, slope: Array) -> tuple[Array, Array, "Record"]:
+        """Say whether ten rounds were good, or bad; return what to remember then."""
+        count, mean = jnp.maximum(self.count, 1), self.mean()
+        spread = jnp.maximum(self.squares / count - mean**2, 0)
+        error = jnp.sqrt(spread / count)
+        good = ~(mean > self.best + error) | (slope <= _ALIKE * self.slope)
+        margin = _SHARE * (self.first - self.best) + _ERRORS * error
+        worse = ~(mean <= self.best + margin) & jnp.isfinite(self.best)
+        bad = worse & (slope > _STEEP * self.slope)
+        after = replace(
+            self.emptied(),
+            first=jnp.where(jnp.isfinite(self.first), self.first, mean),
+            best=jnp.minimum(self.best, mean),
+            slope=jnp.minimum(self.slope, slope),
+        )
+        return good, bad, after
+
+    def emptied(self) -> "Record":
+        """Return the same, without the rounds that were not judged yet."""
+        none = jnp.zeros_like(self.total)
+        return replace(self, total=none, squares=none, count=none)
 
 
 class Guard(eqx.Module):
     """What to go back to, what is usual, and what has happened.
 
-    `first` is what the server carried at the start, where a run may begin anew.
-    `states` are two kept ones, one after the other, and `kept` the rounds after which
-    they stood: the recent one is that of the later round, and the other is written over
-    next. Where the rounds are the same, so are the states. `usual` is how far y went
-    from the recent one in the first rounds, `trouble` the share
-    of replies of this round that were not finite. `replaced` counts the rounds that
-    left a reply out, `halvings` how often steps were halved, `returns` how often the
-    run went back; of all that `happened`, `rounds` has what, when, and back to where.
-    `unfit` is the first round whose L1 was too large for a theta that was given, or 0.
+    `kept` is what the server carried after round `stood`; `before` is y after the last
+    ten rounds, `usual` how far it went from there in the first ones, `trouble` the
+    share of replies of this round that were not finite. `replaced` counts the rounds
+    that left a reply out, `halvings` how often steps were halved because the run went
+    back; of all that `happened`, `rounds` has what, when, and back to where. `unfit` is
+    the first round whose L1 was too large for a theta that was given, or 0, and `soft`
+    the first one with a damped system. `record` is None where no loss is measured.
     """
 
-    first: PyTree
-    states: PyTree
-    kept: Int[Array, " 2"]
+    kept: PyTree
+    before: Lower
+    stood: Int[Array, ""]
     usual: Float[Array, ""]
     trouble: Float[Array, ""]
+    record: Record | None
     replaced: Int[Array, ""]
     halvings: Int[Array, ""]
-    returns: Int[Array, ""]
     happened: Int[Array, ""]
     rounds: Int[Array, "places 3"]
     unfit: Int[Array, ""]
+    soft: Int[Array, ""]
 
     @staticmethod
-    def of(state: PyTree, first: PyTree) -> "Guard":
+    def of(state: PyTree, y: Lower, measures: bool = True) -> "Guard":
         """Begin with nothing usual."""
         none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-        kept, rounds = jnp.zeros(2, jnp.int32), jnp.zeros((2 * MOST, 3), jnp.int32)
-        counts = (none, none, none, none)
-        return Guard(first, _twice(state), kept, zero, zero, *counts, rounds, none)
+        rounds, record = jnp.zeros((2 * MOST, 3), jnp.int32), Record.new()
+        known = (none, zero, zero, record if measures else None)
+        return Guard(state, y, *known, none, none, none, rounds, none, none)
 
-    def recent(self) -> PyTree:
-        """Return the kept state of the later round."""
-        return _entry(self.states, jnp.argmax(self.kept))
-
-    def at(self, state: PyTree, first: PyTree) -> "Guard":
+    def at(self, state: PyTree, y: Lower) -> "Guard":
         """Return the same with the state that a first round begins from."""
-        return replace(self, first=first, states=_twice(state))
+        return replace(self, kept=state, before=y)
+
+    def expected(self) -> Array:
+        """Return the upper loss of the rounds before, 0 while there were none."""
+        known = jnp.zeros(()) if self.record is None else self.record.mean()
+        return jnp.where(jnp.isfinite(known), known, 0)
 
     def judged(
         self, state: PyTree, move: Move, turn: Turned, index: Any
     ) -> tuple[PyTree, "Guard"]:
         """Return the state to go on from after a round, and what to remember."""
         index = jnp.asarray(index, jnp.int32)
-        far = _size(_tree.subtract(move.y, move.before)) / move.speed
+        far = _size(_tree.subtract(move.y, self.before)) / move.speed
         too_far = (self.usual > 0) & (far > _FAR * self.usual)
         broken = (self.trouble >= _MANY) | ~_tree.all_finite(state)
-        calm = (index < _EVERY) | (far <= _CALM * self.usual)
-        due = (index % _EVERY == _EVERY - 1) & calm
+        due = index % _EVERY == _EVERY - 1
 
         def looked_at() -> tuple[PyTree, Guard]:
-            bad = broken | (too_far & (far > _size(move.before) / move.speed))
-            seen = (turn.turned, turn.lost, turn.too_fast)
-            with apart():
-                verdict = _verdict(bad, seen, due, self.happened, self.returns)
-            quiet = self._quiet(far, verdict.bad | verdict.anew, index)
-            return quiet._changed(state, turn.start, verdict, index)
+            exploded = broken | (too_far & (far > _size(self.before) / move.speed))
+            return self._changed(state, move, far, exploded, due, turn, index)
 
         # Most rounds end here: nothing of the states, which may be large, is copied.
         return when(
@@ -181,33 +205,34 @@ class Guard(eqx.Module):
             replaced=self.replaced + (self.trouble > 0).astype(jnp.int32),
         )
 
-    def _changed(
-        self, state: PyTree, start: PyTree, verdict: "_Verdict", index: Array
-    ) -> tuple[PyTree, "Guard"]:
-        """Return the state to go on from, and what to remember of it.
-
-        In a calm round that is due it is the state, after a return where that led.
-        """
-        bad, turned, fled, anew, due = verdict
-        recent = jnp.argmax(self.kept)
-        older = 1 - recent
-        back = _entry(self.states, older)
-        state = _tree.select(anew, start, _tree.select(bad, back, state))
-        place = jnp.arange(2, dtype=recent.dtype)
-        # A return makes both of them the same again.
-        written = anew | (place == jnp.where(bad, recent, older)) & (bad | due)
-        stood = jnp.where(anew, 0, jnp.where(bad, self.kept[older], index + 1))
+    def _changed(self, state, move, far, exploded, due, turn, index):
+        """Return the state to go on from, and what to remember of it."""
+        calm = (index < _EVERY) | (far <= _CALM * self.usual)
+        good, grew, record = jnp.ones((), bool), jnp.zeros((), bool), self.record
+        if record is not None:
+            curvature = jnp.asarray(move.curvature, jnp.float32)
+            good, grew, after = record.judged(far * curvature)
+            grew &= due
+            record = _tree.select(due & ~exploded, after, record)
+        returned = exploded | grew | (turn.turned & turn.lost)
+        returned &= self.halvings < MOST
+        turned = turn.turned & ~returned & (self.happened - self.halvings < MOST)
+        kept = due & calm & good & ~returned
+        if record is not None:
+            record = _tree.select(returned, record.emptied(), record)
+        state = _tree.select(returned, self.kept, state)
         after = replace(
-            self,
-            states=jax.tree.map(partial(_overwritten, written), self.states, state),
-            kept=jnp.where(written, stood, self.kept),
-            halvings=self.halvings + bad.astype(jnp.int32),
-            returns=self.returns + (bad | anew).astype(jnp.int32),
+            self._quiet(far, returned, index),
+            kept=_tree.select(kept, state, self.kept),
+            before=_tree.select(
+                returned, move.kept, _tree.select(due, move.y, self.before)
+            ),
+            stood=jnp.where(kept, index + 1, self.stood),
+            halvings=self.halvings + returned.astype(jnp.int32),
+            record=record,
         )
-        what = jnp.where(bad, EXPLODED, jnp.where(anew, ANEW, TURNED))
-        what = jnp.where(fled, TOO_FAST, what)
-        noted = after._noted(bad | anew | turned, what, index + 1, self.kept[older])
-        return state, noted
+        what = jnp.where(exploded, EXPLODED, jnp.where(returned, GREW, TURNED))
+        return state, after._noted(returned | turned, what, index + 1, self.stood)
 
     def _noted(
         self, happened: Bool[Array, ""], what: Array, now: Array, back: Array
@@ -219,43 +244,47 @@ class Guard(eqx.Module):
         count = self.happened + happened.astype(jnp.int32)
         return replace(self, happened=count, rounds=rounds)
 
-    def watched(self, is_too_large: Bool[Array, ""], index: Any) -> "Guard":
-        """Return what to remember of a theta that may have been too large."""
+    def noting(self, what: int, is_so: Bool[Array, ""], index: Any) -> "Guard":
+        """Remember the first round in which theta did not fit, or z was damped."""
+        name = {UNFIT: "unfit", SOFT: "soft"}[what]
+        first = getattr(self, name)
         now = jnp.asarray(index, jnp.int32) + 1
-        return replace(
-            self, unfit=jnp.where(is_too_large & (self.unfit == 0), now, self.unfit)
+        return replace(self, **{name: jnp.where(is_so & (first == 0), now, first)})
+
+    def gave_up(self) -> str:
+        """Say what could not be held, if the run went back too often to no avail."""
+        record = self.record
+        if int(self.halvings) < MOST or record is None:
+            return ""
+        first, best, now = (
+            float(one) for one in (record.first, record.best, record.mean())
+        )
+        if now <= first:
+            return ""
+        since, until = int(self.rounds[0, 1]), int(self.rounds[: 2 * MOST, 1].max())
+        return (
+            f"the run could not be held: from round {since} to round {until} it went "
+            f"back {MOST} times, with ever shorter steps. The upper loss was "
+            f"{first:.4g} in the first rounds, {best:.4g} in the best and {now:.4g} in "
+            "the last ones. Give the lower level a minimum that is unique, by a "
+            "penalty such as 0.01 ||y||^2; draw more rows; or give steps as numbers."
         )
 
-    def told(self, times: int = 1) -> list[str]:
+    def events(self, times: int = 1) -> list[str]:
         """Say in words what happened, in order; a round was judged so many times."""
         listed = self.rounds[: int(self.happened)].tolist()
-        if int(self.unfit):
-            listed = sorted(
-                [[UNFIT, int(self.unfit), 0], *listed], key=lambda one: one[1]
-            )
-        told = [
-            _TOLD[what].format(now=(now - 1) // times + 1, back=back // times)
-            for what, now, back in listed
+        firsts = {UNFIT: int(self.unfit), SOFT: int(self.soft)}
+        listed += [[what, now, 0] for what, now in firsts.items() if now]
+        said = [
+            _EVENTS[what].format(now=(now - 1) // times + 1, back=back // times)
+            for what, now, back in sorted(listed, key=lambda one: one[1])
         ]
         if int(self.replaced):
-            told.append(
+            said.append(
                 f"in {int(self.replaced)} rounds replies that were not finite were "
                 "left out"
             )
-        return told
-
-
-def _twice(state: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
-
-
-def _entry(states: PyTree, place: Array) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[place], states)
-
-
-def _overwritten(written: Bool[Array, " 2"], states: Array, state: Array) -> Array:
-    flags = written.reshape(2, *[1] * state.ndim)
-    return jnp.where(flags, state, states)
+        return said
 
 
 def _size(block: Lower) -> Array:

@@ -1,0 +1,319 @@
+"""One exchange of a method inside of measured steps: what travels, and who judges."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._types import Pair, Triple
+from fedbilevel.algorithms.base import (
+    Gathered,
+    Phase,
+    SeesTurn,
+    ServerTurn,
+    Turn,
+    every_phase,
+    with_turn,
+)
+from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvature
+from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER
+from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import (
+    fixed_thetas,
+    largest_share,
+    shorter,
+)
+from fedbilevel.algorithms.wrappers.measured_steps.safeguard import (
+    MOST,
+    SOFT,
+    UNFIT,
+    Guard,
+    Move,
+    Turned,
+)
+from fedbilevel.problem import Oracle
+
+_FOR_CURVATURE, _FOR_LOSS = 2**32 - 3, 2**32 - 4  # folded into the key of a turn
+
+
+class Sent(eqx.Module):
+    """A message, with the numbers that make plain steps of relative ones.
+
+    `damping` is that of the system for z, `loss` the upper loss of the rounds before.
+    """
+
+    message: PyTree
+    curvature: Array | None
+    damping: Array | None
+    stride: Array | None
+    halvings: Array | None
+    loss: Array | None
+
+
+class Seen(eqx.Module):
+    """(L_k / L)^4, the curvature along z over L, f, and if a reply was replaced."""
+
+    ratio: Array | None
+    along: Array | None
+    loss: Array | None
+    troubled: Array | None
+
+
+class Reply(eqx.Module):
+    """A reply, with what a client has seen."""
+
+    reply: PyTree
+    seen: Seen
+
+
+class Held(eqx.Module):
+    """What a client keeps: the method's memory, v, its own L, and returns it knows."""
+
+    memory: PyTree
+    vector: Pair | None
+    curvature: Array | None
+    returns: Array | None
+
+
+class Exchange(eqx.Module):
+    """One exchange of a method; the one that `judges` ends a round."""
+
+    whole: Any
+    stage: str = eqx.field(static=True)
+    number: int = eqx.field(static=True)
+    judges: bool = eqx.field(static=True)
+
+    def phase(self, like: Phase) -> Phase:
+        """Return the wrapped exchange."""
+        about = None if like.about is None else self.about
+        sees = isinstance(like.down, SeesTurn)
+        return replace(
+            like,
+            down=with_turn(self.down) if sees else self.down,
+            local=self.local,
+            up=with_turn(self.up),
+            about=about,
+            moves=False,
+        )
+
+    def _own(self, sent: Sent, own: Array | None = None) -> Phase:
+        plain = self.whole.plain(sent, own)
+        return every_phase(getattr(plain, self.stage)())[self.number]
+
+    @property
+    def _measures(self) -> bool:
+        return self.judges and self.whole.follows
+
+    def down(self, server: Any, turn: Any = None) -> Sent:
+        """Say what the method says, and the numbers."""
+        known = self.whole.known(server)
+        own: Any = self._own(known)
+        say = own.down if turn is None else partial(own.message, turn=turn)
+        return replace(known, message=say(server.server))
+
+    # On a client --------------------------------------------------------------------
+
+    def about(self, sent: Sent) -> Reply:
+        """Return what is known of a reply: nothing changes, all is well."""
+        inner: Any = self._own(sent).about
+        return Reply(inner(sent.message), self._expected(sent))
+
+    def _expected(self, sent: Sent) -> Seen:
+        """Return what a client sees that curves as all do, where all is as it was."""
+        measures, guarded = self._measures, self.whole.safeguard
+        one = None if sent.curvature is None else jnp.ones_like(sent.curvature)
+        return Seen(
+            one if measures else None,
+            one if measures and sent.damping is not None else None,
+            sent.loss if guarded and self.judges else None,
+            jnp.zeros((), jnp.float32) if guarded else None,
+        )
+
+    def local(self, sent: Sent, held: Held, oracle: Oracle, turn: Turn):
+        """Do the method's work with plain numbers; measure, and replace what is bad."""
+        phase, seen = self._own(sent, held.curvature), self._expected(sent)
+        memory = self._memory(sent, held)
+        damped = replace(oracle, damping=sent.damping)
+        after, reply = phase.local(sent.message, memory, damped, turn)
+        point = _curvature.point_in(sent.message)
+        if point is not None:
+            held, seen = self._measured(sent, held, seen, oracle, (point, turn))
+        if self.whole.safeguard:
+            returns: Any = sent.halvings
+            about = phase.about
+            known = _tree.zeros_like(reply) if about is None else about(sent.message)
+            # A run that is given up fails as any other.
+            fine = _tree.all_finite((reply, after)) | (returns >= MOST)
+            reply = _tree.select(fine, reply, known)
+            after = _tree.select(fine, after, memory)
+            seen = replace(seen, troubled=(~fine).astype(jnp.float32))
+            held = replace(held, returns=returns)
+        return replace(held, memory=after), Reply(reply, seen)
+
+    def _memory(self, sent: Sent, held: Held) -> PyTree:
+        """Return the method's memory, a fresh one if the server went back."""
+        point: Any = _curvature.point_in(sent.message)
+        if sent.halvings is None or point is None:
+            return held.memory
+        fresh = self.whole.plain(sent).init_client(point.x, point.y)
+        return _tree.select(held.returns == sent.halvings, held.memory, fresh)
+
+    def _measured(
+        self, sent: Sent, held: Held, seen: Seen, oracle: Oracle, at: tuple[Any, Turn]
+    ) -> tuple[Held, Seen]:
+        """Return v and L_k after one product, and what was seen."""
+        point, turn = at
+        for_product, for_loss = (
+            jr.fold_in(jr.fold_in(turn.key, number), turn.index)
+            for number in (_FOR_CURVATURE, _FOR_LOSS)
+        )
+        if seen.loss is not None:
+            xi = oracle.draw_upper(for_loss)
+            loss = oracle.upper_loss(point.x, point.y, xi).astype(seen.loss.dtype)
+            seen = replace(seen, loss=jnp.where(jnp.isfinite(loss), loss, seen.loss))
+        if seen.ratio is None or held.vector is None:
+            return held, seen
+        v, is_z = held.vector.y, jnp.zeros((), bool)
+        if seen.along is not None and isinstance(point, Triple):
+            unit = _tree.scale(1 / jnp.maximum(_tree.norm(point.z), 1e-30), point.z)
+            is_z = _curvature.is_along_z(turn.index) & (_tree.norm(unit) > 0.5)
+            v = _tree.select(is_z, unit, v)
+        after, size = _curvature.multiplied(oracle, point, v, for_product)
+        common: Any = sent.curvature
+        # What is not finite must not become the measure of all others.
+        size = jnp.where(jnp.isfinite(size), size, common)
+        ratio = jnp.minimum((size / common) ** POWER, 1e6)
+        ratio = jnp.where(is_z, jnp.maximum(ratio, 1), ratio)
+        along = size * _tree.dot(v, after) / common
+        if seen.along is not None:
+            along = jnp.where(is_z, jnp.maximum(along, -1), 1).astype(common.dtype)
+            seen = replace(seen, along=along)
+        own: Any = held.curvature
+        slower = jnp.where(is_z, own, own + 0.1 * (size - own))
+        held = replace(
+            held,
+            vector=Pair(
+                None,
+                _tree.select(
+                    is_z,
+                    held.vector.y,
+                    _curvature.found(after, size, for_product),
+                ),
+            ),
+            curvature=jnp.maximum(size, slower).astype(own.dtype),
+        )
+        return held, replace(seen, ratio=ratio.astype(common.dtype))
+
+    # On the server ------------------------------------------------------------------
+
+    def up(self, server: Any, replies: Any, turn: ServerTurn) -> Any:
+        """Take the replies in as the method does; judge the round after its last."""
+        reply, seen = _opened(replies)
+        phase = self._own(self.whole.known(server))
+        state = replace(server, server=phase.taken_in(server.server, reply, turn))
+        if self._measures:
+            state = _following(state, seen, turn)
+        state = _noting(state, seen)
+        if self.stage == "setup":
+            return self.whole.begun(state)
+        return self._judged(state, turn) if self.judges else state
+
+    def _judged(self, state: Any, turn: ServerTurn) -> Any:
+        """Return the state to go on from, once the way of x is known."""
+        before, guard, point = state.way, state.guard, self.whole.point(state)
+        way = before
+        if before is not None:
+            share = largest_share(self.whole.algorithm)
+            unit = before.stride() * share.astype(before.squares.dtype)
+            if guard is not None:
+                unit = unit * shorter("upper", guard.halvings, unit)
+            way = before.gone(point.x, unit)
+        if guard is None:
+            return replace(state, way=way)
+        guard = self._fitting(state, guard, turn)
+        watched, curvature = self.whole.algorithm.watched, state.curvature
+        move = Move(
+            watched(state.server),
+            watched(guard.kept[0]),
+            1.0 if state.momentum is None else state.momentum.speed(),
+            1.0 if curvature is None else curvature,
+        )
+        turned = _turned(before, way)
+        kept, after = guard.judged((state.server, way), move, turned, turn.index)
+        # Clients forget what they kept of the time that did not count.
+        returned = after.halvings > guard.halvings
+        forgotten = self.whole.algorithm.forgotten
+        server = _tree.select(returned, forgotten(kept[0]), kept[0])
+        state = replace(state, server=server, way=kept[1], guard=after)
+        if state.momentum is None:
+            return state
+        here: Any = self.whole.algorithm.blocks(server)
+        there, momentum = state.momentum.pushed(here, returned)
+        server = self.whole.algorithm.at(server, there)
+        return replace(state, server=server, momentum=momentum)
+
+    def _fitting(self, state: Any, guard: Guard, turn: ServerTurn) -> Guard:
+        """Remember the first round in which a theta did not fit, or z was damped."""
+        if state.softness is not None:
+            guard = guard.noting(SOFT, state.softness.damping > 0, turn.index)
+        thetas = fixed_thetas(self.whole.algorithm)
+        if not thetas or state.curvature is None:
+            return guard
+        theta = jnp.max(jnp.stack(thetas)).astype(state.curvature.dtype)
+        theta = theta * shorter("lower", guard.halvings, theta)
+        return guard.noting(UNFIT, theta * state.curvature > 1, turn.index)
+
+
+def _turned(before: Any, way: Any) -> Turned:
+    """Say whether x turned round; where its way is not followed, it never does."""
+    if before is None or way is None:
+        never = jnp.zeros((), bool)
+        return Turned(never, never)
+    return Turned(way.turns > before.turns, way.is_lost())
+
+
+def _following(state: Any, seen: Seen, turn: ServerTurn) -> Any:
+    """Take the mean of what was measured in."""
+    curvature = _curvature.followed(state.curvature, seen.ratio)
+    softness = state.softness
+    if softness is not None:
+        is_z = _curvature.is_along_z(turn.index)
+        softness = softness.seen(seen.along, is_z)
+    return replace(state, curvature=curvature, softness=softness)
+
+
+def _noting(state: Any, seen: Seen) -> Any:
+    """Remember until the round is judged what its replies say."""
+    guard = state.guard
+    if guard is None:
+        return state
+    if seen.troubled is not None:
+        trouble = guard.trouble + seen.troubled.astype(guard.trouble.dtype)
+        guard = replace(guard, trouble=trouble)
+    if seen.loss is not None and guard.record is not None:
+        guard = replace(guard, record=guard.record.seen(seen.loss))
+    return replace(state, guard=guard)
+
+
+def as_arrays(numbers: PyTree) -> PyTree:
+    """Return numbers as the server computes with them; off the wire NumPy has them."""
+    return jax.tree.map(jnp.asarray, numbers)
+
+
+def _opened(replies: Any) -> tuple[PyTree, Seen]:
+    """Return the reply, or all of them, and the means of what was seen."""
+    if not isinstance(replies, Gathered):
+        return replies.reply, as_arrays(replies.seen)
+    share = replies.weights / jnp.sum(replies.weights)
+    inner = replies.replies
+
+    def mean(values: Array) -> Array:
+        return jnp.sum(share.astype(values.dtype) * values)
+
+    seen = jax.tree.map(mean, inner.seen)
+    return Gathered(inner.reply, replies.weights), seen

@@ -32,7 +32,6 @@ from fedbilevel.algorithms.nested.e_aipod import EAiPOD
 from fedbilevel.algorithms.nested.fedmbo import FedMBO
 from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.algorithms.nested.lfednest import LFedNest
-from fedbilevel.algorithms.one_loop import Memory
 from fedbilevel.algorithms.one_machine.amigo import AmIGO
 from fedbilevel.algorithms.one_machine.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.one_machine.biadam import BiAdam
@@ -47,6 +46,7 @@ from fedbilevel.algorithms.one_machine.spaba import SPABA
 from fedbilevel.algorithms.one_machine.srba import SRBA
 from fedbilevel.algorithms.one_machine.stocbio import StocBiO
 from fedbilevel.algorithms.one_machine.vrbo import VRBO
+from fedbilevel.algorithms.parts import Memory
 from fedbilevel.algorithms.penalty.bome import BOME
 from fedbilevel.algorithms.penalty.f2sa_p import F2SAP
 from fedbilevel.algorithms.penalty.f3sa import F3SA

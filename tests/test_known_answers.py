@@ -18,7 +18,7 @@ from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.algorithms.nested.lfednest import LFedNest
-from fedbilevel.algorithms.one_loop import Memory
+from fedbilevel.algorithms.parts import Memory
 from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.options import algorithm_from

@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from fedbilevel.algorithms.one_loop import Iterate
+from fedbilevel.algorithms.parts import Iterate
 from fedbilevel.algorithms.penalty._copies import Copies
 from fedbilevel.algorithms.penalty.f2sa_p import F2SAP
 from fedbilevel.algorithms.penalty.f3sa import F3SA

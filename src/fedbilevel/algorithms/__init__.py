@@ -44,19 +44,19 @@ from fedbilevel.algorithms.directions import (
 from fedbilevel.algorithms.directions import lower_slope as lower_slope
 from fedbilevel.algorithms.directions import three_directions as three_directions
 from fedbilevel.algorithms.directions import with_z as with_z
-from fedbilevel.algorithms.one_loop import Iterate as Iterate
-from fedbilevel.algorithms.one_loop import Memory as Memory
 from fedbilevel.algorithms.one_loop import OneLoop as OneLoop
-from fedbilevel.algorithms.one_loop import Part as Part
-from fedbilevel.algorithms.one_loop import at_time as at_time
-from fedbilevel.algorithms.one_loop import averaged as averaged
-from fedbilevel.algorithms.one_loop import evaluate as evaluate
-from fedbilevel.algorithms.one_loop import local_steps as local_steps
-from fedbilevel.algorithms.one_loop import momentum_weight as momentum_weight
-from fedbilevel.algorithms.one_loop import move as move
-from fedbilevel.algorithms.one_loop import no_memory as no_memory
-from fedbilevel.algorithms.one_loop import only as only
-from fedbilevel.algorithms.one_loop import previous_point as previous_point
+from fedbilevel.algorithms.parts import Iterate as Iterate
+from fedbilevel.algorithms.parts import Memory as Memory
+from fedbilevel.algorithms.parts import Part as Part
+from fedbilevel.algorithms.parts import at_time as at_time
+from fedbilevel.algorithms.parts import averaged as averaged
+from fedbilevel.algorithms.parts import evaluate as evaluate
+from fedbilevel.algorithms.parts import local_steps as local_steps
+from fedbilevel.algorithms.parts import momentum_weight as momentum_weight
+from fedbilevel.algorithms.parts import move as move
+from fedbilevel.algorithms.parts import no_memory as no_memory
+from fedbilevel.algorithms.parts import only as only
+from fedbilevel.algorithms.parts import previous_point as previous_point
 from fedbilevel.algorithms.preset import Preset as Preset
 from fedbilevel.algorithms.wrappers import LocalOptimizer as LocalOptimizer
 from fedbilevel.algorithms.wrappers import QuantileClip as QuantileClip
@@ -172,22 +172,13 @@ _REPLACED = {
         "`wrappers.anchor`",
     ),
     "in_ball": "derive the method from `OneLoop`, and bound z by `wrappers.ball`",
+    **dict.fromkeys(
+        ("check_counts", "check_words"),
+        "declare numbers and words by `schedules.count` and `schedules.word`, which "
+        "check them",
+    ),
     "first_batch": "derive the method from `OneLoop`, and use `wrappers.first_batch`",
 }
-
-
-def check_counts(algorithm: Any, least: int = 1, **counts: int) -> None:
-    """Raise unless counts are large enough; `schedules.count` does so by itself."""
-    for name, value in counts.items():
-        if value < least:
-            raise InvalidInputError(
-                f"`{type(algorithm).__name__}({name}=...)` must be at least {least}, "
-                f"got {value}."
-            )
-
-
-def check_words(algorithm: Any) -> None:
-    """Do nothing: every choice between words is checked when a method is made."""
 
 
 def __getattr__(name: str) -> Any:

@@ -222,7 +222,6 @@ class AbstractAlgorithm(eqx.Module):
 
     def init_client(self, x: Upper, y: Lower) -> PyTree:
         """Return what stays on a client between rounds: nothing."""
-        del x, y
 
     def setup(self) -> Phases:
         """Return the phases that run once, before the first round."""
@@ -288,7 +287,6 @@ class AbstractAlgorithm(eqx.Module):
 
     def events(self, server: PyTree) -> list[str]:
         """Describe automatic interventions."""
-        del server
         return []
 
     def check(self, curvature: float, client: int) -> None:

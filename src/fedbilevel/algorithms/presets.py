@@ -5,7 +5,18 @@ exchanges and deviations stand in `presets.md` beside this file. Nothing is impo
 here but the kind of an entry, so that names can be listed without JAX.
 """
 
+from typing import Any
+
 from fedbilevel.algorithms.preset import Preset
+
+
+def _one_machine(name: str, of: str, **more: Any) -> Preset:
+    return Preset(name, of, answers="single machine", pools=True, **more)
+
+
+def _one_level(name: str, of: str, **more: Any) -> Preset:
+    return Preset(name, of, answers="shared y, x fixed", **more)
+
 
 # Federated, a shared y ----------------------------------------------------------------
 FedBiOControls = Preset(
@@ -140,217 +151,188 @@ RSVRB = Preset(
 )
 
 # One machine --------------------------------------------------------------------------
-ALSET = Preset(
+ALSET = _one_machine(
     "alset",
     "one_machine.stocbio",
     summary="Lower steps, then one of x, on one time scale, by the random series.",
     reference="Chen, Sun, Yin 2021, arXiv 2106.13781",
     provenance="listing read in the paper",
-    answers="single machine",
     fixed={"upper_first": False},
-    pools=True,
     series="RandomNeumann",
 )
 
-BSA = Preset(
+BSA = _one_machine(
     "bsa",
     "one_machine.stocbio",
     summary="A step of x by a random term of the series, then a loop of lower steps.",
     reference="Ghadimi, Wang 2018, arXiv 1802.02246",
     provenance="updates read in a public benchmark; theory from memory",
-    answers="single machine",
     fixed={"upper_first": True},
-    pools=True,
     series="RandomNeumann",
 )
 
-TTSA = Preset(
+TTSA = _one_machine(
     "ttsa",
     "one_machine.stocbio",
     summary="One lower step, then one of x, on two time scales.",
     reference="Hong et al. 2020, arXiv 2007.05170",
     provenance="updates read in a public benchmark; theory from memory",
-    answers="single machine",
     fixed={"upper_first": False, "inner_steps": 1},
-    pools=True,
     series="RandomNeumann",
 )
 
-SMB = Preset(
+SMB = _one_machine(
     "smb",
     "local.local_bsgm",
     summary="Moving averages on both levels, on one machine.",
     reference="Guo et al. 2021, arXiv 2104.14840",
     provenance="abstract and a program of others read",
-    answers="single machine",
     fixed={"drift": None},
-    pools=True,
 )
 
-SVRB = Preset(
+SVRB = _one_machine(
     "svrb",
     "local.local_bsgvrm",
     summary="Variance-reduced momentum on both levels, on one machine.",
     reference="Guo et al. 2021, arXiv 2105.02266",
     provenance="abstract read; listing reconstructed, unverified",
-    answers="single machine",
     fixed={"drift": None, "absent": "keep", "own_lower": False},
-    pools=True,
 )
 
-MRBO = Preset(
+MRBO = _one_machine(
     "mrbo",
     "local.local_bsgvrm",
     summary="STORM on both levels, on one machine.",
     reference="Yang, Ji, Liang 2021, arXiv 2106.04692",
     provenance="the authors' program and a benchmark's read",
-    answers="single machine",
     fixed={"drift": None, "absent": "keep", "own_lower": False},
     letters="hypergradient eta c1=alpha c2=beta gamma=rho1 lam=rho2",
-    pools=True,
 )
 
-SUSTAIN = Preset(
+SUSTAIN = _one_machine(
     "sustain",
     "local.local_bsgvrm",
     summary="STORM on both levels with the random series, on one machine.",
     reference="Khanduri et al. 2021, arXiv 2102.07367",
     provenance="abstract and a benchmark's program read",
-    answers="single machine",
     fixed={"drift": None, "absent": "keep", "own_lower": False},
     letters="hypergradient a=eta c_f=alpha c_g=beta c_a=rho1 c_b=rho2",
-    pools=True,
     series="RandomNeumann",
 )
 
-SRMBA = Preset(
+SRMBA = _one_machine(
     "srmba",
     "local.fedbioacc",
     summary="STORM on x, y and z, on one machine.",
     reference="Chu et al. 2024, arXiv 2405.18777",
     provenance="abstract and the authors' program read",
-    answers="single machine",
-    pools=True,
 )
 
-VRBiAdam = Preset(
+VRBiAdam = _one_machine(
     "vr-biadam",
     "one_machine.biadam",
     summary="STORM on both levels, with adaptive steps.",
     reference="Huang, Li, Huang 2021, arXiv 2106.11396",
     provenance="abstract and a co-author's program read, presumably",
-    answers="single machine",
     fixed={"corrected": True},
-    pools=True,
 )
 
-F2SA = Preset(
+F2SA = _one_machine(
     "f2sa",
     "penalty.f2sa_p",
     summary="Loops on two copies of y, one with a penalty, then a step of x.",
     reference="Kwon et al. 2023, arXiv 2301.10945",
     provenance="abstract and a benchmark's program read",
-    answers="single machine",
     fixed={"degree": 1, "begin": "own"},
     letters="lr_x lr_y nu",
-    pools=True,
 )
 
-F2BA = Preset(
+F2BA = _one_machine(
     "f2ba",
     "penalty.f2sa_p",
     summary="F2SA whose copies of y begin every loop at one place.",
     reference="Chen et al. 2025, arXiv 2306.14853",
     provenance="the authors' program and abstract read",
-    answers="single machine",
     fixed={"degree": 1, "begin": "one"},
     letters="lr_x lr_y nu",
-    pools=True,
 )
 
 # One level, x fixed -------------------------------------------------------------------
-Scaffold = Preset(
+Scaffold = _one_level(
     "scaffold",
     "single_level.fedavg",
     summary="Local steps on y at the given x, corrected by control variates.",
     reference="Karimireddy et al. 2020, arXiv 1910.06378",
     provenance="standard method; updates read in a maintained program",
-    answers="shared y, x fixed",
     fixed={"drift": "controls", "beta": 0.0},
     letters="lr lr_server",
     title="Scaffold",
     wrap=("server-step",),
 )
 
-FedProx = Preset(
+FedProx = _one_level(
     "fedprox",
     "single_level.fedavg",
     summary="Local steps on y at the given x, drawn back to where they began.",
     reference="Li et al. 2020, arXiv 1812.06127",
     provenance="standard method; maintained programs are known",
-    answers="shared y, x fixed",
     letters="lr mu",
     title="FedProx",
     wrap=("proximal",),
 )
 
-FedAvgM = Preset(
+FedAvgM = _one_level(
     "fedavgm",
     "single_level.fedavg",
     summary="Local steps on y at the given x; the server moves with momentum.",
     reference="Hsu, Qi, Brown 2019, arXiv 1909.06335",
     provenance="standard method; maintained programs are known",
-    answers="shared y, x fixed",
     fixed={"beta": 0.9},
     letters="lr beta lr_server",
     title="FedAvgM",
     wrap=("server-step",),
 )
 
-FedAdam = Preset(
+FedAdam = _one_level(
     "fedadam",
     "single_level.fedavg",
     summary="Local steps on y at the given x; the server scales its step as Adam does.",
     reference="Reddi et al. 2021, arXiv 2003.00295",
     provenance="standard method; maintained programs are known",
-    answers="shared y, x fixed",
     letters="lr lr_server beta1 beta2 tau",
     title="FedAdam",
     wrap=("server-adam",),
 )
 
-FedCOM = Preset(
+FedCOM = _one_level(
     "fedcom",
     "single_level.fedavg",
     summary="Local steps on y at the given x, quantized; a step of the server.",
     reference="Haddadpour et al. 2021, arXiv 2007.01154",
     provenance="standard method; a program of the authors read",
-    answers="shared y, x fixed",
     fixed={"beta": 0.0},
     letters="lr lr_server bits",
     title="FedCOM",
     wrap=("quantize", "server-step"),
 )
 
-FedPAQ = Preset(
+FedPAQ = _one_level(
     "fedpaq",
     "single_level.fedavg",
     summary="Local steps on y at the given x, sent back quantized, averaged.",
     reference="Reisizadeh et al. 2020, arXiv 1909.13014",
     provenance="standard method, from memory",
-    answers="shared y, x fixed",
     letters="lr bits",
     title="FedPAQ",
     wrap=("quantize",),
 )
 
-CompressedLocalSGD = Preset(
+CompressedLocalSGD = _one_level(
     "compressed-local-sgd",
     "single_level.fedavg",
     summary="Local steps on y at the given x, of which the largest entries are sent.",
     reference="Gao, Xu, Huang 2021 (AAAI); cf. arXiv 1906.02735",
     provenance="a summary of its updates read",
-    answers="shared y, x fixed",
     letters="lr fraction",
     title="CompressedLocalSGD",
     wrap=("top-k",),

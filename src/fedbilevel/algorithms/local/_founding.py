@@ -1,4 +1,4 @@
-"""What the two algorithms of the founding paper share: bounds of their parameters.
+"""What the two algorithms of the founding paper share: steps, weights, bounds.
 
 alpha and beta set the momentum weights of u and v, rho1 and rho2 scale the common step
 eta for x and y. A weight is alpha eta^power, with the power 1 for moving averages and 2
@@ -8,14 +8,25 @@ for variance-reduced momentum.
 from dataclasses import fields
 from typing import Any
 
-from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel._types import Pair
+from fedbilevel.algorithms.local._bases import ByHypergradient
+from fedbilevel.algorithms.parts import momentum_weights, shaped
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.schedules import as_schedule, is_known
 
 
-class Founding(OneLoop):
+class Founding(ByHypergradient):
     """A method with the parameters of the founding paper."""
+
+    def step(self, t):
+        """Return rho1 eta_t and rho2 eta_t."""
+        return Pair(*shaped(self.eta, t, self.rho1, self.rho2))
+
+    def weight(self, t):
+        """Return alpha eta_{t-1}^power and beta eta_{t-1}^power; both 1 at t = 0."""
+        letters = (self.alpha, self.beta)
+        return Pair(*momentum_weights(self.eta, t, self.power(), *letters))
 
     @classmethod
     def power(cls) -> int:

@@ -37,36 +37,14 @@ its y, v and B, and inverts the right Hessian, its own; whether the paper means 
 not found.
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array
-
-from fedbilevel import _tree
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Phase
-from fedbilevel.algorithms.directions import hypergradient_and_slope
-from fedbilevel.algorithms.one_loop import (
-    OneLoop,
-    Part,
-    at_time,
-    evaluate,
-    momentum_weight,
-)
+from fedbilevel.algorithms.local._bases import ByHypergradient
+from fedbilevel.algorithms.local._parts import ServerScale
+from fedbilevel.algorithms.parts import momentum_weights, shaped
 from fedbilevel.estimators import Storm
-from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.schedules import (
-    Schedule,
-    choice,
-    count,
-    number,
-    part,
-    schedule,
-    step,
-    weight,
-)
+from fedbilevel.schedules import Schedule, choice, count, number, schedule, step, weight
 
 __all__ = ["AdaFBiO"]
 
@@ -79,7 +57,7 @@ def _times_r(value: Any, made: Any) -> Any:
 _BY_R: dict[str, Any] = {"over": "eta", "convert": _times_r, "after": ("r",)}
 
 
-class AdaFBiO(OneLoop):
+class AdaFBiO(ByHypergradient):
     """STORM on both levels, steps scaled by what the server has seen of them."""
 
     reference: ClassVar[str] = "Huang 2022, arXiv 2211.01122"
@@ -87,7 +65,6 @@ class AdaFBiO(OneLoop):
     inverts_locally: ClassVar[bool] = True
     estimator: ClassVar[Any] = Storm()
 
-    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
     eta: Schedule = schedule("common step of x and y, or its schedule")
     gamma: Number = step("upper", "x moves by gamma eta u / (sqrt(A) + r)", **_BY_R)
     lam: Number = step("lower", "y moves by lam eta v / (B + r)", **_BY_R)
@@ -98,81 +75,14 @@ class AdaFBiO(OneLoop):
     local_steps: int = count("local steps between two averages, p", kw_only=True)
     coordinatewise: bool = choice("scale every number of y by its own", default=False)
 
-    def directions(self, oracle, key, t):
-        """Return h_k(.; b_t) and gy_k(.; zeta_t)."""
-        return hypergradient_and_slope(self.hypergradient, oracle, key)
-
     def step(self, t):
         """Return gamma eta_t and lam eta_t."""
-        eta = at_time(self.eta, t, self.gamma)
-        return Pair(self.gamma * eta, self.lam * eta)
+        return Pair(*shaped(self.eta, t, self.gamma, self.lam))
 
     def weight(self, t):
         """Return c1 eta_{t-1}^2 and c2 eta_{t-1}^2, and 1 at t = 0."""
-        letters = (self.c1, self.c2)
-        return Pair(*(momentum_weight(c, self.eta, t, power=2) for c in letters))
+        return Pair(*momentum_weights(self.eta, t, 2, self.c1, self.c2))
 
     def parts(self):
         """Divide directions by A and B."""
         return (ServerScale(self.tau, self.r, self.coordinatewise),)
-
-
-class ServerScale(Part):
-    """A and B: the server's averages of what the mean directions were."""
-
-    tau: Any = number("what A and B keep in a round")
-    r: Any = number("added to what steps are divided by")
-    coordinatewise: bool = choice("scale every number of y by its own", default=False)
-
-    def shared(self, start):
-        """Make room for A and B."""
-        return self.seen(_tree.zeros_like(start.point))
-
-    def setup(self, method, place):
-        """Return the exchange that measures the first A and B."""
-
-        def local(point, memory, oracle, turn):
-            (key,) = turn.keys(1)
-            return memory, evaluate(method.directions(oracle, key, 0))(point)
-
-        def up(server, mean):
-            shared = list(server.shared)
-            shared[place] = self.seen(mean)
-            return replace(server, shared=tuple(shared))
-
-        return (Phase("first_directions", lambda server: server.point, local, up),)
-
-    def begun(self, begin, shared, own):
-        """Return A and B."""
-        return shared
-
-    def scaled(self, state, d):
-        """Return u / (sqrt(A) + r) and v / (B + r), or v / (sqrt(B) + r)."""
-
-        def by_root(d: Array, s: Array) -> Array:
-            return d / (jnp.sqrt(s) + self.r.astype(d.dtype))
-
-        def by_size(d: Array, s: Array) -> Array:
-            return d / (s + self.r.astype(d.dtype))
-
-        below = by_root if self.coordinatewise else by_size
-        x = None if d.x is None else jax.tree.map(by_root, d.x, state.x)
-        y = None if d.y is None else jax.tree.map(below, d.y, state.y)
-        return Pair(x, y)
-
-    def taken(self, shared, answer, server, turn):
-        """Return tau A + (1 - tau) u^2, and B likewise."""
-
-        def follow(old: Array, new: Array) -> Array:
-            tau = self.tau.astype(old.dtype)
-            return tau * old + (1 - tau) * new
-
-        return jax.tree.map(follow, shared, self.seen(server.direction))
-
-    def seen(self, direction: Pair) -> Pair:
-        """Return u^2, and ||v|| in the place of every leaf of v, or v^2."""
-        x = jax.tree.map(jnp.square, direction.x)
-        if self.coordinatewise:
-            return Pair(x, jax.tree.map(jnp.square, direction.y))
-        size = _tree.norm(direction.y)
-        return Pair(x, jax.tree.map(lambda leaf: size.astype(leaf.dtype), direction.y))

@@ -29,16 +29,10 @@ import jax.numpy as jnp
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Number, Triple, Upper
 from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.directions import three_directions
-from fedbilevel.algorithms.one_loop import Iterate, Memory, evaluate, move, no_memory
+from fedbilevel.algorithms.directions import three_directions, with_z
 from fedbilevel.algorithms.one_machine._path import ITERATIONS
-from fedbilevel.channels import (
-    Channel,
-    GeometricMedian,
-    Mean,
-    Median,
-    TrimmedMean,
-)
+from fedbilevel.algorithms.parts import Iterate, Memory, evaluate, move, no_memory
+from fedbilevel.channels import Channel, GeometricMedian, Mean, Median, TrimmedMean
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, weight, word
 
@@ -74,11 +68,11 @@ class BRFedBiM(AbstractAlgorithm):
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y, 0)."""
-        return Iterate(Triple(x, y, _tree.zeros_like(y)))
+        return Iterate(with_z(x, y))
 
     def init_client(self, x: Upper, y: Lower) -> Memory:
         """Start without momentum."""
-        return no_memory(Triple(x, y, _tree.zeros_like(y)))
+        return no_memory(with_z(x, y))
 
     def phases(self) -> Phases:
         """Return the iterations of a round."""

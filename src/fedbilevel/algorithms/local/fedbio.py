@@ -23,35 +23,25 @@ body. All three lines use the old point; the wrapper `alternating` moves y, then
 x at fresh values. z starts at 0; the wrapper `ball` bounds it.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.directions import three_directions, with_z
-from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel.algorithms.local._bases import ByLinearSystem
 from fedbilevel.schedules import count, step
 
 __all__ = ["FedBiO"]
 
 
-class FedBiO(OneLoop):
+class FedBiO(ByLinearSystem):
     """Plain local steps on x, y and z, averaged every p steps."""
 
     reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    moves: ClassVar[Any] = ("x", "y", "z")
 
     lr_x: Number = step("upper", "x moves by lr_x nu")
     lr_y: Number = step("lower", "y moves by lr_y omega")
     lr_z: Number = step("auxiliary", "z moves by lr_z q")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def variables(self, x, y):
-        """Start at (x, y, 0)."""
-        return with_z(x, y)
-
-    def directions(self, oracle, key, t):
-        """Return the maps nu, omega and q."""
-        return three_directions(oracle, key)
 
     def step(self, t):
         """Return the three steps."""

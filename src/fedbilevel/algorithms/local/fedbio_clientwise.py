@@ -23,22 +23,19 @@ body. z comes from any hypergradient rule (`Neumann` on the command line).
 from typing import ClassVar
 
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.directions import hypergradient_and_slope
-from fedbilevel.algorithms.one_loop import OneLoop
-from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.schedules import choice, count, part, step
+from fedbilevel.algorithms.local._bases import ByHypergradient
+from fedbilevel.schedules import choice, count, step
 
 __all__ = ["FedBiOClientwise"]
 
 
-class FedBiOClientwise(OneLoop):
+class FedBiOClientwise(ByHypergradient):
     """Plain local steps; x averaged every p steps, y kept on its client."""
 
     reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
     answers: ClassVar[str] = "own y per client"
 
-    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi_k")
     lr_x: Number = step("upper", "x moves by lr_x nu")
     lr_y: Number = step("lower", "y moves by lr_y gy")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
@@ -53,10 +50,6 @@ class FedBiOClientwise(OneLoop):
     def order(self):
         """Move y, then x, unless both are to move at once."""
         return self.in_turn() if self.alternating else (self.moves,)
-
-    def directions(self, oracle, key, t):
-        """Return nu and gy_k."""
-        return hypergradient_and_slope(self.hypergradient, oracle, key)
 
     def step(self, t):
         """Return both steps."""

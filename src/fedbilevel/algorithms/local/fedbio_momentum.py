@@ -23,20 +23,19 @@ Deviations: the two are put together here, in no paper that is known. z starts a
 from typing import Any, ClassVar
 
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.directions import three_directions, with_z
-from fedbilevel.algorithms.one_loop import OneLoop, at_time, momentum_weight
+from fedbilevel.algorithms.local._bases import ByLinearSystem
+from fedbilevel.algorithms.parts import momentum_weight, shaped
 from fedbilevel.estimators import MovingAverage, Plain
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
 __all__ = ["FedBiOMomentum"]
 
 
-class FedBiOMomentum(OneLoop):
+class FedBiOMomentum(ByLinearSystem):
     """Local steps on x, y and z, that of x along a moving average."""
 
     reference: ClassVar[str] = "Chen et al. 2024, arXiv 2306.12067; arXiv 2302.06701"
     provenance: ClassVar[str] = "ours: two known methods put together"
-    moves: ClassVar[Any] = ("x", "y", "z")
     estimator: ClassVar[Any] = Triple(MovingAverage(), Plain(), Plain())
 
     lr_x: Number = step("upper", "x moves by lr_x a u", over="a")
@@ -46,18 +45,9 @@ class FedBiOMomentum(OneLoop):
     a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 
-    def variables(self, x, y):
-        """Start at (x, y, 0)."""
-        return with_z(x, y)
-
-    def directions(self, oracle, key, t):
-        """Return the maps nu, omega and q."""
-        return three_directions(oracle, key)
-
     def step(self, t):
         """Return the steps of x, y and z."""
-        a = at_time(self.a, t, self.lr_x)
-        return Triple(self.lr_x * a, self.lr_y * a, self.lr_z * a)
+        return Triple(*shaped(self.a, t, self.lr_x, self.lr_y, self.lr_z))
 
     def weight(self, t):
         """Return alpha a_{t-1}, and 1 at t = 0."""

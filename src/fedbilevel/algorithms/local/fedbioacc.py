@@ -26,20 +26,19 @@ wrapper `absent` has two other answers.
 from typing import Any, ClassVar
 
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.directions import three_directions, with_z
-from fedbilevel.algorithms.one_loop import OneLoop, at_time, momentum_weight
+from fedbilevel.algorithms.local._bases import ByLinearSystem
+from fedbilevel.algorithms.parts import momentum_weights, shaped
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
 __all__ = ["FedBiOAcc"]
 
 
-class FedBiOAcc(OneLoop):
+class FedBiOAcc(ByLinearSystem):
     """STORM on x, y and z, averaged every p steps."""
 
     reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    moves: ClassVar[Any] = ("x", "y", "z")
     estimator: ClassVar[Any] = Storm()
 
     a: Schedule = schedule("common step of x, y and z, or its schedule")
@@ -51,20 +50,11 @@ class FedBiOAcc(OneLoop):
     c_q: Number = weight("auxiliary", "q forgets by c_q a^2", over="a", power=2)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 
-    def variables(self, x, y):
-        """Start at (x, y, 0)."""
-        return with_z(x, y)
-
-    def directions(self, oracle, key, t):
-        """Return the maps nu, omega and q."""
-        return three_directions(oracle, key)
-
     def step(self, t):
         """Return eta a_t, gamma a_t and tau a_t."""
-        a = at_time(self.a, t, self.eta)
-        return Triple(self.eta * a, self.gamma * a, self.tau * a)
+        return Triple(*shaped(self.a, t, self.eta, self.gamma, self.tau))
 
     def weight(self, t):
         """Return c a_{t-1}^2 for each block, and 1 at t = 0."""
         letters = (self.c_nu, self.c_omega, self.c_q)
-        return Triple(*(momentum_weight(c, self.a, t, power=2) for c in letters))
+        return Triple(*momentum_weights(self.a, t, 2, *letters))

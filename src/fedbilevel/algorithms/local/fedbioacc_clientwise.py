@@ -25,29 +25,19 @@ from their means. With fewer than K participants a client that missed the last r
 corrects from the received point.
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-
-from fedbilevel import _tree
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.directions import hypergradient_and_slope
-from fedbilevel.algorithms.one_loop import (
-    Begin,
-    OneLoop,
-    Part,
-    at_time,
-    momentum_weight,
-)
+from fedbilevel.algorithms.local._bases import ByHypergradient
+from fedbilevel.algorithms.local._parts import FromAverage
+from fedbilevel.algorithms.parts import momentum_weights, shaped
 from fedbilevel.estimators import Storm
-from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.schedules import Schedule, count, part, schedule, step, weight
+from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
 __all__ = ["FedBiOAccClientwise"]
 
 
-class FedBiOAccClientwise(OneLoop):
+class FedBiOAccClientwise(ByHypergradient):
     """STORM, x and its direction averaged before the move, y kept on its client."""
 
     reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
@@ -55,7 +45,6 @@ class FedBiOAccClientwise(OneLoop):
     answers: ClassVar[str] = "own y per client"
     estimator: ClassVar[Any] = Storm()
 
-    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi_k")
     a: Schedule = schedule("common step of x and y, or its schedule")
     eta: Number = step("upper", "x moves by eta a nu", over="a")
     gamma: Number = step("lower", "y moves by gamma a omega", over="a")
@@ -67,31 +56,14 @@ class FedBiOAccClientwise(OneLoop):
         """Keep y and omega on their client."""
         return Pair(False, True)
 
-    def directions(self, oracle, key, t):
-        """Return h_k(.; b) and gy_k(.; zeta)."""
-        return hypergradient_and_slope(self.hypergradient, oracle, key)
-
     def step(self, t):
         """Return eta a_t and gamma a_t."""
-        a = at_time(self.a, t, self.eta)
-        return Pair(self.eta * a, self.gamma * a)
+        return Pair(*shaped(self.a, t, self.eta, self.gamma))
 
     def weight(self, t):
         """Return c a_{t-1}^2 for each level, and 1 at t = 0."""
-        letters = (self.c_nu, self.c_omega)
-        return Pair(*(momentum_weight(c, self.a, t, power=2) for c in letters))
+        return Pair(*momentum_weights(self.a, t, 2, self.c_nu, self.c_omega))
 
     def parts(self):
         """Correct from the averaged x_t."""
         return (FromAverage(),)
-
-
-class FromAverage(Part):
-    """The next correction starts from the averaged x, before its move."""
-
-    def previous(self, begin: Begin, seen: Any, fallback: Any) -> tuple[Any, Any]:
-        """Return x_t, from which x_{t+1} = x_t - eta a_t nu_t was made, and own y."""
-        method, sent = begin.method, begin.message
-        last = jnp.maximum(jnp.asarray(begin.turn.index) * method.local_steps - 1, 0)
-        x = _tree.add_scaled(sent.point.x, method.step(last).x, sent.direction.x)
-        return tuple(replace(one, x=x) for one in seen), fallback

@@ -32,6 +32,7 @@ first.
 """
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -39,8 +40,9 @@ import jax.numpy as jnp
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Triple, Upper
 from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.directions import three_directions
-from fedbilevel.algorithms.one_loop import (
+from fedbilevel.algorithms.directions import three_directions, with_z
+from fedbilevel.algorithms.one_machine._path import sampled, stepped, system_slope
+from fedbilevel.algorithms.parts import (
     Iterate,
     Memory,
     evaluate,
@@ -49,7 +51,6 @@ from fedbilevel.algorithms.one_loop import (
     no_memory,
     previous_point,
 )
-from fedbilevel.algorithms.one_machine._path import sampled, stepped, system_slope
 from fedbilevel.estimators import Storm, at_both
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step
@@ -71,12 +72,12 @@ class FedMSA(AbstractAlgorithm):
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y, 0)."""
-        w = Triple(x, y, _tree.zeros_like(y))
+        w = with_z(x, y)
         return Iterate(w, _tree.zeros_like(w))
 
     def init_client(self, x: Upper, y: Lower) -> Memory:
         """Start without a point of an earlier round."""
-        return no_memory(Triple(x, y, _tree.zeros_like(y)))
+        return no_memory(with_z(x, y))
 
     def setup(self) -> Phases:
         """Return the exchanges that z starts with."""
@@ -90,24 +91,15 @@ class FedMSA(AbstractAlgorithm):
 
     def phases(self) -> Phases:
         """Return the exchange for the mean directions, and the local recursion."""
-        return (
-            Phase(
-                "directions",
-                lambda server: server,
-                self.seen,
-                lambda server, h: replace(server, direction=h),
-                about=lambda message: message.direction,
-                everyone=True,
-            ),
-            Phase(
-                "local",
-                lambda server: server,
-                self.recursion,
-                lambda server, w: replace(server, point=w),
-                about=lambda message: message.point,
-                moves=True,
-            ),
-        )
+
+        def mean(name: str, field: str, local: Any, **more: Any) -> Phase:
+            def up(server: Iterate, reply: Triple) -> Iterate:
+                return replace(server, **{field: reply})
+
+            return Phase(name, lambda s: s, local, up, attrgetter(field), **more)
+
+        directions = mean("directions", "direction", self.seen, everyone=True)
+        return (directions, mean("local", "point", self.recursion, moves=True))
 
     def seen(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
         """Return h_i, and keep the point."""

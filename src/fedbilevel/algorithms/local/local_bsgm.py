@@ -26,13 +26,10 @@ replace the client's own.
 
 from typing import Any, ClassVar
 
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.directions import hypergradient_and_slope
+from fedbilevel._types import Number
 from fedbilevel.algorithms.local._founding import Founding
-from fedbilevel.algorithms.one_loop import at_time, momentum_weight
 from fedbilevel.estimators import MovingAverage
-from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.schedules import Schedule, count, part, schedule, step, weight
+from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
 __all__ = ["LocalBSGM"]
 
@@ -45,24 +42,9 @@ class LocalBSGM(Founding):
     inverts_locally: ClassVar[bool] = True
     estimator: ClassVar[Any] = MovingAverage()
 
-    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
     eta: Schedule = schedule("common step of x and y, or its schedule")
     alpha: Number = weight("upper", "u forgets by alpha eta a step", over="eta")
     beta: Number = weight("lower", "v forgets by beta eta a step", over="eta")
     rho1: Number = step("upper", "x moves by rho1 eta u", over="eta")
     rho2: Number = step("lower", "y moves by rho2 eta v", over="eta")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def directions(self, oracle, key, t):
-        """Return h_k(.; b_t) and grad_y g_k(.; zeta_t)."""
-        return hypergradient_and_slope(self.hypergradient, oracle, key)
-
-    def step(self, t):
-        """Return rho1 eta_t and rho2 eta_t."""
-        eta = at_time(self.eta, t, self.rho1)
-        return Pair(self.rho1 * eta, self.rho2 * eta)
-
-    def weight(self, t):
-        """Return alpha eta_{t-1} and beta eta_{t-1}; both are 1 at t = 0."""
-        letters = (self.alpha, self.beta)
-        return Pair(*(momentum_weight(one, self.eta, t, power=1) for one in letters))

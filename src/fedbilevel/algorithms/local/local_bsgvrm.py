@@ -26,13 +26,10 @@ the wrapper `absent` has two other answers.
 
 from typing import Any, ClassVar
 
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.directions import hypergradient_and_slope
+from fedbilevel._types import Number
 from fedbilevel.algorithms.local._founding import Founding
-from fedbilevel.algorithms.one_loop import at_time, momentum_weight
 from fedbilevel.estimators import Storm
-from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.schedules import Schedule, count, part, schedule, step, weight
+from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
 __all__ = ["LocalBSGVRM"]
 
@@ -45,24 +42,9 @@ class LocalBSGVRM(Founding):
     inverts_locally: ClassVar[bool] = True
     estimator: ClassVar[Any] = Storm()
 
-    hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
     eta: Schedule = schedule("common step of x and y, or its schedule")
     alpha: Number = weight("upper", "u forgets by alpha eta^2", over="eta", power=2)
     beta: Number = weight("lower", "v forgets by beta eta^2", over="eta", power=2)
     rho1: Number = step("upper", "x moves by rho1 eta u", over="eta")
     rho2: Number = step("lower", "y moves by rho2 eta v", over="eta")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def directions(self, oracle, key, t):
-        """Return h_k(.; b_t) and gy_k(.; zeta_t)."""
-        return hypergradient_and_slope(self.hypergradient, oracle, key)
-
-    def step(self, t):
-        """Return rho1 eta_t and rho2 eta_t."""
-        eta = at_time(self.eta, t, self.rho1)
-        return Pair(self.rho1 * eta, self.rho2 * eta)
-
-    def weight(self, t):
-        """Return a = alpha eta_{t-1}^2 and c = beta eta_{t-1}^2; 1 at t = 0."""
-        letters = (self.alpha, self.beta)
-        return Pair(*(momentum_weight(one, self.eta, t, power=2) for one in letters))

@@ -32,17 +32,16 @@ clients in it, in place of K/n times the sum of shares, which is the same where 
 are equal; rho is that of the cohort.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
-import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.directions import three_directions, with_z
-from fedbilevel.algorithms.one_loop import Iterate, OneLoop, Part, move
+from fedbilevel.algorithms.local._bases import ByLinearSystem
+from fedbilevel.algorithms.local._parts import OwnNumber, own_number
+from fedbilevel.algorithms.parts import Iterate, move
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import choice, count, step
 
@@ -56,12 +55,11 @@ class Normalized(eqx.Module):
     steps: Array
 
 
-class SimFBO(OneLoop):
+class SimFBO(ByLinearSystem):
     """Local steps on x, y and z; the server steps along their summed directions."""
 
     reference: ClassVar[str] = "Yang, Xiao, Ji 2023, arXiv 2305.19442"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    moves: ClassVar[Any] = ("x", "y", "z")
     sums: ClassVar[bool] = True
     returns_point: ClassVar[bool] = False
 
@@ -89,14 +87,6 @@ class SimFBO(OneLoop):
                 f"which is {self.local_steps}."
             )
 
-    def variables(self, x, y):
-        """Start at (x, y, 0)."""
-        return with_z(x, y)
-
-    def directions(self, oracle, key, t):
-        """Return the maps D_x, D_y and D_z."""
-        return three_directions(oracle, key)
-
     def step(self, t):
         """Return the local steps."""
         return Triple(self.lr_x, self.lr_y, self.lr_z)
@@ -120,26 +110,3 @@ class SimFBO(OneLoop):
         steps = Triple(self.gamma_x, self.gamma_y, self.gamma_z)
         w = move(server.point, steps, q)
         return Iterate(w), _tree.scale(1 / self.local_steps, q)
-
-
-def own_number(turn: Any, fewest: int, tau: int) -> Array:
-    """Return tau_i, the same in every round."""
-    return jr.randint(turn.spare_keys(1)[0], (), fewest, tau + 1, jnp.int32)
-
-
-class OwnNumber(Part):
-    """A number of local steps that differs by client; the others are not taken."""
-
-    unequal: ClassVar[bool] = True
-
-    fewest_steps: int = count("fewest local steps of a client")
-    most: int = count("most local steps, tau")
-
-    def begun(self, begin, shared, own):
-        """Draw tau_i; return the iteration at which it ends."""
-        first = begin.turn.steps(self.most)[0]
-        return first + own_number(begin.turn, self.fewest_steps, self.most)
-
-    def stepped(self, state, old, new, t):
-        """Return the old place once tau_i steps are made."""
-        return state, _tree.select(t < state, new, old)

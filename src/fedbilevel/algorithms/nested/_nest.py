@@ -7,18 +7,25 @@ nothing between exchanges, so every exchange may draw a fresh cohort.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Pair, Upper
-from fedbilevel.algorithms.base import Phase, Phases, Pointed, Repeat, Turn
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Phase,
+    Phases,
+    Pointed,
+    Repeat,
+    Turn,
+)
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.estimators import at_both
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Effective, count, is_known, number, step
+from fedbilevel.schedules import Effective, choice, count, is_known, number, step
 
 
 class Nest(Pointed):
@@ -59,30 +66,54 @@ def bound_of_curvature() -> Any:
     return number(meaning, step="bound", effective=inverse, kw_only=True)
 
 
-def first_nest(x: Upper, y: Lower, random_length: bool) -> Nest:
-    """Start at (x, y) with what the series and the upper update fill in."""
-    zero = _tree.zeros_like(y)
-    total = None if random_length else zero
-    return Nest(Pair(x, y), term=zero, total=total, h=_tree.zeros_like(x))
+class Nested(AbstractAlgorithm):
+    """A method of two loops, whose step of x is walked in parts."""
+
+    allows_private: ClassVar[bool] = False
+
+    alpha: Number = whole_step("upper", "x")
+    local_steps: int = count("parts of a step, tau", kw_only=True)
 
 
-def check_bound(name: str, ell: Any, curvature: float, client: int) -> None:
-    """Raise unless ell bounds the curvature, as the series needs."""
-    if is_known(ell) and float(ell) <= curvature:
-        raise ClientInputError(
-            client,
-            f" L1 is about {curvature:.4g} at the start, so use at least "
-            f"{1.01 * curvature:.4g}.",
-            f"`{name}(ell={float(ell):.4g})`: the series needs ell > L1; on ",
-        )
+class WithSeries(Nested):
+    """A method that moves x by FedIHGP and FedOut, after its lower updates."""
 
+    ell: Number = bound_of_curvature()
+    terms: int = count("terms of the series, N", least=0, kw_only=True)
+    random_length: bool = choice(
+        "draw the number of factors, and let the last term stand for the sum",
+        default=True,
+        kw_only=True,
+    )
 
-def check_terms(owner: Any, terms: int, random_length: bool) -> None:
-    """Raise unless a random number of factors has terms to choose from."""
-    if random_length and terms < 1:
-        raise InvalidInputError(
-            f"`{type(owner).__name__}(terms=...)` must be at least 1, got {terms}."
-        )
+    def __check_init__(self) -> None:
+        if self.random_length and self.terms < 1:
+            raise InvalidInputError(
+                f"`{type(self).__name__}(terms=...)` must be at least 1, got "
+                f"{self.terms}."
+            )
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise unless ell bounds the curvature, as the series needs."""
+        ell, name = self.ell, type(self).__name__
+        if is_known(ell) and float(ell) <= curvature:
+            raise ClientInputError(
+                client,
+                f" L1 is about {curvature:.4g} at the start, so use at least "
+                f"{1.01 * curvature:.4g}.",
+                f"`{name}(ell={float(ell):.4g})`: the series needs ell > L1; on ",
+            )
+
+    def init_server(self, x: Upper, y: Lower) -> Nest:
+        """Start at (x, y) with what the series and the upper update fill in."""
+        zero = _tree.zeros_like(y)
+        total = None if self.random_length else zero
+        return Nest(Pair(x, y), term=zero, total=total, h=_tree.zeros_like(x))
+
+    def upper_update(self, parts: int) -> Phases:
+        """Return FedIHGP and FedOut."""
+        series = fed_ihgp(self.ell, self.terms, self.random_length)
+        return (*series, *fed_out(self.alpha, parts))
 
 
 def check_step(
@@ -108,6 +139,26 @@ def walk(
         return _tree.add_scaled(w, -length / parts, slope(w, key)), None
 
     return jax.lax.scan(part, start, turn.keys(parts))[0]
+
+
+def moving(
+    block: str, name: str, local: Callable, anchor: str | None = None, **more: Any
+) -> Phase:
+    """Return the exchange that takes the mean of one block after local steps.
+
+    With the name of an anchor that is sent along with the point.
+    """
+
+    def down(server: Nest) -> Any:
+        return (server.point, getattr(server, anchor)) if anchor else server.point
+
+    def up(server: Nest, mean: Any) -> Nest:
+        return replace(server, point=replace(server.point, **{block: mean}))
+
+    def about(message: Any) -> Any:
+        return getattr(message[0] if anchor else message, block)
+
+    return Phase(name, down, local, up, about, moves=True, **more)
 
 
 def fed_inn(beta: Array, tau: int) -> Phases:
@@ -137,14 +188,7 @@ def fed_inn(beta: Array, tau: int) -> Phases:
 
     return (
         Phase("inner_anchor", lambda s: s.point, anchor, lambda s, q: replace(s, q=q)),
-        Phase(
-            "inner_correct",
-            lambda s: (s.point, s.q),
-            correct,
-            new_y,
-            about=lambda message: message[0].y,
-            moves=True,
-        ),
+        moving("y", "inner_correct", correct, anchor="q"),
     )
 
 
@@ -160,26 +204,7 @@ def light_fed_inn(beta: Array, tau: int) -> Phases:
 
         return client, walk(point.y, beta, turn, tau, slope)
 
-    return (
-        Phase(
-            "inner_local",
-            lambda s: s.point,
-            local,
-            new_y,
-            about=lambda point: point.y,
-            moves=True,
-        ),
-    )
-
-
-def new_y(server: Nest, y: Lower) -> Nest:
-    """Take the averaged y."""
-    return replace(server, point=Pair(server.point.x, y))
-
-
-def new_x(server: Nest, x: Upper) -> Nest:
-    """Take the averaged x."""
-    return replace(server, point=Pair(x, server.point.y))
+    return (moving("y", "inner_local", local),)
 
 
 def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
@@ -255,12 +280,5 @@ def fed_out(alpha: Array, tau: int) -> Phases:
 
     return (
         Phase("outer_anchor", with_z, hypergradient, lambda s, h: replace(s, h=h)),
-        Phase(
-            "outer_correct",
-            lambda s: (s.point, s.h),
-            correct,
-            new_x,
-            about=lambda message: message[0].x,
-            moves=True,
-        ),
+        moving("x", "outer_correct", correct, anchor="h"),
     )

@@ -35,22 +35,14 @@ import jax.random as jr
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phase,
-    Phases,
-    Repeat,
-    ServerTurn,
-    Turn,
-    with_turn,
-)
+from fedbilevel._types import Lower, Number, Pair
+from fedbilevel.algorithms.base import Phase, Repeat, ServerTurn, Turn, with_turn
 from fedbilevel.algorithms.nested._nest import (
     Nest,
+    Nested,
     check_step,
     fed_inn,
     fed_out,
-    first_nest,
     whole_step,
 )
 from fedbilevel.problem import Oracle
@@ -59,14 +51,12 @@ from fedbilevel.schedules import Effective, choice, count, number
 __all__ = ["AggITD"]
 
 
-class AggITD(AbstractAlgorithm):
+class AggITD(Nested):
     """A federated series that travels with the lower steps."""
 
     reference: ClassVar[str] = "Xiao, Ji 2023, arXiv 2302.04969"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    allows_private: ClassVar[bool] = False
 
-    alpha: Number = whole_step("upper", "x")
     beta: Number = whole_step("lower", "y")
     lam: Number = number(
         "step of the series, below 1/L1",
@@ -75,7 +65,6 @@ class AggITD(AbstractAlgorithm):
         kw_only=True,
     )
     terms: int = count("lower updates, and terms of the series, N", kw_only=True)
-    local_steps: int = count("parts of a step, tau", kw_only=True)
     random_length: bool = choice(
         "draw where the series begins, and let it stand for all beginnings",
         default=True,
@@ -86,24 +75,21 @@ class AggITD(AbstractAlgorithm):
         """Raise if lam is too large for the series."""
         check_step("AggITD", "lam", self.lam, curvature, client)
 
-    def init_server(self, x: Upper, y: Lower) -> Nest:
+    def init_server(self, x, y):
         """Start at (x, y); where a series begins is drawn in every round."""
-        nest = first_nest(x, y, random_length=True)
+        zero, h = _tree.zeros_like(y), _tree.zeros_like(x)
         begins = jnp.ones((), jnp.int32) if self.random_length else None
-        return replace(nest, q=_tree.zeros_like(y), begins=begins)
+        return Nest(Pair(x, y), q=zero, term=zero, h=h, begins=begins)
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return N lower updates with the series, its end, and one upper update."""
 
         def with_z(server: Nest) -> tuple[Pair, Lower | None, Array | None]:
             return server.point, server.term, server.begins
 
-        def ended(server: Nest, z: Lower) -> Nest:
-            return replace(server, term=z)
-
         _, correct = fed_inn(self.beta, self.local_steps)
         anchor = Phase("inner_anchor", with_z, self.anchored, with_turn(self.anchor))
-        end = Phase("series_end", with_z, self.last, ended)
+        end = Phase("series_end", with_z, self.last, lambda s, z: replace(s, term=z))
         outer = fed_out(self.alpha, self.local_steps)
         return (Repeat(self.terms, (anchor, correct)), end, *outer)
 

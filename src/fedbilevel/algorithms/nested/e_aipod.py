@@ -32,34 +32,22 @@ import jax.random as jr
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.nested._nest import (
-    Nest,
-    bound_of_curvature,
-    check_bound,
-    check_terms,
-    fed_ihgp,
-    fed_out,
-    first_nest,
-    new_y,
-    whole_step,
-)
-from fedbilevel.algorithms.one_loop import Memory, move, no_memory
+from fedbilevel._types import Key, Lower, Number, Pair
+from fedbilevel.algorithms.base import Repeat, Turn
+from fedbilevel.algorithms.nested._nest import WithSeries, moving
+from fedbilevel.algorithms.parts import Memory, move, no_memory
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import choice, count, number
+from fedbilevel.schedules import count, number
 
 __all__ = ["EAiPOD"]
 
 
-class EAiPOD(AbstractAlgorithm):
+class EAiPOD(WithSeries):
     """Controlled lower steps with an exchange by a coin, a federated series above."""
 
     reference: ClassVar[str] = "Xiao et al. 2023, arXiv 2211.07096"
     provenance: ClassVar[str] = "updates read in the authors' program"
-    allows_private: ClassVar[bool] = False
 
-    alpha: Number = whole_step("upper", "x")
     lr_y: Number = number("y moves by lr_y (gy - c_k)", step="lower", kw_only=True)
     probability: Number = number(
         "chance that a lower step ends in an exchange, pr",
@@ -74,44 +62,16 @@ class EAiPOD(AbstractAlgorithm):
     longest: int = count(
         "most lower steps before an exchange, S", default=20, kw_only=True
     )
-    local_steps: int = count("parts of a step of x, tau", kw_only=True)
-    ell: Number = bound_of_curvature()
-    terms: int = count("terms of the series, N", least=0, kw_only=True)
-    random_length: bool = choice(
-        "draw the number of factors, and let the last term stand for the sum",
-        default=True,
-        kw_only=True,
-    )
 
-    def __check_init__(self) -> None:
-        check_terms(self, self.terms, self.random_length)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Raise unless ell bounds the curvature, as the series needs."""
-        check_bound("EAiPOD", self.ell, curvature, client)
-
-    def init_server(self, x: Upper, y: Lower) -> Nest:
-        """Start at (x, y)."""
-        return first_nest(x, y, self.random_length)
-
-    def init_client(self, x: Upper, y: Lower) -> Memory:
+    def init_client(self, x, y):
         """Start with c_k = 0."""
         return no_memory(y, _tree.zeros_like(y))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the lower exchanges, the series, and one upper update."""
-        lower = Phase(
-            "lower",
-            lambda server: server.point,
-            self.lower_steps,
-            new_y,
-            about=lambda point: point.y,
-            moves=True,
-            everyone=True,
-        )
-        series = fed_ihgp(self.ell, self.terms, self.random_length)
-        above = fed_out(self.alpha, self.local_steps)
-        return (Repeat(self.inner_rounds, (lower,)), *series, *above)
+        lower = moving("y", "lower", self.lower_steps, everyone=True)
+        above = self.upper_update(self.local_steps)
+        return (Repeat(self.inner_rounds, (lower,)), *above)
 
     def lower_steps(self, point: Pair, memory: Memory, oracle: Oracle, turn: Turn):
         """Renew c_k by the y that arrived; make lower steps until the coin."""

@@ -46,7 +46,7 @@ from fedbilevel.algorithms.base import (
     with_turn,
 )
 from fedbilevel.algorithms.nested._nest import check_step
-from fedbilevel.algorithms.one_loop import move
+from fedbilevel.algorithms.parts import move
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice, count, number
 
@@ -94,31 +94,21 @@ class FedMBO(AbstractAlgorithm):
     def phases(self) -> Phases:
         """Return the lower steps, the chains, and the upper step."""
         factors = self.terms - 1 if self.random_length else self.terms
-        hop = Phase(
-            "hop",
-            with_turn(self.dealt),
-            self.factor,
-            with_turn(self.longer),
-            about=lambda message: message[1],
-            gathers=True,
-        )
-        return (
-            Repeat(
-                self.inner_rounds,
-                (Phase("lower", lambda s: s.point, self.slope, self.lower_step),),
-            ),
-            Phase(
-                "chain_start", lambda s: s.point, self.slopes, self.begin, gathers=True
-            ),
-            Repeat(factors, (hop,), random=self.random_length),
-            Phase(
-                "last_hop",
-                with_turn(self.dealt_sums),
-                self.crossed,
-                with_turn(self.upper_step),
-                gathers=True,
-            ),
-        )
+
+        def point(server: Chains) -> Pair:
+            return server.point
+
+        def known(message: tuple[Pair, Lower]) -> Lower:
+            return message[1]
+
+        lower = Phase("lower", point, self.slope, self.lower_step)
+        start = Phase("chain_start", point, self.slopes, self.begin, gathers=True)
+        sent, up = with_turn(self.dealt), with_turn(self.longer)
+        hop = Phase("hop", sent, self.factor, up, known, gathers=True)
+        sent, up = with_turn(self.dealt_sums), with_turn(self.upper_step)
+        last = Phase("last_hop", sent, self.crossed, up, gathers=True)
+        hops = Repeat(factors, (hop,), random=self.random_length)
+        return (Repeat(self.inner_rounds, (lower,)), start, hops, last)
 
     def slope(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
         """Return gy."""

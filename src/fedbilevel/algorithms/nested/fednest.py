@@ -37,17 +37,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
+from fedbilevel._types import Number
+from fedbilevel.algorithms.base import Repeat
 from fedbilevel.algorithms.nested._nest import (
-    Nest,
-    bound_of_curvature,
-    check_bound,
-    check_terms,
-    fed_ihgp,
+    WithSeries,
     fed_inn,
-    fed_out,
-    first_nest,
     light_fed_inn,
     parts_of_x,
     whole_step,
@@ -57,49 +51,26 @@ from fedbilevel.schedules import choice, count
 __all__ = ["FedNest"]
 
 
-class FedNest(AbstractAlgorithm):
+class FedNest(WithSeries):
     """Anchored lower and upper steps around a federated Neumann series."""
 
     reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215"
     provenance: ClassVar[str] = "authors' program and table read; details from memory"
-    allows_private: ClassVar[bool] = False
 
-    alpha: Number = whole_step("upper", "x")
     beta: Number = whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
-    local_steps: int = count("parts of a step, tau", kw_only=True)
     upper_steps: int = parts_of_x()
-    ell: Number = bound_of_curvature()
-    terms: int = count("terms of the series, N", least=0, kw_only=True)
-    random_length: bool = choice(
-        "draw the number of factors, and let the last term stand for the sum",
-        default=True,
-        kw_only=True,
-    )
     anchored: bool = choice(
         "correct lower steps by an anchor", default=True, kw_only=True
     )
 
-    def __check_init__(self) -> None:
-        check_terms(self, self.terms, self.random_length)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Raise unless ell bounds the curvature, as the series needs."""
-        check_bound("FedNest", self.ell, curvature, client)
-
-    def init_server(self, x: Upper, y: Lower) -> Nest:
+    def init_server(self, x, y):
         """Start at (x, y) with empty anchors, where there will be some."""
-        nest = first_nest(x, y, self.random_length)
+        nest = super().init_server(x, y)
         return replace(nest, q=_tree.zeros_like(y)) if self.anchored else nest
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return T_in lower updates, the series, and one upper update."""
         inner = fed_inn if self.anchored else light_fed_inn
-        below = inner(self.beta, self.local_steps)
-        series = fed_ihgp(self.ell, self.terms, self.random_length)
-        above = fed_out(self.alpha, self.upper_steps or self.local_steps)
-        return (Repeat(self.inner_rounds, below), *series, *above)
-
-    def point(self, server: Nest) -> Pair:
-        """Return the server's point."""
-        return server.point
+        below = Repeat(self.inner_rounds, inner(self.beta, self.local_steps))
+        return (below, *self.upper_update(self.upper_steps or self.local_steps))

@@ -24,13 +24,14 @@ command line).
 from typing import ClassVar
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
+from fedbilevel._types import Key, Number, Pair, Upper
+from fedbilevel.algorithms.base import Repeat, Turn
 from fedbilevel.algorithms.nested._nest import (
     Nest,
+    Nested,
     fed_inn,
     light_fed_inn,
-    new_x,
+    moving,
     parts_of_x,
     walk,
     whole_step,
@@ -42,49 +43,37 @@ from fedbilevel.schedules import choice, count, part
 __all__ = ["LFedNest"]
 
 
-class LFedNest(AbstractAlgorithm):
+class LFedNest(Nested):
     """Plain local steps below, local hypergradients above."""
 
     reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215"
     provenance: ClassVar[str] = "authors' program and table read; details from memory"
-    allows_private: ClassVar[bool] = False
     inverts_locally: ClassVar[bool] = True
 
     hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
-    alpha: Number = whole_step("upper", "x")
     beta: Number = whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
-    local_steps: int = count("parts of a step, tau", kw_only=True)
     upper_steps: int = parts_of_x()
     anchored: bool = choice(
         "correct lower steps by an anchor", default=False, kw_only=True
     )
 
-    def init_server(self, x: Upper, y: Lower) -> Nest:
+    def init_server(self, x, y):
         """Start at (x, y), with an anchor where there will be one."""
         return Nest(Pair(x, y), q=_tree.zeros_like(y) if self.anchored else None)
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return T_in lower updates and one upper update."""
         inner = fed_inn if self.anchored else light_fed_inn
         below = inner(self.beta, self.local_steps)
-        return (Repeat(self.inner_rounds, below), self.light_fed_out())
+        upper = moving("x", "outer_local", self.light_fed_out)
+        return (Repeat(self.inner_rounds, below), upper)
 
-    def light_fed_out(self) -> Phase:
-        """Return the one exchange of LFedOut."""
+    def light_fed_out(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
+        """Return x after LFedOut."""
         rule, parts = self.hypergradient, self.upper_steps or self.local_steps
 
-        def local(point: Pair, client: None, oracle: Oracle, turn: Turn):
-            def slope(x: Upper, key: Key) -> Upper:
-                return rule(oracle, x, point.y, rule.draw(oracle, key))
+        def slope(x: Upper, key: Key) -> Upper:
+            return rule(oracle, x, point.y, rule.draw(oracle, key))
 
-            return client, walk(point.x, self.alpha, turn, parts, slope)
-
-        return Phase(
-            "outer_local",
-            lambda s: s.point,
-            local,
-            new_x,
-            about=lambda point: point.x,
-            moves=True,
-        )
+        return client, walk(point.x, self.alpha, turn, parts, slope)

@@ -12,7 +12,7 @@ The proximal point of a mean is not the mean of proximal points, so that the ste
 server's.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Pair
+from fedbilevel.algorithms.one_machine._path import OneMachine, Path
 
 SQUARE, DIAGONAL = PSIS = ("square", "diagonal")
 PSI = "the function psi whose distance keeps a step short"
@@ -27,9 +28,22 @@ L1 = "weight of the l1 norm of x, a part of the upper level"
 _KEPT, _SMALL = 0.99, 1e-6
 
 
-def first_moments(psi: str, x: PyTree) -> Pair | None:
-    """Return a at the start, None where psi needs none."""
-    return Pair(_tree.zeros_like(x), None) if psi == DIAGONAL else None
+class Mirrored(OneMachine):
+    """A method of one machine whose step of x is a mirror step."""
+
+    allows_private: ClassVar[bool] = False
+    inverts_locally: ClassVar[bool] = True
+
+    def init_server(self, x, y):
+        """Start at (x, y), with a = 0 where psi needs it."""
+        moments = Pair(_tree.zeros_like(x), None) if self.psi == DIAGONAL else None
+        return Path(Pair(x, y), squares=moments)
+
+    def mirrored(self, server: Path, w: Pair, u: PyTree, **more: Any) -> Path:
+        """Return the path after the mirror step of x from w."""
+        numbers = (self.lr_x, self.l1, server.squares)
+        w, moments = mirror_step(self.psi, w, u, *numbers)
+        return Path(w, squares=moments, **more)
 
 
 def mirror_step(

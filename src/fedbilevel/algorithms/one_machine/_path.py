@@ -14,20 +14,34 @@ Clients keep nothing, so that each exchange may ask a fresh cohort.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
-import jax.random as jr
 from jaxtyping import PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Pair, Triple
-from fedbilevel.algorithms.base import Phase, Pointed, SeesTurn, Turn
-from fedbilevel.algorithms.directions import hypergradient_and_slope
-from fedbilevel.algorithms.one_loop import evaluate
+from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Phase,
+    Phases,
+    Pointed,
+    Repeat,
+    SeesTurn,
+    ServerTurn,
+    Turn,
+    with_turn,
+)
+from fedbilevel.algorithms.directions import (
+    both_samples,
+    hypergradient_and_slope,
+    with_z,
+)
+from fedbilevel.algorithms.parts import evaluate, shaped
 from fedbilevel.estimators import at_both
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Oracle
+from fedbilevel.schedules import number
 
 # Draws s and returns the map w -> G(w; s); blocks that are None do not move.
 Draw = Callable[[Oracle, Key], Callable[[Any], Any]]
@@ -43,6 +57,63 @@ class Path(Pointed):
     previous: Any = None
     direction: Any = None
     squares: Any = None
+
+
+class OneMachine(AbstractAlgorithm):
+    """A method of one machine: its path starts at (x, y), and moves by `step(t)`."""
+
+    answers: ClassVar[str] = "single machine"
+    pools: ClassVar[bool] = True
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Let fields of methods, local_steps among them, be of any type."""
+
+    def init_server(self, x: Upper, y: Lower) -> Any:
+        """Start at (x, y)."""
+        return Path(Pair(x, y))
+
+    def step(self, t: Any) -> Any:
+        """Return the step size of every block in iteration t."""
+        return Pair(self.lr_x, self.lr_y)
+
+    def moved(self, every: int = 1) -> SeesTurn:
+        """Return the server's step along D; t counts every so many exchanges."""
+
+        def up(server: Path, D: Any, turn: ServerTurn) -> Path:
+            w = stepped(server.point, self.step(turn.index // every), D)
+            return replace(server, point=w)
+
+        return with_turn(up)
+
+    def repeated(self, *iteration: Phase | Repeat) -> Phases:
+        """Return the iterations of a round."""
+        return (Repeat(self.local_steps, iteration),)
+
+
+class WithZ(OneMachine):
+    """A method of one machine that moves x, y and the linear-system variable z."""
+
+    lr_x: Number = number("x moves by lr_x times its direction", step="upper")
+    lr_y: Number = number("y moves by lr_y times its direction", step="lower")
+    lr_z: Number = number("z moves by lr_z times its direction", step="lower")
+
+    def init_server(self, x: Upper, y: Lower) -> Path:
+        """Start at (x, y, 0)."""
+        return Path(with_z(x, y))
+
+    def step(self, t: Any) -> Triple:
+        """Return the steps of x, y and z."""
+        return Triple(self.lr_x, self.lr_y, self.lr_z)
+
+
+class WithShape(WithZ):
+    """Steps on x, y and z whose common shape over t is the method's schedule a."""
+
+    def step(self, t: Any) -> Triple:
+        """Return lr_x a_t, lr_y a_t and lr_z a_t."""
+        return Triple(*shaped(self.a, t, self.lr_x, self.lr_y, self.lr_z))
 
 
 def stepped(w: Any, steps: Any, D: Any) -> Any:
@@ -102,8 +173,7 @@ def all_directions(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
 
     D_y = gy(zeta), D_z = hvp(zeta)[z] - fy(xi) and D_x = fx(xi) - jvp(zeta)[z].
     """
-    for_xi, for_zeta = jr.split(key)
-    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+    xi, zeta = both_samples(oracle, key)
 
     def D(w: Triple) -> Triple:
         fx, fy = oracle.upper_gradients(w.x, w.y, xi)
@@ -124,8 +194,7 @@ def slope_with_z(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
 
 def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
     """Draw xi and zeta; return the map of D_z = hvp[z] - fy alone."""
-    for_xi, for_zeta = jr.split(key)
-    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+    xi, zeta = both_samples(oracle, key)
 
     def D(w: Triple) -> Triple:
         _, fy = oracle.upper_gradients(w.x, w.y, xi)
@@ -137,8 +206,7 @@ def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
 
 def upper_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
     """Draw xi and zeta; return the map of D_x = fx - jvp[z] alone."""
-    for_xi, for_zeta = jr.split(key)
-    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+    xi, zeta = both_samples(oracle, key)
 
     def D(w: Triple) -> Triple:
         fx, _ = oracle.upper_gradients(w.x, w.y, xi)

@@ -12,7 +12,16 @@ from typing import Any
 
 from fedbilevel import _tree
 from fedbilevel.algorithms.base import Phase
-from fedbilevel.algorithms.one_machine._path import Draw, Path, differences, sampled
+from fedbilevel.algorithms.directions import with_z
+from fedbilevel.algorithms.one_machine._path import (
+    Draw,
+    Path,
+    WithZ,
+    all_directions,
+    differences,
+    sampled,
+    stepped,
+)
 
 
 def recursive_start(point: Any) -> Path:
@@ -21,12 +30,9 @@ def recursive_start(point: Any) -> Path:
 
 
 def recursive_phases(
-    draw: Draw, move: Callable[[Any, Any], Any], large_batch: int
+    draw: Draw, along: Callable[[Path, Any], Path], large_batch: int
 ) -> tuple[Phase, Phase]:
     """Return the iteration with a large batch, and one that corrects d."""
-
-    def along(server: Path, d: Any) -> Path:
-        return Path(move(server.point, d), previous=server.point, direction=d)
 
     def corrected(server: Path, change: Any) -> Path:
         return along(server, _tree.add(server.direction, change))
@@ -35,3 +41,20 @@ def recursive_phases(
         sampled("large", draw, along, large_batch),
         differences("step", draw, corrected),
     )
+
+
+class RecursiveWithZ(WithZ):
+    """Recursive directions of x, y and z, and steps along them."""
+
+    def init_server(self, x, y):
+        """Start at (x, y, 0); directions are formed at t = 0."""
+        return recursive_start(with_z(x, y))
+
+    def exchanges(self) -> tuple[Phase, Phase]:
+        """Return the iteration with a large batch, and one that corrects d."""
+        return recursive_phases(all_directions, self.along, self.large_batch)
+
+    def along(self, server: Path, d: Any) -> Path:
+        """Move x, y and z along d."""
+        w = stepped(server.point, self.step(0), d)
+        return Path(w, previous=server.point, direction=d)

@@ -20,42 +20,27 @@ measured is the upper loss without l1.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
-from fedbilevel.algorithms.one_machine._mirror import (
-    L1,
-    PSI,
-    PSIS,
-    SQUARE,
-    first_moments,
-    mirror_step,
+from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.base import Repeat
+from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
+from fedbilevel.algorithms.one_machine._path import Path, both_directions, stepped
+from fedbilevel.algorithms.one_machine._recursive import (
+    recursive_phases,
+    recursive_start,
 )
-from fedbilevel.algorithms.one_machine._path import (
-    Path,
-    both_directions,
-    differences,
-    sampled,
-    stepped,
-)
-from fedbilevel.algorithms.one_machine._recursive import recursive_start
 from fedbilevel.hypergradient import AbstractHypergradient, RandomNeumann
 from fedbilevel.schedules import count, number, part, word
 
 __all__ = ["ASBiOBreD"]
 
 
-class ASBiOBreD(AbstractAlgorithm):
+class ASBiOBreD(Mirrored):
     """SPIDER on both levels, with a mirror step of x."""
 
     reference: ClassVar[str] = "Huang et al. 2022, arXiv 2107.12301"
     provenance: ClassVar[str] = "listing read in the paper"
-    answers: ClassVar[str] = "single machine"
-    allows_private: ClassVar[bool] = False
-    inverts_locally: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
     rule: ClassVar[type[AbstractHypergradient]] = RandomNeumann
 
     hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
@@ -66,25 +51,18 @@ class ASBiOBreD(AbstractAlgorithm):
     large_batch: int = count("batches of the run in a large one, B", default=10)
     psi: str = word(PSI, PSIS, default=SQUARE, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start at (x, y); directions are formed at t = 0."""
-        return replace(recursive_start(Pair(x, y)), squares=first_moments(self.psi, x))
+        moments = super().init_server(x, y).squares
+        return replace(recursive_start(Pair(x, y)), squares=moments)
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iteration with a large batch, and those after it."""
         draw = both_directions(self.hypergradient)
-        large = sampled("large", draw, self.moved, self.large_batch)
-        step = differences("step", draw, self.corrected)
+        large, step = recursive_phases(draw, self.both_steps, self.large_batch)
         return large, Repeat(self.period - 1, (step,))
 
-    def corrected(self, server: Path, change: Any) -> Path:
-        """Correct both directions, and move."""
-        return self.moved(server, _tree.add(server.direction, change))
-
-    def moved(self, server: Path, d: Pair) -> Path:
+    def both_steps(self, server: Path, d: Pair) -> Path:
         """Move y, and make the mirror step of x."""
-        steps = Pair(self.lr_x, self.lr_y)
-        w = stepped(server.point, steps, Pair(None, d.y))
-        numbers = (self.lr_x, self.l1, server.squares)
-        w, moments = mirror_step(self.psi, w, d.x, *numbers)
-        return Path(w, server.point, d, moments)
+        w = stepped(server.point, self.step(0), Pair(None, d.y))
+        return self.mirrored(server, w, d.x, previous=server.point, direction=d)

@@ -33,23 +33,18 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phases,
-    Repeat,
-    ServerTurn,
-    with_turn,
-)
-from fedbilevel.algorithms.one_loop import at_time
+from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.base import ServerTurn, with_turn
 from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
+    OneMachine,
     Path,
     both_directions,
     kept_differences,
     sampled,
     stepped,
 )
+from fedbilevel.algorithms.parts import shaped
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.schedules import (
     Schedule,
@@ -67,15 +62,13 @@ __all__ = ["BiAdam"]
 CODE, PAPER = FORMS = ("code", "paper")
 
 
-class BiAdam(AbstractAlgorithm):
+class BiAdam(OneMachine):
     """Moving averages on both levels, with adaptive steps."""
 
     reference: ClassVar[str] = "Huang, Li, Huang 2021, arXiv 2106.11396"
     provenance: ClassVar[str] = "abstract and a co-author's program read, presumably"
-    answers: ClassVar[str] = "single machine"
     allows_private: ClassVar[bool] = False
     inverts_locally: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
 
     hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
     lr_x: Number = number("x moves by lr_x a u / A", step="upper")
@@ -90,10 +83,10 @@ class BiAdam(AbstractAlgorithm):
     corrected: bool = choice("correct directions by STORM", default=False, kw_only=True)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start at (x, y); directions are formed at t = 0."""
         w = Pair(x, y)
-        squares = jax.tree.map(lambda leaf: self._filled(leaf), w)
+        squares = jax.tree.map(self._filled, w)
         if self.form == PAPER:
             norm = _tree.norm(y)
             squares = Pair(squares.x, self.start.astype(norm.dtype))
@@ -103,33 +96,32 @@ class BiAdam(AbstractAlgorithm):
     def _filled(self, leaf: Array) -> Array:
         return jnp.full_like(leaf, self.start.astype(leaf.dtype))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
-        draw, up = both_directions(self.hypergradient), with_turn(self.moved)
+        draw, up = both_directions(self.hypergradient), with_turn(self.adapted)
         if self.corrected:
-            step = kept_differences("step", draw, self.kept, up)
-        else:
-            step = sampled("step", draw, up)
-        return (Repeat(self.local_steps, (step,)),)
+            return self.repeated(kept_differences("step", draw, self.kept, up))
+        return self.repeated(sampled("step", draw, up))
 
     def kept(self, t: Any) -> Pair:
         """Return what u and v keep of themselves: nothing at t = 0."""
         return Pair(*(jnp.where(t == 0, 0, 1 - w) for w in (self.alpha, self.beta)))
 
-    def moved(self, server: Path, fresh: Pair, turn: ServerTurn) -> Path:
+    def adapted(self, server: Path, fresh: Pair, turn: ServerTurn) -> Path:
         """Form directions and second moments, and move along their quotients."""
-        kept, t = self.kept(turn.index), turn.index
+        kept = self.kept(turn.index)
         if not self.corrected:
             taken = jax.tree.map(lambda keep: 1 - keep, kept)
             fresh = jax.tree.map(_tree.scale, taken, fresh)
         held = jax.tree.map(_tree.scale, kept, server.direction)
         d = _tree.add(held, fresh)
         squares = self.second_moments(server.squares, d)
-        a = at_time(self.a, t, self.lr_x)
-        w = stepped(
-            server.point, Pair(self.lr_x * a, self.lr_y * a), self.scaled(d, squares)
-        )
+        w = stepped(server.point, self.step(turn.index), self.scaled(d, squares))
         return Path(w, server.point if self.corrected else None, d, squares)
+
+    def step(self, t):
+        """Return lr_x a_t and lr_y a_t."""
+        return Pair(*shaped(self.a, t, self.lr_x, self.lr_y))
 
     def second_moments(self, squares: Pair, d: Pair) -> Pair:
         """Return a and b after directions d."""

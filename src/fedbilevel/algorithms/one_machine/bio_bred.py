@@ -24,16 +24,9 @@ from typing import Any, ClassVar
 import jax
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.one_machine._mirror import (
-    L1,
-    PSI,
-    PSIS,
-    SQUARE,
-    first_moments,
-    mirror_step,
-)
+from fedbilevel._types import Lower, Number, Pair
+from fedbilevel.algorithms.base import Phase, Turn
+from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
 from fedbilevel.algorithms.one_machine._path import Path
 from fedbilevel.hypergradient import Unrolled
 from fedbilevel.problem import Batch, Oracle
@@ -42,15 +35,11 @@ from fedbilevel.schedules import count, number, word
 __all__ = ["BiOBreD"]
 
 
-class BiOBreD(AbstractAlgorithm):
+class BiOBreD(Mirrored):
     """Unrolled lower steps, then a mirror step of x."""
 
     reference: ClassVar[str] = "Huang et al. 2022, arXiv 2107.12301"
     provenance: ClassVar[str] = "listing read in the paper"
-    answers: ClassVar[str] = "single machine"
-    allows_private: ClassVar[bool] = False
-    inverts_locally: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
 
     lr_x: Number = number("step of x, gamma", step="upper")
     lr_y: Number = number("step of y, lambda", step="lower")
@@ -63,14 +52,10 @@ class BiOBreD(AbstractAlgorithm):
         """Raise if the lower steps move away from the minimum."""
         Unrolled(self.inner_steps, self.lr_y).check(curvature, client)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y)."""
-        return Path(Pair(x, y), squares=first_moments(self.psi, x))
-
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the outer iterations of a round."""
-        step = Phase("step", lambda server: server.point, self.local, self.moved)
-        return (Repeat(self.local_steps, (step,)),)
+        exchange = (lambda server: server.point, self.local, self.both_steps)
+        return self.repeated(Phase("step", *exchange))
 
     def local(self, w: Pair, client: Any, oracle: Oracle, turn: Turn):
         """Return u, and how far y moves."""
@@ -85,9 +70,7 @@ class BiOBreD(AbstractAlgorithm):
         y, _ = jax.lax.scan(descend, w.y, zetas)
         return client, Pair(u, _tree.subtract(y, w.y))
 
-    def moved(self, server: Path, reply: Pair) -> Path:
+    def both_steps(self, server: Path, reply: Pair) -> Path:
         """Take y, and make the mirror step of x."""
         w = Pair(server.point.x, _tree.add(server.point.y, reply.y))
-        numbers = (self.lr_x, self.l1, server.squares)
-        w, moments = mirror_step(self.psi, w, reply.x, *numbers)
-        return Path(w, squares=moments)
+        return self.mirrored(server, w, reply.x)

@@ -22,22 +22,16 @@ Deviations: updates as in a public benchmark, whose first direction starts from 
 here it is evaluated. z starts at 0.
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Triple, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phases,
-    Repeat,
-    ServerTurn,
-    with_turn,
-)
-from fedbilevel.algorithms.one_loop import at_time, momentum_weight
+from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms.base import ServerTurn, with_turn
+from fedbilevel.algorithms.directions import with_z
 from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
     Path,
+    WithShape,
     kept_differences,
     sampled,
     slope_with_z,
@@ -45,54 +39,42 @@ from fedbilevel.algorithms.one_machine._path import (
     system_slope,
     upper_slope,
 )
-from fedbilevel.schedules import Schedule, count, number, schedule, weight
+from fedbilevel.algorithms.parts import momentum_weight
+from fedbilevel.schedules import Schedule, count, schedule, weight
 
 __all__ = ["FSLA"]
 
 
-class FSLA(AbstractAlgorithm):
+class FSLA(WithShape):
     """Steps of y, z and x in turn; that of x along a STORM direction."""
 
     reference: ClassVar[str] = "Li, Gu, Huang 2022, arXiv 2112.04660"
     provenance: ClassVar[str] = "updates read in a public benchmark"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
 
-    lr_x: Number = number("x moves by lr_x a u", step="upper")
-    lr_y: Number = number("y moves by lr_y a D_y", step="lower")
-    lr_z: Number = number("z moves by lr_z a D_z", step="lower")
     alpha: Number = weight("upper", "u forgets by alpha a a step", over="a")
     a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start at (x, y, 0); u is formed at t = 0."""
-        w = Triple(x, y, _tree.zeros_like(y))
-        u = Triple(_tree.zeros_like(x), None, None)
-        return Path(w, previous=w, direction=u)
+        w = with_z(x, y)
+        return Path(w, previous=w, direction=Triple(_tree.zeros_like(x), None, None))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
-        lower = sampled("lower", slope_with_z, with_turn(self.moved))
-        system = sampled("system", system_slope, with_turn(self.moved))
+        lower = sampled("lower", slope_with_z, self.moved())
+        system = sampled("system", system_slope, self.moved())
         up = with_turn(self.upper_step)
         upper = kept_differences("upper", upper_slope, self.kept, up)
-        return (Repeat(self.local_steps, (lower, system, upper)),)
+        return self.repeated(lower, system, upper)
 
     def kept(self, t: Any) -> Triple:
         """Return what u keeps of itself: nothing at t = 0."""
-        weight = momentum_weight(self.alpha, self.a, t, 1)
-        return Triple(1 - weight, None, None)
-
-    def moved(self, server: Path, D: Triple, turn: ServerTurn) -> Path:
-        """Move what has a direction."""
-        a = at_time(self.a, turn.index, self.lr_x)
-        steps = Triple(self.lr_x * a, self.lr_y * a, self.lr_z * a)
-        return replace(server, point=stepped(server.point, steps, D))
+        return Triple(1 - momentum_weight(self.alpha, self.a, t, 1), None, None)
 
     def upper_step(self, server: Path, fresh: Triple, turn: ServerTurn) -> Path:
         """Correct u, and move x."""
         kept = self.kept(turn.index).x
         u = Triple(_tree.add_scaled(fresh.x, kept, server.direction.x), None, None)
-        moved = self.moved(server, u, turn)
-        return Path(moved.point, previous=server.point, direction=u)
+        w = stepped(server.point, self.step(turn.index), u)
+        return Path(w, previous=server.point, direction=u)

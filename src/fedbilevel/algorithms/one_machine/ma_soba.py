@@ -17,61 +17,45 @@ Deviations: the listing was read in public programs of others, which start at u 
 with constant steps and alpha = 0.1; of the paper the abstract was read.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Triple, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phases,
-    Repeat,
-    ServerTurn,
-    with_turn,
-)
-from fedbilevel.algorithms.one_loop import at_time, momentum_weight
+from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms.base import ServerTurn, with_turn
+from fedbilevel.algorithms.directions import with_z
 from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
     Path,
+    WithShape,
     all_directions,
     sampled,
     stepped,
 )
-from fedbilevel.schedules import Schedule, count, number, schedule, weight
+from fedbilevel.algorithms.parts import momentum_weight
+from fedbilevel.schedules import Schedule, count, schedule, weight
 
 __all__ = ["MASOBA"]
 
 
-class MASOBA(AbstractAlgorithm):
+class MASOBA(WithShape):
     """Steps on x, y and z at once; that of x along a moving average."""
 
     reference: ClassVar[str] = "Chen, Xiao, Balasubramanian 2024, arXiv 2306.12067"
     provenance: ClassVar[str] = "abstract and two programs of others read"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
 
-    lr_x: Number = number("x moves by lr_x a u", step="upper")
-    lr_y: Number = number("y moves by lr_y a D_y", step="lower")
-    lr_z: Number = number("z moves by lr_z a D_z", step="lower")
     alpha: Number = weight("upper", "u forgets by alpha a a step", over="a")
     a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start at (x, y, 0); u is formed at t = 0."""
-        u = Triple(_tree.zeros_like(x), None, None)
-        return Path(Triple(x, y, _tree.zeros_like(y)), direction=u)
+        return Path(with_z(x, y), direction=Triple(_tree.zeros_like(x), None, None))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
-        step = sampled("step", all_directions, with_turn(self.moved))
-        return (Repeat(self.local_steps, (step,)),)
+        return self.repeated(sampled("step", all_directions, with_turn(self.averaged)))
 
-    def step(self, t: Any) -> Triple:
-        """Return the steps of x, y and z."""
-        a = at_time(self.a, t, self.lr_x)
-        return Triple(self.lr_x * a, self.lr_y * a, self.lr_z * a)
-
-    def moved(self, server: Path, D: Triple, turn: ServerTurn) -> Path:
+    def averaged(self, server: Path, D: Triple, turn: ServerTurn) -> Path:
         """Average the direction of x, and move."""
         weight = momentum_weight(self.alpha, self.a, turn.index, 1)
         kept = _tree.scale(1 - weight, server.direction.x)

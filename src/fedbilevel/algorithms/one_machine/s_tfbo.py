@@ -25,10 +25,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Triple, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Pointed, Repeat
+from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms.base import Pointed
+from fedbilevel.algorithms.directions import with_z
 from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
+    OneMachine,
     all_directions,
     sampled,
     stepped,
@@ -47,39 +49,32 @@ class Summed(Pointed):
     ga: Float[Array, ""]
 
 
-class STFBO(AbstractAlgorithm):
+class STFBO(OneMachine):
     """Steps on x, y and z by sums of squared norms, without a step to tune."""
 
     reference: ClassVar[str] = "Yang et al. 2025, arXiv 2410.05140"
     provenance: ClassVar[str] = "the authors' program read in part; sums from memory"
-    answers: ClassVar[str] = "single machine"
     allows_private: ClassVar[bool] = False
-    pools: ClassVar[bool] = True
 
     start: Number = number(
         "what the roots of the sums start at", default=1.0, above=0.0
     )
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Summed:
+    def init_server(self, x, y):
         """Start at (x, y, 0)."""
-        w = Triple(x, y, _tree.zeros_like(y))
         first = (self.start**2).astype(_tree.dot(y, y).dtype)
-        return Summed(w, first, first, first)
+        return Summed(with_z(x, y), first, first, first)
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
-        step = sampled("step", all_directions, self.moved)
-        return (Repeat(self.local_steps, (step,)),)
+        return self.repeated(sampled("step", all_directions, self.summed))
 
-    def moved(self, server: Summed, D: Triple) -> Summed:
+    def summed(self, server: Summed, D: Triple) -> Summed:
         """Add to the sums, and move by their roots."""
-        al, be, ga = (
-            held + _tree.dot(d, d)
-            for held, d in zip(
-                (server.al, server.be, server.ga), (D.x, D.y, D.z), strict=True
-            )
-        )
+        al = server.al + _tree.dot(D.x, D.x)
+        be = server.be + _tree.dot(D.y, D.y)
+        ga = server.ga + _tree.dot(D.z, D.z)
         most = jnp.sqrt(jnp.maximum(be, ga))
         steps = Triple(1 / (jnp.sqrt(al) * most), 1 / jnp.sqrt(be), 1 / most)
         return Summed(stepped(server.point, steps, D), al, be, ga)

@@ -31,11 +31,11 @@ import jax.random as jr
 from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.one_machine._path import ITERATIONS, Path, stepped
+from fedbilevel._types import Key, Pair, Triple
+from fedbilevel.algorithms.base import Phase, Turn
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, WithZ
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import count, number
+from fedbilevel.schedules import count
 
 __all__ = ["SABA"]
 
@@ -47,33 +47,24 @@ class Tables(eqx.Module):
     upper: Pair
 
 
-class SABA(AbstractAlgorithm):
+class SABA(WithZ):
     """SAGA on x, y and z: every part of the rows has a stored slope."""
 
     reference: ClassVar[str] = "Dagreou et al. 2022, arXiv 2201.13409"
     provenance: ClassVar[str] = "listing read in the paper"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
 
-    lr_x: Number = number("x moves by lr_x D_x", step="upper")
-    lr_y: Number = number("y moves by lr_y D_y", step="lower")
-    lr_z: Number = number("z moves by lr_z D_z", step="lower")
     parts: int = count("parts of the rows of each level, m", default=10)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y, 0)."""
-        return Path(Triple(x, y, _tree.zeros_like(y)))
-
-    def init_client(self, x: Upper, y: Lower) -> Tables:
+    def init_client(self, x, y):
         """Start with tables of zeros."""
         of_x, of_y = (_empty(level, self.parts) for level in (x, y))
         return Tables(Triple(of_x, of_y, of_y), Pair(of_x, of_y))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
-        step = Phase("step", lambda server: server.point, self.local, self.moved)
-        return (Repeat(self.local_steps, (step,)),)
+        exchange = (lambda server: server.point, self.local, self.moved())
+        return self.repeated(Phase("step", *exchange))
 
     def local(self, w: Triple, tables: Tables, oracle: Oracle, turn: Turn):
         """Draw a part of each level, and return the directions."""
@@ -92,11 +83,6 @@ class SABA(AbstractAlgorithm):
         D_x = _tree.subtract(upper.x, lower.x)
         D = Triple(D_x, lower.y, _tree.subtract(lower.z, upper.y))
         return Tables(table_below, table_above), D
-
-    def moved(self, server: Path, D: Triple) -> Path:
-        """Move x, y and z along D."""
-        steps = Triple(self.lr_x, self.lr_y, self.lr_z)
-        return Path(stepped(server.point, steps, D))
 
 
 def _drawn(key: Key, parts: Array) -> Array:

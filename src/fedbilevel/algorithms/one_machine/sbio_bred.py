@@ -18,23 +18,9 @@ without l1.
 
 from typing import ClassVar
 
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phases,
-    Repeat,
-    ServerTurn,
-    with_turn,
-)
-from fedbilevel.algorithms.one_loop import at_time
-from fedbilevel.algorithms.one_machine._mirror import (
-    L1,
-    PSI,
-    PSIS,
-    SQUARE,
-    first_moments,
-    mirror_step,
-)
+from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.base import ServerTurn, with_turn
+from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
 from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
     Path,
@@ -42,21 +28,18 @@ from fedbilevel.algorithms.one_machine._path import (
     sampled,
     stepped,
 )
+from fedbilevel.algorithms.parts import at_time
 from fedbilevel.hypergradient import AbstractHypergradient, RandomNeumann
 from fedbilevel.schedules import Schedule, count, number, part, schedule, step, word
 
 __all__ = ["SBiOBreD"]
 
 
-class SBiOBreD(AbstractAlgorithm):
+class SBiOBreD(Mirrored):
     """A lower step and a mirror step of x at once."""
 
     reference: ClassVar[str] = "Huang et al. 2022, arXiv 2107.12301"
     provenance: ClassVar[str] = "listing read in the paper"
-    answers: ClassVar[str] = "single machine"
-    allows_private: ClassVar[bool] = False
-    inverts_locally: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
     rule: ClassVar[type[AbstractHypergradient]] = RandomNeumann
 
     hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
@@ -67,20 +50,13 @@ class SBiOBreD(AbstractAlgorithm):
     psi: str = word(PSI, PSIS, default=SQUARE, kw_only=True)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y)."""
-        return Path(Pair(x, y), squares=first_moments(self.psi, x))
-
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
         draw = both_directions(self.hypergradient)
-        step = sampled("step", draw, with_turn(self.moved))
-        return (Repeat(self.local_steps, (step,)),)
+        return self.repeated(sampled("step", draw, with_turn(self.both_steps)))
 
-    def moved(self, server: Path, d: Pair, turn: ServerTurn) -> Path:
+    def both_steps(self, server: Path, d: Pair, turn: ServerTurn) -> Path:
         """Move y, and make the mirror step of x."""
         lr_y = self.lr_y * at_time(self.b, turn.index, self.lr_y)
-        w = stepped(server.point, Pair(self.lr_x, lr_y), Pair(None, d.y))
-        numbers = (self.lr_x, self.l1, server.squares)
-        w, moments = mirror_step(self.psi, w, d.x, *numbers)
-        return Path(w, squares=moments)
+        w = stepped(server.point, Pair(None, lr_y), Pair(None, d.y))
+        return self.mirrored(server, w, d.x)

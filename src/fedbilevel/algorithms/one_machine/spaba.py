@@ -26,45 +26,27 @@ one is all rows). z starts at 0.
 
 from typing import ClassVar
 
-from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Triple, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
-from fedbilevel.algorithms.one_machine._path import Path, all_directions, stepped
-from fedbilevel.algorithms.one_machine._recursive import (
-    recursive_phases,
-    recursive_start,
-)
+from fedbilevel._types import Number
+from fedbilevel.algorithms.base import Repeat
+from fedbilevel.algorithms.one_machine._recursive import RecursiveWithZ
 from fedbilevel.schedules import count, number
 
 __all__ = ["SPABA"]
 
 
-class SPABA(AbstractAlgorithm):
+class SPABA(RecursiveWithZ):
     """PAGE on x, y and z, with large batches by one coin."""
 
     reference: ClassVar[str] = "Chu et al. 2024, arXiv 2405.18777"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
 
-    lr_x: Number = number("x moves by lr_x d_x", step="upper")
-    lr_y: Number = number("y moves by lr_y d_y", step="lower")
-    lr_z: Number = number("z moves by lr_z d_z", step="lower")
     probability: Number = number(
         "chance of a large batch, pr", default=0.1, above=0.0, most=1.0
     )
     large_batch: int = count("batches of the run in a large one, B", default=9)
     longest: int = count("most iterations between two large batches", default=100)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y, 0); directions are formed at t = 0."""
-        return recursive_start(Triple(x, y, _tree.zeros_like(y)))
-
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iteration with a large batch, and those until the next one."""
-        large, step = recursive_phases(all_directions, self.moved, self.large_batch)
+        large, step = self.exchanges()
         return large, Repeat(self.longest, (step,), True, self.probability)
-
-    def moved(self, w: Triple, d: Triple) -> Triple:
-        """Move x, y and z along d."""
-        return stepped(w, Triple(self.lr_x, self.lr_y, self.lr_z), d)

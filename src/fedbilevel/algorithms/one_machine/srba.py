@@ -22,42 +22,23 @@ opposite sign, and starts at 0.
 
 from typing import ClassVar
 
-from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Triple, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
-from fedbilevel.algorithms.one_machine._path import Path, all_directions, stepped
-from fedbilevel.algorithms.one_machine._recursive import (
-    recursive_phases,
-    recursive_start,
-)
-from fedbilevel.schedules import count, number
+from fedbilevel.algorithms.base import Repeat
+from fedbilevel.algorithms.one_machine._recursive import RecursiveWithZ
+from fedbilevel.schedules import count
 
 __all__ = ["SRBA"]
 
 
-class SRBA(AbstractAlgorithm):
+class SRBA(RecursiveWithZ):
     """SPIDER on x, y and z, with a large batch at the start of every round."""
 
     reference: ClassVar[str] = "Dagreou et al. 2024, arXiv 2302.08766"
     provenance: ClassVar[str] = "updates read in the authors' benchmark"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
 
-    lr_x: Number = number("x moves by lr_x d_x", step="upper")
-    lr_y: Number = number("y moves by lr_y d_y", step="lower")
-    lr_z: Number = number("z moves by lr_z d_z", step="lower")
     period: int = count("iterations from one large batch to the next, q", default=10)
     large_batch: int = count("batches of the run in a large one, B", default=10)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y, 0); directions are formed at t = 0."""
-        return recursive_start(Triple(x, y, _tree.zeros_like(y)))
-
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iteration with a large batch, and those after it."""
-        large, step = recursive_phases(all_directions, self.moved, self.large_batch)
+        large, step = self.exchanges()
         return large, Repeat(self.period - 1, (step,))
-
-    def moved(self, w: Triple, d: Triple) -> Triple:
-        """Move x, y and z along d."""
-        return stepped(w, Triple(self.lr_x, self.lr_y, self.lr_z), d)

@@ -21,38 +21,29 @@ place. The authors' program takes one batch for all factors, loses the first ter
 series and does not scale the sum, which this one does not repeat.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phases,
-    Repeat,
-    ServerTurn,
-    with_turn,
-)
-from fedbilevel.algorithms.one_loop import at_time
+from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.base import Repeat
 from fedbilevel.algorithms.one_machine._path import (
-    Path,
+    OneMachine,
     hypergradient_alone,
     sampled,
     slope,
-    stepped,
 )
+from fedbilevel.algorithms.parts import at_time
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.schedules import Schedule, choice, count, number, part, schedule, step
 
 __all__ = ["StocBiO"]
 
 
-class StocBiO(AbstractAlgorithm):
+class StocBiO(OneMachine):
     """T_in lower steps, then a step of x along a hypergradient by a series."""
 
     reference: ClassVar[str] = "Ji, Yang, Liang 2021, arXiv 2010.07962"
     provenance: ClassVar[str] = "the authors' program and a benchmark's read"
-    answers: ClassVar[str] = "single machine"
     inverts_locally: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
 
     hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
     lr_x: Number = number("x moves by lr_x a h", step="upper")
@@ -65,29 +56,15 @@ class StocBiO(AbstractAlgorithm):
     upper_first: bool = choice("move x before y", default=False, kw_only=True)
     local_steps: int = count("steps of x in a round", default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y)."""
-        return Path(Pair(x, y))
-
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the outer iterations of a round."""
-        lower = sampled("lower", slope, with_turn(self.lower_step))
-        h = hypergradient_alone(self.hypergradient)
-        upper = sampled("upper", h, with_turn(self.upper_step))
+        lower = sampled("lower", slope, self.moved(every=self.inner_steps))
         below = Repeat(self.inner_steps, (lower,))
+        upper = sampled("upper", hypergradient_alone(self.hypergradient), self.moved())
         order = (upper, below) if self.upper_first else (below, upper)
-        return (Repeat(self.local_steps, order),)
+        return self.repeated(*order)
 
-    def lower_step(self, server: Path, D: Pair, turn: ServerTurn) -> Path:
-        """Move y along the slope of g."""
-        return self.moved(server, D, turn.index // self.inner_steps)
-
-    def upper_step(self, server: Path, D: Pair, turn: ServerTurn) -> Path:
-        """Move x along the hypergradient."""
-        return self.moved(server, D, turn.index)
-
-    def moved(self, server: Path, D: Pair, t: Any) -> Path:
-        """Move what has a direction, in the outer iteration t."""
+    def step(self, t):
+        """Return lr_x a_t and lr_y b_t, in the outer iteration t."""
         lr_x = self.lr_x * at_time(self.a, t, self.lr_x)
-        lr_y = self.lr_y * at_time(self.b, t, self.lr_y)
-        return Path(stepped(server.point, Pair(lr_x, lr_y), D))
+        return Pair(lr_x, self.lr_y * at_time(self.b, t, self.lr_y))

@@ -30,15 +30,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phases,
-    Repeat,
-    ServerTurn,
-    with_turn,
-)
+from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.base import Repeat, ServerTurn, with_turn
 from fedbilevel.algorithms.one_machine._path import (
+    OneMachine,
     Path,
     both_directions,
     differences,
@@ -52,14 +47,12 @@ from fedbilevel.schedules import count, number, part
 __all__ = ["VRBO"]
 
 
-class VRBO(AbstractAlgorithm):
+class VRBO(OneMachine):
     """SPIDER on both levels, corrected at every lower step."""
 
     reference: ClassVar[str] = "Yang, Ji, Liang 2021, arXiv 2106.04692"
     provenance: ClassVar[str] = "the authors' program and a benchmark's read"
-    answers: ClassVar[str] = "single machine"
     inverts_locally: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
 
     hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
     lr_x: Number = number("x moves by lr_x u", step="upper")
@@ -68,11 +61,11 @@ class VRBO(AbstractAlgorithm):
     period: int = count("steps of x from one large batch to the next, q", default=3)
     large_batch: int = count("batches of the run in a large one, B", default=10)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start at (x, y); directions are formed at the start of the first round."""
         return recursive_start(Pair(x, y))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the large batch, and all lower steps of a period."""
         draw = both_directions(self.hypergradient)
         large = sampled("large", draw, self.begun, self.large_batch)
@@ -86,7 +79,7 @@ class VRBO(AbstractAlgorithm):
     def corrected(self, server: Path, change: Pair, turn: ServerTurn) -> Path:
         """Correct both directions and move y; x, too, where its next turn begins."""
         d = _tree.add(server.direction, change)
-        w = stepped(server.point, Pair(self.lr_x, self.lr_y), Pair(None, d.y))
+        w = stepped(server.point, self.step(0), Pair(None, d.y))
         done = turn.index % (self.period * self.inner_steps) + 1
         # After the last lower step of a period x waits for the large batch.
         ends = done == self.period * self.inner_steps
@@ -96,4 +89,4 @@ class VRBO(AbstractAlgorithm):
 
     def upper_step(self, w: Pair, d: Pair) -> Pair:
         """Move x along u."""
-        return stepped(w, Pair(self.lr_x, self.lr_y), Pair(d.x, None))
+        return stepped(w, self.step(0), Pair(d.x, None))

@@ -20,13 +20,13 @@ clients that differ is right. Copies with j < 0 have a minimum only where g curv
 than -j nu f, which `check_balance` looks at before a run.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import AbstractBlocks, Lower, Pair, Upper
-from fedbilevel.algorithms.base import Balance
+from fedbilevel.algorithms.base import AbstractAlgorithm, Balance
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import is_known
@@ -144,6 +144,34 @@ _SCHEMES = (
 
 
 FIRST_DEGREE = _SCHEMES[0]
+
+
+class OfCopies(AbstractAlgorithm):
+    """A method with a `degree`, and with copies of y in the place of y."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Let nu and the degree be of any type."""
+
+    def __check_init__(self) -> None:
+        scheme_of(self)
+
+    def nu_at(self, t: Any) -> Array:
+        """Return nu in iteration t."""
+        return self.nu
+
+    def check_balance(self, curvatures: Balance) -> None:
+        """Raise if f curves too much for what is taken from g."""
+        check_balance(self, self.nu_at(0), curvatures)
+
+    def point(self, server: Any) -> Pair:
+        """Return x and y_0, or what follows for it from the copies."""
+        return scheme_of(self).point(server.point)
+
+    def watched(self, server: Any) -> tuple[Lower, ...]:
+        """Return all copies: what is reported may stand still between two of them."""
+        return scheme_of(self).of(server.point)
 
 
 def scheme_of(algorithm: Any) -> Scheme:

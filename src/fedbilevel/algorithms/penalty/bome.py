@@ -31,13 +31,13 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import jax.numpy as jnp
-import jax.random as jr
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
 from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
-from fedbilevel.algorithms.one_loop import move
+from fedbilevel.algorithms.directions import both_samples
 from fedbilevel.algorithms.one_machine._path import ITERATIONS, Path, sampled, stepped
+from fedbilevel.algorithms.parts import move
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step
 
@@ -95,8 +95,7 @@ def slope_of_copy(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
 
 def both_gradients(oracle: Oracle, key: Key) -> Callable[[Triple], tuple[Pair, Pair]]:
     """Draw xi and zeta; return the map of F and q."""
-    for_xi, for_zeta = jr.split(key)
-    xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
+    xi, zeta = both_samples(oracle, key)
 
     def F_and_q(w: Triple) -> tuple[Pair, Pair]:
         fx, fy = oracle.upper_gradients(w.x, w.y, xi)

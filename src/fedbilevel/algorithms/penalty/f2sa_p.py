@@ -24,29 +24,19 @@ that of the paper's analysis is. All copies start at y.
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Balance,
-    Phase,
-    Phases,
-    Repeat,
-    ServerTurn,
-    Turn,
-    with_turn,
-)
+from fedbilevel._types import Number
+from fedbilevel.algorithms.base import Phase, Repeat, ServerTurn, Turn, with_turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_loop import at_time, evaluate
-from fedbilevel.algorithms.one_machine._path import Path, stepped
+from fedbilevel.algorithms.one_machine._path import OneMachine, Path, stepped
+from fedbilevel.algorithms.parts import at_time, evaluate, shaped
 from fedbilevel.algorithms.penalty._copies import (
     BEGINNINGS,
     NU,
     OWN,
     Copies,
-    check_balance,
+    OfCopies,
     scheme_of,
 )
 from fedbilevel.problem import Oracle
@@ -55,13 +45,11 @@ from fedbilevel.schedules import Schedule, count, number, schedule, word
 __all__ = ["F2SAP"]
 
 
-class F2SAP(AbstractAlgorithm):
+class F2SAP(OneMachine, OfCopies):
     """Loops on copies of y by gradients alone, then a step of x; degree 1 to 4."""
 
     reference: ClassVar[str] = "F2SA-p, arXiv 2509.02937"
     provenance: ClassVar[str] = "the authors' program read"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
     needs_hessian: ClassVar[bool] = False
 
     lr_x: Number = number("x moves by lr_x a h", step="upper")
@@ -82,36 +70,24 @@ class F2SAP(AbstractAlgorithm):
     )
     local_steps: int = count("steps of x in a round", default=1, kw_only=True)
 
-    def __check_init__(self) -> None:
-        scheme_of(self)
-
-    def check_balance(self, curvatures: Balance) -> None:
-        """Raise if f curves too much for what is taken from g."""
-        check_balance(self, self.nu_at(0), curvatures)
-
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start with all copies at y."""
         return Path(scheme_of(self).copies(x, y))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the outer iterations of a round."""
-        begun, moved = with_turn(self.begun), with_turn(self.lower_step)
-        lower = Phase("lower", begun, self.lower, moved)
-        moved = with_turn(self.upper_step)
-        upper = Phase("upper", lambda server: server.point, self.upper, moved)
-        return (Repeat(self.local_steps, (Repeat(self.inner_steps, (lower,)), upper)),)
+        begun, up = with_turn(self.begun), with_turn(self.lower_step)
+        below = Repeat(self.inner_steps, (Phase("lower", begun, self.lower, up),))
+        exchange = (lambda server: server.point, self.upper, self.moved())
+        return self.repeated(below, Phase("upper", *exchange))
 
-    def point(self, server: Path) -> Pair:
-        """Return x and y_0, or what the copies tell of it."""
-        return scheme_of(self).point(server.point)
-
-    def watched(self, server: Path) -> tuple[Lower, ...]:
-        """Return all copies: what is reported may stand still between two of them."""
-        return scheme_of(self).of(server.point)
-
-    def nu_at(self, t: Any) -> Array:
+    def nu_at(self, t):
         """Return nu b_t."""
         return self.nu * at_time(self.b, t, self.nu)
+
+    def step(self, t):
+        """Return lr_x a_t, and lr_y a_t for each copy."""
+        return scheme_of(self).copies(*shaped(self.a, t, self.lr_x, self.lr_y))
 
     def begun(self, server: Path, turn: ServerTurn) -> Copies:
         """Return where the copies are, at the beginning of a loop where they begin."""
@@ -123,27 +99,20 @@ class F2SAP(AbstractAlgorithm):
 
     def lower(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
         """Return the slopes of all copies."""
-        samples = both_samples(oracle, turn.keys(1)[0])
-        nu = self.nu_at(turn.index // self.inner_steps)
-        slopes = scheme_of(self).slopes(oracle, nu, *samples)
-        return client, evaluate(slopes)(w)
+        slopes = scheme_of(self).slopes
+        return client, self._sampled(slopes, w, oracle, turn, self.inner_steps)
 
     def upper(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
         """Return h."""
-        nu, samples = self.nu_at(turn.index), both_samples(oracle, turn.keys(1)[0])
-        slope = scheme_of(self).slope_of_x(oracle, nu, *samples)
-        return client, evaluate(slope)(w)
+        return client, self._sampled(scheme_of(self).slope_of_x, w, oracle, turn, 1)
+
+    def _sampled(
+        self, maps: Any, w: Copies, oracle: Oracle, turn: Turn, every: int
+    ) -> Copies:
+        samples = both_samples(oracle, turn.keys(1)[0])
+        return evaluate(maps(oracle, self.nu_at(turn.index // every), *samples))(w)
 
     def lower_step(self, server: Path, D: Copies, turn: ServerTurn) -> Path:
-        """Move the copies."""
-        w, t = self.begun(server, turn), turn.index // self.inner_steps
-        return Path(stepped(w, self.step(t), D))
-
-    def upper_step(self, server: Path, D: Copies, turn: ServerTurn) -> Path:
-        """Move x."""
-        return Path(stepped(server.point, self.step(turn.index), D))
-
-    def step(self, t: Any) -> Copies:
-        """Return lr_x a_t, and lr_y a_t for each copy."""
-        a = at_time(self.a, t, self.lr_x)
-        return scheme_of(self).copies(self.lr_x * a, self.lr_y * a)
+        """Move the copies, from where their loop begins."""
+        steps = self.step(turn.index // self.inner_steps)
+        return Path(stepped(self.begun(server, turn), steps, D))

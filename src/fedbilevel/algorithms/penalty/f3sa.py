@@ -22,24 +22,21 @@ weights are those of STORM as other methods have them; lam is constant.
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import jax
+
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phases,
-    Repeat,
-    ServerTurn,
-    with_turn,
-)
+from fedbilevel._types import Key, Number
+from fedbilevel.algorithms.base import Phase, ServerTurn, with_turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_loop import at_time, evaluate, momentum_weight
 from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
+    OneMachine,
     Path,
     kept_differences,
     stepped,
 )
+from fedbilevel.algorithms.parts import evaluate, momentum_weights, only, shaped
 from fedbilevel.algorithms.penalty._copies import FIRST_DEGREE, NU, Copies
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Schedule, count, number, schedule, weight
@@ -47,13 +44,11 @@ from fedbilevel.schedules import Schedule, count, number, schedule, weight
 __all__ = ["F3SA"]
 
 
-class F3SA(AbstractAlgorithm):
+class F3SA(OneMachine):
     """F2SA with STORM on the directions of x and of both copies of y."""
 
     reference: ClassVar[str] = "Kwon et al. 2023, arXiv 2301.10945"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
     needs_hessian: ClassVar[bool] = False
 
     lr_x: Number = number("x moves by lr_x a u", step="upper")
@@ -64,72 +59,48 @@ class F3SA(AbstractAlgorithm):
     a: Schedule = schedule("common shape of steps and weights over t", default=1.0)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start with both copies at y; directions are formed at t = 0."""
         w = FIRST_DEGREE.copies(x, y)
         return Path(w, previous=(w, w), direction=_tree.zeros_like(w))
 
-    def phases(self) -> Phases:
-        """Return the iterations of a round."""
-        kept, up = self.kept_below, with_turn(self.lower_step)
-        lower = kept_differences("lower", self.slopes, kept, up)
-        kept, up = self.kept_above, with_turn(self.upper_step)
-        upper = kept_differences("upper", self.slope_of_x, kept, up)
-        both = (
-            replace(lower, down=lambda server: (server.point, server.previous[0])),
-            replace(upper, down=lambda server: (server.point, server.previous[1])),
-        )
-        return (Repeat(self.local_steps, both),)
-
-    def point(self, server: Path) -> Pair:
+    def point(self, server):
         """Return x and y_s."""
         return FIRST_DEGREE.point(server.point)
 
-    def slopes(self, oracle: Oracle, key: Key) -> Any:
-        """Draw xi and zeta; return the map of the copies' slopes."""
-        samples = both_samples(oracle, key)
-        return evaluate(FIRST_DEGREE.slopes(oracle, self.nu, *samples))
+    def phases(self):
+        """Return the iterations of a round: both copies, then x at the new y."""
+        below = self.line("lower", 0, ("y", "z"), FIRST_DEGREE.slopes)
+        above = self.line("upper", 1, ("x",), FIRST_DEGREE.slope_of_x)
+        return self.repeated(below, above)
 
-    def slope_of_x(self, oracle: Oracle, key: Key) -> Any:
-        """Draw xi and zeta; return the map of h."""
-        samples = both_samples(oracle, key)
-        return evaluate(FIRST_DEGREE.slope_of_x(oracle, self.nu, *samples))
+    def step(self, t):
+        """Return lr_x a_t, and lr_y a_t for both copies."""
+        return FIRST_DEGREE.copies(*shaped(self.a, t, self.lr_x, self.lr_y))
 
-    def kept_below(self, t: Any) -> Copies:
-        """Return what v keeps of itself: nothing at t = 0."""
-        return FIRST_DEGREE.copies(None, 1 - momentum_weight(self.beta, self.a, t, 2))
+    def kept(self, t: Any) -> Copies:
+        """Return what u and v keep of themselves: nothing at t = 0."""
+        weights = momentum_weights(self.a, t, 2, self.alpha, self.beta)
+        return FIRST_DEGREE.copies(*(1 - one for one in weights))
 
-    def kept_above(self, t: Any) -> Copies:
-        """Return what u keeps of itself: nothing at t = 0."""
-        return FIRST_DEGREE.copies(1 - momentum_weight(self.alpha, self.a, t, 2), None)
+    def line(self, name: str, place: int, blocks: tuple[str, ...], maps: Any) -> Phase:
+        """Return the exchange of a line; it was last evaluated at previous[place]."""
 
-    def lower_step(self, server: Path, fresh: Copies, turn: ServerTurn) -> Path:
-        """Correct v, and move the copies."""
-        kept, (_, above) = self.kept_below(turn.index), server.previous
-        return self._moved(server, fresh, kept, (server.point, above), turn)
+        def draw(oracle: Oracle, key: Key) -> Any:
+            return evaluate(maps(oracle, self.nu, *both_samples(oracle, key)))
 
-    def upper_step(self, server: Path, fresh: Copies, turn: ServerTurn) -> Path:
-        """Correct u, and move x."""
-        kept, (below, _) = self.kept_above(turn.index), server.previous
-        return self._moved(server, fresh, kept, (below, server.point), turn)
+        def kept(t: Any) -> Copies:
+            return only(self.kept(t), blocks)
 
-    def _moved(
-        self, server: Path, fresh: Copies, kept: Copies, seen: Any, turn: ServerTurn
-    ) -> Path:
-        a = at_time(self.a, turn.index, self.lr_x)
-        d = corrected(fresh, kept, server.direction)
-        steps = FIRST_DEGREE.copies(self.lr_x * a, self.lr_y * a)
-        w = stepped(server.point, steps, d)
-        return Path(w, previous=seen, direction=combine(d, server.direction))
+        def up(server: Path, fresh: Copies, turn: ServerTurn) -> Path:
+            held = jax.tree.map(
+                _tree.scale, kept(turn.index), only(server.direction, blocks)
+            )
+            d = _tree.add(fresh, held)
+            w = stepped(server.point, self.step(turn.index), d)
+            seen = list(server.previous)
+            seen[place] = server.point
+            return Path(w, tuple(seen), combine(d, server.direction))
 
-
-def corrected(fresh: Copies, kept: Copies, direction: Copies) -> Copies:
-    """Return fresh + kept times the old direction, where something is kept."""
-
-    def block(name: str) -> Any:
-        factor = getattr(kept, name)
-        if factor is None:
-            return None
-        return _tree.add_scaled(getattr(fresh, name), factor, getattr(direction, name))
-
-    return replace(fresh, x=block("x"), y=block("y"), z=block("z"))
+        exchange = kept_differences(name, draw, kept, with_turn(up))
+        return replace(exchange, down=lambda s: (s.point, s.previous[place]))

@@ -39,13 +39,13 @@ import jax.random as jr
 from fedbilevel._blocks import combine
 from fedbilevel._types import Number
 from fedbilevel.algorithms.one_loop import OneLoop
-from fedbilevel.algorithms.penalty._copies import NU, check_balance, scheme_of
+from fedbilevel.algorithms.penalty._copies import NU, OfCopies, scheme_of
 from fedbilevel.schedules import count, number, step
 
 __all__ = ["FedF2SA"]
 
 
-class FedF2SA(OneLoop):
+class FedF2SA(OneLoop, OfCopies):
     """Local steps on x and two copies of y by gradients alone, averaged."""
 
     reference: ClassVar[str] = "Kwon et al. 2023, arXiv 2301.10945; arXiv 2509.02937"
@@ -62,13 +62,6 @@ class FedF2SA(OneLoop):
         kw_only=True,
     )
 
-    def __check_init__(self) -> None:
-        scheme_of(self)
-
-    def check_balance(self, curvatures):
-        """Raise if f curves too much for what is taken from g."""
-        check_balance(self, self.nu, curvatures)
-
     @property
     def moves(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         """The names of x and of all copies."""
@@ -81,14 +74,6 @@ class FedF2SA(OneLoop):
     def variables(self, x, y):
         """Start with all copies at y."""
         return scheme_of(self).copies(x, y)
-
-    def point(self, server):
-        """Return x and y_s, or what follows for it from the copies."""
-        return scheme_of(self).point(server.point)
-
-    def watched(self, server):
-        """Return all copies: what is reported may stand still between two of them."""
-        return scheme_of(self).of(server.point)
 
     def directions(self, oracle, key, t):
         """Draw xi, zeta and zeta'; return the maps of h and of the copies' slopes."""

@@ -21,10 +21,10 @@ there is to report.
 from typing import Any, ClassVar
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
+from fedbilevel._types import Key, Number, Pair
+from fedbilevel.algorithms.base import Repeat
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_machine._path import Path, sampled, stepped
+from fedbilevel.algorithms.one_machine._path import OneMachine, sampled
 from fedbilevel.algorithms.penalty._copies import NU
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
@@ -33,13 +33,11 @@ from fedbilevel.schedules import count, number, word
 __all__ = ["PBGDFree"]
 
 
-class PBGDFree(AbstractAlgorithm):
+class PBGDFree(OneMachine):
     """Penalized lower steps, then x along fx alone; for flat problems only."""
 
     reference: ClassVar[str] = "PBGD-Free, NeurIPS 2025; arXiv 2302.05185"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
     needs_hessian: ClassVar[bool] = False
 
     lr_x: Number = number("x moves by lr_x fx", step="upper")
@@ -62,15 +60,11 @@ class PBGDFree(AbstractAlgorithm):
                 "(--set flat=yes), else use f2sa or fed-f2sa-2."
             )
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y)."""
-        return Path(Pair(x, y))
-
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the outer iterations of a round."""
-        lower = sampled("lower", self.penalized, self.moved)
-        upper = sampled("upper", slope_alone, self.moved)
-        return (Repeat(self.local_steps, (Repeat(self.inner_steps, (lower,)), upper)),)
+        lower = sampled("lower", self.penalized, self.moved())
+        upper = sampled("upper", slope_alone, self.moved())
+        return self.repeated(Repeat(self.inner_steps, (lower,)), upper)
 
     def penalized(self, oracle: Oracle, key: Key) -> Any:
         """Draw xi and zeta; return the map of nu fy + gy."""
@@ -82,10 +76,6 @@ class PBGDFree(AbstractAlgorithm):
             return Pair(None, _tree.add_scaled(gy, self.nu, fy))
 
         return slope
-
-    def moved(self, server: Path, D: Pair) -> Path:
-        """Move what has a direction."""
-        return Path(stepped(server.point, Pair(self.lr_x, self.lr_y), D))
 
 
 def slope_alone(oracle: Oracle, key: Key) -> Any:

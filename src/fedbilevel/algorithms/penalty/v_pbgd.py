@@ -27,11 +27,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
+from fedbilevel._types import Key, Number
+from fedbilevel.algorithms.base import Phase, Repeat, Turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_loop import evaluate
-from fedbilevel.algorithms.one_machine._path import Path, sampled, stepped
+from fedbilevel.algorithms.one_machine._path import OneMachine, Path, sampled
+from fedbilevel.algorithms.parts import evaluate
 from fedbilevel.algorithms.penalty._copies import FIRST_DEGREE, Copies
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step
@@ -39,13 +39,11 @@ from fedbilevel.schedules import count, number, step
 __all__ = ["VPBGD"]
 
 
-class VPBGD(AbstractAlgorithm):
+class VPBGD(OneMachine):
     """Lower steps on w, then a joint step of x and y with a penalty on g(y) - g(w)."""
 
     reference: ClassVar[str] = "Shen, Chen 2023, arXiv 2302.05185"
     provenance: ClassVar[str] = "the authors' program read"
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
     needs_hessian: ClassVar[bool] = False
 
     lr_x: Number = number("step of x", step="upper")
@@ -58,19 +56,23 @@ class VPBGD(AbstractAlgorithm):
     )
     local_steps: int = count("steps of x in a round", default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def init_server(self, x, y):
         """Start with w and y at y."""
         return Path(FIRST_DEGREE.copies(x, y))
 
-    def phases(self) -> Phases:
-        """Return the iterations of a round."""
-        below = Repeat(self.inner_steps, (sampled("lower", slope_of_w, self.moved),))
-        step = Phase("step", lambda server: server.point, self.joint, self.moved)
-        return (Repeat(self.local_steps, (below, step)),)
-
-    def point(self, server: Path) -> Pair:
+    def point(self, server):
         """Return x and w."""
         return FIRST_DEGREE.point(server.point)
+
+    def phases(self):
+        """Return the iterations of a round."""
+        below = Repeat(self.inner_steps, (sampled("lower", slope_of_w, self.moved()),))
+        exchange = (lambda server: server.point, self.joint, self.moved())
+        return self.repeated(below, Phase("step", *exchange))
+
+    def step(self, t):
+        """Return the steps of x, w and y."""
+        return Copies(self.lr_x, self.lr_w, self.lr_y)
 
     def gam_at(self, t: Any) -> Array:
         """Return gam_t."""
@@ -85,11 +87,6 @@ class VPBGD(AbstractAlgorithm):
         # The slope of a copy is (fy + gam gy) / gam.
         slope = FIRST_DEGREE.slopes(oracle, nu, *samples).z(w)
         return client, Copies(_tree.scale(c, h), None, _tree.scale(c * gam, slope))
-
-    def moved(self, server: Path, D: Copies) -> Path:
-        """Move what has a direction."""
-        steps = Copies(self.lr_x, self.lr_w, self.lr_y)
-        return Path(stepped(server.point, steps, D))
 
 
 def slope_of_w(oracle: Oracle, key: Key) -> Any:

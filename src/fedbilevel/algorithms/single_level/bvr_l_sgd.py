@@ -42,8 +42,8 @@ from fedbilevel.algorithms.base import (
     Turn,
     with_turn,
 )
-from fedbilevel.algorithms.one_loop import Iterate, local_steps, move
 from fedbilevel.algorithms.one_machine._path import sampled, slope
+from fedbilevel.algorithms.parts import Iterate, local_steps, move
 from fedbilevel.estimators import Storm
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number

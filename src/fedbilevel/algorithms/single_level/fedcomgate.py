@@ -33,20 +33,14 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Pointed, Turn
-from fedbilevel.algorithms.one_loop import Iterate, local_steps, move
+from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Turn
+from fedbilevel.algorithms.parts import Iterate, local_steps, move
 from fedbilevel.channels import PLAIN, Channel, Quantize
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, is_known, number
 
 __all__ = ["FedCOMGATE"]
-
-
-class Server(Pointed):
-    """The point, which the local steps of a round begin at."""
-
-    point: Pair
 
 
 class Tracked(eqx.Module):
@@ -81,9 +75,9 @@ class FedCOMGATE(AbstractAlgorithm):
                 f"y moved by. It is {self.lr_server:.4g}."
             )
 
-    def init_server(self, x: Upper, y: Lower) -> Server:
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y)."""
-        return Server(Pair(x, y))
+        return Iterate(Pair(x, y))
 
     def init_client(self, x: Upper, y: Lower) -> Tracked:
         """Start with delta_k = 0."""
@@ -96,19 +90,14 @@ class FedCOMGATE(AbstractAlgorithm):
 
     def phases(self) -> Phases:
         """Return the one exchange of a round, of all clients."""
-        return (
-            Phase(
-                "local",
-                lambda server: server,
-                self.local,
-                self.step,
-                lambda sent: Iterate(Pair(None, sent.point.y)),
-                moves=True,
-                everyone=True,
-            ),
-        )
 
-    def local(self, message: Server, kept: Tracked, oracle: Oracle, turn: Turn):
+        def known(sent: Iterate) -> Iterate:
+            return Iterate(Pair(None, sent.point.y))
+
+        exchange = (lambda server: server, self.local, self.step, known)
+        return (Phase("local", *exchange, moves=True, everyone=True),)
+
+    def local(self, message: Iterate, kept: Tracked, oracle: Oracle, turn: Turn):
         """Renew delta_k by what y moved by; make p corrected local steps on y."""
         x, y = message.point.x, message.point.y
         mean = _tree.scale(1 / self.lr_server, _tree.subtract(kept.start, y))
@@ -125,8 +114,8 @@ class FedCOMGATE(AbstractAlgorithm):
         kept = Tracked(delta, y, _tree.subtract(y, y_k), length)
         return kept, Iterate(Pair(None, y_k))
 
-    def step(self, server: Server, mean: Iterate) -> Server:
+    def step(self, server: Iterate, mean: Iterate) -> Iterate:
         """Make the server's step."""
         x, y = server.point.x, server.point.y
         change = _tree.subtract(mean.point.y, y)
-        return Server(Pair(x, _tree.add_scaled(y, self.lr_server, change)))
+        return Iterate(Pair(x, _tree.add_scaled(y, self.lr_server, change)))

@@ -18,10 +18,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.directions import lower_slope
-from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.estimators import HeavyBall
-from fedbilevel.schedules import count, step, weight
+from fedbilevel.schedules import step, weight
 
 __all__ = ["MomentumLocalSGD"]
 
@@ -31,13 +30,11 @@ def _shorter(value: Any, made: Any) -> Any:
     return (1 - made["beta"]) * value
 
 
-class MomentumLocalSGD(OneLoop):
+class MomentumLocalSGD(FedAvg):
     """Heavy-ball steps on y at the given x, averaged with their momentum."""
 
     reference: ClassVar[str] = "Yu, Jin, Yang 2019, arXiv 1905.03817"
     provenance: ClassVar[str] = "standard method, from memory"
-    answers: ClassVar[str] = "shared y, x fixed"
-    moves: ClassVar[Any] = ("y",)
     estimator: ClassVar[Any] = HeavyBall()
 
     lr: Number = step("lower", "y moves by lr m", convert=_shorter, after=("beta",))
@@ -48,15 +45,6 @@ class MomentumLocalSGD(OneLoop):
         least=0.0,
         below=1.0,
     )
-    local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def directions(self, oracle, key, t):
-        """Return gy_k(.; zeta)."""
-        return lower_slope(oracle, key)
-
-    def step(self, t):
-        """Return lr."""
-        return Pair(None, self.lr)
 
     def weight(self, t):
         """Return 1 - beta; 1 at t = 0, where there is no momentum yet."""

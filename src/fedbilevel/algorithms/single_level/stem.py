@@ -28,31 +28,24 @@ schedule eta_t. A client that missed a round has no w_k of use: it takes w_k = y
 from typing import Any, ClassVar
 
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.directions import lower_slope
-from fedbilevel.algorithms.one_loop import OneLoop, at_time, momentum_weight
+from fedbilevel.algorithms.parts import at_time, momentum_weight
+from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.estimators import Storm
-from fedbilevel.schedules import Schedule, count, schedule, step, weight
+from fedbilevel.schedules import Schedule, schedule, step, weight
 
 __all__ = ["STEM"]
 
 
-class STEM(OneLoop):
+class STEM(FedAvg):
     """STORM on y at the given x, averaged with its directions every p steps."""
 
     reference: ClassVar[str] = "Khanduri et al. 2021, arXiv 2106.10435"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    answers: ClassVar[str] = "shared y, x fixed"
-    moves: ClassVar[Any] = ("y",)
     estimator: ClassVar[Any] = Storm()
 
     lr: Number = step("lower", "y moves by lr eta_t d", over="eta")
     c: Number = weight("lower", "d forgets by c eta^2 a step", over="eta", power=2)
     eta: Schedule = schedule("shape of the steps over t", default=1.0)
-    local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def directions(self, oracle, key, t):
-        """Return gy_k(.; zeta)."""
-        return lower_slope(oracle, key)
 
     def step(self, t):
         """Return lr eta_t."""

@@ -17,15 +17,13 @@ One that missed it has no such point on the averaged path. It may
 Where all take part the three are one. Nothing more is sent or kept.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
-from fedbilevel.algorithms.one_loop import Begin, Part, move, only
+from fedbilevel.algorithms.parts import Part, move, only
 from fedbilevel.schedules import word
 
 KEEP, CORRECT, FORGET = ABSENT = ("keep", "correct", "forget")
@@ -40,9 +38,8 @@ class Absent(Part):
         default=KEEP,
     )
 
-    def begun(self, begin: Begin, shared: PyTree, own: PyTree) -> Any:
+    def begun(self, begin, shared, own):
         """Return the first iteration, and how many steps were missed."""
-        del shared, own
         if self.absent != FORGET or begin.memory.index is None:
             return None
         p, turn = begin.method.local_steps, begin.turn
@@ -50,7 +47,7 @@ class Absent(Part):
         missed = p * (jnp.asarray(turn.index, jnp.int32) - 1 - last)
         return turn.steps(p)[0], missed
 
-    def previous(self, begin: Begin, seen: Any, fallback: Any) -> tuple[Any, Any]:
+    def previous(self, begin, seen, fallback):
         """Return where the last participants stood in the mean, if asked to."""
         if self.absent != CORRECT:
             return seen, fallback
@@ -66,7 +63,7 @@ class Absent(Part):
             stood = combine(only(w, group), stood)
         return seen, _tree.select(t > 0, tuple(points), fallback)
 
-    def weights(self, state: Any, weights: PyTree, t: Array) -> PyTree:
+    def weights(self, state, weights, t):
         """Return the weights, at the first step of a turn those of all missed steps."""
         if state is None:
             return weights

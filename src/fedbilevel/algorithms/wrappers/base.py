@@ -12,23 +12,46 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 from jaxtyping import PyTree
 
-from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Upper
+from fedbilevel._types import AbstractBlocks
 from fedbilevel.algorithms.base import (
     AbstractAlgorithm,
-    Balance,
     Phase,
     Phases,
     SeesTurn,
     ServerTurn,
-    Turn,
     every_phase,
     with_turn,
 )
-from fedbilevel.algorithms.one_loop import Iterate, OneLoop, Order, Part
-from fedbilevel.channels import Channel
+from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel.algorithms.parts import Part
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.problem import Oracle
 from fedbilevel.schedules import part
+
+
+class _Inner:
+    """The attribute, or method, of the same name of what is wrapped."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper.algorithm, self.name)
+
+
+class _InnerState(_Inner):
+    """A function of the server's state, asked of the state inside of it."""
+
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        ask = super().__get__(wrapper, owner)
+        return ask if wrapper is None else lambda server: ask(server.server)
+
+
+def _inner() -> Any:
+    return _Inner()
+
+
+def _inner_state() -> Any:
+    return _InnerState()
 
 
 class AbstractWrapper(AbstractAlgorithm):
@@ -57,91 +80,31 @@ class AbstractWrapper(AbstractAlgorithm):
         """The name of the chain, or the method's own."""
         return self.named or self.algorithm.title
 
-    @property
-    def answers(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whose lower level the method solves."""
-        return self.algorithm.answers
-
-    @property
-    def allows_private(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say whether the method bears private blocks."""
-        return self.algorithm.allows_private
-
-    @property
-    def inverts_locally(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say whether a client's own Hessian stands in for the mean one."""
-        return self.algorithm.inverts_locally
-
-    @property
-    def needs_hessian(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say whether the method asks for more than gradients."""
-        return self.algorithm.needs_hessian
+    answers = _inner()
+    allows_private = _inner()
+    inverts_locally = _inner()
+    needs_hessian = _inner()
+    init_server = _inner()
+    init_client = _inner()
+    setup = _inner()
+    phases = _inner()
+    point = _inner()
+    blocks = _inner()
+    at = _inner()
+    watched = _inner()
+    worked_on = _inner()
+    forgotten = _inner()
+    private_blocks = _inner()
+    channel = _inner()
+    events = _inner()
+    check = _inner()
+    check_balance = _inner()
 
     def settings(self) -> dict[str, Any]:
         """Return those of the method, and the wrapper's own."""
         mine = {one.name for one in fields(self)} - {"algorithm", "named"}
         own = {name: value for name, value in vars(self).items() if name in mine}
         return {**self.algorithm.settings(), **own}
-
-    def init_server(self, x: Upper, y: Lower) -> PyTree:
-        """Start the method."""
-        return self.algorithm.init_server(x, y)
-
-    def init_client(self, x: Upper, y: Lower) -> PyTree:
-        """Start the method's memory."""
-        return self.algorithm.init_client(x, y)
-
-    def setup(self) -> Phases:
-        """Return the method's own."""
-        return self.algorithm.setup()
-
-    def phases(self) -> Phases:
-        """Return the method's own."""
-        return self.algorithm.phases()
-
-    def point(self, server: PyTree) -> Pair:
-        """Return the method's iterate."""
-        return self.algorithm.point(server)
-
-    def blocks(self, server: PyTree) -> AbstractBlocks | None:
-        """Return the method's blocks."""
-        return self.algorithm.blocks(server)
-
-    def at(self, server: PyTree, blocks: AbstractBlocks) -> PyTree:
-        """Return the state with other blocks."""
-        return self.algorithm.at(server, blocks)
-
-    def watched(self, server: PyTree) -> PyTree:
-        """Return what the method has watched."""
-        return self.algorithm.watched(server)
-
-    def worked_on(self, server: PyTree) -> PyTree:
-        """Return what clients of the method work on."""
-        return self.algorithm.worked_on(server)
-
-    def forgotten(self, server: PyTree) -> PyTree:
-        """Let the method forget what clients no longer know."""
-        return self.algorithm.forgotten(server)
-
-    def private_blocks(self) -> Pair:
-        """Flag what the method keeps on clients."""
-        return self.algorithm.private_blocks()
-
-    def channel(self) -> Channel:
-        """Return what the method does to replies."""
-        return self.algorithm.channel()
-
-    def events(self, server: PyTree) -> list[str]:
-        """Return the method's own."""
-        return self.algorithm.events(server)
-
-    def check(self, curvature: float, client: int) -> None:
-        """Ask the method."""
-        self.algorithm.check(curvature, client)
-
-    def check_balance(self, curvatures: Balance) -> None:
-        """Ask the method."""
-        self.algorithm.check_balance(curvatures)
 
 
 class Inside(eqx.Module):
@@ -153,33 +116,23 @@ class Inside(eqx.Module):
 class AroundServer(AbstractWrapper):
     """A wrapper whose server keeps numbers of its own around the method's state."""
 
-    def point(self, server: Inside) -> Pair:
-        """Return the method's iterate."""
-        return self.algorithm.point(server.server)
+    point = _inner_state()
+    blocks = _inner_state()
+    watched = _inner_state()
+    worked_on = _inner_state()
+    events = _inner_state()
 
-    def blocks(self, server: Inside) -> AbstractBlocks | None:
-        """Return the method's blocks."""
-        return self.algorithm.blocks(server.server)
+    def setup(self) -> Phases:
+        """Return the method's own, as they are."""
+        return mapped(self.algorithm.setup(), inner_phase)
 
     def at(self, server: Inside, blocks: AbstractBlocks) -> Inside:
         """Return the state with other blocks."""
         return replace(server, server=self.algorithm.at(server.server, blocks))
 
-    def watched(self, server: Inside) -> PyTree:
-        """Return what the method has watched."""
-        return self.algorithm.watched(server.server)
-
-    def worked_on(self, server: Inside) -> PyTree:
-        """Return what clients of the method work on."""
-        return self.algorithm.worked_on(server.server)
-
     def forgotten(self, server: Inside) -> Inside:
         """Let the method forget what clients no longer know."""
         return replace(server, server=self.algorithm.forgotten(server.server))
-
-    def events(self, server: Inside) -> list[str]:
-        """Return the method's own."""
-        return self.algorithm.events(server.server)
 
 
 def check_one_loop(name: str, algorithm: AbstractAlgorithm) -> OneLoop:
@@ -207,75 +160,26 @@ class Around(OneLoop, AbstractWrapper):
         """Return what the wrapper is called."""
         return type(self).__name__
 
-    @property
-    def local_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The number of local steps, p."""
-        return self.algorithm.local_steps
-
-    def unwrapped(self) -> AbstractAlgorithm:
-        """Return the method itself."""
-        return self.algorithm.unwrapped()
+    unwrapped = _inner()
+    local_steps = _inner()
+    estimator = _inner()
+    moves = _inner()
+    sums = _inner()
+    returns_point = _inner()
+    variables = _inner()
+    directions = _inner()
+    step = _inner()
+    weight = _inner()
+    order = _inner()
+    in_turn = _inner()
+    parts = _inner()
+    sent = _inner()
+    received = _inner()
 
     def with_local_steps(self, count: int) -> Any:
         """Return the same around the method with another number of local steps."""
         inner = self.algorithm.with_local_steps(count)
         return eqx.tree_at(lambda one: one.algorithm, self, inner)
-
-    @property
-    def estimator(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The method's estimator."""
-        return self.algorithm.estimator
-
-    @property
-    def moves(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The names of the blocks that move."""
-        return self.algorithm.moves
-
-    @property
-    def sums(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say whether samples are summed."""
-        return self.algorithm.sums
-
-    @property
-    def returns_point(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say whether a reply is an iterate."""
-        return self.algorithm.returns_point
-
-    def variables(self, x: Upper, y: Lower) -> Any:
-        """Return the method's blocks."""
-        return self.algorithm.variables(x, y)
-
-    def directions(self, oracle: Oracle, key: Key, t: Any) -> Any:
-        """Return the method's maps."""
-        return self.algorithm.directions(oracle, key, t)
-
-    def step(self, t: Any) -> Any:
-        """Return the method's steps."""
-        return self.algorithm.step(t)
-
-    def weight(self, t: Any) -> Any:
-        """Return the method's weights."""
-        return self.algorithm.weight(t)
-
-    def order(self) -> Order:
-        """Return the method's order."""
-        return self.algorithm.order()
-
-    def in_turn(self) -> Order:
-        """Return the method's alternating order."""
-        return self.algorithm.in_turn()
-
-    def parts(self) -> tuple[Part, ...]:
-        """Return the method's parts."""
-        return self.algorithm.parts()
-
-    def sent(self, end: Iterate, total: PyTree, turn: Turn) -> PyTree:
-        """Return the method's reply."""
-        return self.algorithm.sent(end, total, turn)
-
-    def received(self, server: Iterate, mean: PyTree) -> tuple[Iterate, PyTree]:
-        """Return what the method makes of a mean reply."""
-        return self.algorithm.received(server, mean)
 
 
 class With(Around):

@@ -51,7 +51,8 @@ from fedbilevel.algorithms.base import (
     every_phase,
     with_turn,
 )
-from fedbilevel.algorithms.one_loop import Begin, Iterate, OneLoop, Part, Step
+from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel.algorithms.parts import Iterate, Part
 from fedbilevel.algorithms.wrappers.base import (
     AroundServer,
     Inside,
@@ -129,19 +130,17 @@ class StepClip(Part):
     def __check_init__(self) -> None:
         _check_quantile(self.clip_quantile)
 
-    def shared(self, start: Iterate) -> Blocks:
+    def shared(self, start):
         """Start with unknown bounds, one for each block of point and direction."""
         return _unknown(start, _kind(start.point))
 
-    def begun(self, begin: Begin, shared: Blocks, own: PyTree) -> Any:
+    def begun(self, begin, shared, own):
         """Return the bounds, the tally of no steps, and their number."""
-        del own
         none, p = jnp.zeros_like(shared), begin.method.local_steps
         return shared, Tally(none, none), jnp.asarray(p, shared.dtype)
 
-    def stepped(self, state: Any, old: Step, new: Step, t: Array) -> tuple[Any, Step]:
+    def stepped(self, state, old, new, t):
         """Return the step with bounded changes, and the tally."""
-        del t
         bounds, tally, p = state
         before, after = (Iterate(one.point, one.direction) for one in (old, new))
         after, values, counted = _cut(after, before, bounds)
@@ -149,21 +148,17 @@ class StepClip(Part):
         new = replace(new, point=after.point, direction=after.direction)
         return (bounds, tally, p), new
 
-    def ended(self, state: Any, answer: PyTree) -> tuple[PyTree, Tally]:
+    def ended(self, state, answer):
         """Send the mean over the steps."""
-        del answer
         _, tally, p = state
         return None, Tally(tally.values / p, tally.counted / p)
 
-    def known(self, shared: Blocks) -> Tally:
+    def known(self, shared):
         """Expect as many cuts as there should be."""
         return Tally.expected(shared, self.clip_quantile)
 
-    def taken(
-        self, shared: Blocks, answer: Tally, server: Iterate, turn: ServerTurn
-    ) -> Blocks:
+    def taken(self, shared, answer, server, turn):
         """Move the bounds."""
-        del server, turn
         quantile = self.clip_quantile
         return _followed(shared, answer.values, answer.counted, quantile)
 
@@ -211,10 +206,6 @@ class QuantileClip(AroundServer):
         moving = [one for one in every if one.moves]
         slopes = [one for one in every if one.about is None and not one.gathers]
         return moving or slopes
-
-    def setup(self) -> Phases:
-        """Return the method's own, of which nothing is cut."""
-        return mapped(self.algorithm.setup(), inner_phase)
 
     def phases(self) -> Phases:
         """Return the method's own, with bounded steps."""

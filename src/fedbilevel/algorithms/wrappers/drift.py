@@ -34,15 +34,8 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key
-from fedbilevel.algorithms.base import Phase, Phases, ServerTurn, Turn
-from fedbilevel.algorithms.one_loop import (
-    Begin,
-    Iterate,
-    Memory,
-    OneLoop,
-    Part,
-    evaluate,
-)
+from fedbilevel.algorithms.base import Phase, Turn
+from fedbilevel.algorithms.parts import Iterate, Memory, Part, evaluate
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import number
 
@@ -53,48 +46,44 @@ class Controls(Part):
     sums: ClassVar[bool] = True
     corrects: ClassVar[bool] = True
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self):
         """Return the option."""
         return {"drift": "controls"}
 
-    def shared(self, start: Iterate) -> PyTree:
+    def shared(self, start):
         """Start with c = 0."""
         return _tree.zeros_like(start.point)
 
-    def own(self, w: PyTree) -> PyTree:
+    def own(self, w):
         """Start with c_k = 0."""
         return _tree.zeros_like(w)
 
-    def begun(self, begin: Begin, shared: PyTree, own: PyTree) -> Any:
+    def begun(self, begin, shared, own):
         """Return c and c_k."""
-        del begin
         return shared, own
 
-    def corrected(self, state: Any, maps: Any) -> Any:
+    def corrected(self, state, maps):
         """Return G - c_k + c."""
         c, c_k = state
         return jax.tree.map(_shifted, maps, _tree.subtract(c, c_k))
 
-    def answer(self, shared: PyTree, mean: PyTree) -> PyTree:
+    def answer(self, shared, mean):
         """Return the change of c_k: samples are corrected, so c is to be taken off."""
         return _tree.subtract(mean, shared)
 
-    def ended(self, state: Any, answer: PyTree) -> tuple[PyTree, PyTree]:
+    def ended(self, state, answer):
         """Keep c_k after its change."""
         return _tree.add(state[1], answer), answer
 
-    def known(self, shared: PyTree) -> PyTree:
+    def known(self, shared):
         """Expect no change."""
         return _tree.zeros_like(shared)
 
-    def taken(
-        self, shared: PyTree, answer: PyTree, server: Iterate, turn: ServerTurn
-    ) -> PyTree:
+    def taken(self, shared, answer, server, turn):
         """Return c + (n/K) mean change."""
-        del server
         return _tree.add_scaled(shared, turn.share(), answer)
 
-    def forgotten(self, shared: PyTree) -> PyTree:
+    def forgotten(self, shared):
         """Clients start with c_k = 0 again, and so must c."""
         return _tree.zeros_like(shared)
 
@@ -104,15 +93,15 @@ class Anchor(Part):
 
     corrects: ClassVar[bool] = True
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self):
         """Return the option."""
         return {"drift": "anchor"}
 
-    def shared(self, start: Iterate) -> PyTree:
+    def shared(self, start):
         """Make room for c."""
         return _tree.zeros_like(start.point)
 
-    def before(self, method: OneLoop, place: int) -> Phases:
+    def before(self, method, place):
         """Return the exchange that takes the mean direction at the server's point."""
         p = method.local_steps
 
@@ -129,18 +118,15 @@ class Anchor(Part):
             return client, _tree.scale(1 / p, total)
 
         def up(server: Iterate, mean: PyTree) -> Iterate:
-            shared = list(server.shared)
-            shared[place] = mean
-            return replace(server, shared=tuple(shared))
+            return server.sharing(place, mean)
 
         return (Phase("anchor", lambda server: server.point, local, up),)
 
-    def begun(self, begin: Begin, shared: PyTree, own: PyTree) -> Any:
+    def begun(self, begin, shared, own):
         """Return c and w_0."""
-        del own
         return shared, begin.message.point
 
-    def corrected(self, state: Any, maps: Any) -> Any:
+    def corrected(self, state, maps):
         """Return G - G(w_0) + c."""
         c, start = state
         return jax.tree.map(_shifted, maps, _tree.subtract(c, evaluate(maps)(start)))
@@ -151,12 +137,11 @@ class Proximal(Part):
 
     mu: Any = number("how strongly a client is drawn back to y", default=0.1, least=0.0)
 
-    def begun(self, begin: Begin, shared: PyTree, own: PyTree) -> Any:
+    def begun(self, begin, shared, own):
         """Return w_0."""
-        del shared, own
         return begin.message.point
 
-    def corrected(self, state: Any, maps: Any) -> Any:
+    def corrected(self, state, maps):
         """Return G + mu (w - w_0)."""
 
         def pulled(name: str, G: Callable) -> Callable:

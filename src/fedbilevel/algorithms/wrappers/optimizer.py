@@ -36,7 +36,7 @@ from fedbilevel.algorithms.base import (
     ServerTurn,
     with_turn,
 )
-from fedbilevel.algorithms.one_loop import Begin, Iterate, Part, Step
+from fedbilevel.algorithms.parts import Iterate, Part
 from fedbilevel.algorithms.wrappers.base import (
     AroundServer,
     Inside,
@@ -84,10 +84,6 @@ class ServerOptimizer(AroundServer):
             for phase in moving_phases(self.algorithm.phases())
         }
         return Optimized(server, states)
-
-    def setup(self) -> Phases:
-        """Return the method's own."""
-        return mapped(self.algorithm.setup(), self._wrapped)
 
     def phases(self) -> Phases:
         """Return the method's own, with other steps."""
@@ -140,24 +136,20 @@ class Transformed(Part):
 
     optimizer: Any = part("an Optax transformation, or one for each block")
 
-    def own(self, w: PyTree) -> PyTree:
+    def own(self, w):
         """Start the transformation."""
         return _start(self.optimizer, w)
 
-    def begun(self, begin: Begin, shared: PyTree, own: PyTree) -> PyTree:
+    def begun(self, begin, shared, own):
         """Return the transformation's state."""
-        del begin, shared
         return own
 
-    def stepped(
-        self, state: PyTree, old: Step, new: Step, t: Array
-    ) -> tuple[PyTree, Step]:
+    def stepped(self, state, old, new, t):
         """Return another point, and the next state."""
-        del t
         point, state = _stepped(self.optimizer, state, old.point, new.point)
         return state, replace(new, point=point)
 
-    def ended(self, state: PyTree, answer: PyTree) -> tuple[PyTree, PyTree]:
+    def ended(self, state, answer):
         """Keep the state."""
         return state, answer
 
@@ -179,7 +171,6 @@ class Descent(eqx.Module):
 
     def update(self, g: PyTree, v: PyTree, point: PyTree) -> tuple[PyTree, PyTree]:
         """Return how far to move, and v."""
-        del point
         v = _tree.add_scaled(g, self.beta, v)
         return _tree.scale(-self.lr_server, v), v
 
@@ -226,7 +217,6 @@ class Adam(eqx.Module):
         self, g: PyTree, state: Moments, point: PyTree
     ) -> tuple[PyTree, Moments]:
         """Return how far to move, and the moments."""
-        del point
         m = _mixed(self.beta1, state.m, g)
         v = _mixed(self.beta2, state.v, jax.tree.map(jnp.square, g))
 

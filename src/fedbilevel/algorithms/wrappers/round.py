@@ -50,10 +50,6 @@ class Average(AroundServer):
         server = self.algorithm.init_server(x, y)
         return Averaged(server, Pair(x, None), jnp.zeros((), jnp.int32))
 
-    def setup(self) -> Phases:
-        """Return the method's own."""
-        return mapped(self.algorithm.setup(), inner_phase)
-
     def phases(self) -> Phases:
         """Return the method's own; the last one ends with the mean."""
         last = every_phase(self.algorithm.phases())[-1].name

@@ -15,7 +15,6 @@ below 1e-3 they are lost in rounding in float32. They stand for products in DART
 Hessian products all the same.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +26,9 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Pair
-from fedbilevel.algorithms.base import Phase, Phases, Turn
-from fedbilevel.algorithms.one_loop import Begin, Iterate, OneLoop, Order, Part, when
+from fedbilevel.algorithms.base import Phase, Turn
+from fedbilevel.algorithms.one_loop import when
+from fedbilevel.algorithms.parts import Iterate, Order, Part
 from fedbilevel.algorithms.wrappers.base import Around
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, part, word
@@ -39,9 +39,8 @@ class WarmStart(Part):
 
     warm_start: int = count("lower steps before the first round", least=0)
 
-    def setup(self, method: OneLoop, place: int) -> Phases:
+    def setup(self, method, place):
         """Return the exchange that averages y after the lower steps."""
-        del place
         length, steps = method.step(0).y, self.warm_start
 
         def local(point: Any, client: Any, oracle: Oracle, turn: Turn):
@@ -67,7 +66,7 @@ class FirstBatch(Part):
 
     first_batch: int = count("bundles of the first directions, B")
 
-    def first(self, begin: Begin, G: Callable[[Key], Callable], d: PyTree) -> PyTree:
+    def first(self, begin, G, d):
         """Return d, at t = 0 the mean of all but one of the bundles at w."""
         others, turn = self.first_batch - 1, begin.turn
         if others == 0:
@@ -83,9 +82,8 @@ class FirstBatch(Part):
 
         return when(turn.index == 0, mean, lambda: d)
 
-    def weights(self, state: PyTree, weights: PyTree, t: Array) -> PyTree:
+    def weights(self, state, weights, t):
         """Return 1/B at t = 0."""
-        del state
 
         def one(a: Array) -> Array:
             return jnp.where(t == 0, jnp.asarray(1 / self.first_batch, a.dtype), a)
@@ -99,13 +97,13 @@ class Project(Part):
     onto: Any = part("the set: a ball, a box, a simplex or a half-space")
     block: str = word("the block that is projected", ("x", "y", "z"), default="x")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self):
         """Return the bound of z, or the set by its name and block."""
         if isinstance(self.onto, Ball) and self.block == "z":
             return {"radius": self.onto.radius}
         return {f"{type(self.onto).__name__.lower()}_{self.block}": self.onto}
 
-    def projected(self, w: Any) -> Any:
+    def projected(self, w):
         """Return the point with this block in its set."""
         inside = self.onto(getattr(w, self.block))
         return replace(w, **{self.block: inside})

@@ -1,0 +1,242 @@
+r"""What a loop of local steps is made of: its state, its parts, and small functions.
+
+A `Part` is a variation of the loop in `one_loop.py`: it corrects directions, changes
+one local step, or shares numbers with the server. The loop asks every part in turn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from fedbilevel import _tree
+from fedbilevel._blocks import combine
+from fedbilevel._types import AbstractBlocks, Key
+from fedbilevel.algorithms.base import Phase, Phases, Pointed, ServerTurn, Turn
+from fedbilevel.problem import Oracle
+from fedbilevel.schedules import Schedule, check_fields
+
+Order = tuple[tuple[str, ...], ...]  # names of the blocks that move together, in turn
+
+
+class Iterate(Pointed):
+    """A point and the directions it moved along; this is what travels.
+
+    `shared` has what each part of a method shares: the server's numbers on the way to
+    the clients, the clients' answers on the way back.
+    """
+
+    point: Any
+    direction: Any = None
+    shared: tuple[Any, ...] = ()
+
+    def sharing(self, place: int, value: PyTree) -> "Iterate":
+        """Return the same with another value of the part with this number."""
+        before, after = self.shared[:place], self.shared[place + 1 :]
+        return replace(self, shared=(*before, value, *after))
+
+
+class Memory(eqx.Module):
+    """Where a client last evaluated its directions, in which turn, and what parts keep.
+
+    `control` is for methods with a correction of their own.
+    """
+
+    evaluated: Any = None
+    index: Int[Array, ""] | None = None
+    control: Any = None
+    own: tuple[Any, ...] = ()
+
+
+class Begin(NamedTuple):
+    """What a client knows when its local steps begin; `method` is a `OneLoop`."""
+
+    method: Any
+    message: Iterate
+    memory: Memory
+    oracle: Oracle
+    turn: Turn
+
+
+class Step(eqx.Module):
+    """Where a client is between two local steps; `total` sums samples, if asked for."""
+
+    point: Any
+    direction: Any
+    evaluated: Any
+    total: Any = None
+
+
+class Part(eqx.Module):
+    """A variation of the loop; whatever it leaves out stays as the method says.
+
+    `sums` asks for the mean sample of a turn. A part that `corrects` directions for
+    drift is known by that to those who bound local steps, and one with `unequal`
+    numbers of steps to those who correct.
+    """
+
+    sums: ClassVar[bool] = False
+    corrects: ClassVar[bool] = False
+    unequal: ClassVar[bool] = False
+
+    def __check_init__(self) -> None:
+        check_fields(self)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the parameters by the names of options."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def shared(self, start: Iterate) -> PyTree:
+        """Return what the server shares with clients at the start."""
+
+    def own(self, w: PyTree) -> PyTree:
+        """Return what stays on a client at the start."""
+
+    def setup(self, method: Any, place: int) -> Phases:
+        """Return exchanges before the first round; the part's number is `place`."""
+        return ()
+
+    def before(self, method: Any, place: int) -> Phases:
+        """Return exchanges of a round before its local steps."""
+        return ()
+
+    def begun(self, begin: Begin, shared: PyTree, own: PyTree) -> PyTree:
+        """Return what the hooks below see as `state` in this turn."""
+
+    def previous(self, begin: Begin, seen: Any, fallback: Any) -> tuple[Any, Any]:
+        """Return where directions were evaluated, and where by one that was away."""
+        return seen, fallback
+
+    def first(self, begin: Begin, G: Callable[[Key], Callable], d: PyTree) -> PyTree:
+        """Return the direction that local steps begin with."""
+        del begin, G
+        return d
+
+    def corrected(self, state: PyTree, maps: Any) -> Any:
+        """Return the maps of a local step."""
+        return maps
+
+    def weights(self, state: PyTree, weights: PyTree, t: Array) -> PyTree:
+        """Return the weights of iteration t."""
+        return weights
+
+    def scaled(self, state: PyTree, d: PyTree) -> PyTree:
+        """Return the direction that blocks move along."""
+        return d
+
+    def projected(self, w: PyTree) -> PyTree:
+        """Return the point after blocks have moved."""
+        return w
+
+    def stepped(
+        self, state: PyTree, old: Step, new: Step, t: Array
+    ) -> tuple[PyTree, Step]:
+        """Return the state, and where a whole local step ends."""
+        return state, new
+
+    def answer(self, shared: PyTree, mean: PyTree) -> PyTree:
+        """Return what of the mean sample is sent back."""
+
+    def ended(self, state: PyTree, answer: PyTree) -> tuple[PyTree, PyTree]:
+        """Return what stays on the client, and what is sent back."""
+        return None, answer
+
+    def known(self, shared: PyTree) -> PyTree:
+        """Return what both sides know of the answer beforehand."""
+
+    def taken(
+        self, shared: PyTree, answer: PyTree, server: Iterate, turn: ServerTurn
+    ) -> PyTree:
+        """Return what the server shares after the mean answer."""
+        return shared
+
+    def forgotten(self, shared: PyTree) -> PyTree:
+        """Return what is shared with clients that have lost their memory."""
+        return shared
+
+
+def only(tree: Any, names: Sequence[str]) -> Any:
+    """Return the named blocks, None in the place of the others."""
+    if not isinstance(tree, AbstractBlocks):
+        return tree
+    others = {one.name: None for one in fields(tree) if one.name not in names}
+    return replace(tree, **others)
+
+
+def averaged(local: Callable, about: Callable[[Any], Any] = lambda sent: sent) -> Phase:
+    """Return an exchange of local steps, then the mean of what moved.
+
+    `about` chooses what is sent back; the rest of the server's state stays.
+    """
+
+    def up(server: PyTree, mean: PyTree) -> PyTree:
+        return combine(mean, server)
+
+    return Phase("local", lambda server: server, local, up, about, moves=True)
+
+
+def no_memory(point: PyTree, control: Any = None, own: tuple = ()) -> Memory:
+    """Return the memory of a client that has no usable previous point."""
+    return Memory(point, jnp.asarray(-2, jnp.int32), control, own)
+
+
+def local_steps(iterate: Callable, carry: Any, turn: Turn, count: int) -> Any:
+    """Repeat carry <- iterate(carry, (t, key of t)) over the iterations of a turn."""
+
+    def body(carry: Any, time: Any) -> tuple[Any, None]:
+        return iterate(carry, time), None
+
+    return jax.lax.scan(body, carry, (turn.steps(count), turn.keys(count)))[0]
+
+
+def move(point: PyTree, steps: PyTree, directions: PyTree) -> PyTree:
+    """Return point - steps * directions; `steps` has a number for each block."""
+
+    def block(step: Array, w: PyTree, d: PyTree) -> PyTree:
+        return _tree.add_scaled(w, -step, d)
+
+    return jax.tree.map(block, steps, point, directions)
+
+
+def previous_point(received: Any, memory: Memory, turn: Turn) -> Any:
+    """Return where this client stood before, if it took part in the last turn.
+
+    One that did not has no previous point on the averaged path: at the received one
+    the correction vanishes and momentum remains.
+    """
+    current = memory.index == turn.index - 1
+    return _tree.select(current, memory.evaluated, received)
+
+
+def evaluate(maps: Any) -> Callable[[Any], Any]:
+    """Return w -> the value of every block's map at w, where there is one."""
+    return lambda w: jax.tree.map(lambda G: G(w), maps)
+
+
+def at_time(schedule: Schedule, t: Any, like: Array) -> Array:
+    """Return a schedule's value; one of another library chooses its own precision."""
+    return jnp.asarray(schedule(t), like.dtype)
+
+
+def shaped(schedule: Schedule, t: Any, *letters: Array) -> tuple[Array, ...]:
+    """Return every letter times schedule(t)."""
+    value = at_time(schedule, t, letters[0])
+    return tuple(letter * value for letter in letters)
+
+
+def momentum_weight(factor: Array, schedule: Schedule, t: Any, power: int) -> Array:
+    """Return factor * schedule(t-1)^power; 1 at t = 0, where there is no momentum."""
+    earlier = jnp.maximum(jnp.asarray(t) - 1, 0)
+    weight = factor * at_time(schedule, earlier, factor) ** power
+    return jnp.where(t == 0, jnp.ones((), weight.dtype), weight)
+
+
+def momentum_weights(
+    schedule: Schedule, t: Any, power: int, *letters: Array
+) -> tuple[Array, ...]:
+    """Return the momentum weight of every letter."""
+    return tuple(momentum_weight(one, schedule, t, power) for one in letters)

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedbilevel.federation import Identity, Roster, Terms
 from fedbilevel.federation.secure.announcement import context_of
-from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.secure.server import MaskedServer
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.federation.server.requests import Answers, Request, ask
+from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import (
     EVERYONE,
     Carried,

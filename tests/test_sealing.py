@@ -12,18 +12,16 @@ import pytest
 
 from fedbilevel.deployment.trial import make_keys
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.federation.sealing import (
+from fedbilevel.federation.signatures import (
     _REPLY,
     _REQUEST,
     KeyFiles,
     Signatures,
-    server_seal,
-    site_seal,
-)
-from fedbilevel.federation.signatures import (
     make_key_pair,
     read_private_key,
     read_public_key,
+    server_seal,
+    site_seal,
 )
 from fedbilevel.federation.wire import (
     CHECKSUM,

@@ -35,8 +35,12 @@ from fedbilevel.experiments.sites import build_site, local_options, without_file
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
-from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
-from fedbilevel.federation.secure.identity import SiteIdentity
+from fedbilevel.federation.signatures import (
+    KeyFiles,
+    SiteIdentity,
+    server_seal,
+    site_seal,
+)
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import OnRound, configure
 from fedbilevel.tracking import from_anywhere, tracker

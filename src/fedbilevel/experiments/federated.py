@@ -47,7 +47,7 @@ from fedbilevel.federation import (
     blind_job,
     settings_fingerprint,
 )
-from fedbilevel.federation.server.conclusions import together
+from fedbilevel.federation.server.measuring import together
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.result import Result
 from fedbilevel.runtime import (

@@ -1,7 +1,7 @@
 """Secure aggregation: the server learns a weighted mean of replies, and no reply.
 
 After Bonawitz et al. (2017), against a server that lies. Every two sites share a secret
-made from their X25519 keys, which are signed (`identity`). An exchange has three steps:
+made from their X25519 keys, signed by a `SiteIdentity`. An exchange has three steps:
 
 1. Reply. From each pair's secret and the digest of the exchange come the pair's keys
    for it. One seed is stretched into a mask, which the client of the lower number adds

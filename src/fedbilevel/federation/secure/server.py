@@ -28,7 +28,7 @@ from fedbilevel.federation.secure.layout import (
 from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
 from fedbilevel.federation.secure.shares import threshold
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
-from fedbilevel.federation.server.requests import Answers, Request
+from fedbilevel.federation.server.requests import Answers, Request, RequestFor
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
@@ -173,7 +173,7 @@ class MaskedServer:
         """Let those who replied prove to each other that they mean the same sum."""
         request = Request(self._about(question, "agree"))
         clients, like = sorted(question.replies), confirmation_like(question.count)
-        tags = self._followed(question, "agree", clients, lambda client: request, like)
+        tags = self._followed(question, clients, lambda client, member: request, like)
         needed = threshold(question.count)
         if len(tags) < needed:
             silent = sorted(set(clients) - set(tags))
@@ -192,7 +192,7 @@ class MaskedServer:
         count, places = question.count, question.exchange.places
         replies, like = question.replies, revealed_like(count)
 
-        def request_for(client: int) -> Request:
+        def request_for(client: int, member: Member) -> Request:
             boxes, proofs = rows(count, BOX_BYTES), rows(count, TAG_BYTES)
             for other, reply in replies.items():
                 boxes[places[other]] = reply.sealed[places[client], :BOX_BYTES]
@@ -200,7 +200,7 @@ class MaskedServer:
                 proofs[places[other]] = row[places[client]]
             return Request(header, (boxes, proofs))
 
-        return self._followed(question, "reveal", sorted(tags), request_for, like)
+        return self._followed(question, sorted(tags), request_for, like)
 
     def _about(self, question: _Question, kind: str) -> Header:
         survivors = sorted(question.replies)
@@ -210,23 +210,16 @@ class MaskedServer:
     def _followed(
         self,
         question: _Question,
-        kind: str,
         clients: list[int],
-        request_for: Callable[[int], Request],
+        request_for: RequestFor,
         like: PyTree,
     ) -> dict[int, Any]:
         """Return what clients answer in a further step of an exchange."""
 
-        def request(client: int, member: Member) -> Request:
-            return request_for(client)
-
-        def read(client: int, reply: Header, listed: list, body: Bytes) -> PyTree:
-            asked = replace(question.header, kind=kind, client=client)
-            if replace(reply, info=asked.info) != asked:
-                raise RefusedError("replayed", "answers another packet")
+        def read(client: int, info: Any, listed: list, body: Bytes) -> PyTree:
             return unpack_tree(listed, body, like)
 
-        more = self._ask(clients, request, read, like)
+        more = self._ask(clients, request_for, read, like)
         question.answers.traffic += more.traffic
         question.answers.refused |= more.refused
         return more.taken

@@ -18,10 +18,10 @@ from fedbilevel.federation.secure.announcement import (
     opening_like,
     scales_of,
 )
-from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.secure.layout import MaskedExchange, MaskedReply, Revealed
 from fedbilevel.federation.secure.masks import SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
+from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import Bytes, RefusedError, unpack_tree
 from fedbilevel.runtime.checkpoint import DAMAGED
 

@@ -16,6 +16,7 @@ from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
     NOTICE,
+    SPARE,
     Bytes,
     Carried,
     Header,
@@ -24,13 +25,13 @@ from fedbilevel.federation.wire import (
     digest,
     pack,
     refusal_of,
+    size_of,
     unpack,
     unpack_start,
 )
 from fedbilevel.problem import as_weights
 
 _LARGEST_HELLO = 1 << 32  # bytes, until it is known how large the model is
-_SPARE = 1 << 20  # bytes a hello may have beyond its leaves
 _PAUSE = 0.2  # seconds between two looks for nodes
 _SHORT = 1.0  # seconds to wait for a node that did not answer before
 _FETCHED = 5.0  # seconds in which a node fetches what it is told
@@ -136,8 +137,9 @@ class Roster:
     ) -> None:
         self.transport, self.clients, self.told = transport, clients, told
         self.identity, self.terms, self.report = identity, terms, report
-        self.weights, self._check_facts = _weights_of(weights, clients), check_facts
-        self.seal, self._number = seal, 0
+        every = as_weights(weights or None, clients)
+        self.weights: list[float] = np.asarray(every).tolist()
+        self._check_facts, self.seal, self._number = check_facts, seal, 0
         self.members: dict[int, Member] = {}
         self.algorithm = ""  # its fingerprint, once that is agreed on
         self._declared: dict[int, str] = {}  # by each client, once that is so
@@ -184,7 +186,7 @@ class Roster:
         about = (identity.federation, identity.settings, self.algorithm, EVERYONE)
         header = Header(NOTICE, *about, identity.attempt, number, info=what)
         packets = dict.fromkeys(nodes, pack(header, seal=self.seal))
-        self.transport.exchange(packets, _FETCHED, lambda *_: not wait, _SPARE)
+        self.transport.exchange(packets, _FETCHED, lambda *_: not wait, SPARE)
 
     def next_number(self) -> int:
         """Return the number of a request; no two of one attempt have the same."""
@@ -237,8 +239,8 @@ class Roster:
                 del self.members[client]
                 self.report(f"client {client} is not taken: built another algorithm")
         self._declared = {k: member.declared for k, member in self.members.items()}
-        sizes = (_size(member.start) for member in self.members.values())
-        self._largest = max(sizes, default=0) + _SPARE
+        sizes = (size_of(member.start) for member in self.members.values())
+        self._largest = max(sizes, default=0) + SPARE
         if not self.members:
             raise FedbilevelError(
                 "all clients built another algorithm than the server. Start them with "
@@ -334,16 +336,8 @@ def _clients(numbers: Iterable[int]) -> str:
     return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
 
-def _weights_of(weights: Sequence[float], clients: int) -> list[float]:
-    return np.asarray(as_weights(weights or None, clients)).tolist()
-
-
 def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return len(one) == len(other) and all(
         a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
         for a, b in zip(one, other, strict=True)
     )
-
-
-def _size(leaves: list[np.ndarray]) -> int:
-    return sum(leaf.nbytes for leaf in leaves)

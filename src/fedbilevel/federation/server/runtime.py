@@ -19,15 +19,10 @@ from jaxtyping import Int, PyTree, UInt8
 from fedbilevel.algorithms import Phase
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation.ledger import ServerReleases
 from fedbilevel.federation.server.exchanges import Exchanges, Question, Stand
 from fedbilevel.federation.server.guard import require_finite
-from fedbilevel.federation.server.measuring import (
-    conclude,
-    concluding,
-    measure,
-    measuring,
-)
-from fedbilevel.federation.server.releases import ServerReleases
+from fedbilevel.federation.server.measuring import conclude, measure, willing
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.runtime import keys
@@ -93,7 +88,7 @@ class FederationRuntime(Runtime):
 
     def check(self, stopping: Stopping) -> None:
         """Raise where measurements are to end a run that nobody measures."""
-        if stopping.looks and not measuring(self.exchanges):
+        if stopping.looks and not willing(self.exchanges, "measures"):
             raise InvalidInputError(
                 f"{stopping.metric} is to end the run, but no site measures: with "
                 "noise none may, and with masks its operator must allow it (`node "
@@ -142,7 +137,7 @@ class FederationRuntime(Runtime):
 
         Asked once, when it is known that the run goes on no further.
         """
-        if not concluding(self.exchanges):
+        if not willing(self.exchanges, "concludes"):
             return []
         exchanges, stand = self.exchanges, self._stand(state)
         header = exchanges.header("conclude", rounds, len(state.attendance))
@@ -207,7 +202,8 @@ class FederationRuntime(Runtime):
         blocks = self._blocks[question.link.where]
         self.releases.ask(blocks, len(question.asked))
         answers = self.exchanges.exchange(question, stand)
-        self.releases.settle(blocks, len(question.asked), answers)
+        taken = len(answers.taken)
+        self.releases.settle(blocks, len(question.asked), taken, answers.came)
         return answers
 
     def privacy_spent(self) -> dict[str, float]:
@@ -252,11 +248,12 @@ class FederationRuntime(Runtime):
     def _measure(self, state: Federated, index: int) -> dict[str, np.ndarray]:
         """Let the sites measure, and average what they found."""
         exchanges = self.exchanges
-        names, told_by = sorted(exchanges.measurement), measuring(exchanges)
-        self._name_columns(names, len(told_by))
+        names = sorted(exchanges.measurement)
+        clients = willing(exchanges, "measures")
+        self._name_columns(names, len(clients))
         header = exchanges.header("measure", index + 1, len(state.attendance))
         answers = Answers()
-        if told_by:
+        if clients:
             answers = self._answered(
                 lambda: measure(exchanges, header, state.server, self._stand(state))
             )

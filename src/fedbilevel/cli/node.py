@@ -106,12 +106,11 @@ def node(
     from fedbilevel.experiments.sites import build_site
     from fedbilevel.federation.flower.node import Connection
     from fedbilevel.federation.signatures import KeyFiles, site_seal
-    from fedbilevel.federation.wire import CHECKSUM
     from fedbilevel.runtime import configure
 
-    seal = CHECKSUM
+    keys = None
     if private_key and server_key:
-        seal = site_seal(client, KeyFiles(private_key, (server_key,)))
+        keys = KeyFiles(private_key, (server_key,))
     # Without certificates Flower takes any node, and one of a new name at once.
     flower_key = private_key if root_certificates else None
     link = Connection(superlink, root_certificates, flower_key, patience)
@@ -128,7 +127,7 @@ def node(
             trial=trial,
             folder=state,
             report=report,
-            seal=seal,
+            seal=site_seal(client, keys),
             limits=limits,
             identity=identity,
             minimum=minimum,

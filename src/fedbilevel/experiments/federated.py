@@ -152,7 +152,7 @@ def gathered(
         weights=experiment.weights,
         check_facts=SiteSchema.check,
         seal=seal,
-        told=None if steps is None else steps.info(),
+        steps=None if steps is None else steps.info(),
     )
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=roster.clients if first else terms.minimum)

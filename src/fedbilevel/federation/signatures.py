@@ -36,10 +36,12 @@ from cryptography.hazmat.primitives.serialization import (
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.wire import (
+    CHECKSUM,
     EVERYONE,
     PROTOCOL,
     Parts,
     RefusedError,
+    Seal,
     sha256_of,
 )
 
@@ -181,8 +183,10 @@ class Signatures:
         return number
 
 
-def server_seal(keys: KeyFiles) -> Signatures:
-    """Return the server's seal."""
+def server_seal(keys: KeyFiles | None) -> Seal:
+    """Return the server's seal, which is a checksum without keys."""
+    if keys is None:
+        return CHECKSUM
     peers = {client: read_public_key(path) for client, path in enumerate(keys.peers)}
     first: dict[bytes, int] = {}
     for client, key in peers.items():
@@ -196,8 +200,10 @@ def server_seal(keys: KeyFiles) -> Signatures:
     return Signatures(EVERYONE, private, peers, writes=_REQUEST, reads=_REPLY)
 
 
-def site_seal(client: int, keys: KeyFiles) -> Signatures:
-    """Return the seal of one client."""
+def site_seal(client: int, keys: KeyFiles | None) -> Seal:
+    """Return the seal of one client, which is a checksum without keys."""
+    if keys is None:
+        return CHECKSUM
     (server_key,) = keys.peers
     peers = {EVERYONE: read_public_key(server_key)}
     private = read_private_key(keys.private)

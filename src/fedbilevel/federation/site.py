@@ -294,7 +294,7 @@ class Site:
         self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn
     ) -> list[np.ndarray]:
         """Return the leaves of a reply under its masks."""
-        from fedbilevel.federation.secure.announcement import context_of
+        from fedbilevel.federation.secure.layout import context_of
 
         if link.where not in self._common:
             self._common[link.where] = common_leaves(link.sent_shape())

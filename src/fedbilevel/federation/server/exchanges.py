@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -30,7 +30,6 @@ from fedbilevel.federation.server.requests import (
 )
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import (
-    EVERYONE,
     SPARE,
     Bytes,
     Header,
@@ -137,20 +136,6 @@ class Exchanges:
         names = (*shapes, *metrics)
         self.measurement = {name: shapes["upper_loss"] for name in names}
 
-    def header(self, kind: str, done: int, exchange: int) -> Header:
-        """Return the header of a packet to all clients, with the round it is about."""
-        identity = self.roster.identity
-        return Header(
-            kind,
-            identity.federation,
-            identity.settings,
-            self.roster.algorithm,
-            EVERYONE,
-            attempt=identity.attempt,
-            round=done,
-            exchange=exchange,
-        )
-
     def question(
         self,
         header: Header,
@@ -193,7 +178,7 @@ class Exchanges:
         announced = self._masked.announced(question.asked)
         if announced is None:
             return Answers()
-        header = replace(question.header, info=announced.info())
+        header = replace(question.header, info=asdict(announced))
         question = replace(question, header=header)
         like = self._masked.like(coded, announced)
         answers = self._replies(question, announced.participants, stand, like)
@@ -276,7 +261,7 @@ class Exchanges:
     def _decoded(self, answers: Answers, question: Question) -> dict[int, PyTree]:
         """Return the replies as numbers, and leave out those that cannot be.
 
-        By itself each, so that nobody is compared with what cannot be.
+        Each is validated by itself, before they are compared.
         """
         replies = {}
         for client, (coded, _) in list(answers.taken.items()):

@@ -140,7 +140,9 @@ class FederationRuntime(Runtime):
         if not willing(self.exchanges, "concludes"):
             return []
         exchanges, stand = self.exchanges, self._stand(state)
-        header = exchanges.header("conclude", rounds, len(state.attendance))
+        header = self.roster.header(
+            "conclude", round=rounds, exchange=len(state.attendance)
+        )
         while True:
             answers = conclude(exchanges, header, state.server, stand, self._concludes)
             if answers.taken or answers.refused:
@@ -172,7 +174,7 @@ class FederationRuntime(Runtime):
     ) -> tuple[Federated, int | None]:
         """Make one exchange; also return a client, if all replies were not finite."""
         exchanges, number = self.exchanges, len(state.attendance) + 1
-        header = exchanges.header("exchange", shown + 1, number)
+        header = self.roster.header("exchange", round=shown + 1, exchange=number)
         asked = asked_clients(self.job, phase, where, index)
         question = exchanges.question(header, state.server, where, index, asked)
         began = time.monotonic()
@@ -251,7 +253,9 @@ class FederationRuntime(Runtime):
         names = sorted(exchanges.measurement)
         clients = willing(exchanges, "measures")
         self._name_columns(names, len(clients))
-        header = exchanges.header("measure", index + 1, len(state.attendance))
+        header = self.roster.header(
+            "measure", round=index + 1, exchange=len(state.attendance)
+        )
         answers = Answers()
         if clients:
             answers = self._answered(

@@ -27,7 +27,7 @@ from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment
 from fedbilevel.federation import SiteLimits, Terms
 from fedbilevel.federation.ledger import SiteLedger
-from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
+from fedbilevel.federation.signatures import KeyFiles, server_seal, site_seal
 from fedbilevel.federation.wire import CHECKSUM, EVERYONE, Header, pack, unpack
 from fedbilevel.result import Result
 

@@ -90,12 +90,13 @@ def work(megabytes: int) -> None:
     """Make the steps of a node without messages, and print the peak of this process."""
     configure("float32", cores=1)
     site = build_site(experiment_of(megabytes, 1), 0)
-    ((where, message),) = site._messages.items()
-    kept = start_kept(site.job)
+    ((where, message),) = site.work.sent.items()
+    job = site.work.job
+    kept = start_kept(job)
     for index in range(ROUNDS):
         sent = jax.tree.map(lambda one: np.ones(one.shape, one.dtype), message)
-        turn = keys.client_turn(site.job.key, where, 0, jnp.asarray(index, jnp.int32))
-        kept, reply, _ = site._worked(where, sent, kept, turn)
+        turn = keys.client_turn(job.key, where, 0, jnp.asarray(index, jnp.int32))
+        kept, reply, _ = site.work.exchange(where, sent, kept, turn)
         jax.block_until_ready(reply)
         del sent, reply
     print(own_peak())

@@ -11,18 +11,18 @@ with everybody, and with one site that drops out. Seconds are those of the proce
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedbilevel.federation import Identity, Roster, Terms
-from fedbilevel.federation.secure.announcement import context_of
-from fedbilevel.federation.secure.identity import SiteIdentity
+from fedbilevel.federation.secure.layout import context_of
 from fedbilevel.federation.secure.server import MaskedServer
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.federation.server.requests import Answers, Request, ask
+from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import (
     EVERYONE,
     Carried,
@@ -98,7 +98,7 @@ def exchange_once(server: MaskedServer, roster: Roster, number: int) -> Answers:
     told = server.announced(list(range(roster.clients)))
     assert told is not None
     header = Header("exchange", "bench", "", "", EVERYONE, 1, exchange=number)
-    header = replace(header, info=told.info())
+    header = replace(header, info=asdict(told))
     request, like = Request(header, [MESSAGE]), server.like(LIKE, told)
     answers = ask(
         roster,

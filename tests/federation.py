@@ -43,7 +43,7 @@ def site_of(job: Job, client: int, folder: Path | None = None, **more) -> Site:
         site_job(job, client), client, fingerprints, facts=facts, folder=folder, **more
     )
     # Sites of one job run the same programs on other rows: compile them once.
-    site._programs = _PROGRAMS.setdefault(id(job), {})
+    site.work.programs = _PROGRAMS.setdefault(id(job), {})
     return site
 
 

@@ -100,8 +100,8 @@ def sites_with_rows(
             client,
             folder=folder / "state" / str(client),
         )
-        tested: Any = site.job.metrics
-        levels = (site.job.data.upper, site.job.data.lower)
+        tested: Any = site.work.job.metrics
+        levels = (site.work.job.data.upper, site.work.job.data.lower)
         seen = [level["features"][0] for level in levels]
         tables += [features, *seen, tested.features]
         sites.append(site)

@@ -19,7 +19,7 @@ from fedbilevel.experiments.federated import LEFT_OUT, replay, serve
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
-from fedbilevel.federation.server.conclusions import read_conclusion
+from fedbilevel.federation.server.measuring import read_conclusion
 from fedbilevel.federation.wire import RefusedError
 from fedbilevel.problem import ClientData, as_weights
 from fedbilevel.result import named_leaves
@@ -238,7 +238,7 @@ def test_weights_are_numbers_in_the_precision_of_the_run():
 
 def test_a_site_takes_the_weight_of_the_settings_and_no_other(monkeypatch):
     given = replace(settings("quadratic"), weights=(1.0, 4.0))
-    assert float(build_site(given, 1, trial=True).job.data.weights[0]) == 4.0
+    assert float(build_site(given, 1, trial=True).work.job.data.weights[0]) == 4.0
     assert "weight" not in build_site(given, 1, trial=True).facts
     made = quadratic.make
 
@@ -250,7 +250,7 @@ def test_a_site_takes_the_weight_of_the_settings_and_no_other(monkeypatch):
     monkeypatch.setattr(tasks, "find", lambda name: heavier)
     with pytest.raises(InvalidInputError, match="gives client 1 the weight 2.*Give --"):
         build_site(settings("quadratic"), 1, trial=True)
-    assert float(build_site(given, 1, trial=True).job.data.weights[0]) == 4.0
+    assert float(build_site(given, 1, trial=True).work.job.data.weights[0]) == 4.0
 
 
 def test_a_site_with_other_weights_is_not_taken(tmp_path):

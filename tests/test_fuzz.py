@@ -261,12 +261,12 @@ def server_target(job) -> Target:
     def stand(client):
         return 0, 0
 
-    head = exchanges.header("exchange", 1, 1)
+    head = exchanges.roster.header("exchange", round=1, exchange=1)
     question = exchanges.question(head, start, (keys.ROUNDS, 0), 0, [0, 1, 2])
     questions["exchange"] = lambda: exchanges.exchange(question, stand)
-    head = exchanges.header("measure", 1, 0)
+    head = exchanges.roster.header("measure", round=1, exchange=0)
     questions["measure"] = lambda head=head: measure(exchanges, head, start, stand)
-    head = exchanges.header("conclude", 1, 0)
+    head = exchanges.roster.header("conclude", round=1, exchange=0)
     questions["conclude"] = lambda head=head: conclude(
         exchanges, head, start, stand, CONCLUDES
     )

@@ -376,7 +376,7 @@ def test_an_error_while_a_server_reads_is_a_refusal_and_reported(three):
     job, _ = three
     net, told = loopback(job), []
     runtime = server_of(job, net, report=told.append)
-    asked = runtime.exchanges.header("measure", 1, 0)
+    asked = runtime.exchanges.roster.header("measure", round=1, exchange=0)
     state = [np.asarray(leaf) for leaf in jax.tree.leaves(runtime.blank().server)]
 
     def read(client, header, listed, body):

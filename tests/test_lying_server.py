@@ -21,12 +21,12 @@ from fedbilevel.errors import (
     UnmaskingError,
 )
 from fedbilevel.federation.secure.fixed_point import encode
-from fedbilevel.federation.secure.identity import SiteIdentity
 from fedbilevel.federation.secure.layout import MaskedExchange
 from fedbilevel.federation.secure.masks import SiteKeys, add_mask, self_seed, sign
 from fedbilevel.federation.secure.protocol import SecureSite
 from fedbilevel.federation.secure.shares import combine, split, threshold
 from fedbilevel.federation.secure.unmasking import Unmasking
+from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import pack, unpack
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import case_of, quadratic_data, quadratic_job

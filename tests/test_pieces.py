@@ -16,7 +16,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedbilevel.federation.flower import messages
-from fedbilevel.federation.flower.grid import _Reply
 from fedbilevel.federation.flower.messages import (
     Assembly,
     as_content,
@@ -71,10 +70,11 @@ def pieces_of(packet: bytes) -> list[bytes]:
 
 
 def joined(pieces: list[bytes], largest: int = 1000):
-    assembly = Assembly(len(pieces), largest)
-    for piece in pieces:
-        assembly.add(record_in(piece))
-    return assembly.packet()
+    assembly = Assembly([str(k) for k in range(len(pieces))], largest)
+    found = assembly.filled(lambda name: record_in(pieces[int(name)]))
+    if isinstance(found, RefusedError):
+        raise found
+    return found
 
 
 @pytest.mark.parametrize("length", [0, 1, SMALL - 1, SMALL, SMALL + 1, 5 * SMALL])
@@ -162,8 +162,8 @@ def test_both_sides_go_on_with_the_refusal(small, name):
     pieces, told = wrong(name)
     names = [str(k) for k in range(len(pieces))]
     held = dict(zip(names, pieces, strict=True))
-    reply = _Reply("reply", names, Assembly(len(names), 1000))
-    found = reply.pulled(held.__getitem__)
+    reply = Assembly(names, 1000)
+    found = reply.filled(lambda name: record_in(held[name]))
     assert isinstance(found, RefusedError) and told in str(found)
     tree = ObjectTree(object_id="message", children=[ObjectTree(object_id="records")])
     tree.children[0].children.extend(ObjectTree(object_id=one) for one in names)
@@ -185,17 +185,17 @@ def test_a_flower_process_hands_over_all_records(small):
 
 def test_a_reply_of_which_some_is_on_its_way_goes_on_there(small):
     pieces, asked = pieces_of(FIRST), []
-    reply = _Reply("reply", ["0", "1", "2"], Assembly(3, 1000))
+    reply = Assembly(["0", "1", "2"], 1000)
 
-    def pull(name: str) -> bytes:
+    def pull(name: str):
         asked.append(name)
         if asked == ["0", "1"]:
             raise TimeoutError
-        return pieces[int(name)]
+        return record_in(pieces[int(name)])
 
     with pytest.raises(TimeoutError):
-        reply.pulled(pull)
-    assert reply.pulled(pull) == FIRST
+        reply.filled(pull)
+    assert reply.filled(pull) == FIRST
     assert asked == ["0", "1", "1", "2"]
 
 
@@ -243,13 +243,13 @@ def test_a_site_lets_go_of_what_nobody_waits_for(monkeypatch):
     job = quadratic_job(algorithm, quadratic_data(2))
     net = Loopback({10 + k: site_of(job, k) for k in range(2)})
     site, found = net.sites[10], []
-    work = site._worked
+    work = site.work.exchange
 
     def watched(*given):
         found.append(site._answered)
         return work(*given)
 
-    monkeypatch.setattr(site, "_worked", watched)
+    monkeypatch.setattr(site.work, "exchange", watched)
     execute(server_of(job, net), 3)
     assert found == [(None, b"")] * len(found) and len(found) >= 3
     # And a short leaf that it holds does not hold the packet that it came in.

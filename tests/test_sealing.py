@@ -12,18 +12,16 @@ import pytest
 
 from fedbilevel.deployment.trial import make_keys
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.federation.sealing import (
+from fedbilevel.federation.signatures import (
     _REPLY,
     _REQUEST,
     KeyFiles,
     Signatures,
-    server_seal,
-    site_seal,
-)
-from fedbilevel.federation.signatures import (
     make_key_pair,
     read_private_key,
     read_public_key,
+    server_seal,
+    site_seal,
 )
 from fedbilevel.federation.wire import (
     CHECKSUM,
@@ -352,7 +350,7 @@ def test_a_packet_changed_in_any_byte_is_refused(keys):
     server = server_of(JOB, net, seal=keys.server)
     state, _ = server.start()
     exchanges = server.exchanges
-    header = exchanges.header("exchange", 1, 2)
+    header = exchanges.roster.header("exchange", round=1, exchange=2)
     question = exchanges.question(header, state.server, (1, 0), 0, [0, 1])
     exchanges.exchange(question, lambda client: (1, 0))
     packet, site = held[0], net.sites[10]

@@ -43,8 +43,15 @@ from fedbilevel.federation.flower.messages import (
     record_in,
 )
 from fedbilevel.federation.flower.node import Connection, serve_packets
-from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
-from fedbilevel.federation.wire import CHECKSUM, EVERYONE, Header, pack, unpack
+from fedbilevel.federation.signatures import KeyFiles, server_seal, site_seal
+from fedbilevel.federation.wire import (
+    CHECKSUM,
+    EVERYONE,
+    Header,
+    RefusedError,
+    pack,
+    unpack,
+)
 from tests.gateway import BLOCK, RULE, Gateway, forwards, make_certificates, make_key
 from tests.planted import assert_plain_arrays, settings, shared_values, sites_with_rows
 
@@ -339,10 +346,10 @@ class Instructor:
                 time.sleep(0.1)
             run = received[0].metadata.run_id
             (name,) = piece_objects(received[1])
-            hello = Assembly(1, 1 << 20)
-            found = pull_objects([name], lambda one: pull(run, one))[name]
-            hello.add(record_in(found))
-            content = as_content(make(bytes(hello.packet())))
+            found = pull_objects([name], lambda one: pull(run, one))
+            hello = Assembly([name], 1 << 20).filled(lambda one: record_in(found[one]))
+            assert not isinstance(hello, RefusedError)
+            content = as_content(make(bytes(hello)))
             forged = Message(content, reply_to=received[0])
             forged.metadata.__dict__.update(
                 _src_node_id=SUPERLINK_NODE_ID,

@@ -18,7 +18,7 @@ from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import SiteLimits, Terms
 from fedbilevel.federation.server import exchanges as exchanges_module
-from fedbilevel.federation.server.measuring import concluding
+from fedbilevel.federation.server.measuring import willing
 from fedbilevel.federation.wire import pack, unpack, unpack_start
 from fedbilevel.runtime import SimulatorRuntime, execute
 from fedbilevel.runtime.job import start_server
@@ -157,7 +157,7 @@ def test_a_federation_is_concluded_once(tmp_path):
     silent = site_of(job, 1, conclude=conclude, limits=SiteLimits(measure="none"))
     net.sites[11] = silent
     server = server_of(job, net, attempt=2)
-    assert concluding(server.exchanges) == [0, 2]
+    assert willing(server.exchanges, "concludes") == [0, 2]
 
 
 def test_a_server_goes_on_without_sites_that_do_not_measure():

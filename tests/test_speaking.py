@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fedbilevel.cli.node import sparing
 from fedbilevel.deployment.apps import _Progress
 from fedbilevel.deployment.processes import Process, free_port, read_json
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation import Identity, Roster, Terms
-from fedbilevel.federation.notices import Attentive, Sparing
 from fedbilevel.federation.signatures import make_key_pair
 from fedbilevel.federation.wire import EVERYONE, NOTICE, Header, pack
 from fedbilevel.runtime import execute
@@ -61,8 +61,7 @@ def test_a_server_says_why_one_is_missing_and_tells_that_node(job):
     site = net.sites[11]
     shown: list[str] = []
     site.report = shown.append
-    heeding = Attentive(site)
-    assert heeding.handle(packet) == b"" and not heeding.is_over
+    assert site.handle(packet) == b"" and not site.is_over
     assert shown == [f"the server does not take this node: {why}"]
 
 
@@ -105,7 +104,7 @@ def heeding(job):
     told: list[str] = []
     net = Loopback({10 + k: site_of(job, k, report=told.append) for k in range(3)})
     runtime = server_of(job, net)
-    return Attentive(net.sites[10]), runtime.roster, net, told
+    return net.sites[10], runtime.roster, net, told
 
 
 def test_all_nodes_are_told_that_it_is_over(heeding):
@@ -136,7 +135,7 @@ def test_a_changed_notice_ends_no_node(heeding):
     packet = bytearray(farewell())
     packet[-1] ^= 1
     site.handle(bytes(packet))
-    assert not site.is_over and told[0].startswith("notice refused: damaged")
+    assert not site.is_over and told[0].startswith("packet refused: damaged")
     site.handle(farewell(kind="other", info={"kind": NOTICE}))
     assert not site.is_over
     assert told[1] == "packet refused: garbage: kind 'other' is not known"
@@ -144,7 +143,7 @@ def test_a_changed_notice_ends_no_node(heeding):
 
 def test_a_notice_that_cannot_be_noted_ends_no_node(heeding, monkeypatch):
     site, _, _, told = heeding
-    (held,) = site.site.checkpoints.values()
+    (held,) = site.checkpoints.values()
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(held, "save", lambda: (_ for _ in ()).throw(full))
     assert site.handle(farewell()) == b""
@@ -162,7 +161,7 @@ def test_a_notice_comes_once(heeding):
 
 def test_what_a_node_refuses_is_said_once_a_minute():
     said, now = [], [0.0]
-    report = Sparing(said.append, lambda: now[0])
+    report = sparing(said.append, lambda: now[0])
     for now[0] in (0.0, 1.0, 59.0, 61.0, 62.0):
         report("packet refused: settings")
     report("packet refused: replayed")

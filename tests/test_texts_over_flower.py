@@ -20,7 +20,7 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment
 from fedbilevel.federation import Terms
-from fedbilevel.federation.sealing import KeyFiles
+from fedbilevel.federation.signatures import KeyFiles
 from fedbilevel.result import Result
 from tests.gateway import Gateway, make_certificates, make_key
 

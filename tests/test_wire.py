@@ -221,7 +221,7 @@ def test_a_server_refuses_5000_tampered_replies(federation):
     net = Loopback(net.sites, script)
     server = server_of(job, net, attempt=2, left_out=named.append)
     exchanges, start = server.exchanges, server.blank().server
-    header = exchanges.header("exchange", 1, 1)
+    header = exchanges.roster.header("exchange", round=1, exchange=1)
     question = exchanges.question(header, start, (keys.ROUNDS, 0), 0, [0, 1])
     for number in range(5000):
         how = [*MUTATIONS, replayed][number % (len(MUTATIONS) + 1)]

@@ -333,7 +333,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the operator of a site allows: see `federation.limits.SiteLimits`."""
+    """What the operator of a site allows: see `federation.ledger.SiteLimits`."""
 
     measure: str | None = _allows(
         None,

@@ -122,7 +122,7 @@ def serve(
     from fedbilevel.deployment.superlink import SuperLink
     from fedbilevel.experiments.run_folder import require_served_again
     from fedbilevel.experiments.served_model import blank_task
-    from fedbilevel.federation.sealing import KeyFiles
+    from fedbilevel.federation.signatures import KeyFiles
 
     require_served_again(experiment, out)
     _check_track(track, begun=(out / _folders.FEDERATION).exists())

@@ -1,7 +1,8 @@
 """The command `node`: one site of a federation, with rows that never leave it."""
 
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ def read_limits(**given: Any) -> Any:
     return SiteLimits(**given)
 
 
+_AGAIN = 60.0  # seconds after which the same is said again
 LIMITS = declared(Limits, read_limits)
 # The server says when a node ends, and how often it measures.
 _SERVERS = {one.name for one, known in options_of(Settings) if known.agree != SITES}
@@ -103,21 +105,19 @@ def node(
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.experiments.sites import build_site
     from fedbilevel.federation.flower.node import Connection
-    from fedbilevel.federation.notices import Sparing
-    from fedbilevel.federation.sealing import KeyFiles, site_seal
-    from fedbilevel.federation.wire import CHECKSUM
+    from fedbilevel.federation.signatures import KeyFiles, site_seal
     from fedbilevel.runtime import configure
 
-    seal = CHECKSUM
+    keys = None
     if private_key and server_key:
-        seal = site_seal(client, KeyFiles(private_key, (server_key,)))
+        keys = KeyFiles(private_key, (server_key,))
     # Without certificates Flower takes any node, and one of a new name at once.
     flower_key = private_key if root_certificates else None
     link = Connection(superlink, root_certificates, flower_key, patience)
     configure(experiment.precision, cores=cores)
     console = Console(stderr=True)
 
-    report = Sparing(lambda text: console.print(text, markup=False, soft_wrap=True))
+    report = sparing(lambda text: console.print(text, markup=False, soft_wrap=True))
 
     with private_files():
         make_private_folder(state)
@@ -127,7 +127,7 @@ def node(
             trial=trial,
             folder=state,
             report=report,
-            seal=seal,
+            seal=site_seal(client, keys),
             limits=limits,
             identity=identity,
             minimum=minimum,
@@ -160,30 +160,45 @@ def _identity(
             f"{len(site_keys)} times --site-key for {experiment.clients} clients: a "
             "secure mean needs the public keys of all, in their order, or --insecure."
         )
-    from fedbilevel.federation.secure.identity import SiteIdentity
+    from fedbilevel.federation.signatures import SiteIdentity
 
     return SiteIdentity.read(client, private_key, site_keys)
 
 
+def sparing(
+    say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[str], None]:
+    """Return how to say a thing once, and again only after a minute."""
+    said: dict[str, float] = {}
+
+    def once(text: str) -> None:
+        now = clock()
+        for old in [one for one, at in said.items() if now - at >= _AGAIN]:
+            del said[old]
+        if text not in said:
+            said[text] = now
+            say(text)
+
+    return once
+
+
 def _take_part(site: Any, link: Any) -> None:
     from fedbilevel.federation.flower.node import serve_packets
-    from fedbilevel.federation.notices import Attentive
 
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
     console = Console(stderr=True)
     console.print(f"Client {site.client} is ready, its state is in {site.folder}")
-    attentive = Attentive(site)
     collect_as_usual()
     serve_packets(
         link,
-        attentive.handle,
+        site.handle,
         largest=site.largest,
-        asked_to_stop=lambda: bool(asked) or attentive.is_over,
+        asked_to_stop=lambda: bool(asked) or site.is_over,
         report=site.report,
     )
-    console.print("The federation is over." if attentive.is_over else "Ended as asked.")
+    console.print("The federation is over." if site.is_over else "Ended as asked.")
 
 
 def require_flower() -> None:

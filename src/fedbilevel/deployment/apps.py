@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,13 @@ from fedbilevel.experiments.sites import build_site, local_options, without_file
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
-from fedbilevel.federation.sealing import KeyFiles, server_seal, site_seal
-from fedbilevel.federation.secure.identity import SiteIdentity
-from fedbilevel.federation.wire import CHECKSUM, Seal
-from fedbilevel.runtime import OnRound, configure
+from fedbilevel.federation.signatures import (
+    KeyFiles,
+    SiteIdentity,
+    server_seal,
+    site_seal,
+)
+from fedbilevel.runtime import configure
 from fedbilevel.tracking import from_anywhere, tracker
 
 PROCESS, PROGRESS, ERROR, LOG = (
@@ -68,10 +71,6 @@ class Served:
     preparation: Path | None = None
     track: str | None = None
     tuning: Mapping[str, Any] | None = None
-
-    def seal(self) -> Seal:
-        """Return how the server knows packets of its sites, and they its own."""
-        return CHECKSUM if self.keys is None else server_seal(self.keys)
 
     def config(self) -> dict[str, Any]:
         """Return it as the configuration of a run: of files only the paths."""
@@ -145,11 +144,14 @@ def _serve(grid: Grid, context: Context) -> None:
     try:
         with (
             (folder / LOG).open("a", buffering=1) as log,
-            _tracked(served) as on_round,
+            # Whether the place is free was asked before; one served again appends.
+            tracker(served.track, about=experiment.chosen(), resume=True)
+            if served.track is not None
+            else nullcontext(None) as on_round,
         ):
             say = functools.partial(print, file=log)
             common = (GridTransport(grid, halt), experiment, folder, terms)
-            more = {"seal": served.seal(), "report": say, "watch": watch}
+            more = {"seal": server_seal(served.keys), "report": say, "watch": watch}
             steps, place = None, served.preparation
             if served.tuning is not None:
                 search = dict(served.tuning)
@@ -166,7 +168,11 @@ def _serve(grid: Grid, context: Context) -> None:
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
     except Exception as error:
-        text = _described(error)
+        # Of what nobody expected the traceback.
+        text = str(error)
+        if not isinstance(error, FedbilevelError):
+            known = isinstance(error, OSError)
+            text = sentence_of(error) if known else traceback.format_exc()
         write_atomically(folder / ERROR, text)
         raise
 
@@ -181,13 +187,6 @@ class _Progress:
         """Write what is new, and what was known before."""
         self.known |= news
         self.path.write_text(json.dumps(self.known))
-
-
-def _described(error: Exception) -> str:
-    """Say what happened, with the traceback of what nobody expected."""
-    if isinstance(error, FedbilevelError):
-        return str(error)
-    return sentence_of(error) if isinstance(error, OSError) else traceback.format_exc()
 
 
 @client_app.train()
@@ -226,7 +225,9 @@ def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
     except TypeError as error:
         raise InvalidInputError(f"the settings of the server: {error}.") from error
     configure(experiment.precision, cores=1)
-    client = int(held["client"])
+    client, keys = int(held["client"]), None
+    if "private_key" in held:
+        keys = KeyFiles(Path(held["private_key"]), (Path(held["server_key"]),))
     (Path(held["state"]) / ERROR).unlink(missing_ok=True)
     return build_site(
         experiment,
@@ -234,18 +235,11 @@ def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
         trial=held.get("trial") == "true",
         folder=Path(held["state"]),
         holds=False,
-        seal=_site_seal(client, held),
+        seal=site_seal(client, keys),
         limits=SiteLimits.read(dict(held)),
         identity=_identity(client, held),
         minimum=int(held.get("minimum", 2)),
     )
-
-
-def _site_seal(client: int, held: Mapping[str, str]) -> Seal:
-    if "private_key" not in held:
-        return CHECKSUM
-    keys = KeyFiles(Path(held["private_key"]), (Path(held["server_key"]),))
-    return site_seal(client, keys)
 
 
 def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
@@ -253,13 +247,3 @@ def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
         return None
     public = [Path(path) for path in held["site_keys"].split(os.pathsep)]
     return SiteIdentity.read(client, Path(held["private_key"]), public)
-
-
-def _tracked(served: Served) -> AbstractContextManager[OnRound | None]:
-    """Return what every measured round is written by.
-
-    Whether a place is free was asked before; a server that was started again appends.
-    """
-    if served.track is None:
-        return nullcontext(None)
-    return tracker(served.track, about=served.experiment.chosen(), resume=True)

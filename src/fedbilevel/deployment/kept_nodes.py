@@ -7,7 +7,9 @@ key was revoked. A run is over when its SuperLink ends: the server begins anothe
 after the last round that it kept itself.
 """
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,19 @@ from fedbilevel.errors import InvalidInputError
 
 _FORMAT = 1
 _LARGEST = 64 << 20  # bytes of a file that is read
+
+
+def _keeping(change: Callable) -> Any:
+    """Let a method that changes who the nodes are write them to the file, too."""
+
+    @functools.wraps(change)
+    def changed(self: "KeptNodes", *arguments: Any, **more: Any) -> Any:
+        with self.lock:
+            result = change(self, *arguments, **more)
+            self._keep()
+            return result
+
+    return changed
 
 
 class KeptNodes(InMemoryLinkState):
@@ -51,32 +66,10 @@ class KeptNodes(InMemoryLinkState):
             self.node_public_key_to_node_id[node.public_key] = node.node_id
             self.owner_to_node_ids.setdefault(node.owner_aid, set()).add(node.node_id)
 
-    def create_node(self, *arguments: Any, **more: Any) -> int:
-        """Let in a node, and keep it."""
-        with self.lock:
-            number = super().create_node(*arguments, **more)
-            self._keep()
-            return number
-
-    def delete_node(self, owner_aid: str, node_id: int) -> None:
-        """Revoke a node's key, and keep that."""
-        with self.lock:
-            super().delete_node(owner_aid, node_id)
-            self._keep()
-
-    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """Note that a node came, and keep that."""
-        with self.lock:
-            changed = super().activate_node(node_id, heartbeat_interval)
-            self._keep()
-            return changed
-
-    def deactivate_node(self, node_id: int) -> bool:
-        """Note that a node left, and keep that."""
-        with self.lock:
-            changed = super().deactivate_node(node_id)
-            self._keep()
-            return changed
+    create_node = _keeping(InMemoryLinkState.create_node)
+    delete_node = _keeping(InMemoryLinkState.delete_node)
+    activate_node = _keeping(InMemoryLinkState.activate_node)
+    deactivate_node = _keeping(InMemoryLinkState.deactivate_node)
 
     def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
         """Return the statuses of runs; those of an earlier SuperLink have ended.

@@ -159,14 +159,18 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def listens(address: str) -> bool:
-    """Say whether somebody listens at an address."""
+def called_at(address: str) -> tuple[str, int]:
+    """Return host and port by which processes of this machine call an address."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit()):
         raise InvalidInputError(f"address '{address}': write HOST:PORT.")
-    host = "127.0.0.1" if host == "0.0.0.0" else host
+    return "127.0.0.1" if host == "0.0.0.0" else host, int(port)
+
+
+def listens(address: str) -> bool:
+    """Say whether somebody listens at an address."""
     try:
-        socket.create_connection((host, int(port)), 1).close()
+        socket.create_connection(called_at(address), 1).close()
     except OSError:
         return False
     return True

@@ -19,6 +19,7 @@ from fedbilevel.deployment.processes import (
 )
 from fedbilevel.deployment.superlink import SuperLink, key_of
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.federation.signatures import server_seal
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch
 
@@ -46,7 +47,7 @@ def serve_over_flower(
     KeyboardInterrupt, all processes are ended; the folder can be served again.
     With keys packets are signed; with certificates, too, Flower lets in no others.
     """
-    served.seal()  # or what is wrong with the keys, before anything starts
+    server_seal(served.keys)  # or what is wrong with the keys, before anything starts
     folder, keys = served.folder, served.keys
     node_keys = keys.peers if keys is not None and link.certificates else ()
     terms = replace(served.terms, keys=tuple(key_of(path) for path in node_keys))

@@ -19,7 +19,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedbilevel._files import make_private_folder, write_atomically
 from fedbilevel.deployment.guarded_superlink import TOKEN
-from fedbilevel.deployment.processes import Process, tied
+from fedbilevel.deployment.processes import Process, called_at, tied
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.flower.messages import fingerprint
 from fedbilevel.federation.signatures import read_public_key
@@ -81,8 +81,16 @@ class SuperLink:
 
     def process(self) -> Process:
         """Return the SuperLink behind its guard, not started yet."""
-        host, port = self._host_and_port()
-        where = ["--host", host, "--port", port]
+        _, port = called_at(self.address)  # or what is wrong with it
+        host = self.address.rpartition(":")[0]
+        if host not in _LOCAL:
+            # Our own processes would come from there, and be refused by the guard.
+            raise InvalidInputError(
+                f"address '{self.address}': the SuperLink takes orders from this "
+                "machine alone. Listen at 127.0.0.1, behind the proxy of the guide, or "
+                "at 0.0.0.0."
+            )
+        where = ["--host", host, "--port", str(port)]
         kept = ["--database", str(self._nodes())] if self.remembers else []
         # All that our app needs is installed; nothing is to be fetched for a run.
         kept += ["--disable-runtime-dependency-installation"]
@@ -102,19 +110,6 @@ class SuperLink:
             )
         return file
 
-    def _host_and_port(self) -> tuple[str, str]:
-        host, _, port = self.address.rpartition(":")
-        if not (host and port.isdigit()):
-            raise InvalidInputError(f"address '{self.address}': write HOST:PORT.")
-        if host not in _LOCAL:
-            # Our own processes would come from there, and be refused by the guard.
-            raise InvalidInputError(
-                f"address '{self.address}': the SuperLink takes orders from this "
-                "machine alone. Listen at 127.0.0.1, behind the proxy of the guide, or "
-                "at 0.0.0.0."
-            )
-        return host, port
-
     def server(self, run: int) -> Process:
         """Return the server of a run, not started yet."""
         command = [sys.executable, "-m", "fedbilevel.deployment.server"]
@@ -126,8 +121,7 @@ class SuperLink:
     @property
     def _local(self) -> str:
         """The address by which processes of this machine call it."""
-        host, _, port = self.address.rpartition(":")
-        return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        return "{}:{}".format(*called_at(self.address))
 
     def _security(self) -> list[str]:
         if self.certificates is None:
@@ -183,11 +177,7 @@ class SuperLink:
         make_private_folder(client.home)
         held = {"config.toml": config, "credentials.yaml": self._credentials()}
         for name, text in held.items():
-            write_atomically(
-                client.home / name,
-                text,
-                mode=0o600,
-            )
+            write_atomically(client.home / name, text, mode=0o600)
         return subprocess.run(
             tied(client.command),
             env=client.environment(),
@@ -219,5 +209,4 @@ class SuperLink:
             "fedbilevel_app/apps.py": _APPS,
         }
         for name, text in files.items():
-            path = self.folder / "app" / name
-            write_atomically(path, text)
+            write_atomically(self.folder / "app" / name, text)

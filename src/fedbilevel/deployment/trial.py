@@ -18,8 +18,7 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.served_model import leave_of_trial
 from fedbilevel.experiments.sites import LOCAL
-from fedbilevel.federation.sealing import KeyFiles
-from fedbilevel.federation.signatures import make_key_pair
+from fedbilevel.federation.signatures import KeyFiles, make_key_pair
 from fedbilevel.models import can_be_kept
 from fedbilevel.result import Result
 from fedbilevel.runtime import Watch

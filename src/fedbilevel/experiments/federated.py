@@ -47,7 +47,7 @@ from fedbilevel.federation import (
     blind_job,
     settings_fingerprint,
 )
-from fedbilevel.federation.server.conclusions import together
+from fedbilevel.federation.server.measuring import together
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
@@ -152,7 +152,7 @@ def gathered(
         weights=experiment.weights,
         check_facts=SiteSchema.check,
         seal=seal,
-        told=None if steps is None else steps.info(),
+        steps=None if steps is None else steps.info(),
     )
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=roster.clients if first else terms.minimum)

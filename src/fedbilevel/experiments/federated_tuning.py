@@ -37,7 +37,7 @@ from fedbilevel.federation import (
     Transport,
     settings_fingerprint,
 )
-from fedbilevel.federation.server.measuring import measuring
+from fedbilevel.federation.server.measuring import willing
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
@@ -166,7 +166,7 @@ class _Trials:
         # Metrics may know test rows: sites that hold rows out measure none.
         metrics = () if given.held_out else tuple(sites.metrics)
         runtime = FederationRuntime(job, roster, metrics)
-        if not measuring(runtime.exchanges):
+        if not willing(runtime.exchanges, "measures"):
             raise InvalidInputError(
                 "no site judges a trial: with masks its operator must allow it (`node "
                 "--measure scalars`), and a site needs five upper rows to hold some "

@@ -41,7 +41,7 @@ from fedbilevel.tasks import Task
 from fedbilevel.tasks._base import own_places
 
 if TYPE_CHECKING:
-    from fedbilevel.federation.secure.identity import SiteIdentity
+    from fedbilevel.federation.signatures import SiteIdentity
 
 # Where rows lie is each side's own business.
 LOCAL = ("data", *(one.name for one in fields(TableChoices)))

@@ -4,7 +4,8 @@
 them through a `Transport`; the one over Flower is in `fedbilevel.federation.flower`.
 """
 
-from fedbilevel.federation.limits import SiteLimits as SiteLimits
+from fedbilevel.federation.ledger import ServerReleases as ServerReleases
+from fedbilevel.federation.ledger import SiteLimits as SiteLimits
 from fedbilevel.federation.server.blind_job import (
     algorithm_fingerprint as algorithm_fingerprint,
 )
@@ -12,7 +13,6 @@ from fedbilevel.federation.server.blind_job import blind_job as blind_job
 from fedbilevel.federation.server.blind_job import (
     settings_fingerprint as settings_fingerprint,
 )
-from fedbilevel.federation.server.releases import ServerReleases as ServerReleases
 from fedbilevel.federation.server.roster import Identity as Identity
 from fedbilevel.federation.server.roster import Member as Member
 from fedbilevel.federation.server.roster import Roster as Roster

@@ -4,11 +4,16 @@ A reply that was computed may never be taken in: it came late, or the server fel
 to its last checkpoint. The server therefore says, with every message, after which
 exchange this client stands (`accepted`), and which one no restart can undo (`kept`).
 From `kept` on a site holds a checkpoint of every exchange, and continues from the one
-it is told.
+that the server names.
+
+Whoever carries packets could record a request and send it again, and a server that lost
+its way could send a counter so large that everything after it looks old. A site keeps
+the newest request it answered with its checkpoints, and refuses both.
 """
 
 import json
 import warnings
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +23,16 @@ import numpy as np
 from fedbilevel import _tree
 from fedbilevel._files import make_private_folder, read_arrays, write_arrays
 from fedbilevel.errors import DamagedFileWarning
-from fedbilevel.federation.freshness import Newest
 from fedbilevel.federation.wire import PROTOCOL, Header, RefusedError
 from fedbilevel.runtime.checkpoint import DAMAGED
 from fedbilevel.runtime.job import Kept
 
 START = 0  # the exchange after which a client stands before any
+# A server that fails and is started again every half minute needs three days for these.
+_MOST_ATTEMPTS = 10_000
+# At twenty exchanges a second a site would have missed five months of them.
+_MOST_STEPS = 2**28
+_COUNTERS = ("number", "exchange", "round", "index")
 
 
 def put_aside(path: Path, error: Exception) -> None:
@@ -36,6 +45,61 @@ def put_aside(path: Path, error: Exception) -> None:
         DamagedFileWarning,
         stacklevel=2,
     )
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest request that was answered, and the largest counters that were seen.
+
+    Requests are ordered by `attempt` and `number`; the others may fall back when the
+    server does, to its last checkpoint.
+    """
+
+    attempt: int = 0
+    number: int = 0
+    exchange: int = 0
+    round: int = 0
+    index: int = 0
+
+    def check(self, header: Header) -> None:
+        """Refuse a request that is not newer, or too new to be true."""
+        if header.attempt < self.attempt:
+            raise RefusedError("attempt", "from a server that was replaced since")
+        again = header.attempt == self.attempt
+        if again and header.number <= self.number:
+            raise RefusedError(
+                "replayed",
+                f"request {header.number} of attempt {header.attempt}, after "
+                f"{self.number} was answered",
+            )
+        if header.attempt > self.attempt + _MOST_ATTEMPTS:
+            raise RefusedError("jump", self._too_far("attempt", header.attempt))
+        for name in _COUNTERS:
+            # Of a new attempt the requests are counted anew.
+            start = 0 if name == "number" and not again else getattr(self, name)
+            if getattr(header, name) > start + _MOST_STEPS:
+                raise RefusedError("jump", self._too_far(name, getattr(header, name)))
+        # A client does not stand after what is asked of it.
+        asks = header.kind == "exchange"
+        if not header.kept <= header.accepted <= header.exchange - asks:
+            raise RefusedError(
+                "jump",
+                f"exchange {header.exchange} after {header.accepted} was accepted and "
+                f"{header.kept} kept",
+            )
+
+    def after(self, header: Header) -> "Newest":
+        """Return what is newest after a request was answered."""
+        return Newest(
+            header.attempt,
+            header.number,
+            max(self.exchange, header.exchange),
+            max(self.round, header.round),
+            max(self.index, header.index),
+        )
+
+    def _too_far(self, name: str, value: int) -> str:
+        return f"{name} {value} cannot be reached from {getattr(self, name)}"
 
 
 class SiteCheckpoints:
@@ -84,7 +148,7 @@ class SiteCheckpoints:
         about = {
             "protocol": PROTOCOL,
             "client": self.client,
-            "newest": self.newest.as_dict(),
+            "newest": asdict(self.newest),
             "exchanges": sorted(self.kept),
         }
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -104,7 +168,8 @@ class SiteCheckpoints:
             for exchange in about["exchanges"]:
                 leaves = [arrays[f"{exchange}/{name}"] for name in self.names]
                 self.kept[exchange] = self._checked(leaves)
-            self.newest = Newest.read(about["newest"])
+            newest = about["newest"]
+            self.newest = Newest(**{n: int(newest[n]) for n in asdict(self.newest)})
         except DAMAGED as error:
             put_aside(self.path, error)
             self.kept, self.newest = {}, Newest()

@@ -1,7 +1,9 @@
-"""What a site has told so far, on its disk, and what it refuses to tell beyond it.
+"""What a site allows, what it and a server have released, on disk, and the limits.
 
 Everything is written down before it leaves, so that no crash and no restart forgets it,
-and is counted over all federations: a server that begins another one gains nothing.
+and is counted over all federations: a server that begins another one gains nothing. A
+server counts what it asked for under noise. An exchange that is made again, after a
+restart or for want of replies, is one release more: sites draw other noise.
 
 What a server can still learn of a site that measures: one loss and one value of each
 metric, at a point of its choice, for every exchange that it claims to have made. The
@@ -12,17 +14,21 @@ protects against a server that lies; with masks or noise nothing is measured by 
 """
 
 import json
+import math
 from collections import Counter
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fedbilevel._files import write_atomically
-from fedbilevel.errors import CheckpointError
-from fedbilevel.federation.limits import SiteLimits
+from fedbilevel._schema import Limits
+from fedbilevel.channels import SecureMean
+from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, sha256_of
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.privacy import is_noisy, privacy_of_releases
 
+MEASURES = ("none", "scalars")
 _FEDERATIONS = 64  # of which the last measurement is remembered
 Releases = Counter[tuple[int, int]]
 
@@ -42,8 +48,127 @@ def write_releases(releases: Releases) -> list[list[int]]:
     return [[*kind, times] for kind, times in sorted(releases.items()) if times]
 
 
+@dataclass(frozen=True)
+class SiteLimits(Limits):
+    """How much a site reports to a server, and from how many rows.
+
+    `measure` is none, or scalars: the loss and the metrics of all its rows, a number
+    each, no gradient. Where it is left out a site measures, unless its replies are
+    masked or noisy: a number in the clear would go around that. With noise measuring
+    cannot be allowed, as epsilon would not count it; with masks the operator may.
+
+    `max_exchanges` are the replies that a site gives, and as many measurements at most;
+    `max_epsilon` is the privacy that it spends, both over all federations that its
+    state folder has seen. `minimum_batch` and `minimum_rows` are refused to go below.
+    Nothing but `measure` is limited by default: a site cannot know how long a run is.
+    """
+
+    def __post_init__(self) -> None:
+        if self.measure not in (None, *MEASURES):
+            raise InvalidInputError(
+                f"measure='{self.measure}': choose {' or '.join(MEASURES)}."
+            )
+        for one in fields(self)[1:]:
+            value = getattr(self, one.name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise InvalidInputError(
+                    f"{one.name}={value}: a limit is above 0 and finite; leave it out "
+                    "to have none."
+                )
+
+    def measures(self, job: Job) -> bool:
+        """Say whether the site measures."""
+        if self.measure is None:
+            masked = isinstance(job.channel.reduction, SecureMean)
+            return not (masked or is_noisy(job))
+        return self.measure == "scalars"
+
+    def check(self, job: Job) -> None:
+        """Raise unless a site with these rows and settings may start at all."""
+        sizes = (job.data.upper_sizes, job.data.lower_sizes)
+        rows = min(int(size[0]) for size in sizes)
+        if rows < self.minimum_rows:
+            raise InvalidInputError(
+                f"this site has {rows} rows at one of the levels, but minimum_rows is "
+                f"{self.minimum_rows}. Take part with more rows, or allow fewer."
+            )
+        batches = [job.upper_batch or rows, job.lower_batch or rows]
+        batch = min(*batches, rows)
+        if batch < self.minimum_batch:
+            raise InvalidInputError(
+                f"a sample is of {batch} rows, but minimum_batch is "
+                f"{self.minimum_batch}. Choose a larger batch, on the server and at "
+                "all sites alike, or allow smaller ones."
+            )
+        self._check_noise(job)
+
+    def _check_noise(self, job: Job) -> None:
+        if is_noisy(job) and self.measure == "scalars":
+            raise InvalidInputError(
+                "measure='scalars' with noise: measurements have none, so that epsilon "
+                "would not hold. Leave out one of them."
+            )
+        if self.max_epsilon is None:
+            return
+        if not is_noisy(job):
+            raise InvalidInputError(
+                f"max_epsilon={self.max_epsilon:g} without noise: there is no epsilon "
+                "that could be kept. Add clip and noise, or leave out the limit."
+            )
+        privacy_of_releases(job, {(1, 1): 1})  # or why it cannot be computed
+
+    @staticmethod
+    def read(given: dict[str, Any]) -> "SiteLimits":
+        """Read limits from names and texts, as Flower's node configuration has them."""
+        kinds = {"measure": str, "max_epsilon": float}
+        names = [one.name for one in fields(SiteLimits) if one.name in given]
+        try:
+            found = {name: kinds.get(name, int)(given[name]) for name in names}
+        except ValueError as error:
+            raise InvalidInputError(f"the limits of this node: {error}.") from error
+        return SiteLimits(**found)
+
+
+class ServerReleases:
+    """Counts asked exchanges by the blocks of a reply, and by how many replied."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path, self.counts = path, Counter()
+        if path is None or not path.exists():
+            return
+        try:
+            self.counts = read_releases(json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is damaged ({error}), so that epsilon is not known. Put back "
+                "a copy, or choose a new folder."
+            ) from error
+
+    def ask(self, blocks: int, asked: int) -> None:
+        """Count an exchange that is about to be asked for, as if all would reply."""
+        self.counts[blocks, asked] += 1
+        self._save()
+
+    def settle(self, blocks: int, asked: int, taken: int, came: int | None) -> None:
+        """Correct the last one by what came: those who stay away bring no noise.
+
+        Replies that `came` count, even if they made no mean; None if nobody was asked.
+        """
+        if came == 0:
+            return  # what nobody saw was computed all the same
+        self.counts[blocks, asked] -= 1
+        if came is not None:
+            self.counts[blocks, taken or came] += 1
+        self._save()
+
+    def _save(self) -> None:
+        if self.path is not None:
+            text = json.dumps(write_releases(self.counts)) + "\n"
+            write_atomically(self.path, text)
+
+
 class SiteLedger:
-    """Counts what one site told, and keeps its limits.
+    """Counts what one site released, and keeps its limits.
 
     Without a `folder` it is forgotten with the process.
     """
@@ -159,7 +284,7 @@ class SiteLedger:
             # To begin anew would forget what was released.
             raise CheckpointError(
                 f"{self.path} is damaged ({error}), so that nobody knows what this "
-                "site has told. Put back a copy, or move it away to begin at nothing."
+                "site has released. Put back a copy, or move it away to begin anew."
             ) from error
 
 

@@ -1,5 +1,9 @@
 """Elliptic curve keys that sign: who holds the public one knows who wrote some bytes.
 
+TLS and Flower's keys show who is connected, not who wrote a packet: Flower carries what
+one node pushes to another as if the server had sent it. So the server signs its
+requests, every site its replies, and whoever is named in a header must have signed it.
+
 The keys are those that Flower knows a node by, made with `ssh-keygen -t ecdsa -b 384`.
 A signature is ECDSA over SHA-384 of the purpose, a zero byte and the message, so that
 what was signed for one purpose cannot be shown for another. Needs `cryptography`, which
@@ -7,7 +11,9 @@ comes with `fedbilevel[flower]`.
 """
 
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -29,6 +35,15 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation.wire import (
+    CHECKSUM,
+    EVERYONE,
+    PROTOCOL,
+    Parts,
+    RefusedError,
+    Seal,
+    sha256_of,
+)
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -37,6 +52,10 @@ _LARGEST = 384  # bits of a key
 _NUMBER_BYTES = _LARGEST // 8  # of each of the two numbers of a signature
 SIGNATURE_BYTES = 2 * _NUMBER_BYTES
 _HASH = ec.ECDSA(hashes.SHA384())
+_REQUEST = f"fedbilevel request, protocol {PROTOCOL}".encode()
+_REPLY = f"fedbilevel reply, protocol {PROTOCOL}".encode()
+_MASKING = b"fedbilevel masking key"
+_AUTHOR_BYTES = 4  # of who signed
 
 
 def read_private_key(path: Path) -> PrivateKey:
@@ -107,3 +126,151 @@ def is_signed(key: PublicKey, purpose: bytes, message: bytes, signature: bytes) 
     except InvalidSignature:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """Where the keys of one side lie, as ssh-keygen writes them.
+
+    `private` is its own, `peers` are public ones: at the server those of clients 0, 1,
+    ..., at a site that of the server.
+    """
+
+    private: Path
+    peers: tuple[Path, ...]
+
+
+class Signatures:
+    """The seal of one side: it signs with its own key, and knows those of its peers.
+
+    `own` is the number under which it signs, that of a client or EVERYONE for the
+    server; `peers` are the public keys by number. What is signed is the SHA-256 of the
+    content, for the purpose `writes`; marks are read for the purpose `reads`.
+    """
+
+    size = _AUTHOR_BYTES + SIGNATURE_BYTES
+
+    def __init__(
+        self,
+        own: int,
+        private: PrivateKey,
+        peers: Mapping[int, PublicKey],
+        *,
+        writes: bytes,
+        reads: bytes,
+    ) -> None:
+        self._own, self._private, self._peers = own, private, dict(peers)
+        self._writes, self._reads = writes, reads
+
+    def mark(self, content: Parts) -> bytes:
+        """Return who signs, and the signature."""
+        signature = sign(self._private, self._writes, sha256_of(content))
+        return self._own.to_bytes(_AUTHOR_BYTES, "big") + signature
+
+    def author(self, content: Parts, mark: bytes) -> int:
+        """Return who signed; refuse what was signed by nobody that is known."""
+        number = int.from_bytes(mark[:_AUTHOR_BYTES], "big")
+        key, signature = self._peers.get(number), mark[_AUTHOR_BYTES:]
+        # Of long packets SHA-256 is several times faster than the SHA-384 of a
+        # signature.
+        found = sha256_of(content)
+        if key is None or not is_signed(key, self._reads, found, signature):
+            raise RefusedError(
+                "signature",
+                "not signed with a key that is known here: somebody else's packet, a "
+                "changed one, or one of a side that runs without keys",
+            )
+        return number
+
+
+def server_seal(keys: KeyFiles | None) -> Seal:
+    """Return the server's seal, which is a checksum without keys."""
+    if keys is None:
+        return CHECKSUM
+    peers = {client: read_public_key(path) for client, path in enumerate(keys.peers)}
+    first: dict[bytes, int] = {}
+    for client, key in peers.items():
+        other = first.setdefault(public_bytes(key), client)
+        if other != client:
+            raise InvalidInputError(
+                f"clients {other} and {client} have the same key, "
+                f"{keys.peers[client]}. Make one for every site."
+            )
+    private = read_private_key(keys.private)
+    return Signatures(EVERYONE, private, peers, writes=_REQUEST, reads=_REPLY)
+
+
+def site_seal(client: int, keys: KeyFiles | None) -> Seal:
+    """Return the seal of one client, which is a checksum without keys."""
+    if keys is None:
+        return CHECKSUM
+    (server_key,) = keys.peers
+    peers = {EVERYONE: read_public_key(server_key)}
+    private = read_private_key(keys.private)
+    return Signatures(client, private, peers, writes=_REPLY, reads=_REQUEST)
+
+
+class SiteIdentity:
+    """The private key of client number `client`, and the public keys of all clients.
+
+    A masking key is made for one federation and sent through the server, which could
+    send another one. So a site signs it with the key of its node, and takes those of
+    others only if they are signed by the keys on its own list, which it got outside of
+    the federation.
+    """
+
+    def __init__(
+        self, client: int, private: PrivateKey, public: Sequence[PublicKey]
+    ) -> None:
+        self._private, self._public = private, tuple(public)
+        numbers = [key.public_numbers() for key in self._public]
+        twice = [k for k, one in enumerate(numbers) if numbers.index(one) != k]
+        if twice:
+            raise InvalidInputError(
+                f"client {twice[0]} has the public key of client "
+                f"{numbers.index(numbers[twice[0]])}. Give each site's own key, in the "
+                "order of clients."
+            )
+        if numbers[client : client + 1] != [private.public_key().public_numbers()]:
+            raise InvalidInputError(
+                f"the public key listed for client {client} is not that of this site's "
+                "private key. Give the keys of all clients, from client 0 on."
+            )
+        self._known: dict[int, tuple[str, bytes]] = {}  # what was checked last
+
+    @staticmethod
+    def read(client: int, private: Path, public: Sequence[Path]) -> "SiteIdentity":
+        """Return the identity whose keys lie in files of ssh-keygen."""
+        known = [read_public_key(path) for path in public]
+        return SiteIdentity(client, read_private_key(private), known)
+
+    def sign(self, federation: str, client: int, key: bytes) -> bytes:
+        """Return the signature that goes with this site's masking key."""
+        return sign(self._private, _MASKING, _statement(federation, client, key))
+
+    def check(
+        self,
+        federation: str,
+        keys: Mapping[int, bytes],
+        signatures: Mapping[int, bytes],
+    ) -> None:
+        """Refuse masking keys, by client, that the clients did not sign themselves."""
+        for client, key in sorted(keys.items()):
+            if self._known.get(client) == (federation, key):
+                continue
+            if not 0 <= client < len(self._public):
+                raise RefusedError("key", f"client {client} is not on this site's list")
+            statement = _statement(federation, client, key)
+            signature = signatures.get(client, b"")
+            if not is_signed(self._public[client], _MASKING, statement, signature):
+                raise RefusedError(
+                    "key",
+                    f"the masking key of client {client} is not signed by the key that "
+                    "this site's list has for it",
+                )
+            self._known[client] = (federation, key)
+
+
+def _statement(federation: str, client: int, key: bytes) -> bytes:
+    name = federation.encode()
+    return struct.pack("<QQ", len(name), client) + name + key

@@ -1,9 +1,9 @@
 """A site's side of a federation: packets in, packets out, its rows stay here.
 
 A site takes part in an exchange, measures at the server's point, and says hello. It
-answers every packet; one that does not fit is answered with the reason, and changes
-nothing. It executes nothing that it is sent. How much it tells is its own business: see
-`SiteLimits` and `SiteLedger`.
+answers every packet but notices; one that does not fit is answered with the reason, and
+changes nothing. It executes nothing that it is sent. How much it reports is its own
+business: see `SiteLimits` and `SiteLedger`.
 """
 
 import time
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,13 +22,14 @@ from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.foreign import shown
-from fedbilevel.federation.ledger import SiteLedger
-from fedbilevel.federation.limits import SiteLimits
-from fedbilevel.federation.noise import SiteNoise
+from fedbilevel.federation.ledger import SiteLedger, SiteLimits
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
+from fedbilevel.federation.site_work import SiteWork
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
+    NOTICE,
+    SPARE,
     Bytes,
     Carried,
     Header,
@@ -40,28 +40,22 @@ from fedbilevel.federation.wire import (
     pack,
     refusal_of,
     sha256_of,
+    size_of,
     unpack,
     unpack_tree,
 )
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.exchange import (
-    Link,
-    client_scalars,
-    for_place,
-    server_turn,
-    start_kept,
-)
-from fedbilevel.runtime.job import Job, Kept, Where, start_server
-from fedbilevel.runtime.privacy import blocks_of, is_noisy
+from fedbilevel.runtime.exchange import Link, common_leaves, start_kept
+from fedbilevel.runtime.job import Job, Where
 
 if TYPE_CHECKING:
-    from fedbilevel.federation.secure.identity import SiteIdentity
     from fedbilevel.federation.secure.site import SiteSecrets
+    from fedbilevel.federation.signatures import SiteIdentity
 
-_SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _SHORT = 1 << 20  # bytes of a leaf that is copied rather than kept in its packet
 _LONGEST_NAME = 64  # of a federation
-# Returns the job that a hello tells, with the one that is measured, if any is.
+_LONGEST_NOTICE = 1 << 13  # bytes
+# Returns the job that a hello asks for, with the one that is measured, if any is.
 Follow = Callable[[Mapping[str, Any]], tuple[Job, Job | None]]
 
 
@@ -73,34 +67,19 @@ class Fingerprints:
     algorithm: str
 
 
-def links_of(job: Job) -> dict[Where, Link]:
-    """Return what happens in each phase, by its stage and number."""
-    every = job.every_phase().items()
-    return {where: Link.of(job, phase, where) for where, phase in every}
-
-
-def known_in_clear(link: Link, sent: PyTree, turn: Any) -> PyTree | None:
-    """Return what both sides know of what travels back; None where that is zero.
-
-    Of changes, which some channels let travel, nothing is known.
-    """
-    if link.job.channel.sends_changes:
-        return None
-    return link.known(jax.tree.map(jnp.asarray, sent), turn)
-
-
 class Site:
     """One client of a federation; `job` holds its rows alone, as client 0.
 
-    `facts` are told to the server when it says hello. With a `folder` what the client
+    `facts` are sent to the server when it says hello. With a `folder` what the client
     keeps outlives this process. `holds` says whether this process sees all packets, so
-    that the server need not repeat what it sent before. `conclude(state)` tells more of
-    a finished run from the server's state with the client's own blocks, stacked.
-    `report` is told of packets that nobody foresaw, for a person to read. `seal` is how
+    that the server need not repeat what it sent before. `conclude(state)` returns more
+    of a finished run from the server's state with the client's own blocks, stacked.
+    `report` gets packets that nobody foresaw, for a person to read. `seal` is how
     it knows the server's packets, and the server its own. `limits` are the operator's.
-    With `follow` a server may tell steps in its hello; without, such a one is refused.
+    With `follow` a server may give steps in its hello; without, such a one is refused.
     With a secure mean the site takes part in sums of `minimum` sites or more, and
-    believes the keys of others only if its `identity` knows who signed them.
+    believes the keys of others only if its `identity` knows who signed them. `is_over`
+    is set once the server has said that the federation is.
     """
 
     def __init__(
@@ -120,34 +99,22 @@ class Site:
         minimum: int = 2,
         follow: Follow | None = None,
     ) -> None:
-        self.job, self.client, self.fingerprints = job, client, fingerprints
+        self.work, self.client, self.fingerprints = SiteWork(job), client, fingerprints
         self.follow, self._followed = follow, ""
         self.facts, self.folder, self.holds = facts, folder, holds
         self.conclude, self.report, self.seal = conclude, report, seal
         self.identity, self.minimum = identity, minimum
         self.ledger = SiteLedger(job, limits or SiteLimits(), folder, client)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
+        self.is_over = False
         self._held: dict[str, np.ndarray] = {}
         # The digest of the last request, and its reply.
         self._answered: tuple[Any, bytes] = (None, b"")
-        self._arrays, self._static = eqx.partition(job, eqx.is_array)
-        self._seen: Job | None = job  # what is measured
-        self._programs: dict[Any, Callable] = {}
         self._masks = isinstance(job.channel.reduction, SecureMean)
         self._secrets: dict[str, SiteSecrets] = {}
         self._common: dict[Where, list[bool]] = {}
-        privacy = job.channel.privacy
-        self._noise = SiteNoise(privacy) if privacy and is_noisy(job) else None
-        self._blocks = blocks_of(job) if self._noise else {}
-        self._links = links_of(job)
-        self._state = jax.eval_shape(start_server, job)
-        self._messages = {where: _message(link) for where, link in self._links.items()}
-        self._sent = {
-            where: jax.eval_shape(job.channel.sent, message)
-            for where, message in self._messages.items()
-        }
-        sizes = [_size(one) for one in (self._state, *self._sent.values())]
-        self.largest = max(sizes) + _SPARE
+        shapes = (self.work.state, *self.work.sent.values())
+        self.largest = max(map(size_of, shapes)) + SPARE
 
     def handle(self, packet: Carried) -> bytes:
         """Answer a packet, whatever it holds, or what came in the place of one.
@@ -158,6 +125,8 @@ class Site:
         header = Header("refused", "", "", "", self.client, 0)
         try:
             header, listed, body = unpack(packet, self.largest, self.seal)
+            if header.kind == NOTICE:
+                return self._heed(header, packet)
             asked = (header, listed, sha256_of([body]))
             if asked != self._answered[0]:
                 self._answered = (asked, self._answer(header, listed, body))
@@ -165,9 +134,33 @@ class Site:
         except Exception as error:
             refusal = refusal_of(error)
             more = "" if refusal is error else f", {shown(str(error))}"
-            self.report(f"packet refused: {refusal}{more}")
+            what = "notice" if header.kind == NOTICE else "packet"
+            self.report(f"{what} refused: {refusal}{more}")
+            if header.kind == NOTICE:
+                return b""
             info = {"reason": refusal.reason, "detail": refusal.detail}
             return self._reply(replace(header, kind="refused", info=info))
+
+    def _heed(self, header: Header, packet: Carried) -> bytes:
+        """Take a notice: the server does not take this node, or the federation is over.
+
+        It is sealed and numbered like other packets, so that nobody else can end a
+        node, nor with an old one. It needs no answer, and changes nothing that is kept.
+        """
+        if isinstance(packet, RefusedError) or len(packet) > _LONGEST_NOTICE:
+            raise RefusedError("oversized", "a notice is short")
+        held = self.checkpoints.get(header.federation)
+        if held is None:
+            raise RefusedError("federation", "it said no hello")
+        held.newest.check(header)
+        held.answered(header)
+        info = header.info or {}
+        if info.get("over") is True:
+            self.is_over = True
+        else:
+            reason = ": ".join(shown(str(info.get(n))) for n in ("reason", "detail"))
+            self.report(f"the server does not take this node: {reason}")
+        return b""
 
     def _answer(self, header: Header, listed: list, body: Bytes) -> bytes:
         kinds = {
@@ -219,7 +212,7 @@ class Site:
         return self.checkpoints.get(federation)
 
     def _fresh(self, federation: str) -> SiteCheckpoints:
-        start = start_kept(self.job)
+        start = start_kept(self.work.job)
         return SiteCheckpoints(start, self.folder, federation, self.client)
 
     def _hello(self, header: Header, listed: list, body: Bytes) -> bytes:
@@ -237,67 +230,58 @@ class Site:
         info = {
             "facts": dict(self.facts),
             "holds": self.holds,
-            "measures": self.ledger.measures and self._seen is not None,
+            "measures": self.ledger.measures and self.work.seen is not None,
             "concludes": self.ledger.measures and self.conclude is not None,
         }
         if self._masks:
             info |= self._secrets_of(name).introduction()
         reply = replace(header, algorithm=self.fingerprints.algorithm, info=info)
-        return self._reply(reply, _leaves((self.job.x, self.job.y)))
+        return self._reply(reply, jax.tree.leaves((self.work.job.x, self.work.job.y)))
 
     def _take_steps(self, header: Header) -> None:
-        """Take the steps that a hello tells, if this site follows any."""
-        if self.follow is None:
-            if header.info:
-                raise RefusedError(
-                    "steps",
-                    "the server tells steps, which this node takes only with --tune",
-                )
-            return
-        job, seen = self.follow(header.info or {})
-        before = (self._static, eqx.filter(self._seen, eqx.is_array, inverse=True))
-        self._arrays, self._static = eqx.partition(job, eqx.is_array)
-        self.job, self._seen, self._links = job, seen, links_of(job)
-        after = (self._static, eqx.filter(seen, eqx.is_array, inverse=True))
-        if not eqx.tree_equal(before, after):  # else the programs are the same
-            self._programs = {}
-        self.fingerprints = replace(
-            self.fingerprints, algorithm=algorithm_fingerprint(job)
-        )
-        self._followed = header.federation
+        """Take the steps that a hello gives, if this site follows any."""
+        if self.follow is not None:
+            job, seen = self.follow(header.info or {})
+            self.work.take(job, seen)
+            algorithm = algorithm_fingerprint(job)
+            self.fingerprints = replace(self.fingerprints, algorithm=algorithm)
+            self._followed = header.federation
+        elif header.info:
+            raise RefusedError(
+                "steps",
+                "the server gives steps, which this node takes only with --tune",
+            )
 
     def _exchange(self, header: Header, listed: list, body: Bytes) -> bytes:
         began, where = time.perf_counter(), (header.stage, header.phase)
-        if where not in self._links or header.exchange < 1:
+        if where not in self.work.links or header.exchange < 1:
             raise RefusedError(
                 "phase", f"there is no phase {header.phase} in this stage"
             )
-        link = self._links[where]
+        link, job = self.work.links[where], self.work.job
         if link.phase.name != header.name:
             raise RefusedError(
                 "phase", f"'{header.name:.40}' where '{link.phase.name}' is due"
             )
-        if not header.kept <= header.accepted < header.exchange:
-            raise RefusedError("phase", "comes before the one this client stands after")
-        sent = unpack_tree(listed, body, self._sent[where], self._held)
+        sent = unpack_tree(listed, body, self.work.sent[where], self._held)
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
         index = jnp.asarray(header.index, jnp.int32)
-        turn = keys.client_turn(self.job.key, where, self.client, index)
+        turn = keys.client_turn(job.key, where, self.client, index)
         # Before anything is computed: a reply that gets lost was given all the same.
         # Under masks a sum of the minimum can be opened, and none of fewer.
-        cohort = self.job.cohort(link.phase)
+        cohort = job.cohort(link.phase)
         shares = min(self.minimum, cohort) if self._masks else cohort
-        self.ledger.exchange(self._blocks.get(where, 0), shares)
-        kept, reply, finite = self._worked(
+        self.ledger.exchange(self.work.blocks.get(where, 0), shares)
+        kept, reply, finite = self.work.exchange(
             where, sent, checkpoints.start if base is None else base, turn
         )
         if not finite:
             raise RefusedError(
                 "not-finite", "the reply computed here holds NaN or infinity"
             )
-        leaves = _leaves(reply)
+        leaves = jax.tree.leaves(reply)
         if self._masks:
             leaves = self._masked(header, link, sent, reply, turn)
         checkpoints.put(header.exchange, kept, header.kept)
@@ -306,39 +290,18 @@ class Site:
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
         return self._reply(replace(header, info=info), leaves)
 
-    def _worked(
-        self, where: Where, sent: PyTree, kept: Kept, turn: Any
-    ) -> tuple[Kept, PyTree, bool]:
-        """Return what is kept, what travels, and whether all of it was finite.
-
-        Noise is drawn between two programs, from bits that are no key of either. What
-        follows it, which may compress, only sees what may be seen.
-        """
-        if self._noise is None:
-            program = self._program(self._work, where)
-            kept, reply, finite = program(self._arrays, sent, kept, turn)
-            return kept, reply, bool(finite)
-        program = self._program(self._changed, where)
-        kept, change, finite = program(self._arrays, sent, kept, turn)
-        if not bool(finite):
-            return kept, change, False
-        released = self._noise.protect(change)
-        program = self._program(self._coded, where)
-        return *program(self._arrays, released, kept, turn), True
-
     def _masked(
         self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn
     ) -> list[np.ndarray]:
         """Return the leaves of a reply under its masks."""
-        from fedbilevel.federation.secure.announcement import common_in, context_of
+        from fedbilevel.federation.secure.layout import context_of
 
         if link.where not in self._common:
-            self._common[link.where] = common_in(link)
-        flags = self._common[link.where]
-        alike = [leaf for leaf, flag in zip(_leaves(sent), flags, strict=True) if flag]
-        context = context_of(header, alike)
-        weight = float(self.job.data.weights[0])
-        about = known_in_clear(link, sent, turn)
+            self._common[link.where] = common_leaves(link.sent_shape())
+        flags = zip(jax.tree.leaves(sent), self._common[link.where], strict=True)
+        context = context_of(header, [leaf for leaf, alike in flags if alike])
+        weight = float(self.work.job.data.weights[0])
+        about = link.known_in_clear(sent, turn)
         secrets = self._secrets_of(header.federation)
         return list(secrets.mask(header.info or {}, context, reply, weight, about))
 
@@ -357,12 +320,11 @@ class Site:
 
     def _measure(self, header: Header, listed: list, body: Bytes) -> bytes:
         server, own = self._point(header, listed, body)
-        if self._seen is None:
+        if self.work.seen is None:
             raise RefusedError("measure", "no rows are held out here")
         self.ledger.measure(header, body)
-        arrays, static = eqx.partition(self._seen, eqx.is_array)
-        measured = self._program(self._measured, static=static)(arrays, server, own)
-        return self._reply(replace(header, info=None), _leaves(measured))
+        measured = self.work.measure(server, own)
+        return self._reply(replace(header, info=None), jax.tree.leaves(measured))
 
     def _conclude(self, header: Header, listed: list, body: Bytes) -> bytes:
         server, own = self._point(header, listed, body)
@@ -375,7 +337,7 @@ class Site:
 
     def _point(self, header: Header, listed: list, body: Bytes) -> tuple[Any, Any]:
         """Return the server's state that was sent, and this client's own blocks."""
-        server = unpack_tree(listed, body, self._state)
+        server = unpack_tree(listed, body, self.work.state)
         checkpoints = self.checkpoints[header.federation]
         kept = checkpoints.at(header.accepted) or checkpoints.start
         return server, kept.own
@@ -390,54 +352,6 @@ class Site:
             self._secrets = {federation: own}
         return self._secrets[federation]
 
-    def _work(self, job: Job, where: Where, *rest: Any) -> Any:
-        sent, kept, turn = rest
-        heard = job.channel.received(sent, self._messages[where])
-        return _link(job, where).work(heard, kept, turn, 0)
-
-    def _changed(self, job: Job, where: Where, *rest: Any) -> Any:
-        sent, kept, turn = rest
-        heard = job.channel.received(sent, self._messages[where])
-        return _link(job, where).change(heard, kept, turn, 0)
-
-    def _coded(self, job: Job, where: Where, *rest: Any) -> Any:
-        change, kept, turn = rest
-        job = replace(job, channel=job.channel.protected())
-        return _link(job, where).code(change, kept, turn)
-
-    def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
-        return client_scalars(job, 0, server, own)
-
-    def _program(
-        self, function: Callable, *where: Where, static: PyTree | None = None
-    ) -> Callable:
-        """Compile once; rows are an input, so that they are no constants in there."""
-        name = (function.__name__, where)
-        rest = self._static if static is None else static
-        if name not in self._programs:
-
-            def whole(arrays: PyTree, *arguments: Any) -> PyTree:
-                return function(eqx.combine(arrays, rest), *where, *arguments)
-
-            self._programs[name] = jax.jit(whole)
-        return self._programs[name]
-
-
-def _link(job: Job, where: Where) -> Link:
-    return Link.of(job, job.every_phase()[where], where)
-
-
-def _message(link: Link) -> PyTree:
-    """Return the shapes of what one client is sent in a phase."""
-    job, cohort = link.job, link.job.cohort(link.phase)
-
-    def first() -> PyTree:
-        ids, everybody = jnp.arange(cohort, dtype=jnp.int32), jnp.ones(cohort, bool)
-        turn = server_turn(job, link.where, 0, ids, everybody)
-        return for_place(link.sent(start_server(job), turn), 0)
-
-    return jax.eval_shape(first)
-
 
 def _alone(leaf: np.ndarray) -> np.ndarray:
     """Return a leaf that may be kept: a short one does not keep its whole packet."""
@@ -448,11 +362,3 @@ def _is_name(federation: str) -> bool:
     """Say whether it can name a federation, and the files that are kept of it."""
     plain = federation.isascii() and federation.isalnum()
     return plain and len(federation) <= _LONGEST_NAME
-
-
-def _size(tree: PyTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _leaves(tree: PyTree) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

@@ -8,8 +8,8 @@
 
 Nothing in a packet is executed or unpickled. The receiver knows the tree it expects;
 shapes and types in the header are compared with it, never trusted. A packet that does
-not fit is refused with a reason. The seal is a signature (`federation.sealing`) where
-both sides have keys; else it is a SHA-256, which is against damage, not forgers.
+not fit is refused with a reason. The seal is a signature where both sides have keys
+(`federation.signatures`); else a SHA-256, which is against damage, not forgers.
 """
 
 import hashlib
@@ -39,6 +39,7 @@ _LONGEST_MASK = 2**14  # letters of a mask, which has one for every four clients
 _MOST = {"client": EVERYONE, "index": 2**31 - 1}  # programs count in 32 bits
 _AXES = 32  # of a leaf of a start
 _LARGEST_LEAF = 2**40  # numbers in it
+SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _KINDS = ("<f2", "<f4", "<f8")  # of a start
 _BFLOAT16 = np.dtype(jnp.bfloat16)  # for which NumPy has no letters
 Spec = tuple[tuple[str, tuple[int, ...]], ...]
@@ -62,7 +63,7 @@ def refusal_of(error: Exception) -> RefusedError:
     """Return the refusal that an error in reading a packet is.
 
     What a check foresees is a `RefusedError` already. Anything else is a packet that
-    nobody foresaw, and only the type of the error is told to whoever sent it.
+    nobody foresaw, and whoever sent it learns only the type of the error.
     """
     if isinstance(error, RefusedError):
         return error
@@ -94,12 +95,12 @@ class Seal(Protocol):
         ...
 
     def author(self, content: Parts, mark: bytes) -> int | None:
-        """Return who made a mark, None if it does not tell; refuse a wrong one."""
+        """Return who made a mark, None if it does not say; refuse a wrong one."""
         ...
 
 
 class _Checksum:
-    """A seal that anybody can make: it tells damage, and nothing about the sender."""
+    """A seal that anybody can make: it shows damage, and nothing about the sender."""
 
     size = hashlib.sha256().digest_size
 
@@ -172,6 +173,11 @@ def digest(leaf: np.ndarray) -> str:
     value = np.asarray(leaf, order="C")
     about = f"{_kind_of(value)} {value.shape}".encode()
     return sha256_of([about, _bytes_of(value)]).hex()[:32]
+
+
+def size_of(tree: PyTree) -> int:
+    """Return the bytes of the leaves of a tree, which may be abstract."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def spec_of(tree: PyTree) -> Spec:

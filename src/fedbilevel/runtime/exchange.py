@@ -19,6 +19,7 @@ from fedbilevel.runtime.job import (
     Job,
     Kept,
     State,
+    Where,
     first_server,
     start_server,
     strongly_typed,
@@ -174,6 +175,12 @@ class Link(eqx.Module):
         alone = turn if isinstance(turn, ServerTurn) else self._as_a_server(turn)
         return self.phase.about(self.phase.message(sent, alone))
 
+    def known_in_clear(self, sent: PyTree, turn: Turn | ServerTurn) -> PyTree | None:
+        """Return the same of what travels; of changes nothing is known."""
+        if self.job.channel.sends_changes:
+            return None
+        return self.known(jax.tree.map(jnp.asarray, sent), turn)
+
     def received(self, sent: PyTree, coded: PyTree, turn: Turn | ServerTurn) -> PyTree:
         """Do the server's part: return the reply that arrives with what was sent.
 
@@ -200,12 +207,12 @@ class Link(eqx.Module):
         self,
         replies: PyTree,
         weights: Float[Array, " places"],
-        total: Across,
-        together: Across,
+        total: Across = lambda value: value,
+        together: Across = lambda value: value,
     ) -> PyTree:
         """Make one reply of all, or gather them; places of weight 0 are not clients.
 
-        `total` adds up what the devices hold, `together` lines it up.
+        `total` adds up what several devices hold, `together` lines it up.
         """
         reduction = self.job.channel.reduction
         if self.phase.gathers:
@@ -236,15 +243,28 @@ class Link(eqx.Module):
         return self.job.public(jax.eval_shape(self._first_reply))
 
     def _first_reply(self) -> PyTree:
-        job, cohort = self.job, self.job.cohort(self.phase)
-        ids = jnp.arange(cohort, dtype=jnp.int32)
-        turn = server_turn(job, self.where, 0, ids, jnp.ones(cohort, bool))
+        job = self.job
         memory = job.algorithm.init_client(job.x, job.y)
-        sent = self.phase.message(first_server(job), turn)
-        _check_places(sent, self.phase.name, cohort)
-        message = for_place(sent, 0)
+        sent = self.phase.message(first_server(job), self._first_turn())
+        _check_places(sent, self.phase.name, job.cohort(self.phase))
         mine = keys.client_turn(job.key, self.where, 0, 0)
-        return self.phase.local(message, memory, job.oracle(0), mine)[1]
+        return self.phase.local(for_place(sent, 0), memory, job.oracle(0), mine)[1]
+
+    def sent_shape(self) -> PyTree:
+        """Return the shapes of what travels to the clients; nothing is computed."""
+        return jax.eval_shape(
+            lambda: self.sent(start_server(self.job), self._first_turn())
+        )
+
+    def _first_turn(self) -> ServerTurn:
+        ids = jnp.arange(self.job.cohort(self.phase), dtype=jnp.int32)
+        return server_turn(self.job, self.where, 0, ids, jnp.ones(ids.shape, bool))
+
+
+def links_of(job: Job) -> dict[Where, Link]:
+    """Return what happens in each phase, by its stage and number."""
+    every = job.every_phase().items()
+    return {where: Link.of(job, phase, where) for where, phase in every}
 
 
 def start_kept(job: Job) -> Kept:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
 
@@ -39,7 +38,7 @@ from fedbilevel.federation.flower.messages import (
     push_objects,
     record_in,
 )
-from fedbilevel.federation.wire import Carried, RefusedError
+from fedbilevel.federation.wire import Carried
 
 _SHORTEST, _LONGEST = 0.05, 0.25  # seconds between two looks for replies
 
@@ -104,24 +103,6 @@ def _a_failure_passes() -> Iterator[None]:
             raise
 
 
-@dataclass
-class _Reply:
-    """A reply that was announced: its number, its objects, and what came of it."""
-
-    number: str
-    objects: list[str]
-    assembly: Assembly
-
-    def pulled(self, pull: Callable[[str], bytes]) -> Carried:
-        """Return all of it, or why it is refused; raise where some is on its way."""
-        try:
-            for name in self.objects[self.assembly.came :]:
-                self.assembly.add(record_in(pull(name)))
-            return self.assembly.packet()
-        except RefusedError as refusal:
-            return refusal
-
-
 class _Mail:
     """Messages and the replies to them; `waiting` has the nodes that owe one.
 
@@ -133,7 +114,8 @@ class _Mail:
         self.waiting: dict[str, int] = {}  # node by the number of the message
         self._client = grid._runtime_client
         self._node, self._run = grid.node, grid.run.run_id
-        self._seen: dict[str, _Reply] = {}
+        # The number of a reply and what came of it, by that of the message.
+        self._seen: dict[str, tuple[str, Assembly]] = {}
         self._largest = largest  # bytes of a reply
         self._pull = make_pull_object_fn_protobuf(
             self._client.PullObject, self._node, self._run
@@ -153,16 +135,16 @@ class _Mail:
                 headers.append(message_to_proto(remove_content_from_message(message)))
                 trees.append(get_object_tree(message))
                 objects |= get_all_nested_objects(message)
-            told = self._client.PushMessages(
+            taken = self._client.PushMessages(
                 PushAppMessagesRequest(
                     messages_list=headers, message_object_trees=trees
                 )
             )
             push = make_push_object_fn_protobuf(
-                self._client.PushObject, self._node, self._run, told.session_id
+                self._client.PushObject, self._node, self._run, taken.session_id
             )
-            push_objects(objects, told.objects_to_push, push)
-        numbers = zip(told.message_ids, packets, strict=True)
+            push_objects(objects, taken.objects_to_push, push)
+        numbers = zip(taken.message_ids, packets, strict=True)
         self.waiting = {number: node for number, node in numbers if number}
 
     def look(self) -> dict[int, Carried]:
@@ -170,10 +152,10 @@ class _Mail:
         with _a_failure_passes():
             self._announced([i for i in self.waiting if i not in self._seen])
         came = {}
-        for asked, reply in list(self._seen.items()):
+        for asked, (number, assembly) in list(self._seen.items()):
             with _a_failure_passes():
                 try:
-                    packet = reply.pulled(self._pull)
+                    packet = assembly.filled(lambda name: record_in(self._pull(name)))
                 except ObjectUnavailableError:
                     continue  # it is on its way
                 except ObjectPullError:
@@ -184,7 +166,7 @@ class _Mail:
                     ConfirmMessageReceivedRequest(
                         node=self._node,
                         run_id=self._run,
-                        message_object_id=reply.number,
+                        message_object_id=number,
                     )
                 )
         return came
@@ -204,12 +186,8 @@ class _Mail:
             if reply.HasField("error"):
                 self._forget(asked)
             else:
-                names = piece_objects(tree)
-                self._seen[asked] = _Reply(
-                    reply.metadata.message_id,
-                    names,
-                    Assembly(len(names), self._largest),
-                )
+                assembly = Assembly(piece_objects(tree), self._largest)
+                self._seen[asked] = (reply.metadata.message_id, assembly)
 
     def _forget(self, asked: str) -> int:
         self._seen.pop(asked, None)

@@ -8,7 +8,7 @@ few of them, and no request has more than Protocol Buffers can say, 2 GiB.
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -80,21 +80,28 @@ def as_content(packet: bytes) -> RecordDict:
 class Assembly:
     """Puts the pieces of a packet together, each where it belongs, in their order.
 
-    `pieces` are so many as were announced, and `largest` are the most bytes that they
-    may have together. Room is made for what came, not for what is said to come, and
-    what came stays in its place. Whatever is not the next piece of the same packet is
-    refused, and so is all of it.
+    `names` are those of the pieces that were announced, and `largest` are the most
+    bytes that they may have together. Room is made for what came, not for what is said
+    to come, and what came stays in its place. Whatever is not the next piece of the
+    same packet is refused, and so is all of it.
     """
 
-    def __init__(self, pieces: int, largest: int) -> None:
-        self.pieces, self.largest, self.came = pieces, largest, 0
+    def __init__(self, names: Sequence[str], largest: int) -> None:
+        self.names, self.largest, self.came = names, largest, 0
         self._packet, self._of = bytearray(), (0, b"")
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def _add(self, record: Mapping[str, Any]) -> None:
         """Put the next piece where it belongs, or refuse it."""
         piece, index, whole, name = _read(record)
         if self.came == 0:
-            self._require_fit(whole)
+            # A packet that is too long, or has not the pieces announced.
+            if not 0 <= whole <= self.largest:
+                raise RefusedError(
+                    "oversized", f"{whole} bytes, at most {self.largest} expected"
+                )
+            if _count(whole) != len(self.names):
+                due = f"{whole} bytes, which have {_count(whole)}"
+                raise RefusedError("pieces", f"{len(self.names)} pieces for {due}")
             self._of = whole, name
         if (whole, name) != self._of:
             raise RefusedError("pieces", f"piece {self.came} is of another packet")
@@ -108,23 +115,19 @@ class Assembly:
         self._packet += piece
         self.came += 1
 
-    def _require_fit(self, whole: int) -> None:
-        """Refuse a packet that is too long, or has not the pieces announced."""
-        if not 0 <= whole <= self.largest:
-            raise RefusedError(
-                "oversized", f"{whole} bytes, at most {self.largest} expected"
-            )
-        if _count(whole) != self.pieces:
-            raise RefusedError(
-                "pieces",
-                f"{self.pieces} pieces for {whole} bytes, which have {_count(whole)}",
-            )
+    def filled(self, pull: Callable[[str], Mapping[str, Any]]) -> Carried:
+        """Pull what is missing; return the packet, or why it is refused.
 
-    def packet(self) -> bytearray:
-        """Return the packet, once all pieces came."""
-        if not self.came or self.came < self.pieces:
-            raise RefusedError("pieces", f"{self.came} came of {self.pieces}")
-        return self._packet
+        Where `pull` raises, another call goes on at the same piece.
+        """
+        try:
+            for name in self.names[self.came :]:
+                self._add(pull(name))
+            if not self.names:
+                raise RefusedError("pieces", "0 came of 0")
+            return self._packet
+        except RefusedError as refusal:
+            return refusal
 
 
 def _read(record: Mapping[str, Any]) -> tuple[bytes, int, int, bytes]:
@@ -150,13 +153,7 @@ def record_in(content: bytes) -> Mapping[str, Any]:
 def packet_of(message: Message, largest: int) -> Carried:
     """Return the packet of a message that Flower has put together, or its refusal."""
     records = message.content.config_records
-    assembly = Assembly(len(records), largest)
-    try:
-        for name in sorted(records):
-            assembly.add(records[name])
-        return assembly.packet()
-    except RefusedError as refusal:
-        return refusal
+    return Assembly(sorted(records), largest).filled(records.__getitem__)
 
 
 def piece_objects(tree: ObjectTree) -> list[str]:

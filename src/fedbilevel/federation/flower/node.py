@@ -4,11 +4,12 @@ It speaks Flower's Fleet API to an unmodified SuperLink, like `flower-supernode`
 answers packets in this process. The app that the SuperLink would send is not fetched.
 """
 
+import functools
 import logging
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -35,7 +36,7 @@ from fedbilevel.federation.flower.messages import (
     record_in,
 )
 from fedbilevel.federation.signatures import read_private_key
-from fedbilevel.federation.wire import Carried, RefusedError
+from fedbilevel.federation.wire import Carried
 
 _SHORTEST, _LONGEST = 0.1, 1.0  # seconds between two looks for messages
 _BUSY = 5.0  # seconds after a message in which the next one is likely
@@ -146,7 +147,7 @@ def _keep_this_process() -> None:
     If it cannot connect it exits, by force five seconds later, whoever catches that. If
     it is not authorized, by a wrong clock or a key no longer registered, it sends this
     process a Ctrl-C, which would look like the operator's. What it logs on the way, at
-    every attempt, is told once by whoever is told here.
+    every attempt, is reported once by whoever catches that error.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     setattr(fleet_http_connection, "flwr_exit", _not_let_in)  # noqa: B010
@@ -218,20 +219,14 @@ class _Mailbox:
 
     def _pulled(self, run: int, names: list[str]) -> Carried:
         """Return a packet, put together of its pieces, or why it is refused."""
-        assembly = Assembly(len(names), self.largest)
-        try:
-            for name in names:
-                # The message is seen before all of it has been sent.
-                contents = pull_objects(
-                    [name],
-                    lambda name: self.pull(run, name),
-                    initial_backoff=0.02,
-                    backoff_cap=0.5,
-                )
-                assembly.add(record_in(contents[name]))
-            return assembly.packet()
-        except RefusedError as refusal:
-            return refusal
+
+        def piece(name: str) -> Mapping[str, Any]:
+            # The message is seen before all of it has been sent.
+            pull = functools.partial(self.pull, run)
+            found = pull_objects([name], pull, initial_backoff=0.02, backoff_cap=0.5)
+            return record_in(found[name])
+
+        return Assembly(names, self.largest).filled(piece)
 
     def _answer(self, message: Message, packet: Carried, handle: Handle) -> None:
         began = time.monotonic()

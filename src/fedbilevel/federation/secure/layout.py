@@ -1,4 +1,8 @@
-"""Which exchange is meant, and what travels with it, as arrays of bytes.
+"""Which exchange under masks is meant, and what travels with it, as arrays of bytes.
+
+With every exchange the server announces a number that is used once, who takes part, and
+the public keys of all, signed. A site answers with its masked reply. Then those who did
+are asked to confirm who is in the sum, and to reveal what opens it.
 
 Rows are in the order of the participants; one that is all zeros says nothing. Checks of
 8 bytes let the server see whose share, seed or secret is not what was promised. They
@@ -7,18 +11,28 @@ are digests of numbers nobody can guess, so they reveal nothing of them.
 
 import functools
 import hashlib
+import math
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation.secure.fixed_point import block_scales
 from fedbilevel.federation.secure.shares import SHARE_BYTES
+from fedbilevel.federation.server.roster import Roster
+from fedbilevel.federation.wire import EVERYONE, Header, RefusedError, digest
 
 MOST_PARTICIPANTS = 2**16
 _ALL_NEIGHBORS = 64  # up to so many participants
 _NEIGHBORS_PER_BIT = 6  # of the number of participants, above
+_CHECK_BYTES = 8
+BOX_BYTES = SHARE_BYTES + 4 + 16  # with the sender's minimum, and what authenticates it
+ROW_BYTES = BOX_BYTES + 2 * _CHECK_BYTES
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,10 @@ class MaskedExchange:
         """The row of each participant."""
         return {client: place for place, client in enumerate(self.participants)}
 
+    def rows(self, size: int) -> np.ndarray:
+        """Return a row of bytes for each participant, which says nothing yet."""
+        return np.zeros((len(self.participants), size), np.uint8)
+
     def are_neighbors(self, draw: int) -> bool:
         """Say whether two participants have a mask between them, by their draw."""
         count = len(self.participants)
@@ -72,9 +90,83 @@ class MaskedExchange:
         return draw * (count - 1) < wanted * 2**64
 
 
-_CHECK_BYTES = 8
-BOX_BYTES = SHARE_BYTES + 4 + 16  # with the sender's minimum, and what authenticates it
-ROW_BYTES = BOX_BYTES + 2 * _CHECK_BYTES
+@dataclass(frozen=True)
+class Announcement:
+    """What is sent with an exchange; weights count in parts of the largest."""
+
+    number: int
+    participants: list[int]
+    keys: dict[str, str]
+    signatures: dict[str, str]
+    largest: float
+
+    @staticmethod
+    def of(roster: Roster, number: int, participants: Sequence[int]) -> "Announcement":
+        """Announce an exchange to clients that said hello."""
+        members = roster.members
+        known = {k: members[k].info for k in participants}
+        return Announcement(
+            number,
+            sorted(participants),
+            {str(k): str(info.get("key", "")) for k, info in known.items()},
+            {str(k): str(info.get("signature", "")) for k, info in known.items()},
+            max(member.weight for member in members.values()),
+        )
+
+    @staticmethod
+    def read(info: Mapping[str, Any]) -> "Announcement":
+        """Read what a packet announces, or refuse it."""
+        try:
+            found = Announcement(**info)
+            if not all(type(n) is int for n in (found.number, *found.participants)):
+                raise ValueError("numbers that are not whole")
+            if any(not 0 <= n < EVERYONE for n in found.participants):
+                raise ValueError("participants that no client can be")
+            if not (isinstance(found.largest, float) and 0 < found.largest < math.inf):
+                raise ValueError("no weight")
+            _ = found.exchange(b""), found.signed()
+            if set(found.roster()) != set(found.participants):
+                raise ValueError("keys of others than the participants")
+            return found
+        except (TypeError, ValueError, AttributeError) as error:
+            text = f"cannot be read: {error}"
+            raise RefusedError("announcement", text[:200]) from error
+
+    def exchange(self, context: bytes) -> MaskedExchange:
+        """Return the exchange as the masks know it, with what else it is about."""
+        unit = struct.pack("<d", self.largest)
+        bound = hashlib.sha256(unit + context).digest()
+        return MaskedExchange(self.number, tuple(self.participants), bound)
+
+    def roster(self) -> dict[int, bytes]:
+        """Return the public keys by client."""
+        return _by_client(self.keys)
+
+    def signed(self) -> dict[int, bytes]:
+        """Return the signatures of the public keys by client."""
+        return _by_client(self.signatures)
+
+
+def _by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(client): bytes.fromhex(text) for client, text in texts.items()}
+
+
+def context_of(header: Header, alike: Iterable[np.ndarray]) -> bytes:
+    """Return a digest of what all participants of an exchange are sent alike.
+
+    A server that let some work at another point, to know their replies or to take their
+    weight, would get masks that do not cancel.
+    """
+    where = f"{header.stage} {header.phase} {header.index} {header.exchange} "
+    names = " ".join(digest(np.asarray(leaf)) for leaf in alike)
+    return hashlib.sha256((where + names).encode()).digest()
+
+
+def scales_of(like: PyTree, about: PyTree | None) -> list[int]:
+    """Return the scales of the blocks of a reply, from what both sides know of it."""
+    if about is None:
+        return block_scales([np.zeros(leaf.shape) for leaf in jax.tree.leaves(like)])
+    return block_scales([np.asarray(leaf) for leaf in jax.tree.leaves(about)])
 
 
 class MaskedReply(NamedTuple):
@@ -100,35 +192,10 @@ class Revealed(NamedTuple):
     seeds: Any
 
 
-def rows(count: int, size: int) -> np.ndarray:
-    """Return rows that say nothing yet."""
-    return np.zeros((count, size), np.uint8)
+def check(what: bytes, digest: bytes, value: bytes, *clients: int) -> bytes:
+    """Return the check of a value in an exchange: share, seed or secret of clients.
 
-
-def to_box(closed: bytes, minimum: int) -> bytes:
-    """Return a box: a share that was closed, and in sums of how many it may be used."""
-    return struct.pack("<I", minimum) + closed
-
-
-def read_box(box: bytes) -> tuple[bytes, int]:
-    """Return the closed share in a box, and the minimum it was closed with."""
-    return box[4:], struct.unpack("<I", box[:4])[0]
-
-
-def check_share(digest: bytes, owner: int, holder: int, share: bytes) -> bytes:
-    """Return the check of the share of an owner's secret that a holder has."""
-    return _check(b"share", digest, struct.pack("<QQ", owner, holder) + share)
-
-
-def check_seed(digest: bytes, seed: bytes) -> bytes:
-    """Return the check of the seed of two participants."""
-    return _check(b"seed", digest, seed)
-
-
-def check_secret(digest: bytes, owner: int, secret: bytes) -> bytes:
-    """Return the check of an owner's secret."""
-    return _check(b"secret", digest, struct.pack("<Q", owner) + secret)
-
-
-def _check(what: bytes, digest: bytes, value: bytes) -> bytes:
-    return hashlib.sha256(what + digest + value).digest()[:_CHECK_BYTES]
+    A share is of its owner and its holder, a secret of its owner.
+    """
+    whose = struct.pack(f"<{len(clients)}Q", *clients)
+    return hashlib.sha256(what + digest + whose + value).digest()[:_CHECK_BYTES]

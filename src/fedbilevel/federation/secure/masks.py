@@ -115,7 +115,7 @@ class PairKeys:
 
     def tag(self, lower: bool, statement: bytes) -> bytes:
         """Return the proof that one of the two says something, for the other."""
-        return tag_of(self.tags[not lower], statement)
+        return hmac.digest(self.tags[not lower], statement, "sha256")[:TAG_BYTES]
 
 
 def pair_keys(secret: bytes, digest: bytes) -> PairKeys:
@@ -129,11 +129,6 @@ def pair_keys(secret: bytes, digest: bytes) -> PairKeys:
 def self_seed(secret: bytes, digest: bytes) -> bytes:
     """Return the seed of a client's own mask in one exchange, from its secret."""
     return _derive(secret, b"self " + digest)
-
-
-def tag_of(key: bytes, statement: bytes) -> bytes:
-    """Return 16 bytes that only who has the key can compute."""
-    return hmac.digest(key, statement, "sha256")[:TAG_BYTES]
 
 
 def sign(client: int, other: int) -> int:

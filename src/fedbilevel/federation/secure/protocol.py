@@ -1,7 +1,7 @@
 """Secure aggregation: the server learns a weighted mean of replies, and no reply.
 
 After Bonawitz et al. (2017), against a server that lies. Every two sites share a secret
-made from their X25519 keys, which are signed (`identity`). An exchange has three steps:
+made from their X25519 keys, signed by a `SiteIdentity`. An exchange has three steps:
 
 1. Reply. From each pair's secret and the digest of the exchange come the pair's keys
    for it. One seed is stretched into a mask, which the client of the lower number adds
@@ -72,13 +72,14 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 
 from fedbilevel.errors import InvalidInputError, MaskReuseError, RevealRefusedError
-from fedbilevel.federation.secure import layout
 from fedbilevel.federation.secure.fixed_point import encode
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
+    ROW_BYTES,
     MaskedExchange,
     MaskedReply,
     Revealed,
+    check,
 )
 from fedbilevel.federation.secure.masks import (
     KEY_BYTES,
@@ -194,7 +195,7 @@ class SecureSite:
         self._refuse(exchange, self._why_not_confirm(exchange, members))
         before = self.records[exchange.number]
         self.records[exchange.number] = replace(before, survivors=members)
-        statement, tags = _statement(exchange, members), _rows(exchange, TAG_BYTES)
+        statement, tags = _statement(exchange, members), exchange.rows(TAG_BYTES)
         for other, keys in self._pairs_in(exchange).items():
             tag = keys.tag(self.client < other, statement)
             _put(tags, exchange.places[other], tag)
@@ -215,16 +216,17 @@ class SecureSite:
         members = tuple(sorted(set(survivors)))
         self._refuse(exchange, self._why_not_reveal(exchange, members, tags))
         _, own = self._own_shares(exchange)
-        shares, seeds = _rows(exchange, SHARE_BYTES), _rows(exchange, KEY_BYTES)
+        shares, seeds = exchange.rows(SHARE_BYTES), exchange.rows(KEY_BYTES)
         _put(shares, exchange.places[self.client], own[self.client])
         for other, keys in self._neighbors(exchange).items():
             place = exchange.places[other]
             if other not in members:
                 _put(seeds, place, keys.seed)
                 continue
+            box = boxes[place].tobytes()
+            (minimum,) = struct.unpack("<I", box[:4])
             try:
-                box, minimum = layout.read_box(boxes[place].tobytes())
-                share = keys.open(other < self.client, minimum, box)
+                share = keys.open(other < self.client, minimum, box[4:])
             except InvalidTag:
                 continue  # the row stays empty: the server sees whose share is missing
             if minimum <= len(members):
@@ -250,18 +252,19 @@ class SecureSite:
     def _sealed(
         self, exchange: MaskedExchange, secret: bytes, shares: Mapping[int, bytes]
     ) -> np.ndarray:
-        sealed, digest = _rows(exchange, layout.ROW_BYTES), exchange.digest
+        sealed, digest = exchange.rows(ROW_BYTES), exchange.digest
         pairs = self._pairs_in(exchange)
         for holder, share in shares.items():
-            check = layout.check_share(digest, self.client, holder, share)
+            first = check(b"share", digest, share, self.client, holder)
             if holder == self.client:
                 box = bytes(BOX_BYTES)
-                last = layout.check_secret(digest, self.client, secret)
+                last = check(b"secret", digest, secret, self.client)
             else:
                 closed = pairs[holder].close(self.client < holder, self.minimum, share)
-                box = layout.to_box(closed, self.minimum)
-                last = layout.check_seed(digest, pairs[holder].seed)
-            _put(sealed, exchange.places[holder], box + check + last)
+                # A share, and in sums of how many it may be used.
+                box = struct.pack("<I", self.minimum) + closed
+                last = check(b"seed", digest, pairs[holder].seed)
+            _put(sealed, exchange.places[holder], box + first + last)
         return sealed
 
     def _refuse(self, exchange: MaskedExchange, problem: str | None) -> None:
@@ -353,10 +356,6 @@ class SecureSite:
 def _statement(exchange: MaskedExchange, survivors: tuple[int, ...]) -> bytes:
     """Return what a site confirms: that these are in the sum, and no others."""
     return exchange.digest + struct.pack(f"<{len(survivors)}Q", *survivors)
-
-
-def _rows(exchange: MaskedExchange, size: int) -> np.ndarray:
-    return layout.rows(len(exchange.participants), size)
 
 
 def _put(rows: np.ndarray, place: int, content: bytes) -> None:

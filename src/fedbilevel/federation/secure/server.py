@@ -1,7 +1,7 @@
 """The server's side of secure aggregation: it sees masked replies, and their mean."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -9,26 +9,21 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError, UnmaskingError
-from fedbilevel.federation.secure.announcement import (
-    Announcement,
-    confirmation_like,
-    context_of,
-    masked_like,
-    revealed_like,
-    scales_of,
-)
 from fedbilevel.federation.secure.fixed_point import decode_mean
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
+    ROW_BYTES,
+    Announcement,
     MaskedExchange,
     MaskedReply,
     Revealed,
-    rows,
+    context_of,
+    scales_of,
 )
-from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
-from fedbilevel.federation.secure.shares import threshold
+from fedbilevel.federation.secure.masks import KEY_BYTES, TAG_BYTES, SiteKeys
+from fedbilevel.federation.secure.shares import SHARE_BYTES, threshold
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
-from fedbilevel.federation.server.requests import Answers, Request
+from fedbilevel.federation.server.requests import Answers, Request, RequestFor
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
 
@@ -49,9 +44,9 @@ class _Question:
     about: PyTree | None
 
     @property
-    def count(self) -> int:
-        """The number of participants."""
-        return len(self.announced.participants)
+    def needed(self) -> int:
+        """How many must confirm a sum, and open it."""
+        return threshold(len(self.announced.participants))
 
 
 class MaskedServer:
@@ -80,8 +75,11 @@ class MaskedServer:
         return Announcement.of(self.roster, number, present)
 
     def like(self, coded: PyTree, announced: Announcement) -> MaskedReply:
-        """Return the shapes of a masked reply."""
-        return masked_like(coded, len(announced.participants))
+        """Return the shapes of a masked reply: numbers, a word to check, and rows."""
+        size = sum(leaf.size for leaf in jax.tree.leaves(coded)) + 1
+        rows = (len(announced.participants), ROW_BYTES)
+        words = jax.ShapeDtypeStruct((size,), np.dtype(np.uint64))
+        return MaskedReply(words, jax.ShapeDtypeStruct(rows, np.dtype(np.uint8)))
 
     def average(
         self,
@@ -98,8 +96,7 @@ class MaskedServer:
         replies = {client: masked for client, (masked, _) in answers.taken.items()}
         known = (announced, sent[0], announced.exchange(context_of(*sent)))
         question = _Question(answers, replies, *known, coded, about)
-        least = threshold(question.count)
-        needed = max(_FEWEST, least, *map(self._minimum, replies), 0)
+        needed = max(_FEWEST, question.needed, *map(self._minimum, replies))
         if len(replies) < needed:
             silent = sorted(set(announced.participants) - set(replies))
             self._avoided = set(silent)
@@ -172,14 +169,13 @@ class MaskedServer:
     def _confirmed(self, question: _Question) -> dict[int, np.ndarray]:
         """Let those who replied prove to each other that they mean the same sum."""
         request = Request(self._about(question, "agree"))
-        clients, like = sorted(question.replies), confirmation_like(question.count)
-        tags = self._followed(question, "agree", clients, lambda client: request, like)
-        needed = threshold(question.count)
-        if len(tags) < needed:
+        clients, like = sorted(question.replies), question.exchange.rows(TAG_BYTES)
+        tags = self._followed(question, clients, lambda client, member: request, like)
+        if len(tags) < question.needed:
             silent = sorted(set(clients) - set(tags))
             why = "replied, but did not confirm who is in the sum"
             raise UnmaskingError(
-                f"{len(tags)} of {needed} confirmations needed",
+                f"{len(tags)} of {question.needed} confirmations needed",
                 dict.fromkeys(silent, why),
             )
         return tags
@@ -189,44 +185,38 @@ class MaskedServer:
     ) -> dict[int, Revealed]:
         """Ask those who confirmed the sum for what opens it."""
         header = self._about(question, "reveal")
-        count, places = question.count, question.exchange.places
-        replies, like = question.replies, revealed_like(count)
+        exchange, replies = question.exchange, question.replies
+        like = Revealed(exchange.rows(SHARE_BYTES), exchange.rows(KEY_BYTES))
+        places = exchange.places
 
-        def request_for(client: int) -> Request:
-            boxes, proofs = rows(count, BOX_BYTES), rows(count, TAG_BYTES)
+        def request_for(client: int, member: Member) -> Request:
+            boxes, proofs = exchange.rows(BOX_BYTES), exchange.rows(TAG_BYTES)
             for other, reply in replies.items():
                 boxes[places[other]] = reply.sealed[places[client], :BOX_BYTES]
             for other, row in tags.items():
                 proofs[places[other]] = row[places[client]]
             return Request(header, (boxes, proofs))
 
-        return self._followed(question, "reveal", sorted(tags), request_for, like)
+        return self._followed(question, sorted(tags), request_for, like)
 
     def _about(self, question: _Question, kind: str) -> Header:
         survivors = sorted(question.replies)
-        info = {**question.announced.info(), "survivors": survivors}
+        info = {**asdict(question.announced), "survivors": survivors}
         return replace(question.header, kind=kind, info=info)
 
     def _followed(
         self,
         question: _Question,
-        kind: str,
         clients: list[int],
-        request_for: Callable[[int], Request],
+        request_for: RequestFor,
         like: PyTree,
     ) -> dict[int, Any]:
         """Return what clients answer in a further step of an exchange."""
 
-        def request(client: int, member: Member) -> Request:
-            return request_for(client)
-
-        def read(client: int, reply: Header, listed: list, body: Bytes) -> PyTree:
-            asked = replace(question.header, kind=kind, client=client)
-            if replace(reply, info=asked.info) != asked:
-                raise RefusedError("replayed", "answers another packet")
+        def read(client: int, info: Any, listed: list, body: Bytes) -> PyTree:
             return unpack_tree(listed, body, like)
 
-        more = self._ask(clients, request, read, like)
+        more = self._ask(clients, request_for, read, like)
         question.answers.traffic += more.traffic
         question.answers.refused |= more.refused
         return more.taken

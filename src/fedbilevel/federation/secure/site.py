@@ -13,15 +13,17 @@ from jaxtyping import PyTree
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError, SecureAggregationError
 from fedbilevel.federation.checkpoints import put_aside
-from fedbilevel.federation.secure.announcement import (
+from fedbilevel.federation.secure.layout import (
+    BOX_BYTES,
     Announcement,
-    opening_like,
+    MaskedExchange,
+    MaskedReply,
+    Revealed,
     scales_of,
 )
-from fedbilevel.federation.secure.identity import SiteIdentity
-from fedbilevel.federation.secure.layout import MaskedExchange, MaskedReply, Revealed
-from fedbilevel.federation.secure.masks import SiteKeys
+from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
+from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import Bytes, RefusedError, unpack_tree
 from fedbilevel.runtime.checkpoint import DAMAGED
 
@@ -94,7 +96,9 @@ class SiteSecrets:
     ) -> MaskedReply:
         """Return a reply under its masks, and remember that it was given."""
         announced = Announcement.read(info)
-        self._check_new(announced.number)
+        if announced.number < max(self.records, default=0):
+            number = announced.number
+            raise RefusedError("mask", f"exchange {number} is before the last one")
         site = self._member(announced)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
         scales = self._guarded(scales_of, reply, about)
@@ -114,7 +118,7 @@ class SiteSecrets:
     def reveal(self, info: Mapping[str, Any], listed: list, body: Bytes) -> Revealed:
         """Return what opens a sum that enough others confirmed to be the same."""
         site, exchange, survivors = self._asked(info)
-        like = opening_like(len(exchange.participants))
+        like = (exchange.rows(BOX_BYTES), exchange.rows(TAG_BYTES))
         boxes, tags = unpack_tree(listed, body, like)
         return self._guarded(site.reveal, exchange, survivors, boxes, tags)
 
@@ -135,10 +139,6 @@ class SiteSecrets:
         members = tuple(announced.participants)
         exchange = MaskedExchange(announced.number, members, before.context)
         return self._member(announced), exchange, survivors
-
-    def _check_new(self, number: int) -> None:
-        if self.records and number < max(self.records):
-            raise RefusedError("mask", f"exchange {number} is before the last one")
 
     def _member(self, announced: Announcement) -> SecureSite:
         """Return this site among those announced, once their keys are checked."""

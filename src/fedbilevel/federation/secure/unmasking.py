@@ -7,12 +7,12 @@ from typing import NoReturn
 import numpy as np
 
 from fedbilevel.errors import UnmaskingError
-from fedbilevel.federation.secure import layout
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
     MaskedExchange,
     MaskedReply,
     Revealed,
+    check,
 )
 from fedbilevel.federation.secure.masks import add_mask, self_seed, sign
 from fedbilevel.federation.secure.shares import SHARE_BYTES, combine, threshold
@@ -93,8 +93,8 @@ class Unmasking:
                 )
             some = dict(sorted(shares.items())[:needed])
             secret = combine(some).to_bytes(SHARE_BYTES, "little")
-            check = layout.check_secret(self.exchange.digest, client, secret)
-            if check != self._promised(client, client, _LAST):
+            found = check(b"secret", self.exchange.digest, secret, client)
+            if found != self._promised(client, client, _LAST):
                 self.suspects[client] = "gave out shares that do not make its secret"
                 self._fail(f"the secret of client {client} is not the promised one")
             secrets[client] = secret
@@ -109,8 +109,8 @@ class Unmasking:
                 if holder not in self.revealed:
                     continue
                 share = self.revealed[holder].shares[places[client]].tobytes()
-                check = layout.check_share(self.exchange.digest, client, holder, share)
-                if check == self._promised(client, holder, _SHARE):
+                found = check(b"share", self.exchange.digest, share, client, holder)
+                if found == self._promised(client, holder, _SHARE):
                     good[client][places[holder] + 1] = share
                 else:
                     wrong.append((client, holder))
@@ -126,8 +126,8 @@ class Unmasking:
                 self._fail(f"client {client} did not reveal its seeds")
             for other in sorted(shared):
                 seed = self.revealed[client].seeds[places[other]].tobytes()
-                check = layout.check_seed(self.exchange.digest, seed)
-                if check != self._promised(client, other, _LAST):
+                found = check(b"seed", self.exchange.digest, seed)
+                if found != self._promised(client, other, _LAST):
                     self.suspects[client] = f"revealed a wrong seed with client {other}"
                     self._fail(f"the seed of clients {client} and {other} is wrong")
                 seeds[client, other] = seed

@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,13 +29,13 @@ from fedbilevel.federation.server.requests import (
     ask,
 )
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.site import known_in_clear, links_of
 from fedbilevel.federation.wire import (
-    EVERYONE,
+    SPARE,
     Bytes,
     Header,
     RefusedError,
     digest,
+    size_of,
     unpack_tree,
 )
 from fedbilevel.runtime.exchange import (
@@ -43,6 +43,7 @@ from fedbilevel.runtime.exchange import (
     client_scalars,
     common_leaves,
     for_place,
+    links_of,
     server_turn,
     start_kept,
 )
@@ -51,7 +52,6 @@ from fedbilevel.runtime.job import Job, start_server
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.server import MaskedServer
 
-_SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _PAUSE = 0.5  # seconds before too few replies are asked for again
 _TRIES = 3  # to ask, if all who answer are refused
 # After which exchange a client stands, and which one no restart can undo.
@@ -92,18 +92,14 @@ class Question:
     def _messages(self) -> dict[int, PyTree]:
         return {}
 
-    def told(self, place: int) -> list[np.ndarray]:
-        """Return the leaves that travel to a place."""
-        told = self.link.job.channel.sent(for_place(self.sent, place))
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(told)]
-
-    def common(self) -> frozenset[str]:
-        """Return the digests of what all are sent alike."""
-        return frozenset(digest(leaf) for leaf in self.alike())
+    def leaves(self, place: int) -> list[np.ndarray]:
+        """Return what travels to a place."""
+        sent = self.link.job.channel.sent(for_place(self.sent, place))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(sent)]
 
     def alike(self) -> list[np.ndarray]:
         """Return the leaves that all are sent alike, as they travel."""
-        leaves = zip(self.told(0), common_leaves(self.sent), strict=True)
+        leaves = zip(self.leaves(0), common_leaves(self.sent), strict=True)
         return [leaf for leaf, alike in leaves if alike]
 
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
@@ -139,20 +135,6 @@ class Exchanges:
         )
         names = (*shapes, *metrics)
         self.measurement = {name: shapes["upper_loss"] for name in names}
-
-    def header(self, kind: str, done: int, exchange: int) -> Header:
-        """Return the header of a packet to all clients, with the round it is about."""
-        identity = self.roster.identity
-        return Header(
-            kind,
-            identity.federation,
-            identity.settings,
-            self.roster.algorithm,
-            EVERYONE,
-            attempt=identity.attempt,
-            round=done,
-            exchange=exchange,
-        )
 
     def question(
         self,
@@ -196,11 +178,11 @@ class Exchanges:
         announced = self._masked.announced(question.asked)
         if announced is None:
             return Answers()
-        header = replace(question.header, info=announced.info())
+        header = replace(question.header, info=asdict(announced))
         question = replace(question, header=header)
         like = self._masked.like(coded, announced)
         answers = self._replies(question, announced.participants, stand, like)
-        about = known_in_clear(link, question.sent, question.turn)
+        about = link.known_in_clear(question.sent, question.turn)
         alike = (question.header, question.alike())
         self._masked.average(answers, announced, alike, coded, about)
         if answers.taken:
@@ -221,13 +203,14 @@ class Exchanges:
         self, question: Question, clients: list[int], stand: Stand, like: PyTree
     ) -> Answers:
         """Return what came back (tree, whether renewed), each checked by itself."""
-        header, common, spent = question.header, question.common(), []
+        header, spent = question.header, []
+        common = frozenset(digest(leaf) for leaf in question.alike())
 
         @functools.cache
         def request(
             place: int, accepted: int, kept: int, known: frozenset[str]
         ) -> Request:
-            leaves = question.told(place)
+            leaves = question.leaves(place)
             return Request(replace(header, accepted=accepted, kept=kept), leaves, known)
 
         def request_for(client: int, member: Member) -> Request:
@@ -236,16 +219,9 @@ class Exchanges:
             known = member.known if everyone and member.info.get("holds") else ()
             return request(question.place(client), *stand(client), frozenset(known))
 
-        def read(client: int, reply: Header, listed: list, body: Bytes):
-            accepted, kept = stand(client)
-            asked = replace(header, client=client, accepted=accepted, kept=kept)
-            if replace(reply, info=header.info) != asked:
-                raise RefusedError(
-                    "replayed", "answers another packet than the one sent"
-                )
+        def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes):
             tree = unpack_tree(listed, body, like)
             self.roster.members[client].known = common
-            info = reply.info or {}
             seconds = info.get("seconds")
             spent.append(seconds if isinstance(seconds, float) else 0.0)
             return tree, bool(info.get("renewed"))
@@ -280,12 +256,12 @@ class Exchanges:
         present = question.present(replies)
         weights = jnp.where(present, self.weights(question.asked), 0)
         require_weight(weights, question.header)
-        answers.reply = link.reduced(stacked, weights, _here, _here)
+        answers.reply = link.reduced(stacked, weights)
 
     def _decoded(self, answers: Answers, question: Question) -> dict[int, PyTree]:
         """Return the replies as numbers, and leave out those that cannot be.
 
-        By itself each, so that nobody is compared with what cannot be.
+        Each is validated by itself, before they are compared.
         """
         replies = {}
         for client, (coded, _) in list(answers.taken.items()):
@@ -336,8 +312,8 @@ class Exchanges:
         self, clients: list[int], request_for: RequestFor, read: Read, like: PyTree
     ) -> Answers:
         """Ask clients for answers like `like`."""
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-        answers = ask(self.roster, clients, request_for, read, size + _SPARE)
+        largest = size_of(like) + SPARE
+        answers = ask(self.roster, clients, request_for, read, largest)
         self._futile = 0 if answers.taken else self._futile
         return answers
 
@@ -373,7 +349,3 @@ class Exchanges:
             )
         self.roster.report(f"only {len(answers.taken)} replies, asking again")
         time.sleep(_PAUSE)
-
-
-def _here(value: Any) -> Any:
-    return value

@@ -1,7 +1,8 @@
-"""What the sites tell of the server's point: measurements, conclusions at the end."""
+"""What the sites report at the server's point: measurements, conclusions at the end."""
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,34 +10,40 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.server.conclusions import read_conclusion
+from fedbilevel.federation.foreign import is_plain
 from fedbilevel.federation.server.exchanges import Exchanges, Stand
 from fedbilevel.federation.server.guard import not_finite
-from fedbilevel.federation.server.requests import Answers, Request
+from fedbilevel.federation.server.requests import Answers, Read, Request
 from fedbilevel.federation.server.roster import Member
 from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
+
+KINDS = ("number", "texts")
+_LONGEST_TEXT = 400  # letters
+_MOST_TEXTS = 4096
+_LARGEST_WHOLE = 2**53  # beyond it whole numbers are not exact
+
+
+def willing(exchanges: Exchanges, what: str) -> list[int]:
+    """Return the clients that said of themselves that they measure, or conclude."""
+    members = exchanges.roster.members.items()
+    return sorted(k for k, member in members if member.info.get(what))
 
 
 def measure(
     exchanges: Exchanges, header: Header, server: PyTree, stand: Stand
 ) -> Answers:
     """Return the numbers that clients measured, of those that do."""
+    like = exchanges.measurement
 
-    def read(reply: Header, listed: list, body: Bytes) -> dict[str, np.ndarray]:
-        return unpack_tree(listed, body, exchanges.measurement, finite=False)
+    def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes) -> PyTree:
+        return unpack_tree(listed, body, like, finite=False)
 
-    clients, like = measuring(exchanges), exchanges.measurement
-    answers = _at_point(exchanges, header, server, stand, clients, read, like)
+    asked = (willing(exchanges, "measures"), read, like)
+    answers = _at_point(exchanges, header, server, stand, *asked)
     odd = not_finite(answers.taken)
     answers.taken = {k: one for k, one in answers.taken.items() if k not in odd}
     exchanges.name_refused(header, Answers(refused=odd))
     return answers
-
-
-def measuring(exchanges: Exchanges) -> list[int]:
-    """Return the clients that measure for the server."""
-    members = exchanges.roster.members.items()
-    return sorted(k for k, member in members if member.info.get("measures"))
 
 
 def conclude(
@@ -46,20 +53,15 @@ def conclude(
     stand: Stand,
     expected: Mapping[str, str],
 ) -> Answers:
-    """Return what clients that have more to say of a finished run tell of it."""
+    """Return what clients that have more to say of a finished run report of it."""
 
-    def read(reply: Header, listed: list, body: Bytes) -> dict[str, Any]:
+    def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes) -> dict:
         if listed or body:
             raise RefusedError("oversized", "a conclusion carries no leaves")
-        return read_conclusion(reply.info or {}, expected)
+        return read_conclusion(info, expected)
 
-    return _at_point(exchanges, header, server, stand, concluding(exchanges), read, ())
-
-
-def concluding(exchanges: Exchanges) -> list[int]:
-    """Return the clients that have more to say of a finished run."""
-    members = exchanges.roster.members.items()
-    return sorted(k for k, member in members if member.info.get("concludes"))
+    asked = (willing(exchanges, "concludes"), read, ())
+    return _at_point(exchanges, header, server, stand, *asked)
 
 
 def _at_point(
@@ -68,10 +70,10 @@ def _at_point(
     server: PyTree,
     stand: Stand,
     clients: list[int],
-    read_values: Callable[[Header, list, Bytes], Any],
+    read: Read,
     like: PyTree,
 ) -> Answers:
-    """Let clients look at the server's point, and return what they tell."""
+    """Let clients look at the server's point, and return what they report."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
 
     @functools.cache
@@ -81,12 +83,41 @@ def _at_point(
     def request_for(client: int, member: Member) -> Request:
         return request(*stand(client))
 
-    def read(client: int, reply: Header, listed: list, body: Bytes) -> Any:
-        same = ("kind", "federation", "attempt", "round", "exchange")
-        if any(getattr(reply, name) != getattr(header, name) for name in same):
-            raise RefusedError("replayed", "answers another packet than the one sent")
-        return read_values(reply, listed, body)
-
     answers = exchanges.ask(clients, request_for, read, like)
     exchanges.name_refused(header, answers)
     return answers
+
+
+def read_conclusion(
+    given: Mapping[str, Any], expected: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what a site reports of a finished run; refuse what it did not announce."""
+    for name, value in given.items():
+        if name not in expected:
+            raise RefusedError("conclusion", f"{name!r:.80} was not announced")
+        right = _is_finite(value) if expected[name] == "number" else _are_texts(value)
+        if not right:
+            raise RefusedError("conclusion", f"{name} cannot be {value!r:.80}")
+    return dict(given)
+
+
+def _is_finite(value: Any) -> bool:
+    if type(value) is int:
+        return abs(value) < _LARGEST_WHOLE
+    return type(value) is float and math.isfinite(value)
+
+
+def _are_texts(value: Any) -> bool:
+    right = isinstance(value, list) and len(value) <= _MOST_TEXTS
+    return right and all(is_plain(one, _LONGEST_TEXT) for one in value)
+
+
+def together(conclusions: list[dict[str, Any]]) -> dict[str, Any]:
+    """Average the numbers that sites concluded with; list what is no number."""
+    names = {name for one in conclusions for name in one}
+    merged = {}
+    for name in sorted(names):
+        values = [one[name] for one in conclusions if name in one]
+        numbers = all(isinstance(value, int | float) for value in values)
+        merged[name] = float(np.mean(values)) if numbers else values
+    return merged

@@ -14,7 +14,6 @@ from fedbilevel.federation.wire import (
     Carried,
     Header,
     RefusedError,
-    Seal,
     mask_of,
     pack,
     refusal_of,
@@ -22,7 +21,8 @@ from fedbilevel.federation.wire import (
 )
 
 _GRACE = 1.0  # seconds that a client which was late before is given at least
-Read = Callable[[int, Header, list, Bytes], Any]
+# Client, what its reply says besides, and the leaves, listed and packed.
+Read = Callable[[int, Mapping[str, Any], list, Bytes], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,12 @@ def _ask_once(
         client: request_for(client, roster.members[client]) for client in reached
     }
     headers = _addressed(requests, number)
-    packets = _packed(requests, headers, roster.seal)
+    # Sealed once for all who are asked the same.
+    sealed = {
+        request: pack(header, request.leaves, request.known, roster.seal)
+        for request, header in headers.items()
+    }
+    packets = {client: sealed[request] for client, request in requests.items()}
     for packet in packets.values():
         length = int.from_bytes(packet[4:START_BYTES], "big")
         overhead = START_BYTES + roster.seal.size + length
@@ -118,8 +123,7 @@ def _ask_once(
             header, listed, body = unpack(answer, largest, roster.seal)
             answers.traffic[2] += length - len(body)
             _check(header, client, headers[requests[client]])
-            header = replace(header, number=0, addressees="")
-            answers.taken[client] = read(client, header, listed, body)
+            answers.taken[client] = read(client, header.info or {}, listed, body)
         except Exception as error:
             answers.refused[client] = refusal_of(error)
             if not isinstance(error, RefusedError):
@@ -139,28 +143,18 @@ def _addressed(requests: Mapping[int, Request], number: int) -> dict[Request, He
     }
 
 
-def _packed(
-    requests: Mapping[int, Request], headers: Mapping[Request, Header], seal: Seal
-) -> dict[int, bytes]:
-    """Return the packets of requests, sealed once for all who are asked the same."""
-    packets = {
-        request: pack(header, request.leaves, request.known, seal)
-        for request, header in headers.items()
-    }
-    return {client: packets[request] for client, request in requests.items()}
-
-
 def _check(header: Header, client: int, sent: Header) -> None:
     """Refuse an answer of somebody else, or to something else."""
     if header.client != client:
         raise RefusedError("client", f"answers as client {header.client}")
-    same = (header.number, header.addressees) == (sent.number, sent.addressees)
+    info, echoed = header.info or {}, replace(header, client=sent.client)
+    refuses = header.kind == "refused"
     # What could not be read has no number.
-    if not same and (header.kind, header.number) != ("refused", 0):
-        raise RefusedError("replayed", "answers another request than the last one")
-    info = header.info or {}
-    if header.kind == "refused":
+    asked = (header.number, header.addressees) == (sent.number, sent.addressees)
+    if refuses and (asked or header.number == 0):
         raise RefusedError(str(info.get("reason")), str(info.get("detail")))
+    if replace(echoed, info=sent.info) != sent:
+        raise RefusedError("replayed", "answers another packet than the one sent")
 
 
 def _sent(

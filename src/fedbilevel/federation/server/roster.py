@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
     NOTICE,
+    SPARE,
     Bytes,
     Carried,
     Header,
@@ -24,16 +25,16 @@ from fedbilevel.federation.wire import (
     digest,
     pack,
     refusal_of,
+    size_of,
     unpack,
     unpack_start,
 )
 from fedbilevel.problem import as_weights
 
 _LARGEST_HELLO = 1 << 32  # bytes, until it is known how large the model is
-_SPARE = 1 << 20  # bytes a hello may have beyond its leaves
 _PAUSE = 0.2  # seconds between two looks for nodes
 _SHORT = 1.0  # seconds to wait for a node that did not answer before
-_FETCHED = 5.0  # seconds in which a node fetches what it is told
+_FETCHED = 5.0  # seconds in which a node fetches a notice
 
 
 class Transport(Protocol):
@@ -117,8 +118,8 @@ class Roster:
     and must say of itself what it said before. `weights` are those of clients 0, 1, ...
     in means, all 1 if there are none. `check_facts(facts, leaves)` refuses what a site
     cannot know of a task, or not with so many leaves of x and y. `seal` is how sites
-    know the server's packets, and it knows theirs. `told` is what a hello tells sites
-    that take their steps from the server.
+    know the server's packets, and it knows theirs. `steps` go with a hello to sites
+    that take theirs from the server.
     """
 
     def __init__(
@@ -130,14 +131,15 @@ class Roster:
         report: Callable[[str], None],
         *,
         weights: Sequence[float] = (),
-        check_facts: Callable[[Mapping[str, Any], int], None] = lambda *told: None,
+        check_facts: Callable[[Mapping[str, Any], int], None] = lambda *facts: None,
         seal: Seal = CHECKSUM,
-        told: Mapping[str, Any] | None = None,
+        steps: Mapping[str, Any] | None = None,
     ) -> None:
-        self.transport, self.clients, self.told = transport, clients, told
+        self.transport, self.clients, self.steps = transport, clients, steps
         self.identity, self.terms, self.report = identity, terms, report
-        self.weights, self._check_facts = _weights_of(weights, clients), check_facts
-        self.seal, self._number = seal, 0
+        every = as_weights(weights or None, clients)
+        self.weights: list[float] = np.asarray(every).tolist()
+        self._check_facts, self.seal, self._number = check_facts, seal, 0
         self.members: dict[int, Member] = {}
         self.algorithm = ""  # its fingerprint, once that is agreed on
         self._declared: dict[int, str] = {}  # by each client, once that is so
@@ -149,15 +151,17 @@ class Roster:
 
     def gather(self, seconds: float, enough: int) -> None:
         """Wait until all clients came; raise if fewer than `enough` are there then."""
-        end, told = time.monotonic() + seconds, set()
+        end, said = time.monotonic() + seconds, set()
         while True:
             self.refresh()
             if len(self.members) == self.clients:
                 return
             missing = set(range(self.clients)) - set(self.members)
-            if missing != told:
-                told = missing
-                self.report(f"waiting for {_clients(missing)}")
+            if missing != said:
+                said = missing
+                named = f"client{'s' if len(missing) > 1 else ''}"
+                every = ", ".join(map(str, sorted(missing)))
+                self.report(f"waiting for {named} {every}")
             if time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
@@ -173,18 +177,22 @@ class Roster:
         self.report(f"going on without clients {missing}")
 
     def farewell(self) -> None:
-        """Tell all nodes that the federation is over, and wait until they know."""
+        """Notify all nodes that the federation is over, and wait until they know."""
         self.refresh()
         nodes = {one.node for one in self.members.values()} & self._present
         self._notify(nodes, {"over": True}, wait=True)
 
     def _notify(self, nodes: set[int], what: dict[str, Any], *, wait: bool) -> None:
-        """Send a notice (`federation.notices`), which needs no answer."""
-        identity, number = self.identity, self.next_number()
-        about = (identity.federation, identity.settings, self.algorithm, EVERYONE)
-        header = Header(NOTICE, *about, identity.attempt, number, info=what)
+        """Send a notice, which needs no answer."""
+        header = self.header(NOTICE, number=self.next_number(), info=what)
         packets = dict.fromkeys(nodes, pack(header, seal=self.seal))
-        self.transport.exchange(packets, _FETCHED, lambda *_: not wait, _SPARE)
+        self.transport.exchange(packets, _FETCHED, lambda *_: not wait, SPARE)
+
+    def header(self, kind: str, **more: Any) -> Header:
+        """Return the header of a packet to all clients."""
+        made, named = self.identity, {"algorithm": self.algorithm, **more}
+        named |= {"client": EVERYONE, "attempt": made.attempt}
+        return Header(kind, made.federation, made.settings, **named)
 
     def next_number(self) -> int:
         """Return the number of a request; no two of one attempt have the same."""
@@ -198,16 +206,8 @@ class Roster:
         fresh = self._present - self._met
         if not fresh:
             return
-        hello = Header(
-            "hello",
-            self.identity.federation,
-            self.identity.settings,
-            "",
-            EVERYONE,
-            self.identity.attempt,
-            self.next_number(),
-            info=self.told,
-        )
+        number = self.next_number()
+        hello = self.header("hello", algorithm="", number=number, info=self.steps)
         answers = self.transport.exchange(
             dict.fromkeys(fresh, pack(hello, seal=self.seal)),
             self.terms.deadline,
@@ -217,7 +217,7 @@ class Roster:
         self._silent = fresh - set(answers)
         for node, answer in answers.items():
             self._met.add(node)
-            self._enlist(node, answer, hello.number)
+            self._enlist(node, answer, number)
 
     def _enough(self, asked: set[int], answered: set[int], elapsed: float) -> bool:
         """Say whether to wait no longer for answers to a hello.
@@ -237,8 +237,8 @@ class Roster:
                 del self.members[client]
                 self.report(f"client {client} is not taken: built another algorithm")
         self._declared = {k: member.declared for k, member in self.members.items()}
-        sizes = (_size(member.start) for member in self.members.values())
-        self._largest = max(sizes, default=0) + _SPARE
+        sizes = (size_of(member.start) for member in self.members.values())
+        self._largest = max(sizes, default=0) + SPARE
         if not self.members:
             raise FedbilevelError(
                 "all clients built another algorithm than the server. Start them with "
@@ -280,12 +280,12 @@ class Roster:
     def _member(self, node: int, header: Header, leaves: list, body: Bytes) -> Member:
         info = header.info or {}
         if header.kind == "refused":
-            told = (info.get("reason"), info.get("detail"))
-            raise _RefusedThereError(*map(str, told))
+            why = (info.get("reason"), info.get("detail"))
+            raise _RefusedThereError(*map(str, why))
         self._check_origin(node, header)
         facts, flags = info.get("facts"), (info.get("holds"), info.get("concludes"))
         if not isinstance(facts, dict) or not all(type(one) is bool for one in flags):
-            raise RefusedError("garbage", f"client {header.client} tells no facts")
+            raise RefusedError("garbage", f"client {header.client} reports no facts")
         self._check_facts(facts, len(leaves))
         start = self._shared(unpack_start(leaves, body))
         weight = self.weights[header.client]
@@ -322,28 +322,8 @@ class Roster:
 
         So a server holds the start of the sites once, however many they are.
         """
+        names = [digest(leaf) for leaf in start]
         for member in self.members.values():
-            if _same(member.start, start):
+            if [digest(leaf) for leaf in member.start] == names:
                 return member.start
         return start
-
-
-def _clients(numbers: Iterable[int]) -> str:
-    """Name clients, for people."""
-    named = [str(number) for number in sorted(numbers)]
-    return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
-
-
-def _weights_of(weights: Sequence[float], clients: int) -> list[float]:
-    return np.asarray(as_weights(weights or None, clients)).tolist()
-
-
-def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    return len(one) == len(other) and all(
-        a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _size(leaves: list[np.ndarray]) -> int:
-    return sum(leaf.nbytes for leaf in leaves)

@@ -19,15 +19,10 @@ from jaxtyping import Int, PyTree, UInt8
 from fedbilevel.algorithms import Phase
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation.ledger import ServerReleases
 from fedbilevel.federation.server.exchanges import Exchanges, Question, Stand
 from fedbilevel.federation.server.guard import require_finite
-from fedbilevel.federation.server.measuring import (
-    conclude,
-    concluding,
-    measure,
-    measuring,
-)
-from fedbilevel.federation.server.releases import ServerReleases
+from fedbilevel.federation.server.measuring import conclude, measure, willing
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.runtime import keys
@@ -93,7 +88,7 @@ class FederationRuntime(Runtime):
 
     def check(self, stopping: Stopping) -> None:
         """Raise where measurements are to end a run that nobody measures."""
-        if stopping.looks and not measuring(self.exchanges):
+        if stopping.looks and not willing(self.exchanges, "measures"):
             raise InvalidInputError(
                 f"{stopping.metric} is to end the run, but no site measures: with "
                 "noise none may, and with masks its operator must allow it (`node "
@@ -143,10 +138,12 @@ class FederationRuntime(Runtime):
 
         Asked once, when it is known that the run goes on no further.
         """
-        if not concluding(self.exchanges):
+        if not willing(self.exchanges, "concludes"):
             return []
         exchanges, stand = self.exchanges, self._stand(state)
-        header = exchanges.header("conclude", rounds, len(state.attendance))
+        header = self.roster.header(
+            "conclude", round=rounds, exchange=len(state.attendance)
+        )
         while True:
             answers = conclude(exchanges, header, state.server, stand, self._concludes)
             if answers.taken or answers.refused:
@@ -178,7 +175,7 @@ class FederationRuntime(Runtime):
     ) -> tuple[Federated, int | None]:
         """Make one exchange; also return a client, if all replies were not finite."""
         exchanges, number = self.exchanges, len(state.attendance) + 1
-        header = exchanges.header("exchange", shown + 1, number)
+        header = self.roster.header("exchange", round=shown + 1, exchange=number)
         asked = asked_clients(self.job, phase, where, index)
         question = exchanges.question(header, state.server, where, index, asked)
         began = time.monotonic()
@@ -208,7 +205,8 @@ class FederationRuntime(Runtime):
         blocks = self._blocks[question.link.where]
         self.releases.ask(blocks, len(question.asked))
         answers = self.exchanges.exchange(question, stand)
-        self.releases.settle(blocks, len(question.asked), answers)
+        taken = len(answers.taken)
+        self.releases.settle(blocks, len(question.asked), taken, answers.came)
         return answers
 
     def privacy_spent(self) -> dict[str, float]:
@@ -253,11 +251,14 @@ class FederationRuntime(Runtime):
     def _measure(self, state: Federated, index: int) -> dict[str, np.ndarray]:
         """Let the sites measure, and average what they found."""
         exchanges = self.exchanges
-        names, told_by = sorted(exchanges.measurement), measuring(exchanges)
-        self._name_columns(names, len(told_by))
-        header = exchanges.header("measure", index + 1, len(state.attendance))
+        names = sorted(exchanges.measurement)
+        clients = willing(exchanges, "measures")
+        self._name_columns(names, len(clients))
+        header = self.roster.header(
+            "measure", round=index + 1, exchange=len(state.attendance)
+        )
         answers = Answers()
-        if told_by:
+        if clients:
             answers = self._answered(
                 lambda: measure(exchanges, header, state.server, self._stand(state))
             )

@@ -1,0 +1,102 @@
+"""What a site computes: its part of an exchange, and measurements.
+
+Programs are compiled once. Rows are inputs of theirs, and no constants.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from fedbilevel.algorithms import Turn
+from fedbilevel.federation.noise import SiteNoise
+from fedbilevel.runtime.exchange import Link, client_scalars, for_place, links_of
+from fedbilevel.runtime.job import Job, Kept, Where, start_server
+from fedbilevel.runtime.privacy import blocks_of, is_noisy
+
+
+class SiteWork:
+    """The programs of one client, whose rows `job` holds alone, as client 0.
+
+    `seen` is the job that is measured, if any is. `state` and `sent` have the shapes of
+    the server's state and of what travels here in each phase, `blocks` those of a
+    reply that count in epsilon.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.links = job, links_of(job)
+        self.seen: Job | None = job
+        self.programs: dict[Any, Callable] = {}
+        privacy = job.channel.privacy
+        self._noise = SiteNoise(privacy) if privacy and is_noisy(job) else None
+        self.blocks = blocks_of(job) if self._noise else {}
+        self.state = jax.eval_shape(start_server, job)
+        self._messages = {
+            where: jax.eval_shape(lambda sent: for_place(sent, 0), link.sent_shape())
+            for where, link in self.links.items()
+        }
+        self.sent = {
+            where: jax.eval_shape(job.channel.sent, message)
+            for where, message in self._messages.items()
+        }
+
+    def take(self, job: Job, seen: Job | None) -> None:
+        """Work on another job of the same shapes, and measure on `seen`."""
+        fixed = [eqx.filter((self.job, self.seen), eqx.is_array, inverse=True)]
+        self.job, self.seen, self.links = job, seen, links_of(job)
+        fixed.append(eqx.filter((job, seen), eqx.is_array, inverse=True))
+        if not eqx.tree_equal(*fixed):  # else the programs are the same
+            self.programs = {}
+
+    def exchange(
+        self, where: Where, sent: PyTree, kept: Kept, turn: Turn
+    ) -> tuple[Kept, PyTree, bool]:
+        """Return what is kept, what travels, and whether all of it was finite.
+
+        Noise is drawn between two programs, from bits that are no key of either. What
+        follows it, which may compress, only sees what may be seen.
+        """
+        work = self._program(self._work, self.job, where)
+        kept, reply, finite = work(sent, kept, turn)
+        if self._noise is None or not bool(finite):
+            return kept, reply, bool(finite)
+        code = self._program(self._coded, self.job, where)
+        return *code(self._noise.protect(reply), kept, turn), True
+
+    def measure(self, server: PyTree, own: PyTree) -> dict[str, np.ndarray]:
+        """Return the loss and the metrics at a point."""
+        assert self.seen is not None
+        return self._program(self._measured, self.seen)(server, own)
+
+    def _work(self, job: Job, where: Where, sent: PyTree, kept: Kept, turn: Turn):
+        heard = job.channel.received(sent, self._messages[where])
+        link = _link(job, where)
+        work = link.work if self._noise is None else link.change
+        return work(heard, kept, turn, 0)
+
+    def _coded(self, job: Job, where: Where, change: PyTree, kept: Kept, turn: Turn):
+        job = replace(job, channel=job.channel.protected())
+        return _link(job, where).code(change, kept, turn)
+
+    def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
+        return client_scalars(job, 0, server, own)
+
+    def _program(self, function: Callable, job: Job, *where: Where) -> Callable:
+        arrays, static = eqx.partition(job, eqx.is_array)
+        name = (function.__name__, where)
+        if name not in self.programs:
+
+            def whole(arrays: PyTree, *arguments: Any) -> PyTree:
+                return function(eqx.combine(arrays, static), *where, *arguments)
+
+            self.programs[name] = jax.jit(whole)
+        return partial(self.programs[name], arrays)
+
+
+def _link(job: Job, where: Where) -> Link:
+    return Link.of(job, job.every_phase()[where], where)

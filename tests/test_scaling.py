@@ -15,8 +15,11 @@ from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.theory import calibrate, setting_of
+from fedbilevel.hypergradient import Neumann
+from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import configure
-from fedbilevel.studies.calibration import metric_curves
+from fedbilevel.studies.calibration import calibrate as calibrate_objects
+from fedbilevel.studies.calibration import floor_of, metric_curves
 from fedbilevel.studies.scaling import (
     Measured,
     criterion,
@@ -290,3 +293,61 @@ def test_points_tell_the_criterion_where_metrics_do():
     np.testing.assert_allclose(value, 0.7, rtol=1e-6)
     other: Any = [SimpleNamespace(columns={"upper_loss": np.full(3, 0.7)})]
     assert criterion(setting, other) == {}
+
+
+# A floor --------------------------------------------------------------------------
+
+
+def test_a_floor_is_found_where_seeds_agree_and_refused_where_they_do_not():
+    scales, draw = np.array([1.0, 0.7, 0.5]), np.random.default_rng(0)
+    exact = 3 + np.outer(scales, [0.5, 0.6, 0.6, 0.7])
+    np.testing.assert_allclose(floor_of(scales, exact, 3.6), 3)
+    noisy = exact.mean(axis=1)[:, None] + 0.01 * draw.standard_normal((3, 64))
+    assert 3 <= floor_of(scales, noisy, 3.6) < 3.02
+    # Three seeds, and a metric that does not fall, say nothing.
+    assert floor_of(scales, exact[:, :3], 3.5) == 3.5
+    assert floor_of(scales, exact[::-1], 3.6) == 3.6
+
+
+@pytest.mark.parametrize("seeds", [4, 16])
+def test_noise_is_seldom_taken_for_a_fall(seeds):
+    """Of metrics that do not fall, at most one in twenty is said to."""
+    draw = np.random.default_rng(0)
+    flat = 3 + draw.standard_normal((1000, 3, seeds))
+    high = 100.0  # above any floor that is found, which is then told apart
+    told = [floor_of([1.0, 0.7, 0.5], one, high) < high for one in flat]
+    assert np.mean(told) <= 0.05
+
+
+LEAST = 2 + 0.25  # of 2 + (y - 1)^2 / 2 + x^2 / 2 at y = x
+
+
+def _with_a_floor(clients: int) -> ClientData:
+    """Rows are noise of mean 0, so that y*(x) = x, and Phi is least at x = 1/2."""
+    rows = np.asarray([-0.3, 0.3], np.float32)
+    return ClientData.from_clients([rows] * clients, [rows] * clients)
+
+
+@pytest.mark.slow
+def test_no_plan_promises_less_than_the_minimum():
+    problem = Problem(
+        lambda x, y, rows: 2 + 0.5 * (y - 1) ** 2 + 0.5 * x**2 + y * rows.mean(),
+        lambda x, y, rows: 0.5 * ((y - x - rows) ** 2).mean(),
+    )
+    start = (jax.numpy.zeros(()), jax.numpy.zeros(()))
+    method = LocalBSGM(eta=0.2, alpha=2.0, beta=2.0, rho1=1.0, rho2=1.0,
+                       hypergradient=Neumann(4, 0.5), local_steps=2)  # fmt: skip
+    base = calibrate_objects(
+        problem, _with_a_floor, start, method, iterations=256, seeds=16, search=False
+    )
+    assert LEAST <= base.floor < base.value < LEAST + 0.2
+    for T in (344, 10**4, 10**8):
+        plan = practical_plan(base, 8, iterations=T)
+        assert LEAST <= plan.promise < base.value
+        assert "not to fall below 2.2" in plan.notes[-1]
+    # Scaled as if it tended to zero, as it was once, the same measurement would.
+    assert practical_plan(replace(base, floor=0.0), 8, iterations=344).promise < LEAST
+    with pytest.raises(InvalidInputError, match=r"target=2: .* below 2\.2.* ask for"):
+        practical_plan(base, 8, target=2.0)
+    aimed = practical_plan(base, 8, target=(base.floor + base.value) / 2)
+    assert aimed.promise <= (base.floor + base.value) / 2

@@ -15,7 +15,7 @@ import numpy as np
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report.comparison import Results, seconds, stacked
 from fedbilevel.report.tables import show
-from fedbilevel.report.theory import AXES, scaling_title
+from fedbilevel.report.theory import scaling_names, scaling_title
 from fedbilevel.result import Result
 
 _COLUMN = {"exchanges": "exchanges", "megabytes": "bytes", "samples": "samples"}
@@ -208,6 +208,11 @@ def draw_scaling(summary: Mapping[str, Any]) -> bytes:
         np.asarray([point[name] for point in summary["points"]], float)
         for name in (summary["axis"], "value", "low", "high")
     )
+    floor = summary.get("floor", 0.0)
+    if summary["axis"] == "target":
+        at = at - floor
+    else:
+        value, low, high = value - floor, low - floor, high - floor
     bars = np.abs(np.stack([value - low, high - value]))
     panel.errorbar(at, value, bars, fmt="o", capsize=3, label="measured, 95 %")
     middle = np.exp(np.log(at).mean()), np.exp(np.log(value).mean())
@@ -218,8 +223,9 @@ def draw_scaling(summary: Mapping[str, Any]) -> bytes:
         if slope is not None:
             line = middle[1] * (at / middle[0]) ** slope
             panel.plot(at, line, style, label=f"{name}: {slope:.3g}")
-    panel.set(xscale="log", yscale="log", xlabel=AXES[summary["axis"]])
-    panel.set(ylabel=summary["value"], title=scaling_title(summary))
+    names = scaling_names(summary)
+    panel.set(xscale="log", yscale="log", xlabel=names[0], ylabel=names[1])
+    panel.set(title=scaling_title(summary))
     panel.set_xticks(at, [show(x) if x >= 1 else f"{x:.3g}" for x in at], minor=False)
     panel.set_yticks(value, [f"{v:.3g}" for v in value], minor=False)
     panel.minorticks_off()

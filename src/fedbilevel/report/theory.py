@@ -101,11 +101,19 @@ def scaling_table(summary: Mapping[str, Any]) -> Table:
         )
         for point in points
     )
-    axis = AXES[summary["axis"]]
-    fitted = f"{summary['value']} ~ {axis}^{_exponent(summary)}"
+    axis, value = scaling_names(summary)
+    fitted = f"{value} ~ {axis}^{_exponent(summary)}"
     if "rounds" in summary:
         fitted += f"\nrounds ~ {axis}^{_exponent(summary['rounds'])}"
     return table_of(scaling_title(summary), headings, rows, texts=(), caption=fitted)
+
+
+def scaling_names(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what an exponent is in and of, less the floor where a metric has one."""
+    names, floor = [AXES[summary["axis"]], summary["value"]], summary.get("floor")
+    if floor:
+        names[summary["axis"] != "target"] += f" - {floor:.4g}"
+    return names[0], names[1]
 
 
 def scaling_title(summary: Mapping[str, Any]) -> str:

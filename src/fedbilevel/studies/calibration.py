@@ -20,6 +20,9 @@ from fedbilevel.theory.plan import Calibration, Plan, practical_plan
 
 SettingOf = Callable[[int], Setting]  # of the number of clients
 _STEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_VANISHING = ("grad_norm_sq", "criterion")  # what the theorems bound
+_LONGER = (2, 4)  # times the calibration's T; shorter runs take steps that may diverge
+_FEWEST_SEEDS, _ERRORS = 4, 3  # standard errors, which are 95 % with so few seeds
 
 
 def setting_by_clients(
@@ -98,22 +101,60 @@ def calibrated(
     search: bool,
 ) -> Calibration:
     """Measure a first guess, or the best of some steps around it."""
-    if not search:
-        return _measured(setting_of, kind, first, seeds)
     tried = []
-    for factor in _STEP_FACTORS:
+    for factor in _STEP_FACTORS if search else (1.0,):
         chosen = replace(first.parameters, eta=factor * first.parameters.eta)
         guess = replace(first, parameters=chosen)
         try:
             tried.append(_measured(setting_of, kind, guess, seeds))
         except (NonFiniteError, InvalidInputError):  # longer steps diverge, too
+            if not search:
+                raise
             break
     if not tried:
         raise InvalidInputError(
             f"`{kind.__name__}` diverges even with a quarter of the given step: set a "
             "smaller eta, or other parameters."
         )
-    return min(tried, key=lambda one: one.value)
+    best, ends = min(tried, key=lambda one: one[0].value)
+    return _with_floor(setting_of, kind, best, ends)
+
+
+def _with_floor(
+    setting_of: SettingOf,
+    kind: type[AbstractAlgorithm],
+    best: Calibration,
+    ends: Float[np.ndarray, " seeds"],
+) -> Calibration:
+    """Run for longer, where the metric may tend to something above 0."""
+    K = best.parameters.clients
+    if setting_of(K).headline in _VANISHING:
+        return best
+    scales, values = [best.scale(K, best.iterations)], [ends]
+    for times in _LONGER:
+        T = times * best.iterations
+        values.append(_measured(setting_of, kind, best, len(ends), T)[1])
+        scales.append(best.scale(K, T))
+    return replace(best, floor=floor_of(scales, np.stack(values), best.value))
+
+
+def floor_of(
+    scales: Sequence[float], values: Float[np.ndarray, "lengths seeds"], value: float
+) -> float:
+    """Return what a metric tends to, by lines value = floor + slope scale over seeds.
+
+    It is the upper end of an interval, since a promise must hold. With too few seeds,
+    or where the metric does not fall for sure, it is the `value` that plans are scaled
+    from: nothing better is promised.
+    """
+    seeds = values.shape[1]
+    if seeds < _FEWEST_SEEDS:
+        return value
+    slope, floor = (
+        (one.mean(), _ERRORS * one.std(ddof=1) / np.sqrt(seeds))
+        for one in np.polyfit(scales, values, 1)
+    )
+    return min(float(sum(floor)), value) if slope[0] > slope[1] else value
 
 
 def _measured(
@@ -121,11 +162,14 @@ def _measured(
     kind: type[AbstractAlgorithm],
     calibration: Calibration,
     seeds: int,
-) -> Calibration:
-    chosen, iterations = calibration.parameters, calibration.iterations
-    plan = practical_plan(calibration, chosen.clients, iterations=iterations)
+    iterations: int | None = None,
+) -> tuple[Calibration, Float[np.ndarray, " seeds"]]:
+    """Return a calibration with its value, and what each of the seeds came to."""
+    T = iterations or calibration.iterations
+    plan = practical_plan(calibration, calibration.parameters.clients, iterations=T)
     curves = metric_curves(*run_plan(setting_of, kind, plan, seeds))
-    return replace(calibration, value=float(curves.mean(axis=0)[-1]))
+    value = float(curves.mean(axis=0)[-1])
+    return replace(calibration, value=value), curves[:, -1]
 
 
 def metric_curves(

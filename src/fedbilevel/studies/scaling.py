@@ -63,6 +63,17 @@ class Measured:
         """Return the same in another unit."""
         return Measured(self.value / number, self.resampled / number)
 
+    def above(self, floor: float) -> "Measured":
+        """Return what of it tends to zero; raise where that is not surely above 0."""
+        found = Measured(self.value - floor, self.resampled - floor)
+        if not found.resampled.min() > 0:
+            raise InvalidInputError(
+                f"the mean metric came to {self.value:.4g}, and its floor is estimated "
+                f"at {floor:.4g}: the difference is too small to fit an exponent to. "
+                "Give a target to count iterations to, or more seeds."
+            )
+        return found
+
     def plain(self) -> dict[str, float]:
         """Return the value with its 95 % interval."""
         low, high = np.quantile(self.resampled, _INTERVAL)
@@ -174,9 +185,12 @@ def measure_speedup(
     claims = claims_of(kind).exponents
     key = {"clients": "K", "iterations": "T"}[axis]
     claimed = claims[key] if target is None else claims.get(f"T{key}")
-    fit = fit_exponent([point[axis] for point in points], found, claimed)
+    floor = calibration.floor if target is None else 0.0
+    falling = [one.above(floor) for one in found] if floor else found
+    fit = fit_exponent([point[axis] for point in points], falling, claimed)
     what = "mean metric" if target is None else "iterations"
     about = {"value": what, "target": target, "period_factor": period_factor}
+    about["floor"] = floor
     return _summary(kind, calibration, points, {**asdict(fit), "axis": axis, **about})
 
 
@@ -204,10 +218,12 @@ def measure_complexity(
         points.append({**point, "target": target, "rounds": rounds[-1].value})
     claims = claims_of(kind).exponents
     key = {"clients": "K", "target": "e"}[axis]
-    at = [point[axis] for point in points]
+    floor = calibration.floor if axis == "target" else 0.0
+    at = [point[axis] - floor for point in points]
     fit = asdict(fit_exponent(at, found, claims[f"T{key}"]))
     for_rounds = asdict(fit_exponent(at, rounds, claims[f"R{key}"]))
     about = {**fit, "axis": axis, "value": "iterations", "rounds": for_rounds}
+    about["floor"] = floor
     return _summary(kind, calibration, points, about)
 
 
@@ -220,7 +236,8 @@ def default_targets(
     """
     first = calibration.parameters
     base = first.local_steps * first.clients / clients
-    return [calibration.value * (base / period) ** 2 for period in periods]
+    floor, above = calibration.floor, calibration.value - calibration.floor
+    return [floor + above * (base / period) ** 2 for period in periods]
 
 
 def axis_of(**lists: Sequence[float]) -> str:

@@ -12,6 +12,9 @@ below it.
                   alpha, beta ~ 1/K,        M ~ (K T)^(-2/3)
     both          Q ~ log(K T)
 
+M tends to zero, as the squared gradient does that the theorems bound. Of another metric
+the part above its floor is scaled, and a target below the floor is refused.
+
 Both claims need T >= K^3 (LocalBSGM) or T >= K^2 (LocalBSGVRM): else the corollary's p
 is below 1.
 """
@@ -76,7 +79,8 @@ class Plan:
 class Calibration:
     """What was measured once: `parameters` for `iterations` iterations gave `value`.
 
-    `sizes` are dx and dy.
+    `sizes` are dx and dy. `floor` is what the metric tends to: 0 if it is a squared
+    gradient.
     """
 
     theorem: int
@@ -86,6 +90,17 @@ class Calibration:
     q: int
     sizes: tuple[int, int]
     value: float
+    floor: float = 0.0
+
+    def scale(self, clients: int, T: float) -> float:
+        """Return by how much the corollary lowers what tends to zero."""
+        power = 1 / 2 if self.theorem == 1 else 2 / 3
+        work = self.parameters.clients * self.iterations
+        return (clients * T / work) ** -power
+
+    def promise(self, clients: int, T: float) -> float:
+        """Return what the mean of the metric will come to."""
+        return self.floor + (self.value - self.floor) * self.scale(clients, T)
 
 
 def theory_plan(
@@ -127,13 +142,15 @@ def practical_plan(
 ) -> Plan:
     """Scale what was measured by the corollary's exponents."""
     base, first = calibration, calibration.parameters
-    work = first.clients * base.iterations
-    power = 1 / 2 if base.theorem == 1 else 2 / 3
-
-    def promise(T: float) -> float:
-        return base.value * (clients * T / work) ** -power
-
-    T = _given_or_least(iterations, target, promise)
+    known = f"the metric is estimated not to fall below {base.floor:.4g}"
+    if base.floor >= base.value:
+        known = f"nothing shows that the metric falls below {base.floor:.4g}"
+    if target is not None and 0 < target <= base.floor:
+        raise InvalidInputError(
+            f"target={target:g}: {known}, however long the run, so ask for more; "
+            f"K = {first.clients} and T = {base.iterations} gave {base.value:.4g}."
+        )
+    T = _given_or_least(iterations, target, lambda T: base.promise(clients, T))
     more, longer = clients / first.clients, T / base.iterations
     if base.theorem == 1:
         step, period, weight = (more / longer) ** 0.5, longer**0.25 / more**0.75, 1.0
@@ -149,10 +166,14 @@ def practical_plan(
         local_steps=max(1, round(first.local_steps * period)),
         first_batch=max(1, round(first.first_batch * period)),
     )
+    work = first.clients * base.iterations
     q = max(1, round(base.q * math.log(clients * T + 1) / math.log(work + 1)))
     eta = _decaying(s.eta, T) if base.theorem == 3 else repr(float(s.eta))
     plan = _costed(base.theorem, "practical", (base.theta, q), s, T, base.sizes, eta)
-    return replace(plan, promise=promise(T))
+    notes = [*plan.notes]
+    if base.floor:
+        notes.append(f"Only the part above a floor is scaled: {known}.")
+    return replace(plan, promise=base.promise(clients, T), notes=tuple(notes))
 
 
 def _decaying(eta: float, T: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import benchmarks.zoo
 from benchmarks.zoo.cases import CATALOG, PARTITIONS, SUMMARIES
-from benchmarks.zoo.running import measured
+from benchmarks.zoo.running import measured_together
 
 # A process is a core's: neither XLA nor BLAS starts threads beside it.
 ONE_CORE = {
@@ -24,13 +24,6 @@ ONE_CORE = {
 }
 # Partitions of equal sizes share their shapes, and so their compiled programs.
 TOGETHER = (("iid", "label"), ("unequal",))
-
-
-def measured_together(
-    name: str, partitions: Sequence[str], **named: Any
-) -> list[dict[str, Any]]:
-    """Measure a problem on several partitions, one after the other."""
-    return [measured(name, partition, **named) for partition in partitions]
 
 
 def lines(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -178,7 +178,7 @@ def digits(draw: Draw, rows: int = 1000) -> Columns:
     """Draw some of scikit-learn's digits, with pixels between 0 and 1."""
     from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
+    images, labels = map(np.asarray, load_digits(return_X_y=True))
     order = draw.permutation(len(labels))[:rows]
     return {"a": images[order] / 16, "t": labels[order].astype(np.int32)}
 

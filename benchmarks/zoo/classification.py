@@ -141,7 +141,7 @@ def rare_classes(seed: int, partition: str) -> Case:
     rows = classes(draw, 3000, 10, 5, 0.6)
     upper, lower = halves(rows, draw)
     kept = draw.random(1500) < 0.5 ** (2 * lower["t"])
-    levels = (taken(upper, np.arange(300)), taken(lower, np.flatnonzero(kept)[:400]))
+    levels = (taken(upper, np.arange(300)), taken(lower, np.flatnonzero(kept)[:360]))
     data = federated(levels, partition, draw)
     return Case(Problem(_softmax, _class_weights), data, (np.zeros(5), _linear(10, 5)))
 
@@ -188,7 +188,7 @@ def raw_columns(seed: int, partition: str) -> Case:
     from sklearn.datasets import load_breast_cancer
 
     draw = np.random.default_rng(seed)
-    a, t = load_breast_cancer(return_X_y=True)
+    a, t = map(np.asarray, load_breast_cancer(return_X_y=True))
     data = federated(halves({"a": a, "t": t.astype(np.int32)}, draw), partition, draw)
     start = (np.full(30, -5.0), _linear(30, 2))
     return Case(Problem(_softmax, _decayed), data, start)

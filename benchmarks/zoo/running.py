@@ -4,6 +4,7 @@ import itertools
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,13 @@ def default_recipe(local_steps: int, wrap: Any) -> Any:
     """Return the algorithm that README.md gives a user who has none in mind."""
     steps = fb.OfDistance(1.0), fb.OfCurvature(0.5), fb.OfCurvature(0.5)
     return fb.SteadySteps(wrap(fb.FedBiOControls(*steps, local_steps=local_steps)))
+
+
+def measured_together(
+    name: str, partitions: Sequence[str], **named: Any
+) -> list[dict[str, Any]]:
+    """Measure a problem on several partitions, one after the other."""
+    return [measured(name, partition, **named) for partition in partitions]
 
 
 def measured(
@@ -126,7 +134,7 @@ def verdicts(runs: list[dict], grid: dict | None) -> dict[str, Any]:
     finite, without an error. `within` compares the run of seed 0 with the grid, which
     has the same rows and samples: the loss is at most 1.1 times the grid's, plus a
     thousandth of the grid's descent. Where the grid's loss is negative or below a
-    twentieth of the start, a ratio says little, and the run must have nine tenths of
+    hundredth of the start, a ratio says little, and the run must have nine tenths of
     the grid's descent.
     """
     ended = [run for run in runs if "error" not in run]
@@ -141,7 +149,7 @@ def verdicts(runs: list[dict], grid: dict | None) -> dict[str, Any]:
     share = (start - final) / descent if descent else None
     by_ratio = final <= 1.1 * best + 1e-3 * abs(descent)
     by_descent = final <= best + 0.1 * abs(descent)
-    told["within"] = bool(by_ratio if best > 0.05 * abs(start) else by_descent)
+    told["within"] = bool(by_ratio if best > 0.01 * abs(start) else by_descent)
     return {**told, "descent_share": share if share is None else _plain(share)}
 
 

@@ -23,8 +23,10 @@ def mean_loss(loss: Callable, rows: Any, sizes: jax.Array, x: Any, y: Any) -> ja
 
     def of_client(own: Any, size: jax.Array) -> jax.Array:
         values = jax.vmap(of_row)(own)
-        real = jnp.arange(values.size) < size  # rows beyond it are padding
-        return jnp.sum(jnp.where(real, values, 0)) / size
+        real = (
+            jnp.arange(values.size, dtype=size.dtype) < size
+        )  # rows beyond it are padding
+        return jnp.sum(jnp.where(real, values, 0)) / size.astype(values.dtype)
 
     return jnp.mean(jax.vmap(of_client)(rows, sizes))
 

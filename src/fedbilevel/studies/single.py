@@ -253,7 +253,9 @@ def _best(job: Job, outcome: Outcome) -> Any:
         return None
     if "upper_loss" not in columns or int(best.round) == int(columns["round"][-1]):
         return None
-    return best if best.is_better_than(float(columns["upper_loss"][-1])) else None
+    names = ("upper_loss", "lower_gradient_norm")
+    last = (float(columns[name][-1]) for name in names)
+    return best if best.is_better_than(*last) else None
 
 
 def _final(outcome: Outcome, best: Any) -> dict[str, float]:

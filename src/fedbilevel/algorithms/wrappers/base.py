@@ -97,6 +97,9 @@ class AbstractWrapper(AbstractAlgorithm):
     private_blocks = _inner()
     channel = _inner()
     events = _inner()
+    measured = _inner()
+    best = _inner()
+    gave_up = _inner()
     check = _inner()
     check_balance = _inner()
 
@@ -121,6 +124,8 @@ class AroundServer(AbstractWrapper):
     watched = _inner_state()
     worked_on = _inner_state()
     events = _inner_state()
+    best = _inner_state()
+    gave_up = _inner_state()
 
     def setup(self) -> Phases:
         """Return the method's own, as they are."""
@@ -129,6 +134,11 @@ class AroundServer(AbstractWrapper):
     def at(self, server: Inside, blocks: AbstractBlocks) -> Inside:
         """Return the state with other blocks."""
         return replace(server, server=self.algorithm.at(server.server, blocks))
+
+    def measured(self, server: Inside, columns: dict[str, Any], done: Any) -> Inside:
+        """Let the method remember what was measured."""
+        inner = self.algorithm.measured(server.server, columns, done)
+        return replace(server, server=inner)
 
     def forgotten(self, server: Inside) -> Inside:
         """Let the method forget what clients no longer know."""

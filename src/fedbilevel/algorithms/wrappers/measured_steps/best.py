@@ -1,8 +1,9 @@
-"""The best point that was measured, among those whose y is solved as well as others.
+"""The best point that was measured: the one with the least upper loss.
 
-A point takes the place of the best one if its upper loss is lower, or if the lower
-level is solved better there by a factor of 2: before y is near y*(x) the upper loss
-says little of x, and of a minimax problem it rises while y is on its way.
+Of a minimax problem, and of one whose y begins too well, the upper loss rises from the
+start while y comes to y*(x), and the first point would be the best. Where the loss did
+not fall first, and the lower level is solved much better in the end, the last point is
+the result.
 """
 
 from dataclasses import replace
@@ -14,18 +15,19 @@ from jaxtyping import Array, Float, Int
 from fedbilevel import _tree
 from fedbilevel._types import Pair
 
-_SOLVED = 0.5  # of the slope of the lower level at the best point
+_SOLVED = 0.5  # of the slope of the lower level that was measured first
 _ALIKE = 0.01  # of the descent to the best point
+_FELL = 0.05  # of the rise after it
 
 
 class Best(eqx.Module):
-    """A point, its round, upper loss and lower slope, and the loss measured first."""
+    """A point, its round and upper loss, and the loss and slope measured first."""
 
     point: Pair
     round: Int[Array, ""]
     loss: Float[Array, ""]
-    slope: Float[Array, ""]
     first: Float[Array, ""]
+    slope: Float[Array, ""]
 
     @staticmethod
     def of(point: Pair) -> "Best":
@@ -37,13 +39,21 @@ class Best(eqx.Module):
         """Return the better of this and what was measured after so many rounds."""
         loss = jnp.asarray(columns["upper_loss"], jnp.float32)
         slope = jnp.asarray(columns["lower_gradient_norm"], jnp.float32)
-        first = jnp.where(jnp.isfinite(self.first), self.first, loss)
-        here = Best(point, jnp.asarray(done, jnp.int32), loss, slope, first)
-        is_better = (loss < self.loss) | (slope < _SOLVED * self.slope)
-        is_better &= jnp.isfinite(loss)
-        return _tree.select(is_better, here, replace(self, first=first))
+        new = ~jnp.isfinite(self.first)
+        known = replace(
+            self,
+            first=jnp.where(new, loss, self.first),
+            slope=jnp.where(new, slope, self.slope),
+        )
+        here = replace(
+            known, point=point, round=jnp.asarray(done, jnp.int32), loss=loss
+        )
+        return _tree.select(loss < self.loss, here, known)
 
-    def is_better_than(self, loss: float) -> bool:
-        """Say whether it is clearly better than the point with this loss."""
+    def is_better_than(self, loss: float, slope: float) -> bool:
+        """Say whether it is clearly better than the last point, of this loss."""
         best, first = float(self.loss), float(self.first)
-        return not loss <= best + _ALIKE * max(first - best, 0)
+        if loss <= best + _ALIKE * max(first - best, 0):
+            return False
+        fell = not first - best <= _FELL * (loss - best)
+        return fell or not slope < _SOLVED * float(self.slope)

@@ -11,10 +11,11 @@ A run goes back to it where both got much worse, because x is too fast for y and
 
     F > F_best + (F_first - F_best) / 10 + 4 e   and   G > 3 G_best
 
-(a loss that rises alone may be y on its way to a minimum that fits training rows too
-well; that is for x to mend), and, without waiting for ten rounds, where half of the
-replies are not finite or y goes a hundred times as far as in the first rounds and
-farther than its own size. From there it goes on with a quarter of the steps of x and
+or the loss lost half of what it had gained (a smaller rise may be y on its way to a
+minimum that fits training rows too well, which is for x to mend; where it did not fall
+before, as in a minimax problem, it may rise), and, without waiting for ten rounds,
+where half of the replies are not finite or y goes a hundred times as far as in the
+first rounds and farther than its own size. From there it goes on with a quarter of the steps of x and
 half of those of the lower level; those that follow the curvature are shortened less.
 
 Where the stride of x is measured and x turns round (`dog_stride.py`), that stride is
@@ -45,14 +46,15 @@ _MANY = 0.5  # of the replies of a round
 _FAR, _CALM = 100.0, 10.0  # times as far as in the first rounds
 _GROWTH = 2.0  # by which the usual may grow in one of the first rounds
 _SHARE, _ERRORS = 0.1, 4.0  # of the descent, and of standard errors
+_HALF, _MUCH = 0.5, 5.0  # of the descent
 _STEEP, _ALIKE = 3.0, 1.5  # times the slope of the best rounds
 EXPLODED, GREW, TURNED, UNFIT, SOFT = range(5)
 _EVENTS = {
     EXPLODED: "the run exploded in round {now}: it went back to where it was after "
     "round {back}, and on with half the steps, and a quarter of that of x",
-    GREW: "until round {now} the upper loss grew and the lower level got steep, x "
-    "being too fast for y: the run went back to where it was after round {back}, and "
-    "on with half the steps, and a quarter of that of x",
+    GREW: "until round {now} the upper loss grew, x being too fast for y: the run went "
+    "back to where it was after round {back}, and on with half the steps, and a "
+    "quarter of that of x",
     TURNED: "x turned round in round {now}, too fast for y: its step became a quarter "
     "of what it was",
     UNFIT: "theta did not fit any more in round {now}: it was larger than 1/L1, where "
@@ -116,7 +118,9 @@ class Record(eqx.Module):
         good = ~(mean > self.best + error) | (slope <= _ALIKE * self.slope)
         margin = _SHARE * (self.first - self.best) + _ERRORS * error
         worse = ~(mean <= self.best + margin) & jnp.isfinite(self.best)
-        bad = worse & (slope > _STEEP * self.slope)
+        fell, rose = self.first - self.best, mean - self.best
+        lost = (rose > _HALF * fell + _ERRORS * error) & (rose < _MUCH * fell)
+        bad = worse & ((slope > _STEEP * self.slope) | lost)
         after = replace(
             self.emptied(),
             first=jnp.where(jnp.isfinite(self.first), self.first, mean),

@@ -26,7 +26,7 @@ from fedbilevel.sklearn import (
     _rows,
 )
 from fedbilevel.tasks import cleaning
-from fedbilevel.tasks._labeled import Improbability
+from fedbilevel.tasks._labeled import MeanLoss, improbabilities
 
 EVERY = (
     FederatedRegularizer,
@@ -113,7 +113,7 @@ def test_wrong_labels_do_not_mislead_the_judge():
     """By the formula of symmetric losses, with all labels of every row averaged."""
     draw = np.random.default_rng(0)
     scores, label = draw.normal(size=(5, 4)), draw.integers(0, 4, 5)
-    judge = Improbability(lambda x, y, features: features)
+    judge = MeanLoss(lambda x, y, features: features, improbabilities)
     rows = {"features": jnp.asarray(scores), "label": jnp.asarray(label)}
     odds = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     right = np.mean(1 - odds[np.arange(5), label])

@@ -20,7 +20,7 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.sites import build_site, shared_settings
 from fedbilevel.tasks._base import options_of
-from fedbilevel.tasks._labeled import CrossEntropy, Improbability
+from fedbilevel.tasks._labeled import cross_entropies, improbabilities
 from fedbilevel.tasks.cleaning import suspicious_rows
 from tests.cases import some_of
 
@@ -177,10 +177,10 @@ def test_own_labels_are_not_corrupted(table):
 
 def test_own_labels_are_not_trusted_to_judge_unless_it_is_said(table):
     kinds = [
-        type(make("cleaning", **options).problem.upper)
+        make("cleaning", **options).problem.upper.losses
         for options in ({"data": table}, {"data": table, "trusted": "true"}, {})
     ]
-    assert kinds == [Improbability, CrossEntropy, CrossEntropy]
+    assert kinds == [improbabilities, cross_entropies, cross_entropies]
 
 
 def test_suspicious_rows_are_those_of_small_weights(table):

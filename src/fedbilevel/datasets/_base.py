@@ -87,13 +87,11 @@ def assemble(name: str, part: Part, test: Part | None = None) -> Dataset:
     """Code the labels of both parts with the same classes."""
     parts = [part] if test is None else [part, test]
     codes, classes = coded_labels(name, [one.label for one in parts])
-    coded = [
+    first, *others = (
         Dataset(name, one.features, code, classes, dict(one.columns))
         for one, code in zip(parts, codes, strict=True)
-    ]
-    if test is None:
-        return coded[0]
-    return dataclasses.replace(coded[0], test=coded[1])
+    )
+    return dataclasses.replace(first, test=others[0]) if others else first
 
 
 def rename_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
@@ -120,16 +118,12 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     # Files come from anywhere, and libraries raise whatever they like at bad ones:
     # from RuntimeError for a password to MemoryError for a shape.
     except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        text = "".join(c if c.isprintable() else "?" for c in text)
         raise InvalidInputError(
-            f"{path} cannot be read as {kind}: {_one_line(error)}. Is the file "
+            f"{path} cannot be read as {kind}: {text[:200].rstrip('.')}. Is the file "
             "complete, and of that kind?"
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    """Return what an error says, short, on one line, and fit to be shown."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in text)[:200].rstrip(".")
 
 
 def open_text(path: Path) -> TextIO:

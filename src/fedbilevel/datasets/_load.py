@@ -59,7 +59,8 @@ def load(
     path = Path(source).expanduser()
     if not is_named(source) and kind_of(path) in READERS and path.is_file():
         return encode_table(read_table(path), chosen)
-    dataset = _load(source, path, _default_cache() if cache is None else Path(cache))
+    kept = cache or os.environ.get("FEDBILEVEL_DATA") or "~/.cache/fedbilevel"
+    dataset = _load(source, path, Path(kept).expanduser())
     chosen.check_unused(dataset.name)
     return dataclasses.replace(dataset, source=source)
 
@@ -73,7 +74,9 @@ def _load(source: str, path: Path, folder: Path) -> Dataset:
     if path.is_dir():
         return _load_folder(path)
     if path.is_file():
-        return _load_file(path)
+        loaders = {".npz": load_npz, ".zip": load_images}
+        # LIBSVM's own files have names such as a9a, w8a.t and covtype.binary.scale.
+        return loaders.get(kind_of(path), load_libsvm)(path)
     if path.exists():
         raise InvalidInputError(
             f"{path} is neither a file nor a folder. Give a copy of what it yields."
@@ -81,17 +84,6 @@ def _load(source: str, path: Path, folder: Path) -> Dataset:
     if os.sep in source or path.suffix:
         raise InvalidInputError(f"there is no file or folder {path}. Check the path.")
     raise unknown_name("data set", source, names())
-
-
-def _default_cache() -> Path:
-    chosen = os.environ.get("FEDBILEVEL_DATA")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "fedbilevel"
-
-
-def _load_file(path: Path) -> Dataset:
-    loaders = {".npz": load_npz, ".zip": load_images}
-    # LIBSVM's own files have names such as a9a, w8a.t and covtype.binary.scale.
-    return loaders.get(kind_of(path), load_libsvm)(path)
 
 
 def _load_folder(path: Path) -> Dataset:

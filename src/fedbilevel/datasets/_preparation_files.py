@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fedbilevel.errors import InvalidInputError
@@ -12,6 +13,12 @@ _VERSION = 1
 _LONGEST_FILE = 64 * 2**20  # characters
 _LONGEST_TEXT = 1000
 _MOST = 200_000  # columns, or values of one
+
+
+def kinded(one: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return a dataclass as the entries that `Node.made` reads, by its kind's name."""
+    (kind,) = (name for name, known in kinds.items() if known is type(one))
+    return {"kind": kind, **vars(one)}
 
 
 def write(kind: str, content: Mapping[str, Any]) -> str:
@@ -28,7 +35,7 @@ class Node:
     content: Mapping[str, Any]
 
     @staticmethod
-    def of(text: str, kind: str, names: Sequence[str]) -> "Node":
+    def of(text: str | bytes, kind: str, names: Sequence[str]) -> "Node":
         """Read a text of some kind, which has these entries."""
         if len(text) > _LONGEST_FILE:
             raise InvalidInputError(f"the file of {kind} is too long to be one.")
@@ -106,6 +113,24 @@ class Node:
             raise self._wrong(name, "true or false")
         return self._get(name)
 
+    def made(self, kinds: Mapping[str, type], **given: Any) -> Any:
+        """Return the dataclass that `kind` names, of the other entries and of `given`.
+
+        Entries are read by the types of the fields; metadata have bounds of numbers.
+        """
+        kind = kinds[self.word("kind", tuple(kinds))]
+        own = [one for one in fields(kind) if one.name not in given]
+        self.only("kind", *(one.name for one in own))
+        readers = {str: self.text, tuple[str, ...]: self.texts, bool: self.flag}
+        for one in own:
+            if one.type in readers:
+                given[one.name] = readers[one.type](one.name)
+            elif one.type == float | None and self.is_null(one.name):
+                given[one.name] = None
+            else:
+                given[one.name] = self.number(one.name, **one.metadata)
+        return kind(**given)
+
     def is_null(self, name: str) -> bool:
         """Say whether an entry is there and null."""
         return self._get(name) is None
@@ -142,8 +167,5 @@ class Node:
 
 def check_different(what: str, names: Sequence[str]) -> None:
     """Raise if two names are the same."""
-    seen = set()
-    for name in names:
-        if name in seen:
-            raise InvalidInputError(f"{what}: '{name:.80}' is there twice.")
-        seen.add(name)
+    for name in [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidInputError(f"{what}: '{name:.80}' is there twice.")

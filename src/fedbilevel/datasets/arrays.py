@@ -61,9 +61,7 @@ def load_npz(path: Path) -> Dataset:
         with zipfile.ZipFile(path) as archive:
             check_archive(path, archive)
             names = [one for one in archive.namelist() if one.endswith(".npy")]
-            arrays = {
-                one.removesuffix(".npy"): _read_member(archive, one) for one in names
-            }
+            arrays = {name[:-4]: _read_member(archive, name) for name in names}
     return _from_named(path, path.stem, arrays)
 
 
@@ -104,27 +102,23 @@ def load_folder(path: Path) -> Dataset:
 
 
 def _from_named(path: Path, name: str, arrays: dict[str, np.ndarray]) -> Dataset:
-    test = {
-        key.removeprefix("test_"): array
-        for key, array in arrays.items()
-        if key.startswith("test_")
-    }
-    rest = {key: array for key, array in arrays.items() if not key.startswith("test_")}
-    if not test:
-        return assemble(name, _part(path, "", rest))
-    return assemble(name, _part(path, "", rest), _part(path, "test_", test))
+    test = {key: arrays.pop(key) for key in list(arrays) if key.startswith("test_")}
+    part = _part(path, "", arrays)
+    return assemble(name, part, _part(path, "test_", test) if test else None)
 
 
 def _part(path: Path, prefix: str, arrays: dict[str, np.ndarray]) -> Part:
-    for needed in ("features", "label"):
+    wanted = f"{prefix}features", f"{prefix}label"
+    for needed in wanted:
         if needed not in arrays:
-            held = ", ".join(prefix + name for name in sorted(arrays)) or "nothing"
+            held = ", ".join(sorted(arrays)) or "nothing"
             raise InvalidInputError(
-                f"{path} has no array '{prefix}{needed}'; it holds {held}. Name the "
-                f"arrays '{prefix}features' and '{prefix}label'."
+                f"{path} has no array '{needed}'; it holds {held}. Name the arrays "
+                f"'{wanted[0]}' and '{wanted[1]}'."
             )
-    columns = dict(arrays)
-    return Part(columns.pop("features"), columns.pop("label"), columns)
+    features, label = (arrays.pop(needed) for needed in wanted)
+    columns = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    return Part(features, label, columns)
 
 
 def load_idx(path: Path) -> Dataset:
@@ -132,15 +126,13 @@ def load_idx(path: Path) -> Dataset:
 
     Uncompressed files are mapped. The t10k files, if any, are the test part.
     """
-    test = (
-        _idx_part(path, "t10k") if _find_idx(path, "t10k-images-idx3-ubyte") else None
-    )
+    test = _idx_part(path, "t10k") if holds_idx(path, "t10k") else None
     return assemble(path.resolve().name, _idx_part(path, "train"), test)
 
 
-def holds_idx(path: Path) -> bool:
-    """Say whether a folder has training images in this layout."""
-    return _find_idx(path, "train-images-idx3-ubyte") is not None
+def holds_idx(path: Path, kind: str = "train") -> bool:
+    """Say whether a folder has images for training, or of another kind, as IDX."""
+    return _find_idx(path, f"{kind}-images-idx3-ubyte") is not None
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
@@ -148,20 +140,21 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     head = 4 + 4 * axes
     with reading(path, "IDX"):
         if path.suffix == ".gz":
-            return _unpack_idx(path, axes, head)
-        content = np.memmap(path, np.uint8, "r")
-    shape = _idx_shape(path, axes, bytes(content[:head]))
-    return _idx_rows(path, content, head, shape)
-
-
-def _unpack_idx(path: Path, axes: int, head: int) -> np.ndarray:
-    """Read as much of a packed file as its header announces."""
-    with gzip.open(path) as file:
-        start = file.read(head)
-        shape = _idx_shape(path, axes, start)
-        check_size(path, math.prod(shape), f"{shape} by its header")
-        rest = file.read(math.prod(shape) + 1)
-    return _idx_rows(path, np.frombuffer(start + rest, np.uint8), head, shape)
+            with gzip.open(path) as file:
+                start = file.read(head)
+                shape = _idx_shape(path, axes, start)
+                check_size(path, math.prod(shape), f"{shape} by its header")
+                start += file.read(math.prod(shape) + 1)
+            content = np.frombuffer(start, np.uint8)
+        else:
+            content = np.memmap(path, np.uint8, "r")
+            shape = _idx_shape(path, axes, bytes(content[:head]))
+    if len(content) != head + math.prod(shape):
+        raise InvalidInputError(
+            f"{path} has {len(content)} bytes, but its header announces "
+            f"{head + math.prod(shape)}. Get the file again."
+        )
+    return content[head:].reshape(shape)
 
 
 def _idx_shape(path: Path, axes: int, start: bytes) -> tuple[int, ...]:
@@ -174,18 +167,6 @@ def _idx_shape(path: Path, axes: int, start: bytes) -> tuple[int, ...]:
             f"axes begin with {magic.hex()}. Is it the right file, and unpacked?"
         )
     return struct.unpack(f">{axes}I", start[4:].ljust(4 * axes, b"\0"))
-
-
-def _idx_rows(
-    path: Path, content: np.ndarray, head: int, shape: tuple[int, ...]
-) -> np.ndarray:
-    """Return the rows of a file that has as many bytes as it announces."""
-    if len(content) != head + math.prod(shape):
-        raise InvalidInputError(
-            f"{path} has {len(content)} bytes, but its header announces "
-            f"{head + math.prod(shape)}. Get the file again."
-        )
-    return content[head:].reshape(shape)
 
 
 def _find_idx(folder: Path, name: str) -> Path | None:

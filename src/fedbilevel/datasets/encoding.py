@@ -46,15 +46,12 @@ def encode_table(table: Table, choices: TableChoices) -> Dataset:
     `columns` has all columns as they were, so that each can say who holds what. What
     was encoded, left out, filled or dropped is in `notes`.
     """
-    if choices.preparation:
-        preparation = read_preparation(choices.preparation)
-        roles = _prepared_roles(table, choices, preparation)
-        kept, dropped = _dropped(table, roles, choices)
-    else:
-        roles = _roles(table, choices)
-        kept, dropped = _dropped(table, roles, choices)
-        sums = _sums(kept, roles, choices)
-        preparation = Preparation.fit(sums, gaps=choices.missing == "mean")
+    given = read_preparation(choices.preparation) if choices.preparation else None
+    roles = _prepared_roles(table, choices, given) if given else _roles(table, choices)
+    kept, dropped = _dropped(table, roles, choices)
+    preparation = given or Preparation.fit(
+        _sums(kept, roles, choices), gaps=choices.missing == "mean"
+    )
     features = preparation.encode(kept.columns, kept.where)
     label = preparation.label.encode(kept.columns[roles.label], kept.where)
     texts = [one for one in preparation.columns if isinstance(one, CategoryColumn)]
@@ -105,7 +102,15 @@ def _roles(table: Table, choices: TableChoices) -> _Roles:
         if name.lower() in _PLACES and name not in (label, *aside):
             aside[name] = f"its name says a place; --site {name} makes clients of it"
     features = [name for name in names if name not in (label, *aside)]
-    _check_features(table, features)
+    found = {name: _trouble(table, name) for name in features}
+    wrong = {name: why for name, why in found.items() if why}
+    if wrong:
+        listed = "; ".join(f"column '{name}' {why}" for name, why in wrong.items())
+        them = "it" if len(wrong) == 1 else "them"
+        raise InvalidInputError(
+            f"{table.source}: {listed}. Leave {them} out with --ignore "
+            f"{','.join(wrong)}, or make {them} numbers or a few words."
+        )
     if not features:
         raise InvalidInputError(
             f"{table.source}: no column besides the label '{label}' holds numbers or "
@@ -127,11 +132,11 @@ def _check_chosen(
                 f"{table.source}: column '{name}' holds {table.unreadable[name]}. "
                 "Choose a column of numbers or text."
             )
-    for role in ("site", "group_column"):
-        if getattr(choices, role) == label:
+    for role, name in (("site", choices.site), ("group", choices.group_column)):
+        if name == label:
             raise InvalidInputError(
-                f"{table.source}: column '{label}' cannot be the label and the "
-                f"{role.partition('_')[0]}. Choose the label with --label COLUMN."
+                f"{table.source}: column '{label}' cannot be the label and the {role}. "
+                "Choose the label with --label COLUMN."
             )
     if label in choices.ignored:
         raise InvalidInputError(
@@ -156,19 +161,6 @@ def _prepared_roles(
     others = set(table.columns) - {label, *features}
     aside = {name: "not in the preparation" for name in sorted(others)}
     return _Roles(label, features, aside)
-
-
-def _check_features(table: Table, names: list[str]) -> None:
-    """Raise if columns are nothing to learn from, and say what to do."""
-    found = {name: _trouble(table, name) for name in names}
-    wrong = {name: why for name, why in found.items() if why}
-    if wrong:
-        listed = "; ".join(f"column '{name}' {why}" for name, why in wrong.items())
-        them = "it" if len(wrong) == 1 else "them"
-        raise InvalidInputError(
-            f"{table.source}: {listed}. Leave {them} out with --ignore "
-            f"{','.join(wrong)}, or make {them} numbers or a few words."
-        )
 
 
 def _trouble(table: Table, name: str) -> str:
@@ -203,8 +195,7 @@ def _about_texts(texts: list[str]) -> str:
 
 def _dropped(table: Table, roles: _Roles, choices: TableChoices) -> tuple[Table, int]:
     """Return the table without rows that are to be dropped, and their number."""
-    needed = [roles.label, choices.site, choices.group_column]
-    needed = [name for name in needed if name]
+    needed = [*filter(None, (roles.label, choices.site, choices.group_column))]
     if choices.missing == "drop":
         every = {*needed, *roles.features}
         gaps = np.any([table.is_missing(name) for name in every], axis=0)
@@ -225,11 +216,9 @@ def _dropped(table: Table, roles: _Roles, choices: TableChoices) -> tuple[Table,
 
 
 def _sums(table: Table, roles: _Roles, choices: TableChoices) -> Sums:
-    columns = {}
-    for name in roles.features:
-        values = table.columns[name]
-        numeric = table.is_numeric(name)
-        columns[name] = as_numbers(name, values, table.where) if numeric else values
+    columns = {name: table.columns[name] for name in roles.features}
+    for name in filter(table.is_numeric, roles.features):
+        columns[name] = as_numbers(name, columns[name], table.where)
     label = table.columns[roles.label]
     if choices.predict == "number" and not table.is_numeric(roles.label):
         raise InvalidInputError(

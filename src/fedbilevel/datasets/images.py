@@ -46,7 +46,12 @@ def load_images(path: Path) -> Dataset:
         columns = {"alphabet": np.asarray([key[0] for key in keys])}
         layout = "alphabet/character"
     else:
-        _check_above(path, above)
+        if len(above) > 1:
+            two = " and ".join("/".join(one) or "." for one in sorted(above)[:2])
+            raise InvalidInputError(
+                f"{path} holds images in {two}, three folders deep. Give one of them: "
+                "its folders must be classes, or sites with classes in them."
+            )
         label = [key[-2] for key in keys]
         columns = {"site": np.asarray([key[0] for key in keys])} if deep else {}
         layout = "site/class" if deep else "class"
@@ -84,15 +89,6 @@ def _found(path: Path) -> tuple[dict[tuple[str, ...], bytes], set[tuple[str, ...
             "class/*.png or site/class/*.png for all."
         )
     return found, above
-
-
-def _check_above(path: Path, above: set[tuple[str, ...]]) -> None:
-    if len(above) > 1:
-        two = " and ".join("/".join(one) or "." for one in sorted(above)[:2])
-        raise InvalidInputError(
-            f"{path} holds images in {two}, three folders deep. Give one of them: its "
-            "folders must be classes, or sites with classes in them."
-        )
 
 
 def _decoded(

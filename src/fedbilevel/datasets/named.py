@@ -166,7 +166,16 @@ def _hugging_face(name: str, cache: Path) -> Dataset:
 
 def _split(name: str, split: Any, label: str) -> Part:
     """Take arrays per sample (an image) as features, else the columns of numbers."""
-    columns = {column: _stack(name, column, split) for column in split.column_names}
+    columns = {}
+    for column in split.column_names:
+        try:
+            columns[column] = np.stack([np.asarray(value) for value in split[column]])
+        except ValueError as error:
+            raise InvalidInputError(
+                f"huggingface:{name}: the values of column '{column}' differ in shape "
+                f"({error}). Give the data as arrays with "
+                "fedbilevel.datasets.from_arrays."
+            ) from error
     labels = columns.pop(label)
     numbers = {c: array for c, array in columns.items() if array.dtype.kind in "buif"}
     wide = [column for column, array in numbers.items() if array.ndim > 1]
@@ -179,16 +188,6 @@ def _split(name: str, split: Any, label: str) -> Part:
     used = wide or list(numbers)
     features = [columns.pop(column) for column in used]
     return Part(features[0] if wide else np.stack(features, axis=1), labels, columns)
-
-
-def _stack(name: str, column: str, split: Any) -> np.ndarray:
-    try:
-        return np.stack([np.asarray(value) for value in split[column]])
-    except ValueError as error:
-        raise InvalidInputError(
-            f"huggingface:{name}: the values of column '{column}' differ in shape "
-            f"({error}). Give the data as arrays with fedbilevel.datasets.from_arrays."
-        ) from error
 
 
 def _unreachable(hub: str, name: str, cache: Path, error: Exception) -> FedbilevelError:

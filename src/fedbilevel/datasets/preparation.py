@@ -5,7 +5,7 @@ merge: the same preparation results from pooled rows and from merged sums.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ from fedbilevel.datasets.sums import (
 from fedbilevel.errors import InvalidInputError
 
 Where: TypeAlias = Callable[[int], str]
+_POSITIVE = {"above": 0}
 
 
 def _missing(place: str, name: str, kind: str) -> InvalidInputError:
@@ -42,7 +43,7 @@ class NumericColumn:
 
     name: str
     center: float
-    spread: float
+    spread: float = field(metadata=_POSITIVE)
     fill: float | None = None
 
     @property
@@ -122,7 +123,7 @@ class TargetLabel:
 
     name: str
     center: float
-    spread: float
+    spread: float = field(metadata=_POSITIVE)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -140,6 +141,8 @@ class TargetLabel:
 
 Column = NumericColumn | CategoryColumn
 Label = ClassLabel | TargetLabel
+_COLUMNS = {"number": NumericColumn, "text": CategoryColumn}
+_LABELS = {"classes": ClassLabel, "number": TargetLabel}
 
 
 @dataclass(frozen=True)
@@ -231,49 +234,21 @@ class Preparation:
 
     def to_json(self) -> str:
         """Return it as text; `from_json` reads that back, to the last bit."""
-        columns = []
-        for one in self.columns:
-            if isinstance(one, NumericColumn):
-                numbers = {"center": one.center, "spread": one.spread, "fill": one.fill}
-                columns.append({"kind": "number", "name": one.name, **numbers})
-            else:
-                texts = {"values": list(one.values), "gaps": one.gaps}
-                columns.append({"kind": "text", "name": one.name, **texts})
-        if isinstance(self.label, ClassLabel):
-            kind = {"kind": "classes", "classes": list(self.label.classes)}
-        else:
-            numbers = {"center": self.label.center, "spread": self.label.spread}
-            kind = {"kind": "number", **numbers}
-        label = {"name": self.label.name, **kind}
+        columns = [files.kinded(one, _COLUMNS) for one in self.columns]
+        label = {"name": self.label.name, **files.kinded(self.label, _LABELS)}
         return files.write("preparation", {"columns": columns, "label": label})
 
     @staticmethod
     def from_json(text: str) -> "Preparation":
         """Read what `to_json` wrote; anything else is refused."""
         content = files.Node.of(text, "preparation", ("columns", "label"))
-        columns = tuple(_read_column(one) for one in content.items("columns"))
+        columns = tuple(one.made(_COLUMNS) for one in content.items("columns"))
         files.check_different("columns", [one.name for one in columns])
         if not columns:
             raise InvalidInputError("the preparation has no columns.")
-        label = content.node("label")
-        if label.word("kind", ("classes", "number")) == "classes":
-            label.only("name", "kind", "classes")
-            read: Label = ClassLabel(label.text("name"), label.texts("classes"))
-        else:
-            label.only("name", "kind", "center", "spread")
-            spread = label.number("spread", above=0)
-            read = TargetLabel(label.text("name"), label.number("center"), spread)
-        return Preparation(columns, read)
-
-
-def _read_column(one: files.Node) -> Column:
-    if one.word("kind", ("number", "text")) == "text":
-        one.only("kind", "name", "values", "gaps")
-        values = one.texts("values")
-        if list(values) != sorted(values):
-            raise InvalidInputError(f"{one.where}: its values are not sorted.")
-        return CategoryColumn(one.text("name"), values, one.flag("gaps"))
-    one.only("kind", "name", "center", "spread", "fill")
-    fill = None if one.is_null("fill") else one.number("fill")
-    spread = one.number("spread", above=0)
-    return NumericColumn(one.text("name"), one.number("center"), spread, fill)
+        for one in columns:
+            if isinstance(one, CategoryColumn) and list(one.values) != sorted(
+                one.values
+            ):
+                raise InvalidInputError(f"the values of '{one.name}' are not sorted.")
+        return Preparation(columns, content.node("label").made(_LABELS))

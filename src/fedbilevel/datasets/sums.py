@@ -83,7 +83,12 @@ class Sums:
         is_target: bool = False,
     ) -> "Sums":
         """Sum up the columns of one site, which are arrays of numbers or of text."""
-        found = {name: _found(name, values) for name, values in columns.items()}
+        found: dict[str, Found] = {}
+        for name, values in columns.items():
+            if values.dtype.kind in "buif":
+                found[name] = Moments.of(as_numbers(name, values))
+            else:
+                found[name] = tuple(sorted({*as_texts(values)} - {""}))
         if is_target:
             labels: Found = Moments.of(as_targets(label_name, label))
         else:
@@ -96,27 +101,21 @@ class Sums:
         first, *others = every
         for other in others:
             _check_alike(first, other)
-            columns = {
-                name: _merge(
-                    f"column '{name}'",
-                    found,
-                    other.columns[name],
-                    f"leave the column out with --ignore {name}",
-                )
-                for name, found in first.columns.items()
-            }
-            name = f"label '{first.label_name}'"
-            label = _merge(name, first.label, other.label, "say --predict for all")
+            columns = {}
+            for name, found in first.columns.items():
+                advice = f"leave the column out with --ignore {name}"
+                pair = found, other.columns[name]
+                columns[name] = _merge(f"column '{name}'", *pair, advice)
+            name, pair = f"label '{first.label_name}'", (first.label, other.label)
+            label = _merge(name, *pair, "say --predict for all")
             rows = first.rows + other.rows
             first = Sums(rows, columns, first.label_name, label)
         return first
 
     def to_json(self) -> str:
         """Return it as text."""
-        columns = [
-            {"name": name, **_written(found)} for name, found in self.columns.items()
-        ]
-        label = {"name": self.label_name, **_written(self.label)}
+        columns = [_written(name, found) for name, found in self.columns.items()]
+        label = _written(self.label_name, self.label)
         content = {"rows": self.rows, "columns": columns, "label": label}
         return files.write("sums", content)
 
@@ -133,11 +132,10 @@ class Sums:
         return Sums(rows, found, label.text("name"), _read_found(label))
 
 
-def _written(found: Found) -> dict[str, object]:
+def _written(name: str, found: Found) -> dict[str, object]:
     if isinstance(found, Moments):
-        numbers = {"mean": found.mean, "squares": found.squares}
-        return {"kind": "number", "count": found.count, **numbers}
-    return {"kind": "text", "values": list(found)}
+        return {"name": name, "kind": "number", **vars(found)}
+    return {"name": name, "kind": "text", "values": found}
 
 
 def _read_found(one: files.Node) -> Found:
@@ -169,12 +167,6 @@ def _merge(name: str, one: Found, other: Found, advice: str) -> Found:
         f"{name} holds numbers at one site and text or classes at another. Make them "
         f"alike, or {advice}."
     )
-
-
-def _found(name: str, values: np.ndarray) -> Found:
-    if values.dtype.kind in "buif":
-        return Moments.of(as_numbers(name, values))
-    return tuple(sorted({*as_texts(values)} - {""}))
 
 
 def numbered(row: int) -> str:

@@ -116,13 +116,10 @@ def check_names(source: str, names: Sequence[str]) -> None:
         raise InvalidInputError(
             f"{source}, line 1: expected the names of the columns. Add a header row."
         )
-    seen = set()
-    for name in names:
-        if name in seen:
-            raise InvalidInputError(
-                f"{source}, line 1: two columns are named '{name}'. Rename one."
-            )
-        seen.add(name)
+    for name in [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidInputError(
+            f"{source}, line 1: two columns are named '{name}'. Rename one."
+        )
 
 
 def read_table(path: Path) -> Table:
@@ -162,13 +159,9 @@ def _read_csv(path: Path) -> Table:
                 )
             lines.append(reader.line_num)
             rows.append([text.strip() for text in row])
-    if not rows:
-        raise InvalidInputError(f"{path} has a header but no rows.")
-    columns = {}
-    for name, texts in zip(header, zip(*rows, strict=True), strict=True):
-        columns[name] = np.empty(len(texts), object)
-        columns[name][:] = texts
-    return Table(_name(path), str(path), columns, np.asarray(lines), "line")
+    columns = list(zip(*rows, strict=True)) or [()] * len(header)
+    found = [np.array(texts, object) for texts in columns]
+    return _table(path, header, found, np.asarray(lines), "line")
 
 
 def _read_parquet(path: Path) -> Table:
@@ -221,13 +214,11 @@ def _read_excel(path: Path) -> Table:
                     f"{path} has {len(book.worksheets)} sheets, and a table is one. "
                     "Save the sheet alone."
                 )
-            every = [
-                list(row) for row in book.worksheets[0].iter_rows(values_only=True)
-            ]
+            rows = book.worksheets[0].iter_rows(values_only=True)
+            every = [list(row) for row in rows]
         finally:
             book.close()
     header = [str(name or "").strip() for name in every[0]] if every else []
-    check_names(str(path), header)
     kept = [n for n, row in enumerate(every) if n and any(v is not None for v in row)]
     rows = [every[n] + [None] * (len(header) - len(every[n])) for n in kept]
     columns = list(zip(*rows, strict=True)) or [()] * len(header)
@@ -247,8 +238,7 @@ def table_of_frame(frame: Any) -> Table:
     names = [str(name) for name in frame.columns]
     check_names("the frame", names)
     found = [_frame_column(np.asarray(frame[name])) for name in frame.columns]
-    count = len(found[0])
-    return _table(Path("frame"), names, found, np.arange(count), "row")
+    return _table(Path("frame"), names, found, np.arange(len(found[0])), "row")
 
 
 def _frame_column(values: np.ndarray) -> np.ndarray | str:
@@ -265,7 +255,7 @@ def _frame_column(values: np.ndarray) -> np.ndarray | str:
 def _table(
     path: Path,
     names: list[str],
-    found: list[np.ndarray | str],
+    found: Sequence[np.ndarray | str],
     places: np.ndarray,
     unit: str,
 ) -> Table:
@@ -275,11 +265,8 @@ def _table(
     pairs = list(zip(names, found, strict=True))
     columns = {name: one for name, one in pairs if not isinstance(one, str)}
     others = {name: one for name, one in pairs if isinstance(one, str)}
-    return Table(_name(path), str(path), columns, places, unit, others)
-
-
-def _name(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).stem
+    name = Path(path.name.removesuffix(".gz")).stem
+    return Table(name, str(path), columns, places, unit, others)
 
 
 READERS: Mapping[str, Callable[[Path], Table]] = {

@@ -12,7 +12,7 @@ from fedbilevel.models.layers import Dense as Dense
 from fedbilevel.models.layers import Layer as Layer
 from fedbilevel.models.layers import Multiply as Multiply
 from fedbilevel.models.layers import OneLength as OneLength
+from fedbilevel.models.layers import Pixels as Pixels
 from fedbilevel.models.layers import Tanh as Tanh
 from fedbilevel.models.model import Model as Model
 from fedbilevel.models.model import Predictor as Predictor
-from fedbilevel.models.parts import Pixels as Pixels

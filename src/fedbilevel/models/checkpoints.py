@@ -67,7 +67,7 @@ _GPT2 = Names(
     {"output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
     {"attention": "ln_1", "feed_forward": "ln_2"},
 )
-_FUSED = "attn.c_attn"
+FUSED = "attn.c_attn"
 
 
 def names_of(family: str) -> Names:
@@ -187,24 +187,18 @@ class _Reader:
             return Norm(jnp.asarray(weight))
         return Norm(jnp.asarray(weight), jnp.asarray(read(f"{name}.bias", width)))
 
-    def _norms(self) -> dict[str, Norm]:
-        wide = {"attention": self._made.width, "feed_forward": self._made.width}
-        if self._made.head_norm:
-            wide |= dict.fromkeys(("query", "key"), self._made.head_width)
-        return {
-            name: self._norm(self._names.norms[name], width)
-            for name, width in wide.items()
-        }
-
     def _whole(self, weights: Any, biases: Any, positions: Any, head: Any):
         names, made = self._names, self._made
         shape = (made.vocabulary, made.width)
+        wide = dict.fromkeys(("attention", "feed_forward"), made.width)
+        if made.head_norm:
+            wide |= dict.fromkeys(("query", "key"), made.head_width)
         return Transformer(
             jnp.asarray(self._own(f"{names.embeddings}.weight", *shape)),
             positions,
             {name: jnp.asarray(one) for name, one in weights.items()},
             {name: jnp.asarray(one) for name, one in biases.items()},
-            self._norms(),
+            {name: self._norm(names.norms[name], n) for name, n in wide.items()},
             self._norm(names.last_norm, made.width, stacked=False),
             head,
             made,
@@ -222,20 +216,20 @@ class _Reader:
             name: self._each_block(f"{names[name]}.bias", shapes[name][0])
             for name in made.biased
         }
-        if made.tied:
-            return self._whole(weights, biases, None, None)
-        head = self._array("lm_head.weight", made.vocabulary, made.width)
-        return self._whole(weights, biases, None, jnp.asarray(head))
+        head, shape = None, (made.vocabulary, made.width)
+        if not made.tied:
+            head = jnp.asarray(self._array("lm_head.weight", *shape))
+        return self._whole(weights, biases, None, head)
 
     def gpt2(self) -> Transformer:
         """Return the transformer of a folder of GPT-2, whose matrices lie across."""
         made, names = self._made, self._names.projections
         shapes, width = projection_shapes(made), self._made.width
-        fused = self._each_block(f"{_FUSED}.weight", width, 3 * width)
+        fused = self._each_block(f"{FUSED}.weight", width, 3 * width)
         parts = np.split(np.swapaxes(fused, 1, 2), 3, axis=1)
         three = ["query", "key", "value"]
         weights = dict(zip(three, parts, strict=True))
-        parts = np.split(self._each_block(f"{_FUSED}.bias", 3 * width), 3, axis=1)
+        parts = np.split(self._each_block(f"{FUSED}.bias", 3 * width), 3, axis=1)
         biases = dict(zip(three, parts, strict=True))
         for name, own in names.items():
             outputs, inputs = shapes[name]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedbilevel._files import write_arrays, write_atomically
-from fedbilevel.datasets.preparation import Preparation, TargetLabel
+from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError, needed
-from fedbilevel.models.files import packed
+from fedbilevel.models.files import save
 from fedbilevel.models.layers import Dense, Multiply
 from fedbilevel.models.model import Model
 
@@ -21,30 +21,25 @@ def linear_arrays(model: Model) -> dict[str, np.ndarray]:
     zeros and ones. Where a number is predicted, it is
     label_center + label_spread * score.
     """
-    made = model.preparation
     (dense,) = [one for one in model.layers if isinstance(one, Dense)]
     factor = np.prod([one.factor for one in model.layers if isinstance(one, Multiply)])
     arrays = {"weight": factor * dense.weight.astype(float), "bias": dense.bias}
-    if made is None:
-        assert model.pixels is not None
-        center, spread = model.pixels.center, model.pixels.spread
-        about = {"center": np.asarray(255 * center), "spread": np.asarray(255 * spread)}
-    else:
-        about = _scaling(made)
-    return {**arrays, **about, "classes": np.asarray(model.classes, dtype=str)}
+    return {**arrays, **_scaling(model)}
 
 
-def _scaling(made: Preparation) -> dict[str, np.ndarray]:
-    center, spread = made.scales.T
-    found = {
-        "feature_names": np.asarray(made.feature_names, dtype=str),
-        "center": center,
-        "spread": spread,
-    }
-    if isinstance(made.label, TargetLabel):
-        found["label_center"] = np.asarray(made.label.center)
-        found["label_spread"] = np.asarray(made.label.spread)
-    return found
+def _scaling(model: Model) -> dict[str, np.ndarray]:
+    """Return what features are called, how they are scaled, and the classes."""
+    made, found = model.preparation, {}
+    if made is not None:
+        found["feature_names"] = np.asarray(made.feature_names, dtype=str)
+        found["center"], found["spread"] = made.scales.T
+        if isinstance(made.label, TargetLabel):
+            found["label_center"] = np.asarray(made.label.center)
+            found["label_spread"] = np.asarray(made.label.spread)
+    if model.pixels is not None:
+        found["center"] = np.asarray(255 * model.pixels.center)
+        found["spread"] = np.asarray(255 * model.pixels.spread)
+    return {**found, "classes": np.asarray(model.classes, dtype=str)}
 
 
 def _to_npz(model: Model, path: Path) -> None:
@@ -55,25 +50,17 @@ def _to_npz(model: Model, path: Path) -> None:
     kinds = []
     for number, layer in enumerate(model.layers):
         kind = type(layer).__name__.lower()
-        held = {name: v for name, v in vars(layer).items() if name != "relu"}
-        for name, value in held.items():
-            arrays[f"layers.{number}.{name}"] = np.asarray(value)
+        for name, value in vars(layer).items():
+            if name != "relu":
+                arrays[f"layers.{number}.{name}"] = np.asarray(value)
         kind += " relu" if getattr(layer, "relu", kind == "convolution") else ""
         kinds.append(kind)
     arrays["layers"] = np.asarray(kinds, dtype=str)
-    about = {} if model.preparation is None else _scaling(model.preparation)
-    if model.pixels is not None:
-        about["center"] = np.asarray(255 * model.pixels.center)
-        about["spread"] = np.asarray(255 * model.pixels.spread)
-    classes = np.asarray(model.classes, dtype=str)
-    write_arrays(path, {**arrays, **about, "classes": classes})
+    write_arrays(path, arrays | _scaling(model))
 
 
 def _to_safetensors(model: Model, path: Path) -> None:
-    weights, text = packed(model)
-    write_atomically(path, lambda file: file.write(weights))
-    described = path.with_suffix(".json")
-    write_atomically(described, lambda file: file.write(text))
+    save(model, path, path.with_suffix(".json"))
 
 
 def _to_onnx(model: Model, path: Path) -> None:

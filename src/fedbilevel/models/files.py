@@ -7,6 +7,7 @@ version or of another program is refused by its name.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import numpy as np
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import FEDERATION, MODEL, WEIGHTS
 from fedbilevel.datasets import Preparation
-from fedbilevel.datasets._preparation_files import Node
+from fedbilevel.datasets._preparation_files import Node, kinded
 from fedbilevel.datasets._preparation_files import write as written
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed
 from fedbilevel.models.layers import (
@@ -25,19 +26,19 @@ from fedbilevel.models.layers import (
     Layer,
     Multiply,
     OneLength,
+    Pixels,
     Tanh,
 )
-from fedbilevel.models.parts import ModelParts, Pixels
 
 T = TypeVar("T")
 
 _ENTRIES = ("about", "advice", "classes", "layers", "pixels", "preparation")
 _KINDS = {
-    Multiply: "multiply",
-    Dense: "dense",
-    Convolution: "convolution",
-    Tanh: "tanh",
-    OneLength: "one length",
+    "multiply": Multiply,
+    "dense": Dense,
+    "convolution": Convolution,
+    "tanh": Tanh,
+    "one length": OneLength,
 }
 _LARGEST = 2**32  # bytes of weights
 _LONGEST = 2**26  # bytes of JSON
@@ -49,24 +50,16 @@ def can_be_kept() -> bool:
     return find_spec("safetensors") is not None
 
 
-def save(model: ModelParts, folder: Path) -> None:
+def save(model: Any, weights: Path, described: Path) -> None:
     """Write both files, the arrays first: a model that can be read is whole."""
-    data, text = packed(model)
-    write_atomically(folder / WEIGHTS, lambda file: file.write(data))
-    write_atomically(folder / MODEL, lambda file: file.write(text))
-
-
-def packed(model: ModelParts) -> tuple[bytes, bytes]:
-    """Return the contents of the two files: the arrays, and what they are."""
     library = _safetensors()
     arrays: dict[str, np.ndarray] = {}
     layers: list[dict[str, Any]] = []
     for number, layer in enumerate(model.layers):
-        held = vars(layer)
+        held = kinded(layer, _KINDS)
         for name in [name for name in held if isinstance(held[name], np.ndarray)]:
-            arrays[f"layers.{number}.{name}"] = np.ascontiguousarray(held[name])
-        rest = {n: v for n, v in held.items() if not isinstance(v, np.ndarray)}
-        layers.append({"kind": _KINDS[type(layer)], **rest})
+            arrays[f"layers.{number}.{name}"] = np.ascontiguousarray(held.pop(name))
+        layers.append(held)
     pixels, made = model.pixels, model.preparation
     content = {
         "about": dict(model.about),
@@ -78,7 +71,9 @@ def packed(model: ModelParts) -> tuple[bytes, bytes]:
     }
     data = library.save(arrays)
     content["digest"] = _digest(data, content)
-    return data, written("model", content).encode()
+    text = written("model", content).encode()
+    write_atomically(weights, lambda file: file.write(data))
+    write_atomically(described, lambda file: file.write(text))
 
 
 def _digest(data: bytes, content: Mapping[str, Any]) -> str:
@@ -106,7 +101,9 @@ def load(folder: Path, make: Callable[..., T]) -> T:
         )
     data, arrays = _arrays(folder / WEIGHTS)
     try:
-        return make(*_parts(_text(path), data, arrays))
+        if path.stat().st_size > _LONGEST:
+            raise InvalidInputError("it is too long.")
+        return make(*_parts(path.read_bytes(), data, arrays))
     except InvalidInputError as error:
         raise CheckpointError(
             f"{path} or {WEIGHTS} beside it is damaged, or not a model of fedbilevel: "
@@ -114,17 +111,8 @@ def load(folder: Path, make: Callable[..., T]) -> T:
         ) from error
 
 
-def _text(path: Path) -> str:
-    if path.stat().st_size > _LONGEST:
-        raise InvalidInputError("it is too long.")
-    try:
-        return path.read_text(encoding="utf-8")
-    except ValueError:
-        raise InvalidInputError("it is no text.") from None
-
-
-def _parts(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> tuple:
-    """Return the fields of `ModelParts`, in their order."""
+def _parts(text: bytes, data: bytes, arrays: dict[str, np.ndarray]) -> tuple:
+    """Return the fields of `Model`, in their order."""
     node = Node.of(text, "model", (*_ENTRIES, "digest"))
     if node.content["digest"] != _digest(data, node.content):
         raise InvalidInputError(
@@ -149,28 +137,14 @@ def _parts(text: str, data: bytes, arrays: dict[str, np.ndarray]) -> tuple:
 
 
 def _layer(node: Node, number: int, arrays: dict[str, np.ndarray]) -> Layer:
-    kind = node.word("kind", tuple(_KINDS.values()))
-    if kind == "multiply":
-        node.only("kind", "factor")
-        return Multiply(node.number("factor"))
-    if kind == "tanh":
-        node.only("kind")
-        return Tanh()
-    if kind == "one length":
-        node.only("kind", "square", "tiny")
-        numbers = (node.number(name, above=0) for name in ("square", "tiny"))
-        return OneLength(*numbers)
-    found = []
-    for name in ("weight", "bias"):
+    kind = _KINDS[node.word("kind", tuple(_KINDS))]
+    found = {}
+    for name in [one.name for one in fields(kind) if one.type is np.ndarray]:
         key = f"layers.{number}.{name}"
         if key not in arrays or arrays[key].dtype.kind != "f":
             raise InvalidInputError(f"the array {key} is missing, or holds no floats.")
-        found.append(arrays.pop(key))
-    if kind == "convolution":
-        node.only("kind")
-        return Convolution(*found)
-    node.only("kind", "relu")
-    return Dense(*found, relu=node.flag("relu"))
+        found[name] = arrays.pop(key)
+    return node.made(_KINDS, **found)
 
 
 def _pixels(node: Node) -> Pixels | None:

@@ -1,6 +1,6 @@
-"""The layers of models: what each makes of a batch, in NumPy."""
+"""The layers of models, and the scaling before: what each makes of a batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -9,6 +9,24 @@ import numpy as np
 from fedbilevel.errors import InvalidInputError
 
 WINDOW = 3
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How bytes of images become numbers: (a/255 - center)/spread, in a shape."""
+
+    center: float
+    spread: float
+    shape: tuple[int, ...]
+
+    def apply(self, features: np.ndarray) -> np.ndarray:
+        """Return the numbers that a model was trained on."""
+        if features.dtype != np.uint8 or features.shape[1:] != self.shape:
+            raise InvalidInputError(
+                f"a sample is {features.dtype} of shape {features.shape[1:]}, but the "
+                f"model takes images of bytes of shape {self.shape}."
+            )
+        return (features.astype(float) / 255 - self.center) / self.spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +97,8 @@ class Tanh:
 class OneLength:
     """Rows without their means, times sqrt(square / (their squared length + tiny))."""
 
-    square: float
-    tiny: float
+    square: float = field(metadata={"above": 0})
+    tiny: float = field(metadata={"above": 0})
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Return rows of one length."""

@@ -1,18 +1,18 @@
 """A trained model: layers, classes, and how raw rows become its features."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.datasets.preparation import TargetLabel
+from fedbilevel._folders import MODEL, WEIGHTS
+from fedbilevel.datasets.preparation import Preparation, TargetLabel
 from fedbilevel.datasets.tables import table_of_frame
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.files import load, save
-from fedbilevel.models.layers import Dense, Layer, Multiply
-from fedbilevel.models.parts import ModelParts, Pixels
+from fedbilevel.models.layers import Dense, Layer, Multiply, Pixels
 
 _AT_ONCE = 1000  # rows; a convolution keeps every window of them
 
@@ -32,8 +32,21 @@ class Predictor:
 
 
 @dataclass(frozen=True, eq=False)
-class Model(ModelParts):
-    """Predicts classes, or numbers where there are none, from raw rows."""
+class Model:
+    """Predicts classes, or numbers where there are none, from raw rows.
+
+    `layers` turn prepared features into scores. `classes` are the names in the order of
+    the scores. Raw rows are prepared by `preparation`, by columns, or by `pixels`.
+    `about` says where the model comes from. With an `advice` it is what other models
+    begin with: it predicts nothing, and need not know what its features are made of.
+    """
+
+    layers: tuple[Layer, ...]
+    classes: tuple[str, ...]
+    preparation: Preparation | None = None
+    pixels: Pixels | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = ""
 
     def __post_init__(self) -> None:
         if self.advice:
@@ -136,7 +149,7 @@ class Model(ModelParts):
 
     def save(self, folder: Path) -> None:
         """Write the model into a folder: JSON and safetensors."""
-        save(self, folder)
+        save(self, folder / WEIGHTS, folder / MODEL)
 
     @staticmethod
     def load(folder: Path | str) -> "Model":

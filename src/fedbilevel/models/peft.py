@@ -16,12 +16,13 @@ import numpy as np
 from fedbilevel.errors import InvalidInputError, needed
 from fedbilevel.models._configurations import json_object
 from fedbilevel.models.adapters import Adapter, Adapters
-from fedbilevel.models.checkpoints import names_of, tensors_of
+from fedbilevel.models.checkpoints import FUSED, names_of, tensors_of
 from fedbilevel.models.transformer import Architecture, projection_shapes
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_FUSED, _PARTS = "attn.c_attn", ("query", "key", "value")
+_PARTS = ("query", "key", "value")
 _PREFIX = "base_model.model."
+_KNOWN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False}
 
 
 def packed_adapters(adapters: Adapters, family: str, base: str) -> dict[str, bytes]:
@@ -53,7 +54,7 @@ def _pairs(adapters: Adapters, family: str) -> dict[str, _Pair]:
             pairs[called[name]] = (*_arrays(one), one.scale)
     parts = {n: adapters[n] for n in _PARTS if n in adapters and n not in called}
     if parts:
-        pairs[_FUSED] = _fused(parts)
+        pairs[FUSED] = _fused(parts)
     return pairs
 
 
@@ -102,20 +103,24 @@ def read_adapters(
     """Read a folder of PEFT's as adapters of a transformer."""
     place = Path(folder)
     config = json_object(place / _CONFIG)
-    _check(place, config)
+    for name, value in _KNOWN.items():
+        if config.get(name, value) != value:
+            raise InvalidInputError(
+                f"{place / _CONFIG}: {name} is {config[name]!r:.40}, and only "
+                f"{value!r} is known."
+            )
     tensors = tensors_of(place, _WEIGHTS)
     names, shapes = names_of(family), projection_shapes(made)
     called = {own: name for name, own in names.projections.items()}
     found: dict[str, Adapter] = {}
     left = set(tensors)
-    for target in [*called, *([_FUSED] if family == "gpt2" else [])]:
-        first = f"{_PREFIX}{names.prefix}{names.block}.0.{target}.lora_A.weight"
-        if first not in tensors:
-            continue
-        parts = _PARTS if target == _FUSED else (called[target],)
-        outputs = sum(shapes[name][0] for name in parts)
-        where = f"{_PREFIX}{names.prefix}{names.block}"
+    where = f"{_PREFIX}{names.prefix}{names.block}"
+    for target in [*called, *([FUSED] if family == "gpt2" else [])]:
         keys = [f"{where}.{n}.{target}" for n in range(made.blocks)]
+        if f"{keys[0]}.lora_A.weight" not in tensors:
+            continue
+        parts = _PARTS if target == FUSED else (called[target],)
+        outputs = sum(shapes[name][0] for name in parts)
         a, b = _stacked(place, tensors, keys, outputs, shapes[parts[0]][1])
         left -= {f"{key}.lora_{side}.weight" for key in keys for side in "AB"}
         scale = _scale(place, config, target, a.shape[1])
@@ -128,16 +133,6 @@ def read_adapters(
             "blocks."
         )
     return found
-
-
-def _check(place: Path, config: Mapping[str, Any]) -> None:
-    wanted = {"peft_type": "LORA", "bias": "none", "use_dora": False}
-    for name, value in {**wanted, "use_rslora": False}.items():
-        if config.get(name, value) != value:
-            raise InvalidInputError(
-                f"{place / _CONFIG}: {name} is {config[name]!r:.40}, and only "
-                f"{value!r} is known."
-            )
 
 
 def _scale(place: Path, config: Mapping[str, Any], target: str, rank: int) -> float:

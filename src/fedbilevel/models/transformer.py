@@ -19,7 +19,7 @@ product has the type of its factors.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -174,23 +174,20 @@ def initialize(made: Architecture, key: Key) -> Transformer:
         bias = jnp.zeros(shape, kind) if made.norm == "layer" else None
         return Norm(jnp.ones(shape, kind), bias)
 
-    norms = {name: norm(made.blocks, made.width) for name in _NORMS}
+    wide = dict.fromkeys(("attention", "feed_forward"), made.width)
     if made.head_norm:
-        norms |= {name: norm(made.blocks, made.head_width) for name in ("query", "key")}
+        wide |= dict.fromkeys(("query", "key"), made.head_width)
     learned = made.positions == "learned"
     return Transformer(
         drawn(made.vocabulary, made.width),
         drawn(made.longest, made.width) if learned else None,
         {name: drawn(made.blocks, *shape) for name, shape in shapes.items()},
         {name: jnp.zeros((made.blocks, shapes[name][0]), kind) for name in made.biased},
-        norms,
+        {name: norm(made.blocks, width) for name, width in wide.items()},
         norm(made.width),
         None if made.tied else drawn(made.vocabulary, made.width),
         made,
     )
-
-
-_NORMS = ("attention", "feed_forward")
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -224,7 +221,10 @@ def logits(
 
     def through(states: Array, block: Any) -> tuple[Array, None]:
         own = _Block(*block, fused=base.passes.fused)
-        return _block(made, own, turns, states), None
+        normal = own.norms["attention"](states, made.epsilon)
+        states = states + _attention(made, own, turns, normal)
+        normal = own.norms["feed_forward"](states, made.epsilon)
+        return states + _feed_forward(made, own, normal), None
 
     # To compile a loop takes longer than to compile a few blocks.
     unrolled = base.passes.unrolled or made.blocks <= _FEW
@@ -249,8 +249,7 @@ def token_losses(
     return jax.nn.logsumexp(scores, axis=-1) - found
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """One block's part of everything that is stacked."""
 
     weights: Mapping[str, Array]
@@ -267,15 +266,6 @@ class _Block:
         if name in self.adapters:
             made = made + self.adapters[name](states)
         return made
-
-
-def _block(
-    made: Architecture, block: _Block, turns: Array | None, states: Array
-) -> Array:
-    normal = block.norms["attention"](states, made.epsilon)
-    states = states + _attention(made, block, turns, normal)
-    normal = block.norms["feed_forward"](states, made.epsilon)
-    return states + _feed_forward(made, block, normal)
 
 
 def _attention(

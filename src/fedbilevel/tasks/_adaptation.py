@@ -41,8 +41,8 @@ class AbstractKind(abc.ABC):
 
     loss: Loss
     strength: float
-    step: float
-    steps: int
+    step: float = 0.0
+    steps: int = 0
 
     @abc.abstractmethod
     def start(self, network: Network) -> tuple[Upper, Lower]:
@@ -67,31 +67,26 @@ class AbstractKind(abc.ABC):
 
     def upper(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
         """Return the mean of f_k over sets."""
-        return jnp.mean(jax.vmap(lambda examples: self.error(x, y, examples))(rows))
+        return jnp.mean(jax.vmap(self.error, (None, None, 0))(x, y, rows))
 
     def lower(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
         """Return the mean of g_k over sets."""
-        of_set = jax.vmap(lambda examples: self.held_error(x, y, examples))
-        return jnp.mean(of_set(rows))
+        return jnp.mean(jax.vmap(self.held_error, (None, None, 0))(x, y, rows))
 
 
 class Head(AbstractKind):
     """The last layer adapts, and is kept small."""
 
     def start(self, network: Network) -> tuple[Hidden, eqx.nn.Linear]:
-        """Return the hidden layers, and a head of zeros."""
         return network.hidden, _tree.zeros_like(network.head)
 
     def scores(self, x: Hidden, y: eqx.nn.Linear, inputs: Array) -> Array:
-        """Return the scores of a set."""
         return apply(y, x(self.loss.prepare(inputs)))
 
     def held_error(self, x: Hidden, y: eqx.nn.Linear, support: Rows) -> Scalar:
-        """Return the error plus what keeps the head small."""
         return self.error(x, y, support) + 0.5 * self.strength * _tree.dot(y, y)
 
     def adapt(self, x: Hidden, like: eqx.nn.Linear, support: Rows) -> eqx.nn.Linear:
-        """Fit a head on the features of the set."""
         features = x(self.loss.prepare(support["inputs"]))
         start = _tree.zeros_like(like)
         return self.loss.fit(features, support["targets"], start, self.strength)
@@ -99,12 +94,10 @@ class Head(AbstractKind):
 
 class _AbstractAllLayers(AbstractKind):
     def start(self, network: Network) -> tuple[Network, Network]:
-        """Return the network twice."""
         return network, network
 
     def scores(self, x: Network, y: Network, inputs: Array) -> Array:
-        """Return the scores of a set; only the lower level depends on x."""
-        del x
+        del x  # only the lower level depends on it
         return y(self.loss.prepare(inputs))
 
     def descend(self, loss: Callable[[Network], Scalar], start: Network) -> Network:
@@ -120,13 +113,11 @@ class Proximal(_AbstractAllLayers):
     """All layers adapt, and are pulled to x."""
 
     def held_error(self, x: Network, y: Network, support: Rows) -> Scalar:
-        """Return the error plus the pull."""
         change = _tree.subtract(y, x)
         pull = 0.5 * self.strength * _tree.dot(change, change)
         return self.error(x, y, support) + pull
 
     def adapt(self, x: Network, like: Network, support: Rows) -> Network:
-        """Descend from x."""
         del like
         return self.descend(lambda y: self.held_error(x, y, support), x)
 
@@ -140,6 +131,5 @@ class Unrolled(_AbstractAllLayers):
         return 0.5 * _tree.dot(change, change)
 
     def adapt(self, x: Network, like: Network, support: Rows) -> Network:
-        """Descend from x, held by nothing."""
         del like
         return self.descend(lambda y: self.error(x, y, support), x)

@@ -12,10 +12,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from fedbilevel import _tree, datasets, models
-from fedbilevel._types import Key, Rows, Scalar
+from fedbilevel._types import Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._adaptation import Loss
-from fedbilevel.tasks._labeled import accuracy, cross_entropy, pixel_scaling
+from fedbilevel.tasks._labeled import Scaling, accuracy, cross_entropy, pixel_scaling
 from fedbilevel.tasks._networks import Hidden, Network, apply, arrays_of, build
 from fedbilevel.tasks._rows import take
 
@@ -91,15 +91,16 @@ def characters(
         for some in (draw.permutation(known)[: sizes.ways] for _ in range(tasks))
     ]
     rows = np.asarray(chosen)  # (tasks, ways, each)
-    support, query = rows[:, :, : sizes.shots], rows[:, :, sizes.shots :]
-    return Episodes(_examples(dataset, support), _examples(dataset, query))
 
+    def examples(rows: np.ndarray) -> Rows:
+        # The number of a character within the task.
+        number = np.arange(sizes.ways, dtype=np.int32)[:, None]
+        targets = np.broadcast_to(number, rows.shape).reshape(tasks, -1)
+        return {"inputs": dataset.features[rows.reshape(tasks, -1)], "targets": targets}
 
-def _examples(dataset: datasets.Dataset, rows: np.ndarray) -> Rows:
-    """Return images and the number of their character within the task."""
-    number = np.arange(rows.shape[1], dtype=np.int32)[:, None]
-    targets = np.broadcast_to(number, rows.shape).reshape(len(rows), -1)
-    return {"inputs": dataset.features[rows.reshape(len(rows), -1)], "targets": targets}
+    return Episodes(
+        examples(rows[:, :, : sizes.shots]), examples(rows[:, :, sizes.shots :])
+    )
 
 
 def _check_enough(
@@ -146,28 +147,13 @@ class _Waves(Hidden):
         return inputs * inputs.shape[-1] ** -0.5
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
-        """Return the layers, and the scaling."""
         every = [models.Dense(*arrays_of(layer)) for layer in self.layers]
         pairs = [part for one in every for part in (one, models.Tanh())]
         return (*pairs, models.Multiply(width**-0.5))
 
 
-def _network_for_waves(key: Key) -> Network:
-    sizes = (1, _WIDTH, _WIDTH, 1)
-    keys = jr.split(key, len(sizes) - 1)
-    *hidden, head = (
-        eqx.nn.Linear(before, after, key=k)
-        for before, after, k in zip(sizes[:-1], sizes[1:], keys, strict=True)
-    )
-    return Network(_Waves(tuple(hidden)), head)
-
-
 def _half_mean_square(prediction: Array, targets: Array) -> Scalar:
     return 0.5 * jnp.mean((prediction - targets) ** 2)
-
-
-def _mean_square(prediction: Array, targets: Array) -> dict[str, Scalar]:
-    return {"error": 2 * _half_mean_square(prediction, targets)}
 
 
 def _ridge(
@@ -196,9 +182,12 @@ class _OneLength(Hidden):
         return features * jnp.sqrt(_SQUARED_LENGTH / (square + _TINY))
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
-        """Return the layers, and what gives features one length."""
         last = models.OneLength(_SQUARED_LENGTH, _TINY)
         return (*self.layers.layers_of_model(width), last)
+
+
+def _mean_square(prediction: Array, targets: Array) -> dict[str, Scalar]:
+    return {"error": 2 * _half_mean_square(prediction, targets)}
 
 
 def _rates(scores: Array, targets: Array) -> dict[str, Scalar]:
@@ -228,18 +217,20 @@ def _softmax_regression(
     return jax.lax.scan(move, (start, start), None, length=_FIT_STEPS)[0][0]
 
 
-def _unchanged(inputs: Array) -> Array:
-    return inputs
-
-
 def waves(tasks: tuple[int, int], sizes: Sizes, instance: int) -> Domain:
     """Draw waves for so many clients and new tasks, and a network of dense layers."""
     draw = np.random.default_rng(instance)
     own, new = (sinusoids(count, sizes, draw) for count in tasks)
-    network = _network_for_waves(jr.key(instance))
-    return Domain(
-        own, new, network, Loss(_unchanged, _half_mean_square, _ridge), _mean_square
+    widths, keys = (1, _WIDTH, _WIDTH, 1), jr.split(jr.key(instance), 3)
+    *hidden, head = map(
+        lambda before, after, key: eqx.nn.Linear(before, after, key=key),
+        widths[:-1],
+        widths[1:],
+        keys,
     )
+    network = Network(_Waves(tuple(hidden)), head)
+    loss = Loss(Scaling(), _half_mean_square, _ridge)
+    return Domain(own, new, network, loss, _mean_square)
 
 
 def characters_of(

@@ -16,25 +16,15 @@ _ANSWERS = {
     "sounds": "cow moo dog woof cat meow duck quack pig oink sheep baa hen cluck owl "
     "hoot bee buzz frog croak lion roar crow caw",
 }
+_QUESTIONS = {
+    source: [Example(f"{a}: ", b) for a, b in zip(w[::2], w[1::2], strict=True)]
+    for source, w in ((source, text.split()) for source, text in _ANSWERS.items())
+}
 _PER_SOURCE, _TRUSTED = 24, 12  # rows of a client
 
 
-def _questions() -> dict[str, list[Example]]:
-    found = {}
-    for source, text in _ANSWERS.items():
-        words = text.split()
-        pairs = zip(words[::2], words[1::2], strict=True)
-        found[source] = [Example(f"{thing}: ", answer) for thing, answer in pairs]
-    return found
-
-
-def _letters(draw: np.random.Generator) -> str:
-    return "".join(chr(97 + code) for code in draw.integers(0, 26, 4))
-
-
 def _drawn(source: str, count: int, draw: np.random.Generator) -> list[Example]:
-    kinds = _questions()
-    every = [kinds[source]] if source in kinds else list(kinds.values())
+    every = [_QUESTIONS[source]] if source in _QUESTIONS else [*_QUESTIONS.values()]
     found = []
     for number in range(count):
         asked = every[number % len(every)]
@@ -42,7 +32,8 @@ def _drawn(source: str, count: int, draw: np.random.Generator) -> list[Example]:
         prompt, right = asked[place]
         # Always the same wrong one: it can be learned as well as the right one.
         wrong = asked[place - 2].response
-        answer = {"wrong": wrong, "letters": _letters(draw)}
+        letters = "".join(chr(97 + code) for code in draw.integers(0, 26, 4))
+        answer = {"wrong": wrong, "letters": letters}
         found.append(Example(prompt, answer.get(source, right)))
     return found
 
@@ -56,7 +47,7 @@ def generated(clients: int, seed: int) -> tuple[Texts, list[Example]]:
         sources[name] = {one: _drawn(one, _PER_SOURCE, draw) for one in SOURCES}
         halves = (_drawn(one, _TRUSTED // 2, draw) for one in _ANSWERS)
         trusted[name] = [example for half in halves for example in half]
-    test = [example for examples in _questions().values() for example in examples]
+    test = [example for examples in _QUESTIONS.values() for example in examples]
     return Texts("generated", sources, trusted), test
 
 

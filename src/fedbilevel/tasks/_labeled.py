@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from fedbilevel._types import Lower, Rows, Scalar, Upper
 from fedbilevel.datasets import Dataset
@@ -62,31 +62,27 @@ def cross_entropy(scores: Array, label: Array) -> Scalar:
     return jnp.mean(cross_entropies(scores, label))
 
 
-@dataclass(frozen=True)
-class CrossEntropy:
-    """The mean loss over rows, of `scores(x, y, features)`."""
-
-    scores: Callable[[Any, Any, Array], Array]
-
-    def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
-        return cross_entropy(self.scores(x, y, rows["features"]), rows["label"])
-
-
-@dataclass(frozen=True)
-class Improbability:
-    """The mean over rows of 1 - the probability of the label, by `scores`.
+def improbabilities(scores: Array, label: Array) -> Array:
+    """Return for each row 1 - the probability of its label.
 
     Where a share s < 1 - 1/c of the labels of c classes is replaced by others at
     random, it is (1 - s c/(c-1)) times that of the right labels, plus s: wrong labels
     make a noisier judge, not one that prefers another model (Ghosh, Kumar, Sastry 2017,
     arXiv 1712.09482). Cross entropy prefers a model that repeats the wrong labels.
     """
+    return 1 - jnp.exp(-cross_entropies(scores, label))
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The mean over rows of `losses(scores, label)`, of `scores(x, y, features)`."""
 
     scores: Callable[[Any, Any, Array], Array]
+    losses: Callable[[Array, Array], Array] = cross_entropies
 
     def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
-        losses = cross_entropies(self.scores(x, y, rows["features"]), rows["label"])
-        return jnp.mean(1 - jnp.exp(-losses))
+        scores = self.scores(x, y, rows["features"])
+        return jnp.mean(self.losses(scores, rows["label"]))
 
 
 def _is_right(scores: Array, label: Array) -> Array:
@@ -130,18 +126,20 @@ class HeldOut(eqx.Module):
     """
 
     features: Array
-    label: Int[Array, " rows"]
+    label: Shaped[Array, " rows"]
     size: Int[Array, ""]
     scores: Callable[[Upper, Lower, Array], Array] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, test: Dataset, scores: Callable[[Any, Any, Array], Array]) -> Self:
-        """Hold rows for testing."""
+    def of(
+        cls, test: Dataset, scores: Callable[[Any, Any, Array], Array], **more: Array
+    ) -> Self:
+        """Hold rows for testing; `more` are fields of a subclass."""
         features = test.features
         kind = features.dtype if features.dtype == np.uint8 else float
         label = held_array(test.label, test.label.dtype)
         size = jax.device_put(np.int32(len(test.label)))
-        return cls(held_array(features, kind), label, size, scores)
+        return cls(held_array(features, kind), label, size, scores, **more)
 
     def all_scores(self, x: Upper, y: Lower) -> Array:
         """Return the scores of all rows, computed some rows at a time."""
@@ -170,40 +168,14 @@ class HeldOut(eqx.Module):
         }
 
 
-@dataclass(frozen=True)
-class SquaredError:
-    """Half the mean squared error over rows, of `scores(x, y, features)`, one a row."""
-
-    scores: Callable[[Any, Any, Array], Array]
-
-    def __call__(self, x: Upper, y: Lower, rows: Rows) -> Scalar:
-        predicted = self.scores(x, y, rows["features"])[:, 0]
-        return 0.5 * jnp.mean((predicted - rows["label"].astype(predicted.dtype)) ** 2)
-
-
-class HeldOutNumbers(eqx.Module):
+class HeldOutNumbers(HeldOut):
     """Errors of predicted numbers on rows that no client has.
 
     `spread` is what the numbers were divided by, so that errors are in their units: an
-    array, as it differs from table to table, which one program serves. Rows past `size`
-    are padding.
+    array, as it differs from table to table, which one program serves.
     """
 
-    features: Array
-    label: Float[Array, " rows"]
-    size: Int[Array, ""]
     spread: Float[Array, ""]
-    scores: Callable[[Upper, Lower, Array], Array] = eqx.field(static=True)
-
-    @classmethod
-    def of(
-        cls, test: Dataset, scores: Callable[[Any, Any, Array], Array], spread: float
-    ) -> Self:
-        """Hold rows for testing."""
-        features, label = (held_array(a, float) for a in (test.features, test.label))
-        size = jax.device_put(np.int32(len(test.label)))
-        unit = jax.device_put(label.dtype.type(spread))
-        return cls(features, label, size, unit, scores)
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return the root of the mean squared error, and the explained variance."""
@@ -227,10 +199,3 @@ def check_not_negative(**options: float) -> None:
     for name, value in options.items():
         if not value >= 0:
             raise InvalidInputError(f"{name}={value}: it must not be negative.")
-
-
-def check_positive(**options: float) -> None:
-    """Raise unless the options are positive numbers."""
-    for name, value in options.items():
-        if not 0 < value < np.inf:
-            raise InvalidInputError(f"{name}={value}: it must be a positive number.")

@@ -24,14 +24,11 @@ class Hidden(eqx.Module):
     """Layers that turn a batch of inputs into features."""
 
     @abc.abstractmethod
-    def __call__(self, inputs: Array) -> Array:
-        """Return the features of a batch."""
+    def __call__(self, inputs: Array) -> Array: ...
 
+    @abc.abstractmethod
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
         """Return the same as layers of a model, where there are `width` features."""
-        raise InvalidInputError(
-            f"{type(self).__name__} cannot be exported as layers of a model."
-        )
 
 
 class Network(eqx.Module):
@@ -41,7 +38,6 @@ class Network(eqx.Module):
     head: eqx.nn.Linear
 
     def __call__(self, inputs: Array) -> Array:
-        """Return the scores of a batch."""
         return apply(self.head, self.hidden(inputs))
 
 
@@ -52,7 +48,6 @@ class NetworkScores:
     scaling: Scaling
 
     def __call__(self, x: Upper, y: Network, features: Array) -> Array:
-        """Return the scores of a batch."""
         del x
         return y(self.scaling(features))
 
@@ -83,40 +78,35 @@ def apply(layer: eqx.nn.Linear, inputs: Array) -> Array:
 
 
 class Nothing(Hidden):
-    """No hidden layer."""
+    """No hidden layer: the rows, flat and scaled."""
 
     def __call__(self, inputs: Array) -> Array:
-        """Return the rows, flat and scaled."""
         return _flat(inputs)
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
-        """Return the scaling."""
         return (models.Multiply(width**-0.5),)
 
 
 class Dense(Hidden):
-    """One hidden layer."""
+    """One hidden layer, relu(W a + b)."""
 
     layer: eqx.nn.Linear
 
     def __call__(self, inputs: Array) -> Array:
-        """Return relu(W a + b)."""
         return jax.nn.relu(apply(self.layer, inputs.reshape(len(inputs), -1)))
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
-        """Return the layer."""
         del width
         return (models.Dense(*arrays_of(self.layer), relu=True),)
 
 
 class Convolutions(Hidden):
-    """3x3 windows, relu, halving; so for each layer."""
+    """3x3 windows, relu, halving, for each layer; what is left is flat and scaled."""
 
     layers: tuple[eqx.nn.Linear, ...]
     shape: tuple[int, int, int] = eqx.field(static=True)
 
     def __call__(self, inputs: Array) -> Array:
-        """Return what is left of the images, flat and scaled."""
         images = inputs.reshape(len(inputs), *self.shape)
         for layer in self.layers:
             # As a product of matrices: where every client has its own weights, XLA's
@@ -125,7 +115,6 @@ class Convolutions(Hidden):
         return _flat(images)
 
     def layers_of_model(self, width: int) -> tuple[models.Layer, ...]:
-        """Return the convolutions, and the scaling."""
         every = [models.Convolution(*arrays_of(layer)) for layer in self.layers]
         return (*every, models.Multiply(width**-0.5))
 
@@ -142,15 +131,12 @@ def _convolutions(
     height, wide, before = image = _image_shape(shape, len(channels))
     layers = []
     for after, one in zip(channels, jr.split(key, len(channels)), strict=True):
-        layers.append(_amplified(eqx.nn.Linear(WINDOW**2 * before, after, key=one)))
+        layer = eqx.nn.Linear(WINDOW**2 * before, after, key=one)
+        # Drawn from U(-1, 1)/sqrt(inputs), of variance 1/(3 inputs); a relu after each
+        # of several layers needs 2/inputs, or the signal fades.
+        layers.append(eqx.tree_at(lambda a: a.weight, layer, 6**0.5 * layer.weight))
         height, wide, before = height // 2, wide // 2, after
     return Convolutions(tuple(layers), image), height * wide * before
-
-
-def _amplified(layer: eqx.nn.Linear) -> eqx.nn.Linear:
-    # Drawn from U(-1, 1)/sqrt(inputs), of variance 1/(3 inputs); a relu after each of
-    # several layers needs 2/inputs, or the signal fades.
-    return eqx.tree_at(lambda one: one.weight, layer, 6**0.5 * layer.weight)
 
 
 def _image_shape(shape: tuple[int, ...], halvings: int) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Labeled rows for clients: loaded, scaled, partitioned, and cut for both levels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from fedbilevel import datasets
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, Preparation, TableChoices, partition
+from fedbilevel.datasets.partition import Parts
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Pixels, Predictor
 from fedbilevel.problem import stored
@@ -69,8 +70,7 @@ SETTINGS = {
 class Pool:
     """Rows for the clients, in random order, and rows for testing.
 
-    `total` is the number of rows of which a share is for training. `preparation` says
-    how the features were scaled, where they are numbers in columns. `is_own` is False
+    `total` is the number of rows of which a share is for training. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
     of all rows. `pixels` says how bytes of images become numbers, where rows were such.
     `split` is the seed of the order and of the partition.
@@ -80,7 +80,6 @@ class Pool:
     test: Dataset
     total: float
     scaling: Scaling
-    preparation: Preparation | None
     is_own: bool
     choices: TableChoices
     whole: Mapping[str, np.ndarray]
@@ -91,12 +90,6 @@ class Pool:
     def classes(self) -> int:
         """The number of classes; 0 where numbers are predicted."""
         return len(self.held.classes)
-
-    def predictor(self, layers: Callable[[Any, Any], Any]) -> Predictor | None:
-        """Return how a point makes a model, where it is known how rows are scaled."""
-        if self.preparation is None and self.pixels is None:
-            return None
-        return Predictor(layers, self.pixels)
 
     def usual(self, built_in: float, own: float) -> float:
         """Return what is usual for such data."""
@@ -130,24 +123,20 @@ def load(
     else:
         dataset = datasets.load(source, choices=choices)
         is_own = not datasets.is_named(source)
-    if not 0 <= rows <= len(dataset.label):
-        raise InvalidInputError(
-            f"rows={rows}: {dataset.name} has {len(dataset.label)}. Choose as many or "
-            "fewer, or 0 for all."
-        )
-    _check_label(dataset, task)
+    _check(dataset, rows, task)
     order = np.random.default_rng(split).permutation(len(dataset.label))
     order = order[: rows or None]
     if dataset.places is None:
         dataset = replace(dataset, places=np.arange(len(dataset.label)))
     whole = {name: values[order] for name, values in dataset.columns.items()}
     if transform is None:
-        dataset, found, preparation = _scaled(dataset)
+        dataset, found = _scaled(dataset)
         scaling = scaling or found
-        pixels = _pixels_of(dataset.features, scaling)
+        pixels, images = None, dataset.features
+        if images.dtype == np.uint8:
+            pixels = Pixels(scaling.center, scaling.spread, images.shape[1:])
     else:
         (dataset, pixels), scaling = transform(dataset), Scaling()
-        preparation = dataset.preparation
     marks, tested = dataset.validation, 0
     if marks is not None:
         test = dataset.test or take(dataset, order[marks[order]])
@@ -155,17 +144,16 @@ def load(
         tested = 0 if dataset.test else int(_TESTED * len(order))
         test = dataset.test or take(dataset, order[:tested])
     held = replace(take(dataset, order[tested:]), test=None)
-    about = (scaling, preparation, is_own, choices, whole, pixels, split)
+    about = (scaling, is_own, choices, whole, pixels, split)
     return Pool(held, test, len(order), *about)
 
 
-def _pixels_of(features: np.ndarray, scaling: Scaling) -> Pixels | None:
-    if features.dtype != np.uint8:
-        return None
-    return Pixels(scaling.center, scaling.spread, features.shape[1:])
-
-
-def _check_label(dataset: Dataset, task: str) -> None:
+def _check(dataset: Dataset, rows: int, task: str) -> None:
+    if not 0 <= rows <= len(dataset.label):
+        raise InvalidInputError(
+            f"rows={rows}: {dataset.name} has {len(dataset.label)}. Choose as many or "
+            "fewer, or 0 for all."
+        )
     if len(dataset.classes) == 1:
         raise InvalidInputError(
             f"{dataset.name}: all {len(dataset.label)} rows have the label "
@@ -207,16 +195,16 @@ def take(dataset: Dataset, rows: np.ndarray) -> Dataset:
     return replace(dataset, columns=columns, **taken)
 
 
-def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling, Preparation | None]:
+def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling]:
     features, test, made = dataset.features, dataset.test, dataset.preparation
     if features.dtype == np.uint8:
         scaling = pixel_scaling(features)
         if isinstance(features, np.memmap):  # rows stay there until they are drawn
             everything: Any = stored(features, [np.arange(len(features))])[0]
             dataset = replace(dataset, features=everything)
-        return dataset, scaling, None
+        return dataset, scaling
     if made is not None:
-        return replace(dataset, features=made.scale(features)), Scaling(), made
+        return replace(dataset, features=made.scale(features)), Scaling()
     center, spread = features.mean(axis=0), features.std(axis=0)
     # Constant columns have no spread to divide by; they stay zero.
     spread = np.where(spread > 0, spread, 1)
@@ -225,7 +213,7 @@ def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling, Preparation | None]:
     scaled = replace(dataset, features=(features - center) / spread, test=test)
     if features.ndim == 2:
         made = Preparation.of_arrays(center, spread, dataset.classes)
-    return scaled, Scaling(), made
+    return replace(scaled, preparation=made), Scaling()
 
 
 @dataclass(frozen=True)
@@ -244,24 +232,28 @@ class Partition:
     names: tuple[str, ...]
     column: str
     train: float
-    remarks: tuple[str, ...] = field(default=())
+    remarks: tuple[str, ...] = ()
     files: tuple[np.ndarray, ...] = ()
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """The fields of a `Task` that describe its data."""
-        held, places = self.pool.held, tuple(self.places)
-        file = held.source or held.name
-        origin = Origin(file, held.unit, places, self.summary, self.files)
+    def about(self, layers: Callable[[Any, Any], Any]) -> dict[str, Any]:
+        """Return the fields of a `Task` that describe its data, and its predictor.
+
+        `layers` of a point make a model, where it is known how rows are scaled.
+        """
+        held, pixels, known = self.pool.held, self.pool.pixels, self._summary()
         return {
             "classes": held.classes,
-            "preparation": self.pool.preparation,
+            "preparation": held.preparation,
+            "predictor": Predictor(layers, pixels)
+            if held.preparation or pixels
+            else None,
             "names": self.names,
-            "origin": origin,
+            "origin": Origin(
+                known["source"], held.unit, tuple(self.places), known, self.files
+            ),
         }
 
-    @property
-    def summary(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         """Say in plain data what the clients hold, and what was done to it."""
         held = self.pool.held
         names = self.names or [f"client {k}" for k in range(len(self.lower))]
@@ -313,17 +305,22 @@ def partition_rows(
     names = _names(pool, clients, scheme)
     clients = len(names) or clients or usual_clients
     if held.validation is None:
-        lower, upper = _cut(held, clients, scheme, _trained(pool, train), pool.split)
+        lower, upper = _cut(pool, clients, scheme, train)
     else:
         train = 1 - float(np.mean(held.validation))
         parts = partition.parse(scheme)(held, clients, pool.split)
         lower = [part[~held.validation[part]] for part in parts]
         upper = [part[held.validation[part]] for part in parts]
     _check_parts(held, names, lower, upper)
+    arrays = {"features": held.features, "label": held.label, **(more or {})}
+    above, below = (
+        [{name: array[part] for name, array in arrays.items()} for part in parts]
+        for parts in (upper, lower)
+    )
     return Partition(
         pool,
-        _rows_of(held, upper, more or {}),
-        _rows_of(held, lower, more or {}),
+        above,
+        below,
         [np.asarray(held.places)[part] for part in lower],
         names,
         scheme.partition(":")[2] if names else "",
@@ -333,8 +330,8 @@ def partition_rows(
     )
 
 
-def _trained(pool: Pool, train: float) -> int:
-    """Return how many rows are for training."""
+def _cut(pool: Pool, clients: int, scheme: str, train: float) -> tuple[Parts, Parts]:
+    """Return each client's rows for training and for validation, by number."""
     trained, held = int(train * pool.total), pool.held
     if not 0 < trained < len(held.label):
         most = len(held.label) / pool.total
@@ -342,19 +339,12 @@ def _trained(pool: Pool, train: float) -> int:
             f"train={train}: of the rows of {held.name}, {most:.0%} are for training "
             f"and validation together. Choose a share between 0 and {most:.4g}."
         )
-    return trained
-
-
-def _cut(
-    held: Dataset, clients: int, scheme: str, trained: int, split: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return each client's rows for training and for validation, by number."""
     if scheme == "iid":
         # The rows are in random order already.
         every = np.arange(len(held.label))
         lower = np.array_split(every[:trained], clients)
         return lower, np.array_split(every[trained:], clients)
-    parts = partition.parse(scheme)(held, clients, split)
+    parts = partition.parse(scheme)(held, clients, pool.split)
     cuts = [round(len(part) * trained / len(held.label)) for part in parts]
     cuts = [min(max(cut, 1), len(p) - 1) for cut, p in zip(cuts, parts, strict=True)]
     lower = [part[:cut] for cut, part in zip(cuts, parts, strict=True)]
@@ -391,18 +381,15 @@ def _names(pool: Pool, clients: int, scheme: str) -> tuple[str, ...]:
             f"{len(names)} values, {listed}, and each is a client. Leave "
             f"--clients out, or give {len(names)}."
         )
-    for name in names:
-        if name not in left:
-            raise InvalidInputError(
-                f"'{name}' of column '{column}' has too few rows: none is left after "
-                "a fifth of all is put aside for testing. Leave its rows out."
-            )
+    for name in [name for name in names if name not in left]:
+        raise InvalidInputError(
+            f"'{name}' of column '{column}' has too few rows: none is left after a "
+            "fifth of all is put aside for testing. Leave its rows out."
+        )
     return names
 
 
-def _check_parts(
-    held: Dataset, names: Sequence[str], *levels: Sequence[np.ndarray]
-) -> None:
+def _check_parts(held: Dataset, names: Sequence[str], *levels: Parts) -> None:
     for parts in levels:
         for client, part in enumerate(parts):
             if len(part) == 0:
@@ -412,10 +399,3 @@ def _check_parts(
                     f"{len(held.label)}: it needs one for training and one for "
                     "validation. Ask for fewer clients, or another partition."
                 )
-
-
-def _rows_of(
-    held: Dataset, parts: Sequence[np.ndarray], more: Mapping[str, np.ndarray]
-) -> list[Rows]:
-    arrays = {"features": held.features, "label": held.label, **more}
-    return [{name: array[p] for name, array in arrays.items()} for p in parts]

@@ -1,6 +1,5 @@
 """The networks that the task architecture searches, and how they are evaluated."""
 
-from collections.abc import Callable
 from functools import cache
 from itertools import product
 from math import isqrt
@@ -99,32 +98,21 @@ class Network(eqx.Module):
         self.last = eqx.nn.Linear(_SIDE**2 * _CHANNELS, classes, key=last)
 
 
-def _scores(
-    y: Network, images: Array, cross: Callable[[int, _Edge, Array], Array]
-) -> Array:
-    hidden = y.first(images[..., None])
-    for place, edge in enumerate(y.edges):
-        hidden = cross(place, edge, hidden)
-    return jax.vmap(y.last)(hidden.reshape(len(hidden), -1))
-
-
 def mixed_scores(x: Array, y: Network, images: Array) -> Array:
     """Return the scores of the classes, all operations mixed by the logits x."""
-
-    def cross(place: int, edge: _Edge, hidden: Array) -> Array:
+    hidden = y.first(images[..., None])
+    for place, edge in enumerate(y.edges):
         outputs = jnp.stack([edge.apply(name, hidden) for name in OPERATIONS])
-        return jnp.tensordot(jax.nn.softmax(x[place]), outputs, 1)
-
-    return _scores(y, images, cross)
+        hidden = jnp.tensordot(jax.nn.softmax(x[place]), outputs, 1)
+    return jax.vmap(y.last)(hidden.reshape(len(hidden), -1))
 
 
 def single_scores(choice: tuple[str, ...], y: Network, images: Array) -> Array:
     """Return the scores of the classes with one operation on every edge."""
-
-    def cross(place: int, edge: _Edge, hidden: Array) -> Array:
-        return edge.apply(choice[place], hidden)
-
-    return _scores(y, images, cross)
+    hidden = y.first(images[..., None])
+    for operation, edge in zip(choice, y.edges, strict=True):
+        hidden = edge.apply(operation, hidden)
+    return jax.vmap(y.last)(hidden.reshape(len(hidden), -1))
 
 
 def mixed_layers(x: Array, y: Network, pixels: int) -> tuple[Dense, ...]:

@@ -1,8 +1,10 @@
 """Texts of clients as rows of tokens, with a factor that weighs sources alike."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +13,9 @@ import numpy as np
 from fedbilevel._types import Rows
 from fedbilevel.datasets.texts import TRUSTED, Example, Texts, read_texts
 from fedbilevel.datasets.tokens import Tokenizer, TokenRows, token_rows
-from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._generated_text import generated
+from fedbilevel.tasks._labeled import check_choice
 
 NOBODYS = "none"  # the texts of a server, which has none
 
@@ -35,11 +38,6 @@ def read_counts(text: str) -> dict[str, int]:
     return counts
 
 
-def _written(counts: Mapping[str, int]) -> str:
-    """Return counts as `read_counts` reads them."""
-    return ",".join(f"{name}:{counts[name]}" for name in sorted(counts))
-
-
 @dataclass(frozen=True)
 class TokenCounts:
     """The tokens of all `sites`; without any, those that are here are all there are.
@@ -59,8 +57,9 @@ class TokenCounts:
         if self.tokens is None and not self.sites:
             return clients, own
         if self.tokens is None:
+            written = ",".join(f"{name}:{own[name]}" for name in sorted(own))
             raise InvalidInputError(
-                f"{place} has {_written(own)} tokens. Add up those of all {self.sites} "
+                f"{place} has {written} tokens. Add up those of all {self.sites} "
                 "sites, and give the sums to the server and to every node, as --set "
                 f"tokens={':N,'.join(sorted(own))}:N."
             )
@@ -85,13 +84,11 @@ class TokenCounts:
 class Held:
     """What clients hold, for training by source and for judging; and for testing."""
 
-    name: str
     sources: tuple[str, ...]
     names: tuple[str, ...]
     lower: list[Rows]
     upper: list[Rows]
     test: TokenRows
-    places: tuple[np.ndarray, ...]
     summary: Mapping[str, Any]
 
 
@@ -138,10 +135,44 @@ def held_texts(
 
     `counts` are the tokens of all sites, where those of others are elsewhere.
     """
-    if by not in _BY:
-        raise unknown_name("value of source", by, _BY)
-    cutting = _Cutting(given.texts, tokenizer, length, by, counts or TokenCounts())
-    return cutting.held(given.test, given.own)
+    check_choice("value of source", by, _BY)
+    texts, counts = given.texts, counts or TokenCounts()
+    names = tuple(texts.sources)
+    cut = partial(token_rows, tokenizer=tokenizer, length=length)
+    below = [
+        {name: cut(held) for name, held in _by_source(texts, site, by).items()}
+        for site in names
+    ]
+    above, tested = [cut(texts.trusted[site]) for site in names], cut(given.test)
+    own: Counter[str] = Counter()
+    for rows in below:
+        own.update({one: _count(held) for one, held in rows.items()})
+    judges = zip((*names, "testing"), (*above, tested), strict=True)
+    counted = {f"trusted text for '{name}'": _count(rows) for name, rows in judges}
+    counted |= {f"text of the source '{one}'": count for one, count in own.items()}
+    for name, rows in zip(names, below, strict=True):
+        counted[f"text of '{name}'"] = sum(map(_count, rows.values()))
+    for which in [which for which, count in counted.items() if not count]:
+        raise InvalidInputError(
+            f"{texts.name}: no {which} has a response within {length} tokens. Give "
+            "--set length=N, longer."
+        )
+    own[TRUSTED] = sum(map(_count, above))
+    clients, tokens = counts.together(texts.name, len(names), own)
+    sources = tuple(sorted(set(tokens) - {TRUSTED}))
+    summary = _summary(given, below, above, tested, length)
+    known = summary["sources"] if not counts.sites else {}  # or some rows are elsewhere
+    summary["sources"] = [
+        {"name": one, "rows": known.get(one), "tokens": tokens[one]} for one in sources
+    ]
+    return Held(
+        sources,
+        names if given.own else (),
+        [_lower_rows(rows, sources, tokens, clients) for rows in below],
+        [_rows(one, clients / tokens[TRUSTED] * len(one.tokens)) for one in above],
+        tested,
+        summary,
+    )
 
 
 def _partitioned(
@@ -201,135 +232,20 @@ def _shares(
     return [[examples[k] for k in order[first::count]] for first in range(count)]
 
 
-@dataclass(frozen=True)
-class _Cutting:
-    """How texts become rows."""
-
-    texts: Texts
-    tokenizer: Tokenizer
-    length: int
-    by: str
-    counts: TokenCounts
-
-    def held(self, test: Sequence[Example], whose: bool) -> Held:
-        """Return the rows of all clients, each with the factor of its source."""
-        names = tuple(self.texts.sources)
-        below = [self._by_source(site) for site in names]
-        above = [self._cut(self.texts.trusted[site]) for site in names]
-        tested = self._cut(test)
-        self._check(names, above, tested)
-        own = {one: 0 for rows in below for one in rows}
-        for one in own:
-            own[one] = sum(_count(rows[one]) for rows in below if one in rows)
-        self._check_sources(names, below, own)
-        own[TRUSTED] = sum(map(_count, above))
-        clients, tokens = self.counts.together(self.texts.name, len(names), own)
-        sources = tuple(sorted(set(tokens) - {TRUSTED}))
-        lower = [_lower_rows(rows, sources, tokens, clients) for rows in below]
-        upper = [_rows(rows, clients / tokens[TRUSTED]) for rows in above]
-        cut = [*above, tested, *(one for rows in below for one in rows.values())]
-        return Held(
-            self.texts.name,
-            sources,
-            names if whose else (),
-            lower,
-            upper,
-            tested,
-            tuple(np.arange(len(one["source"])) for one in lower),
-            {
-                **self._summary(names, below, above, tested, cut, whose),
-                "sources": self._counted(sources, below, tokens),
-            },
-        )
-
-    def _counted(
-        self, sources: Sequence[str], below: Any, tokens: Mapping[str, int]
-    ) -> list[dict[str, Any]]:
-        """Return for every source its rows, where all are here, and its tokens."""
-        found: list[dict[str, Any]] = []
-        for one in sources:
-            rows = sum(len(held[one].tokens) for held in below if one in held)
-            known = None if self.counts.sites else rows
-            found.append({"name": one, "rows": known, "tokens": tokens[one]})
-        return found
-
-    def _cut(self, examples: Sequence[Example]) -> TokenRows:
-        return token_rows(examples, self.tokenizer, self.length)
-
-    def _by_source(self, site: str) -> dict[str, TokenRows]:
-        held = self.texts.sources[site]
-        if self.by == "site":
-            whole = [example for examples in held.values() for example in examples]
-            return {site: self._cut(whole)}
-        both = self.by == "both"
-        return {
-            f"{site}/{name}" if both else name: self._cut(examples)
-            for name, examples in held.items()
-        }
-
-    def _check(self, names: Sequence[str], above: Any, tested: TokenRows) -> None:
-        whose = [*zip(names, above, strict=True), ("testing", tested)]
-        for name, rows in whose:
-            if not len(rows.tokens):
-                raise self._too_short(f"trusted text for '{name}'")
-
-    def _check_sources(self, names: Any, below: Any, tokens: Any) -> None:
-        for one, count in tokens.items():
-            if not count:
-                raise self._too_short(f"text of the source '{one}'")
-        for name, rows in zip(names, below, strict=True):
-            if not any(map(_count, rows.values())):
-                raise self._too_short(f"text of '{name}'")
-
-    def _too_short(self, which: str) -> InvalidInputError:
-        return InvalidInputError(
-            f"{self.texts.name}: no {which} has a response within {self.length} "
-            "tokens. Give --set length=N, longer."
-        )
-
-    def _summary(
-        self,
-        names: Sequence[str],
-        below: Sequence[Mapping[str, TokenRows]],
-        above: Sequence[TokenRows],
-        tested: TokenRows,
-        every: Sequence[TokenRows],
-        own: bool,
-    ) -> dict[str, Any]:
-        found = sorted({one for rows in below for one in rows})
-        sites = []
-        for name, rows, judge in zip(names, below, above, strict=True):
-            counts = {one: len(rows[one].tokens) if one in rows else 0 for one in found}
-            sizes = {"training": sum(counts.values()), "validation": len(judge.tokens)}
-            sites.append({"name": name, **sizes, "classes": counts})
-        cut, left = sum(one.cut for one in every), sum(one.left_out for one in every)
-        remarks = []
-        if cut:
-            remarks.append(f"{cut} rows were cut at {self.length} tokens")
-        if left:
-            remarks.append(f"{left} rows were left out: nothing to learn before that")
-        return {
-            "source": self.texts.name,
-            "own": own,
-            "rows": int(sum(s["training"] + s["validation"] for s in sites)),
-            "tested": len(tested.tokens),
-            "train": 0.0,
-            "site_column": "folder" if own else "",
-            "predicts": "text",
-            "sites": sites,
-            "remarks": remarks,
-        }
+def _by_source(texts: Texts, site: str, by: str) -> Mapping[str, Sequence[Example]]:
+    held = texts.sources[site]
+    if by == "site":
+        return {site: [one for examples in held.values() for one in examples]}
+    return {f"{site}/{n}": one for n, one in held.items()} if by == "both" else held
 
 
 def _count(rows: TokenRows) -> int:
     return int(rows.counted.sum())
 
 
-def _rows(rows: TokenRows, each: float) -> Rows:
-    """Return rows of which the mean, times their number, has the factor `each`."""
-    count = len(rows.tokens)
-    factor = np.full(count, each * count)
-    return {"tokens": rows.tokens, "counted": rows.counted, "factor": factor}
+def _rows(rows: TokenRows, factor: float) -> Rows:
+    every = np.full(len(rows.tokens), factor)
+    return {"tokens": rows.tokens, "counted": rows.counted, "factor": every}
 
 
 def _lower_rows(
@@ -341,8 +257,40 @@ def _lower_rows(
     count = sum(len(rows.tokens) for rows in held.values())
     parts = []
     for name, rows in held.items():
-        part = _rows(rows, 1.0)
-        part["factor"] = np.full(len(rows.tokens), clients * count / tokens[name])
+        part = _rows(rows, clients * count / tokens[name])
         part["source"] = np.full(len(rows.tokens), sources.index(name), np.int32)
         parts.append(part)
     return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
+
+
+def _summary(
+    given: ClientTexts,
+    below: Sequence[Mapping[str, TokenRows]],
+    above: Sequence[TokenRows],
+    tested: TokenRows,
+    length: int,
+) -> dict[str, Any]:
+    """Say in plain data what the clients hold, and what was cut."""
+    found = sorted({one for rows in below for one in rows})
+    sites = []
+    for name, rows, judge in zip(given.texts.sources, below, above, strict=True):
+        counts = {one: len(rows[one].tokens) if one in rows else 0 for one in found}
+        sizes = {"training": sum(counts.values()), "validation": len(judge.tokens)}
+        sites.append({"name": name, **sizes, "classes": counts})
+    every = [*above, tested, *(one for rows in below for one in rows.values())]
+    cut, left = sum(one.cut for one in every), sum(one.left_out for one in every)
+    remarks = [f"{cut} rows were cut at {length} tokens"] if cut else []
+    if left:
+        remarks.append(f"{left} rows were left out: nothing to learn before that")
+    return {
+        "source": given.texts.name,
+        "own": given.own,
+        "rows": int(sum(s["training"] + s["validation"] for s in sites)),
+        "tested": len(tested.tokens),
+        "train": 0.0,
+        "site_column": "folder" if given.own else "",
+        "predicts": "text",
+        "sites": sites,
+        "sources": {one: sum(s["classes"][one] for s in sites) for one in found},
+        "remarks": remarks,
+    }

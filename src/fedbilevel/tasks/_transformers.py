@@ -50,9 +50,18 @@ def base_of(
     if length < 2:
         raise InvalidInputError(f"length={length}: a row has 2 tokens or more.")
     if model == _BUILT_IN:
-        base = _built_in(tokenizer, length, *sizes)
+        width, blocks = sizes
+        if width < 8 or width % 8 or blocks < 1:
+            raise InvalidInputError(
+                f"width={width}, blocks={blocks}: give a multiple of 8, and at least "
+                "one."
+            )
+        known = Subwords(Path(tokenizer)) if tokenizer else Bytes()
+        base = Base(pretrained(*sizes, max(length, _LONGEST)), known, "llama", "")
     else:
-        base = _from_folder(Path(model), tokenizer, kind)
+        found, path = read_checkpoint(model, kind), tokenizer or f"{model}/{_TOKENIZER}"
+        known = Subwords(Path(path), found.end)
+        base = Base(found.transformer, known, found.family, str(Path(model)))
     made = base.transformer.architecture
     if base.tokenizer.vocabulary > made.vocabulary:
         raise InvalidInputError(
@@ -66,22 +75,6 @@ def base_of(
             "most."
         )
     return base
-
-
-def _built_in(tokenizer: str, length: int, width: int, blocks: int) -> Base:
-    if width < 8 or width % 8 or blocks < 1:
-        raise InvalidInputError(
-            f"width={width}, blocks={blocks}: give a multiple of 8, and at least one."
-        )
-    known = Subwords(Path(tokenizer)) if tokenizer else Bytes()
-    made = pretrained(width, blocks, max(length, _LONGEST))
-    return Base(made, known, "llama", "")
-
-
-def _from_folder(folder: Path, tokenizer: str, kind: Any) -> Base:
-    found = read_checkpoint(folder, kind)
-    known = Subwords(Path(tokenizer) if tokenizer else folder / _TOKENIZER, found.end)
-    return Base(found.transformer, known, found.family, str(folder))
 
 
 @cache

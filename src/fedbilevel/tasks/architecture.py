@@ -75,7 +75,6 @@ class _HeldOutImages(HeldOut):
     """The mixed network on images that no client has, and the operations it prefers."""
 
     def __call__(self, x: Array, y: Network) -> dict[str, Array]:
-        """Return loss and accuracy, and the index of an operation for each edge."""
         measured = super().__call__(x, y)
         best = jnp.argmax(x, axis=1).astype(x.dtype)
         return {
@@ -184,25 +183,17 @@ def _small_images(dataset: Dataset) -> tuple[Dataset, Pixels | None]:
         center, spread = _together(made)
     if test is not None:
         test = replace(test, features=(small(test.features) - center) / spread)
-    made, pixels = _scaling(dataset, center, spread)
-    scaled = (image - center) / spread
-    return replace(dataset, features=scaled, test=test, preparation=made), pixels
-
-
-def _scaling(
-    dataset: Dataset, center: float, spread: float
-) -> tuple[Preparation | None, Pixels | None]:
-    """Say of columns or of images of bytes that all were scaled alike."""
-    made, shape = dataset.preparation, dataset.features.shape[1:]
+    shape, pixels = dataset.features.shape[1:], None
     if made is not None:
         alike = (replace(one, center=center, spread=spread) for one in made.columns)
-        return replace(made, columns=tuple(alike)), None
-    if len(shape) == 1:
+        made = replace(made, columns=tuple(alike))
+    elif len(shape) == 1:
         every = np.full(shape, center), np.full(shape, spread)
-        return Preparation.of_arrays(*every, dataset.classes), None
-    if dataset.features.dtype == np.uint8:
-        return None, Pixels(center / 255, spread / 255, shape)
-    return None, None
+        made = Preparation.of_arrays(*every, dataset.classes)
+    elif dataset.features.dtype == np.uint8:
+        pixels = Pixels(center / 255, spread / 255, shape)
+    scaled = (image - center) / spread
+    return replace(dataset, features=scaled, test=test, preparation=made), pixels
 
 
 def _together(made: Preparation) -> tuple[float, float]:
@@ -252,7 +243,7 @@ def make(
         [{"image": one["features"], "label": one["label"]} for one in part]
         for part in (parts.upper, parts.lower)
     )
-    made, pixels = pool.preparation, pool.pixels
+    made, pixels = pool.held.preparation, pool.pixels
     shape = pixels.shape if pixels else (len(made.feature_names) if made else 0,)
     return Task(
         PROBLEM,
@@ -265,6 +256,5 @@ def make(
         convex=False,
         conclusion=_conclude,
         concludes={"operations": "texts", "retrained_accuracy": "number"},
-        predictor=pool.predictor(_Layers(shape)),
-        **parts.about,
+        **parts.about(_Layers(shape)),
     )

@@ -32,12 +32,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _labeled, _rows
 from fedbilevel.tasks._base import Listed, Point, Task, settings
-from fedbilevel.tasks._labeled import (
-    CrossEntropy,
-    HeldOut,
-    Improbability,
-    cross_entropies,
-)
+from fedbilevel.tasks._labeled import HeldOut, MeanLoss, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
 
 _SIZES = settings("rounds=200 local_steps=10 batch=64 q=10")
@@ -89,9 +84,20 @@ def _corrupt(rows: Rows, share: float, classes: int, draw: np.random.Generator) 
     }
 
 
-def _clean(rows: Rows) -> Rows:
-    kept = {name: leaf[~rows["corrupted"]] for name, leaf in rows.items()}
-    return {**kept, "index": np.arange(len(kept["label"]), dtype=np.int32)}
+def _clean(
+    parts: _rows.Partition, lower: list[Rows]
+) -> tuple[_rows.Partition, list[Rows]]:
+    """Leave the corrupted rows out, and number the others again."""
+    sound = [~one["corrupted"] for one in lower]
+    places = [place[own] for place, own in zip(parts.places, sound, strict=True)]
+    # Only images have files of their own.
+    files = tuple(file[own] for file, own in zip(parts.files, sound, strict=False))
+    kept = [
+        {name: leaf[own] for name, leaf in one.items()}
+        | {"index": np.arange(own.sum(), dtype=np.int32)}
+        for one, own in zip(lower, sound, strict=True)
+    ]
+    return replace(parts, places=places, files=files), kept
 
 
 def rank_statistic(
@@ -145,9 +151,8 @@ def weight_auc(task: Task, point: Point) -> float:
 def mean_weights(task: Task, point: Point) -> tuple[float, float]:
     """Return the mean weight of clean rows, and of corrupted ones."""
     weights, marks, real = _compared(task, point)
-    clean, corrupted = (
-        float(jnp.mean(weights, where=real & chosen)) for chosen in (~marks, marks)
-    )
+    chosen = (real & ~marks, real & marks)
+    clean, corrupted = (float(jnp.mean(weights, where=where)) for where in chosen)
     return clean, corrupted
 
 
@@ -157,8 +162,7 @@ _CONCLUDES = ("weight_auc", "weight_clean", "weight_corrupted")
 def _conclude(task: Task, point: Point) -> dict[str, float]:
     if not bool(jnp.any(task.data.lower["corrupted"])):
         return {}  # no weights to compare
-    clean, corrupted = mean_weights(task, point)
-    values = (weight_auc(task, point), clean, corrupted)
+    values = (weight_auc(task, point), *mean_weights(task, point))
     return dict(zip(_CONCLUDES, values, strict=True))
 
 
@@ -205,13 +209,6 @@ def _pictures(task: Task, rows: list[tuple[int, int]]) -> np.ndarray | None:
 
 def _listing(task: Task, point: Point) -> dict[str, Listed]:
     return {"suspicious.csv": suspicious_rows(task, point)}
-
-
-def _usual(model: str, trusted: bool) -> tuple[dict[str, str], float]:
-    """Return the steps, and the penalty, that suit a model and its judges."""
-    if model == "linear" and not trusted:
-        return _SIZES | _RECOMMENDED[model] | _DISTRUSTING, _PENALTY_DISTRUSTING
-    return _SIZES | _RECOMMENDED[model], _PENALTY[model]
 
 
 def make(
@@ -263,24 +260,22 @@ def make(
     pool = _rows.load(data, split, rows, table, "cleaning")
     share = pool.usual(0.5, own=0.0) if corrupted == -1 else corrupted
     remark = f"{share:.0%} of the training labels are replaced by wrong ones"
-    remarks = [remark] if share else []
-    parts = _rows.partition_rows(pool, clients, partition, train, remarks=remarks)
+    parts = _rows.partition_rows(
+        pool, clients, partition, train, remarks=[remark] if share else []
+    )
     draw = np.random.default_rng((split, 1))
     lower = [_corrupt(one, share, pool.classes, draw) for one in parts.lower]
     if kept == "clean":
-        places = zip(parts.places, lower, strict=True)
-        sound = [place[~one["corrupted"]] for place, one in places]
-        files = zip(parts.files, lower, strict=False)  # only images have any
-        own = tuple(file[~one["corrupted"]] for file, one in files)
-        parts = replace(parts, places=sound, files=own)
-        lower = [_clean(one) for one in lower]
+        parts, lower = _clean(parts, lower)
     held = ClientData.from_clients(parts.upper, lower)
     right = trusted == "true" or (trusted == "auto" and not pool.is_own)
-    recommended, usual = _usual(model, right)
+    recommended, usual = _SIZES | _RECOMMENDED[model], _PENALTY[model]
+    if model == "linear" and not right:
+        recommended, usual = recommended | _DISTRUSTING, _PENALTY_DISTRUSTING
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
     return Task(
         Problem(
-            CrossEntropy(scores) if right else Improbability(scores),
+            MeanLoss(scores, cross_entropies if right else _labeled.improbabilities),
             _Lower(scores, penalty or usual),
             private=Pair(True, False),
         ),
@@ -296,6 +291,5 @@ def make(
         # z is shared: it moves y as the validation rows of all clients ask for.
         algorithm="fedbio",
         listing=_listing,
-        predictor=pool.predictor(network_layers),
-        **parts.about,
+        **parts.about(network_layers),
     )

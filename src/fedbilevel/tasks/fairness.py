@@ -126,18 +126,14 @@ def _breast_cancer(clients: int, draw: np.random.Generator) -> list[_Group]:
 _DATASETS = {"synthetic": _synthetic, "breast_cancer": _breast_cancer}
 
 
-def _panels(groups: list[_Group], clients: int, strength: float) -> list[Rows]:
-    """Share rows out evenly, as one panel for each client."""
-    size = len(groups[0][1]) // clients
-    parts = [slice(k * size, (k + 1) * size) for k in range(clients)]
-    return [
-        {
-            "features": np.stack([features[part] for features, _ in groups])[None],
-            "label": np.stack([label[part] for _, label in groups])[None],
-            "strength": np.full(1, strength),
-        }
-        for part in parts
-    ]
+def _panel(features: np.ndarray, label: np.ndarray, strength: float) -> Rows:
+    """Return a panel of one of few shapes, and how many rows of a group are real."""
+    held = {"features": features[None], "label": label[None]}
+    return {
+        **{name: padded(array, axis=2) for name, array in held.items()},
+        "strength": np.full(1, strength),
+        "size": np.full(1, label.shape[-1], np.int32),
+    }
 
 
 def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
@@ -239,15 +235,11 @@ def _built_in(
         )
     positions = np.linspace(-1, 1, clients) if clients > 1 else np.zeros(1)
     shares = minority * (1 + spread * positions)
-    judges = _panels(panels, clients, strength)
+    features, label = (np.stack(columns) for columns in zip(*panels, strict=True))
+    size = held // clients
+    parts = [slice(k * size, (k + 1) * size) for k in range(clients)]
+    judges = [_panel(features[:, part], label[:, part], strength) for part in parts]
     return _task(judges, _training_rows(training, shares), test)
-
-
-def _padded_panel(panel: Rows) -> Rows:
-    """Return a panel of one of few shapes, and how many rows of a group are real."""
-    size = panel["label"].shape[-1]
-    held = {name: padded(panel[name], axis=2) for name in ("features", "label")}
-    return {**panel, **held, "size": np.full(1, size, np.int32)}
 
 
 def _task(
@@ -257,7 +249,7 @@ def _task(
     held = held_array(features, float, axis=1), held_array(label, label.dtype, axis=1)
     return Task(
         PROBLEM,
-        ClientData.from_clients([_padded_panel(one) for one in panels], training),
+        ClientData.from_clients(panels, training),
         _tree.filled(2),
         _tree.filled(features.shape[-1]),
         _TestMetrics(*held, jax.device_put(np.int32(label.shape[1]))),
@@ -298,21 +290,20 @@ def _own_task(
     parts = _rows.partition_rows(pool, clients, partition, 0.6, more=more)
     panels, training = _cut_panels(parts, names, strength)
     places = [one.pop("place") for one in training]
-    test = [pool.test.features[of_test == j] for j in (0, 1)]
-    labels = [pool.test.label[of_test == j] for j in (0, 1)]
-    size = min(map(len, labels))
+    test, groups = pool.test, [np.flatnonzero(of_test == j) for j in (0, 1)]
+    size = min(map(len, groups))
     if size == 0:
         raise InvalidInputError(
             f"{pool.held.name}: one of the groups {', '.join(names)} has no row for "
             "testing. It needs more rows."
         )
-    both = [(f[:size], a[:size]) for f, a in zip(test, labels, strict=True)]
+    both = [(test.features[one[:size]], test.label[one[:size]]) for one in groups]
     remarks.append(f"testing compares {size} rows of each group")
-    judged = [{"label": one["label"].ravel()} for one in panels]
-    held = replace(parts, upper=judged, lower=training, places=places)
-    held = replace(held, remarks=tuple(remarks))
-    about = {**held.about, "classes": ()}  # a panel is no row with a label
-    about["predictor"] = pool.predictor(_layers)
+    judged = [{"label": one["label"][..., : one["size"][0]].ravel()} for one in panels]
+    held = replace(
+        parts, upper=judged, lower=training, places=places, remarks=tuple(remarks)
+    )
+    about = {**held.about(_layers), "classes": ()}  # a panel is no row with a label
     return _task(panels, training, both, **about)
 
 
@@ -367,8 +358,7 @@ def _cut_panels(
                 )
         taken = np.stack([found[:size] for found in rows])
         left = np.setdiff1d(np.arange(len(upper["label"])), taken)
-        panel = {name: upper[name][taken][None] for name in ("features", "label")}
-        panels.append({**panel, "strength": np.full(1, strength)})
+        panels.append(_panel(upper["features"][taken], upper["label"][taken], strength))
         training.append(
             {name: np.concatenate([lower[name], upper[name][left]]) for name in lower}
         )

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from fedbilevel._types import Lower, Pair, Rows, Scalar, Upper
+from fedbilevel._types import Lower, Pair, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
@@ -157,16 +157,13 @@ def _with_random_features(task: Task, point: Point) -> dict[str, float]:
     return {name: float(value) for name, value in means.items()}
 
 
-def _check_numbers(**numbers: float) -> None:
+def _check(data: str, lower: str, numbers: Mapping[str, float]) -> None:
+    """Raise for a number that cannot be, or that nothing would read."""
     for name, value in numbers.items():
         if not 0 <= value < np.inf:
             raise InvalidInputError(
                 f"{name}={value}: it must be positive, or 0 for the usual value."
             )
-
-
-def _check_read(data: str, lower: str, **numbers: float) -> None:
-    """Raise for a number that nothing would read."""
     unread = {
         "ways": "data=sinusoid has no classes" * (data == _WAVES),
         "strength": "with lower=unrolled nothing is held" * (lower == "unrolled"),
@@ -214,10 +211,9 @@ def make(
     """Build the task; a 0 leaves a number to the data and the lower problem."""
     check_choice("lower", lower, tuple(_KINDS))
     counts = {"ways": ways, "shots": shots, "queries": queries}
-    held = {"strength": strength}
     moves = {"inner_step": inner_step, "inner_steps": inner_steps}
-    _check_numbers(clients=clients, **counts, **held, **moves)
-    _check_read(data, lower, ways=ways, **held, **moves)
+    every = {"clients": clients, **counts, "strength": strength, **moves}
+    _check(data, lower, every)
     setting = _SETTINGS["sinusoid" if data == _WAVES else "images"]
     usual = setting.kinds[lower]
     chosen = {name: number for name, number in counts.items() if number}
@@ -233,9 +229,9 @@ def make(
         inner_step or usual.inner_step,
         inner_steps or usual.inner_steps,
     )
-    head = Head(domain.loss, setting.kinds["head"].strength, 0, 0)
+    head = Head(domain.loss, setting.kinds["head"].strength)
     metrics = _NewTasks(
-        _on_device(domain.new),
+        jax.tree.map(jnp.asarray, domain.new),
         kind,
         kind if isinstance(kind, Head) else head,
         domain.measure,
@@ -246,13 +242,11 @@ def make(
 
 _TO_ADAPT = (
     "a run of few-shot leaves what new tasks begin with, which predicts none of them "
-    "by itself. Adapt it to some labeled rows: {how}, in Python with "
+    "by itself. Adapt it to some labeled rows: {}, in Python with "
     "`Model.load(RUN)` or, elsewhere, with what `fedbilevel export` writes."
 )
-_HOW = {
-    "hidden": "fit a linear layer on `model.scores(model.features(rows))`",
-    "all": "continue to train its layers on them, by a few gradient steps",
-}
+_FIT = "fit a linear layer on `model.scores(model.features(rows))`"
+_TRAIN = "continue to train its layers on them, by a few gradient steps"
 
 
 def _layers(x: Any, y: Any) -> tuple[Layer, ...]:
@@ -270,12 +264,14 @@ def _task(
     algorithm: str,
 ) -> Task:
     x, y = kind.start(domain.network)
+    clients = len(domain.own.query["targets"])
     upper, lower = (
-        _one_row_each(sets) for sets in (domain.own.query, domain.own.support)
+        [{name: leaf[k : k + 1] for name, leaf in sets.items()} for k in range(clients)]
+        for sets in (domain.own.query, domain.own.support)
     )
     new = jax.eval_shape(metrics, x, y)
     measured = [name.replace(_NEW, _RANDOM) for name in sorted(new)]
-    advice = _TO_ADAPT.format(how=_HOW["all" if isinstance(x, Network) else "hidden"])
+    advice = _TO_ADAPT.format(_TRAIN if isinstance(x, Network) else _FIT)
     return Task(
         Problem(kind.upper, kind.lower, private=Pair(False, True)),
         ClientData.from_clients(upper, lower),
@@ -289,16 +285,3 @@ def _task(
         algorithm=algorithm,
         predictor=Predictor(_layers, domain.pixels, advice),
     )
-
-
-def _on_device(episodes: Episodes) -> Episodes:
-    def put(leaf: np.ndarray) -> Array:
-        floating = np.issubdtype(leaf.dtype, np.floating)
-        return jnp.asarray(leaf, dtype=float if floating else None)
-
-    return jax.tree.map(put, episodes)
-
-
-def _one_row_each(sets: Rows) -> list[Rows]:
-    count = len(jax.tree.leaves(sets)[0])
-    return [jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], sets) for k in range(count)]

@@ -106,18 +106,15 @@ def _class_weights(label: np.ndarray, classes: int) -> np.ndarray:
     return len(label) / np.count_nonzero(sizes) / np.maximum(sizes, 1)
 
 
-def _weights_by_rank(classes: int, imbalance: float) -> np.ndarray:
-    weights = imbalance ** (np.arange(classes) / max(classes - 1, 1))
-    return weights / np.linalg.norm(weights)
-
-
-def _check(setting: str, model: str, imbalance: float) -> None:
+def _check(setting: str, model: str, imbalance: float, penalty: float) -> None:
     _labeled.check_choice("setting", setting, tuple(_rows.SETTINGS))
     _labeled.check_choice("model", model, (*_STEPS, "auto"))
     if not (1 <= imbalance < np.inf or imbalance == 0):
         raise InvalidInputError(
             f"imbalance={imbalance}: the first class over the last is at least 1."
         )
+    if not 0 < penalty < np.inf:
+        raise InvalidInputError(f"penalty={penalty}: it must be a positive number.")
 
 
 def make(
@@ -151,8 +148,7 @@ def make(
     differ, and w_l of 1/r^l scaled to length 1. To run it, add --participants 10, and
     partition=shards:2 for clients that differ.
     """
-    _check(setting, model, imbalance)
-    _labeled.check_positive(penalty=penalty)
+    _check(setting, model, imbalance, penalty)
     usual = _rows.SETTINGS[setting]
     model = _MODELS[setting] if model == "auto" else model
     pool = _rows.load(data, split, rows, table, "loss-tuning", usual.scaling)
@@ -170,7 +166,8 @@ def make(
         remarks=[thinned] if imbalance > 1 else [],
     )
     if setting == "fednest":
-        weights = _weights_by_rank(pool.classes, imbalance)
+        rank = np.arange(pool.classes) / max(pool.classes - 1, 1)
+        weights = imbalance**rank / np.linalg.norm(imbalance**rank)
     else:
         everyone = np.concatenate([one["label"] for one in parts.upper])
         weights = _class_weights(everyone, pool.classes)
@@ -188,6 +185,5 @@ def make(
         recommended=_STEPS[model] | _RECOMMENDED[setting],
         convex=model == "linear",
         algorithm=_ALGORITHMS[setting],
-        predictor=pool.predictor(network_layers),
-        **parts.about,
+        **parts.about(network_layers),
     )

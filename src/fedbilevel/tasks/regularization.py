@@ -18,21 +18,14 @@ import numpy as np
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Metrics, Rows
-from fedbilevel.datasets import Preparation
+from fedbilevel._types import Rows
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
-from fedbilevel.tasks._labeled import (
-    CrossEntropy,
-    HeldOut,
-    HeldOutNumbers,
-    Scaling,
-    SquaredError,
-)
+from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, MeanLoss, Scaling
 
 _LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = MEASURED | {
@@ -60,8 +53,17 @@ class _Scores:
 
 
 @dataclass(frozen=True)
+class _SquaredError:
+    scores: _Scores
+
+    def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
+        predicted = self.scores(x, y, rows["features"])[:, 0]
+        return 0.5 * jnp.mean((predicted - rows["label"].astype(predicted.dtype)) ** 2)
+
+
+@dataclass(frozen=True)
 class _Lower:
-    loss: CrossEntropy | SquaredError
+    loss: MeanLoss | _SquaredError
 
     def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
         strength = jnp.exp(jnp.clip(x, _LOWEST, _HIGHEST))
@@ -105,11 +107,18 @@ def make(
     parts = _rows.partition_rows(pool, clients, partition, train, usual_train=0.2)
     scores = _Scores(pool.scaling)
     held = ClientData.from_clients(parts.upper, parts.lower)
-    loss = CrossEntropy(scores) if pool.classes else SquaredError(scores)
-    tested: Metrics = HeldOut.of(pool.test, scores)
-    if isinstance(loss, SquaredError):
-        label = _target_of(pool.preparation)
-        tested = HeldOutNumbers.of(pool.test, scores, label.spread)
+    if pool.classes:
+        loss, tested = MeanLoss(scores), HeldOut.of(pool.test, scores)
+    else:
+        label = pool.held.preparation and pool.held.preparation.label
+        if not isinstance(label, TargetLabel):
+            raise InvalidInputError(
+                "the label holds numbers, and nothing says how they were scaled. Give "
+                "a table, or a label of classes."
+            )
+        spread = _tree.filled((), label.spread)
+        loss = _SquaredError(scores)
+        tested = HeldOutNumbers.of(pool.test, scores, spread=spread)
     many = int(np.asarray(held.lower_sizes).max()) > _MANY
     return Task(
         Problem(loss, _Lower(loss)),
@@ -119,15 +128,5 @@ def make(
         tested,
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
-        predictor=pool.predictor(_layers),
-        **parts.about,
+        **parts.about(_layers),
     )
-
-
-def _target_of(preparation: Preparation | None) -> TargetLabel:
-    if preparation is None or not isinstance(preparation.label, TargetLabel):
-        raise InvalidInputError(
-            "the label holds numbers, and nothing says how they were scaled. Give a "
-            "table, or a label of classes."
-        )
-    return preparation.label

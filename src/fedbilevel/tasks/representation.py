@@ -29,8 +29,6 @@ from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
 from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
 
 _MODELS = ("mlp", "convolutional")
-
-
 _PENALTIES = {
     "default": {"mlp": 0.005, "convolutional": 0.0001},
     "fednest": {"mlp": 0.05, "convolutional": 0.05},
@@ -107,14 +105,6 @@ class _Dropout:
         return {**rows, "kept": jr.bernoulli(key, 1 - self.rate, shape)}
 
 
-def _check(model: str, dropout: float, penalty: float, setting: str) -> None:
-    _labeled.check_choice("model", model, _MODELS)
-    _labeled.check_choice("setting", setting, tuple(_rows.SETTINGS))
-    _labeled.check_not_negative(penalty=penalty)
-    if not 0 <= dropout < 1:
-        raise InvalidInputError(f"dropout={dropout}: give a chance from 0 to below 1.")
-
-
 def make(
     clients: int = 0,
     *,
@@ -143,7 +133,11 @@ def make(
     training, or four fifths where clients differ. To run it, add --participants 10,
     dropout=0.5, and partition=shards:2 for clients that differ.
     """
-    _check(model, dropout, penalty, setting)
+    _labeled.check_choice("model", model, _MODELS)
+    _labeled.check_choice("setting", setting, tuple(_rows.SETTINGS))
+    _labeled.check_not_negative(penalty=penalty)
+    if not 0 <= dropout < 1:
+        raise InvalidInputError(f"dropout={dropout}: give a chance from 0 to below 1.")
     usual = _rows.SETTINGS[setting]
     pool = _rows.load(data, split, rows, table, "representation", usual.scaling)
     share = train or usual.train_share(partition)
@@ -164,6 +158,5 @@ def make(
         headline="test_error",
         recommended=_steps(model, math.prod(shape), features) | _RECOMMENDED[setting],
         algorithm=_ALGORITHMS[setting][model],
-        predictor=pool.predictor(layers_of),
-        **parts.about,
+        **parts.about(layers_of),
     )

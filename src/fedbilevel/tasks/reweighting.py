@@ -35,7 +35,7 @@ from jaxtyping import Array, Bool, Int
 from fedbilevel import _tree
 from fedbilevel._types import Rows, Scalar
 from fedbilevel.datasets.texts import TRUSTED
-from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.adapters import Adapters, joined, parted
 from fedbilevel.models.peft import packed_adapters
 from fedbilevel.models.transformer import (
@@ -188,7 +188,11 @@ def make(
     split: SplitSeed = 0,
 ) -> Task:
     """Build the task; 8 clients of generated texts, or those that a folder names."""
-    _check(trained, precision, rank, penalty)
+    check_choice("value of trained", trained, _TRAINED)
+    check_choice("value of precision", precision, tuple(_PRECISIONS))
+    if rank < 1:
+        raise InvalidInputError(f"rank={rank}: it is at least 1.")
+    check_not_negative(penalty=penalty)
     usual = 14 if data == "generated" else 256
     counts = TokenCounts(sites, read_counts(tokens) if tokens else None)
     texts = _texts(data, clients, split, counts)  # before what takes long
@@ -206,6 +210,7 @@ def make(
     at_once = rows_at_once or (8 if base.folder else None)
     # Rows that pad have no token that counts.
     tested = held_array(held.test.tokens, np.int32), held_array(held.test.counted, bool)
+    places = tuple(np.arange(len(one["source"])) for one in held.lower)
     return Task(
         Problem(_upper, _Lower(penalty), frozen=frozen, rows_at_once=at_once),
         ClientData.from_clients(held.upper, held.lower),
@@ -217,7 +222,7 @@ def make(
         convex=False,
         algorithm="fed-f2sa",
         names=held.names,
-        origin=Origin(held.name, "row", held.places, held.summary),
+        origin=Origin(held.summary["source"], "row", places, held.summary),
         listing=_listing,
         files=_files,
         alike=_alike,
@@ -245,20 +250,11 @@ def _alike(task: Task) -> dict[str, str]:
     return {"model": digest.hexdigest()[:32], "tokenizer": frozen.tokenizer}
 
 
-def _check(trained: str, precision: str, rank: int, penalty: float) -> None:
-    check_choice("value of trained", trained, _TRAINED)
-    check_choice("value of precision", precision, tuple(_PRECISIONS))
-    if rank < 1:
-        raise InvalidInputError(f"rank={rank}: it is at least 1.")
-    check_not_negative(penalty=penalty)
-
-
 def _chosen(adapted: str, base: Base) -> tuple[str, ...]:
     known = projection_shapes(base.transformer.architecture)
     names = tuple(name.strip() for name in adapted.split(",") if name.strip())
     for name in names:
-        if name not in known:
-            raise unknown_name("projection", name, known)
+        check_choice("projection", name, tuple(known))
     if not names or len(set(names)) != len(names):
         raise InvalidInputError(
             f"adapted='{adapted}': name one or more of {', '.join(known)}, each once."

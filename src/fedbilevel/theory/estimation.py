@@ -74,7 +74,10 @@ def estimate_inputs(
         "samples": samples,
     }
     for name, count in sizes.items():
-        _check_count(name, count)
+        if count is None and name == "samples":
+            raise InvalidInputError("`samples` must be a number of draws, at least 1.")
+        if count is not None and count < 1:
+            raise InvalidInputError(f"`{name}` must be at least 1, got {count}.")
     for_directions, *keys = jr.split(key, 1 + len(places))
     directions = draw_directions(places[0], for_directions)
     seen = [
@@ -87,10 +90,7 @@ def estimate_inputs(
     ]
     measured = _stack(seen)
     how = _explain(data, places, sizes, measured["all"])
-    result = _summarize(measured, _stack(steps), how)
-    for name, estimate in result.items():
-        _check_finite(name, estimate)
-    return result
+    return _summarize(measured, _stack(steps), how)
 
 
 def _stack(trees: Sequence[PyTree]) -> Any:
@@ -162,6 +162,14 @@ def _summarize(seen: Any, steps: Any, how: dict[str, str]) -> dict[str, Estimate
     found["sigma"] = over("sigma", np.max, [seen[name] for name in _NOISES], [])
     for name in (*_NOISES, "heterogeneity_gradient", "heterogeneity_hessian"):
         found[name] = over(name, np.max, [seen[name]], [])
+    for name, one in found.items():
+        if not np.isfinite((one.value, one.low, one.high)).all():
+            raise InvalidInputError(
+                f"the estimate of {name} is {one.value}, in [{one.low}, {one.high}]. "
+                "At these points a loss has no finite derivatives up to the third: "
+                "look for a square root, norm or logarithm at zero, or an overflow, or "
+                "give other points."
+            )
     return found
 
 
@@ -197,21 +205,3 @@ def _check_points(points: Sequence[tuple[Upper, Lower]]) -> list[Pair]:
 def _signature(place: Pair) -> dict[str, str]:
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(place)]
     return dict(zip(_tree.leaf_names(place), kinds, strict=True))
-
-
-def _check_count(name: str, count: int | None) -> None:
-    if count is None and name == "samples":
-        raise InvalidInputError("`samples` must be a number of draws, at least 1.")
-    if count is not None and count < 1:
-        raise InvalidInputError(f"`{name}` must be at least 1, got {count}.")
-
-
-def _check_finite(name: str, estimate: Estimate) -> None:
-    numbers = (estimate.value, estimate.low, estimate.high)
-    if not np.isfinite(numbers).all():
-        raise InvalidInputError(
-            f"the estimate of {name} is {estimate.value}, in [{estimate.low}, "
-            f"{estimate.high}]. At these points a loss has no finite derivatives up to "
-            "the third: look for a square root, norm or logarithm at zero, or an "
-            "overflow, or give other points."
-        )

@@ -11,7 +11,7 @@ from fedbilevel import _tree
 from fedbilevel._evaluation import ACCELERATOR, PROCESSOR
 from fedbilevel.runtime import compilation
 from fedbilevel.runtime.compilation import Asked, compiled, prepare
-from fedbilevel.startup import compiler_options
+from fedbilevel.startup import compiled_programs
 
 
 def program(number: float) -> Asked:
@@ -86,11 +86,11 @@ def test_what_cannot_be_traced_is_told_at_once():
 )
 def test_a_level_that_flags_say_holds(monkeypatch, flags, backend, level):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(compiler_options.jax, "default_backend", lambda: backend)
-    found = compiler_options.lasting(ACCELERATOR)
+    monkeypatch.setattr(compiled_programs.jax, "default_backend", lambda: backend)
+    found = compiled_programs.lasting(ACCELERATOR)
     assert found.get("xla_backend_optimization_level") == level
     assert "xla_disable_hlo_passes" not in found
-    whole = compiler_options.lasting(replace(PROCESSOR, splits_kernels=False))
+    whole = compiled_programs.lasting(replace(PROCESSOR, splits_kernels=False))
     assert whole["xla_disable_hlo_passes"] == "cpu-parallel-task-assigner"
 
 

@@ -117,7 +117,7 @@ def test_damaged_keys_are_put_aside_and_told(tmp_path, content):
     path = tmp_path / "f.keys.json"
     path.write_bytes(content)
     with pytest.warns(DamagedFileWarning, match="f.keys.json is damaged.*put aside"):
-        secrets = SiteSecrets.of("f", 0, tmp_path)
+        secrets = SiteSecrets("f", 0, tmp_path)
     assert len(secrets.keys.public_bytes) == 32 and secrets.records == {}
     assert not path.exists()
     assert path.with_suffix(".damaged").read_bytes() == content

@@ -89,7 +89,7 @@ def step_of(share):
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_replies_lie_on_the_grid_whatever_the_input(kind):
     """Sums of floating-point normals have low bits that tell the summands."""
-    privacy = Privacy(0.3, 5.0).shared_by(10)
+    privacy = Privacy(0.3, 5.0, participants=10)
     noise, draw = SiteNoise(privacy), np.random.default_rng(0)
     step = step_of(5.0 * 0.3 / math.sqrt(10))
     assert noise.step == step
@@ -120,7 +120,10 @@ def test_on_the_grid_no_block_is_longer_than_the_clip(kind, monkeypatch):
     monkeypatch.setattr(
         noise_module, "discrete_gaussian", lambda s, size, bits: np.zeros(size, int)
     )
-    noise, draw = SiteNoise(Privacy(0.1, 20.0).shared_by(4)), np.random.default_rng(1)
+    noise, draw = (
+        SiteNoise(Privacy(0.1, 20.0, participants=4)),
+        np.random.default_rng(1),
+    )
     most = int(0.1**2 / noise.step**2)
     for size, count in itertools.product((0.001, 0.1, 1.0, 1e4, 1e25), (1, 3, 10_000)):
         change = jnp.asarray(size * draw.normal(size=count), kind)
@@ -136,7 +139,7 @@ def test_on_the_grid_no_block_is_longer_than_the_clip(kind, monkeypatch):
 
 def test_the_noise_is_as_large_as_was_asked_for_and_fits_masks():
     for clip, noise, participants in ((0.3, 5.0, 10), (7.0, 0.1, 3), (1e-3, 1.0, 100)):
-        own = SiteNoise(Privacy(clip, noise).shared_by(participants))
+        own = SiteNoise(Privacy(clip, noise, participants=participants))
         share = noise * np.float64(np.float32(clip)) / math.sqrt(participants)
         assert share <= own.deviation * own.step * (1 + 1e-7)
         assert own.deviation * own.step <= share * (1 + 2.0**-19)

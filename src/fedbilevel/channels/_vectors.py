@@ -5,6 +5,7 @@ with all its leaves. Arrays that a reply holds outside of them are one block tog
 phases that send a single x or y send it bare. Single numbers beside them are another.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,13 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from fedbilevel._blocks import leaf_numbers
+
+_ROUNDING = 1e-9  # so that 0.1 of 30 is 3, though 0.1 * 30 > 3 in floating point
+
+
+def share_of(fraction: float, count: int) -> int:
+    """Return the least whole number that is at least this fraction of `count`."""
+    return math.ceil(fraction * count - _ROUNDING)
 
 
 def count_blocks(tree: PyTree) -> int:

@@ -9,7 +9,6 @@ import jax.random as jr
 from jaxtyping import PyTree
 
 from fedbilevel._types import Key
-from fedbilevel.channels._base import AbstractCoder, AbstractReduction
 from fedbilevel.channels._vectors import (
     are_single_numbers,
     change_numbers,
@@ -17,8 +16,8 @@ from fedbilevel.channels._vectors import (
     to_vectors,
     vector_shapes,
 )
-from fedbilevel.channels.coders import BFloat16, Privacy, Protected
-from fedbilevel.channels.reductions import Mean
+from fedbilevel.channels.coders import AbstractCoder, BFloat16, Privacy, Protected
+from fedbilevel.channels.reductions import AbstractReduction, Mean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import describe
 
@@ -100,15 +99,11 @@ class Channel(eqx.Module):
         reduction = self.reduction if own.plain_mean else own.reduction
         return Channel((*self.coders, *own.coders), reduction, self.down)
 
-    def check(self, participants: int) -> None:
-        """Raise if so few participants cannot be reduced."""
-        self.reduction.check(participants)
-
     def shared_by(self, participants: int) -> "Channel":
         """Return the channel for so many participants in an exchange."""
         if self.privacy is None:
             return self
-        first = self.privacy.shared_by(participants)
+        first = replace(self.privacy, participants=participants)
         return replace(self, coders=(first, *self.coders[1:]))
 
     def protected(self) -> "Channel":
@@ -151,9 +146,12 @@ class Channel(eqx.Module):
         coded, held = [], []
         blocks = zip(to_vectors(change), self._coders(change), memory, strict=True)
         for number, (vector, coders, kept) in enumerate(blocks):
-            one, after = _encode(coders, vector, kept, jr.fold_in(key, number))
-            coded.append(one)
-            held.append(after)
+            mine, after = jr.fold_in(key, number), []
+            for place, (coder, before) in enumerate(zip(coders, kept, strict=True)):
+                vector, own = coder.encode(vector, before, jr.fold_in(mine, place))
+                after.append(own)
+            coded.append(vector)
+            held.append(tuple(after))
         return tuple(coded), tuple(held)
 
     def decode(self, coded: PyTree, like: PyTree) -> PyTree:
@@ -194,16 +192,6 @@ class Channel(eqx.Module):
         coders = [describe(coder) for coder in self.coders]
         parts = {"coders": coders, "reduction": describe(self.reduction)}
         return parts if self.down is None else {**parts, "down": describe(self.down)}
-
-
-def _encode(
-    coders: tuple[AbstractCoder, ...], vector: Any, memory: tuple, key: Key
-) -> tuple[Any, tuple]:
-    held = []
-    for number, (coder, kept) in enumerate(zip(coders, memory, strict=True)):
-        vector, kept = coder.encode(vector, kept, jr.fold_in(key, number))
-        held.append(kept)
-    return vector, tuple(held)
 
 
 PLAIN = Channel()

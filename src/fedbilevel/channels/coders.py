@@ -1,20 +1,52 @@
 """What a client does to its change before it travels: privacy, or compression."""
 
+import abc
 import math
-from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from fedbilevel._types import Key, Scalar
-from fedbilevel.channels._base import AbstractCoder, Vector, share_of
+from fedbilevel.channels._vectors import share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number, is_known
+
+Vector = Float[Array, " size"]
+
+
+class AbstractCoder(eqx.Module):
+    """Codes one block of a change, as a vector, on the client that sends it.
+
+    `compresses` is True where what travels is no longer a vector of that size.
+    """
+
+    compresses: ClassVar[bool] = False
+
+    def start(self, like: jax.ShapeDtypeStruct) -> PyTree:
+        """Return what a client remembers of a block before its first exchange."""
+        del like
+
+    @abc.abstractmethod
+    def encode(self, vector: Vector, memory: PyTree, key: Key) -> tuple[Any, PyTree]:
+        """Return what travels, and what the client remembers then."""
+
+    def decode(self, coded: Any, like: jax.ShapeDtypeStruct) -> Vector:
+        """Return the vector that arrives."""
+        del like
+        return coded
+
+    def why_impossible(self, coded: Any, like: jax.ShapeDtypeStruct) -> str:
+        """Return what `encode` would never have sent, or nothing; `coded` is NumPy's.
+
+        Whoever sent it may have written it by hand.
+        """
+        del coded, like
+        return ""
 
 
 class Privacy(AbstractCoder):
@@ -44,10 +76,6 @@ class Privacy(AbstractCoder):
                 f"`Privacy(clip={clip:g}, noise={noise:g})`: clip must be above 0 and "
                 "noise not below 0, both finite."
             )
-
-    def shared_by(self, participants: int) -> "Privacy":
-        """Return it for so many participants, who add up to the whole noise."""
-        return replace(self, participants=participants)
 
     def encode(self, vector: Vector, memory: None, key: Key) -> tuple[Vector, None]:
         """Return the clipped vector with this client's share of the noise."""

@@ -49,7 +49,7 @@ def _discrete_laplace(scale: int, size: int, bits: Bits) -> Whole:
         rest = _below(np.full(count, scale, np.int64), bits)
         rest = rest[_with_chance_exp(rest, scale, bits)]
         length = rest + scale * _geometric(len(rest), bits)
-        negative = _below(_same(rest, 2), bits) == 1
+        negative = _below(np.full_like(rest, 2), bits) == 1
         once = ~(negative & (length == 0))  # zero has two signs, of which one counts
         drawn.append(np.where(negative, -length, length)[once][:missing])
         missing -= len(drawn[-1])
@@ -85,14 +85,10 @@ def _with_small_chance(above: Whole, below: int, bits: Bits) -> np.ndarray:
     """Do the same for a <= below: the first failure is in an odd turn or not."""
     odd, going, turn = np.zeros(len(above), bool), np.arange(len(above)), 1
     while len(going):
-        succeeded = _below(_same(going, below * turn), bits) < above[going]
+        succeeded = _below(np.full_like(going, below * turn), bits) < above[going]
         odd[going[~succeeded]] = turn % 2 == 1
         going, turn = going[succeeded], turn + 1
     return odd
-
-
-def _same(like: Whole, value: int) -> Whole:
-    return np.full(len(like), value, np.int64)
 
 
 def _below(limits: Whole, bits: Bits) -> Whole:

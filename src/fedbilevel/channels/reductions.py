@@ -3,6 +3,7 @@
 The robust reductions count clients, not their weights, but for the geometric median.
 """
 
+import abc
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from fedbilevel.channels._base import AbstractReduction, share_of
+from fedbilevel.channels._vectors import share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number
 
@@ -33,6 +34,27 @@ def weighted_mean(
         return total(jnp.sum(jnp.where(part > 0, part * leaf, 0), axis=0))
 
     return jax.tree.map(mean, replies)
+
+
+class AbstractReduction(eqx.Module):
+    """Makes one reply of those of all participants, stacked over places.
+
+    Places of weight 0 belong to no client, or to one that was absent; what they hold
+    does not count. `adds_up` is True for a weighted mean, which devices can add up
+    apart from each other. `bytes_per_number` is set where numbers travel in another
+    width than their own.
+    """
+
+    adds_up: ClassVar[bool] = False
+    bytes_per_number: ClassVar[int | None] = None
+
+    def check(self, participants: int) -> None:
+        """Raise if so few participants cannot be reduced."""
+        del participants
+
+    @abc.abstractmethod
+    def __call__(self, replies: PyTree, weights: Weights) -> PyTree:
+        """Return the reply that stands for all."""
 
 
 class Mean(AbstractReduction):

@@ -112,13 +112,13 @@ def _search(
     experiment: "Experiment", tuning: "Tuning", folder: Path | None, *, quiet: bool
 ) -> "NamedTuned":
     from fedbilevel.experiments import tuning as searches
-    from fedbilevel.runtime import configure, telling
+    from fedbilevel.runtime import configure, reporting
 
     configure(experiment.precision)
     with (
         only_ours_on_stdout(),
         watched(f"tuning {experiment.label}", quiet=quiet) as watch,
-        telling(watch.stage),
+        reporting(watch.stage),
     ):
         return searches.tune(experiment, tuning, folder=folder, watch=watch)
 
@@ -290,10 +290,10 @@ def compare(
     from fedbilevel.experiments import comparison as comparisons
     from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.report import draw_curves
-    from fedbilevel.runtime import configure, telling
+    from fedbilevel.runtime import configure, reporting
 
     configure(experiment.precision)
-    with watched(experiment.task, quiet=as_json) as watch, telling(watch.stage):
+    with watched(experiment.task, quiet=as_json) as watch, reporting(watch.stage):
         made = comparisons.compare(
             experiment,
             [name.strip() for name in names.split(",")],

@@ -168,12 +168,7 @@ def _serve(grid: Grid, context: Context) -> None:
     except KeyboardInterrupt:
         sys.exit(0)  # the last round is kept
     except Exception as error:
-        # Of what nobody expected the traceback.
-        text = str(error)
-        if not isinstance(error, FedbilevelError):
-            known = isinstance(error, OSError)
-            text = sentence_of(error) if known else traceback.format_exc()
-        write_atomically(folder / ERROR, text)
+        write_atomically(folder / ERROR, _described(error))
         raise
 
 
@@ -187,6 +182,13 @@ class _Progress:
         """Write what is new, and what was known before."""
         self.known |= news
         self.path.write_text(json.dumps(self.known))
+
+
+def _described(error: Exception) -> str:
+    """Say what happened, with the traceback of what nobody expected."""
+    if isinstance(error, FedbilevelError):
+        return str(error)
+    return sentence_of(error) if isinstance(error, OSError) else traceback.format_exc()
 
 
 @client_app.train()

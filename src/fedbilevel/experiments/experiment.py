@@ -43,7 +43,7 @@ from fedbilevel.runtime import (
     Stopping,
     Watch,
     mesh,
-    telling,
+    reporting,
 )
 from fedbilevel.runtime.layout import check_model_devices
 from fedbilevel.studies.seeds import run_seeds
@@ -141,7 +141,7 @@ class Experiment(Settings):
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
             checkpoints = Checkpoints(folder, *every)
             mesh.on_first(lambda: self.save(folder))
-        with made.naming_sites(), telling(about):
+        with made.naming_sites(), reporting(about):
             result = run_job(
                 job,
                 made.rounds,

@@ -15,7 +15,6 @@ import json
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -162,7 +161,15 @@ class SiteCheckpoints:
         try:
             arrays = read_arrays(self.path)
             about = json.loads(arrays["about"].tobytes())
-            self._check_protocol(about)
+            # It is not damaged: the version that wrote it can still go on with it.
+            written = about.get("protocol", "2 or older")
+            if written != PROTOCOL:
+                raise RefusedError(
+                    "version",
+                    f"{self.path} was written under protocol {written}, this version "
+                    f"of fedbilevel speaks {PROTOCOL}. Finish the federation with the "
+                    "version that began it, or serve it again in a new folder",
+                )
             if about["client"] != self.client:
                 raise ValueError("the state of another client")
             for exchange in about["exchanges"]:
@@ -174,17 +181,6 @@ class SiteCheckpoints:
             put_aside(self.path, error)
             self.kept, self.newest = {}, Newest()
         return True
-
-    def _check_protocol(self, about: dict[str, Any]) -> None:
-        # It is not damaged: the version that wrote it can still go on with it.
-        written = about.get("protocol", "2 or older")
-        if written != PROTOCOL:
-            raise RefusedError(
-                "version",
-                f"{self.path} was written under protocol {written}, this version of "
-                f"fedbilevel speaks {PROTOCOL}. Finish the federation with the version "
-                "that began it, or serve it again in a new folder",
-            )
 
     def _checked(self, leaves: list[np.ndarray]) -> Kept:
         expected = jax.tree.leaves(self.start)

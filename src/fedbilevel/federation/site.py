@@ -348,7 +348,7 @@ class Site:
             from fedbilevel.federation.secure.site import SiteSecrets
 
             rest = (self.folder, self.minimum, self.identity)
-            own = SiteSecrets.of(federation, self.client, *rest)
+            own = SiteSecrets(federation, self.client, *rest)
             self._secrets = {federation: own}
         return self._secrets[federation]
 

@@ -318,13 +318,8 @@ def unpack_tree(
 
 def unpack_start(listed: list, body: Bytes) -> list[np.ndarray]:
     """Return the leaves of a start, whose shapes only the site knows."""
-    leaves, position = [], 0
-    for entry in listed:
-        leaf, position = _leaf(body, position, *_described(entry))
-        leaves.append(leaf)
-    if position != len(body) or not all(np.isfinite(leaf).all() for leaf in leaves):
-        raise RefusedError("not-finite", "the start has bytes too many, or no numbers")
-    return leaves
+    like = [jax.ShapeDtypeStruct(*_described(entry)) for entry in listed]
+    return unpack_tree(listed, body, like)
 
 
 def _leaf(
@@ -340,7 +335,7 @@ def _leaf(
     return np.frombuffer(body, numbers, count, position).reshape(shape), end
 
 
-def _described(entry: Any) -> tuple[str, tuple[int, ...]]:
+def _described(entry: Any) -> tuple[tuple[int, ...], np.dtype]:
     known = isinstance(entry, list) and len(entry) == 3 and entry[0] in _KINDS
     if not known or not isinstance(entry[1], list) or entry[2] is not None:
         raise RefusedError("garbage", f"leaf listed as {entry!r:.80}")
@@ -349,7 +344,7 @@ def _described(entry: Any) -> tuple[str, tuple[int, ...]]:
     # Without its empty axes, too, a leaf must be of a size that can be.
     if not right or math.prod(max(n, 1) for n in sizes) > _LARGEST_LEAF:
         raise RefusedError("shape", f"{sizes!r:.80}")
-    return entry[0], tuple(sizes)
+    return tuple(sizes), np.dtype(entry[0])
 
 
 def _check_entry(entry: Any, kind: str, shape: tuple[int, ...]) -> str | None:

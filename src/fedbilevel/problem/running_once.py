@@ -10,7 +10,7 @@ import jax
 from jaxtyping import PyTree
 
 from fedbilevel.problem.stored_rows import StoredRows
-from fedbilevel.startup.compiler_options import hurried
+from fedbilevel.startup.compiled_programs import hurried
 
 T = TypeVar("T")
 # Numbers that code which was not optimized at all soon works on. The curvatures of

@@ -16,7 +16,7 @@ from fedbilevel.runtime.mesh import join as join
 from fedbilevel.runtime.progress import Event as Event
 from fedbilevel.runtime.progress import OnRound as OnRound
 from fedbilevel.runtime.progress import Watch as Watch
-from fedbilevel.runtime.progress import reporting as telling  # noqa: F401
+from fedbilevel.runtime.progress import reporting as reporting
 from fedbilevel.runtime.reference import ReferenceRuntime as ReferenceRuntime
 from fedbilevel.runtime.simulator import SimulatorRuntime as SimulatorRuntime
 from fedbilevel.runtime.stopping import Stopping as Stopping

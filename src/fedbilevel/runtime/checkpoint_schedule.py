@@ -1,8 +1,6 @@
 """Keeps the checkpoints of a run, and the time that it took."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +107,6 @@ class Keeper:
         mesh.on_first(lambda: checkpoint.save(folder, snapshot, self.fingerprint))
         self.last_good = f"{folder}, after round {done}"
         self.kept_at, self.kept_round = time.perf_counter(), done
-
-    @contextmanager
-    def keeping_on_failure(
-        self, state: Any, columns: dict[str, np.ndarray], done: int
-    ) -> Iterator[None]:
-        """Write a checkpoint before an error of somebody else goes on."""
-        try:
-            yield
-        except Exception:
-            self.keep(state, columns, done)
-            raise
 
     def running(self) -> float:
         """Return the seconds of running so far, those before a resume included."""

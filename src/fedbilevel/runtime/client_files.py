@@ -85,7 +85,14 @@ class ClientFiles:
     def __init__(self, folder: Path, first: PyTree, clients: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         rows, self._structure = jax.tree.flatten(first)
-        _check_room(folder, clients * sum(row.nbytes for row in rows))
+        needed = clients * sum(row.nbytes for row in rows)
+        free = shutil.disk_usage(folder).free
+        if needed > free:  # before a run, and not in the midst of it
+            raise InvalidInputError(
+                f"{folder}: the states of all clients take {needed:,} bytes, and "
+                f"{free:,} are free on its disk. Free some space, or choose another "
+                "folder."
+            )
         self._files = [RowFile(folder, clients, np.asarray(row)) for row in rows]
         self._sources = [Source(file) for file in self._files]
 
@@ -118,13 +125,3 @@ class ClientFiles:
 
     def _tree(self, leaves: list) -> PyTree:
         return jax.tree.unflatten(self._structure, leaves)
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    """Raise before a run, and not in the midst of it, where a disk is too small."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise InvalidInputError(
-            f"{folder}: the states of all clients take {needed:,} bytes, and {free:,} "
-            "are free on its disk. Free some space, or choose another folder."
-        )

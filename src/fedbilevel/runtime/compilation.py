@@ -16,7 +16,7 @@ import jax
 from fedbilevel import _evaluation
 from fedbilevel._evaluation import Evaluation
 from fedbilevel.runtime.progress import COMPILING, RUNNING, report
-from fedbilevel.startup.compiler_options import hurried, lasting
+from fedbilevel.startup.compiled_programs import hurried, lasting
 from fedbilevel.startup.stored_traces import as_lists, exported, from_lists, name_of
 
 _LARGEST = 64
@@ -118,7 +118,8 @@ def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> N
 
     def finish() -> None:
         with passing_on_failure():
-            made.set_result(Program(_finished(asked, lowered), like))
+            options = hurried(0) if asked.brief else lasting(asked.evaluation)
+            made.set_result(Program(lowered.compile(compiler_options=options), like))
 
     with passing_on_failure(), _evaluation.using(asked.evaluation):
         lowered, like = _lowered(asked)
@@ -173,9 +174,3 @@ def _lowered(asked: Asked) -> tuple[Any, Any]:
     called = jax.jit(traced.call, donate_argnums=positions)
     like = jax.tree.map(lambda leaf: 0, asked.like)
     return called.lower(*as_lists(arrays)), like
-
-
-def _finished(asked: Asked, lowered: Any) -> Any:
-    """Compile a traced program."""
-    options = hurried(0) if asked.brief else lasting(asked.evaluation)
-    return lowered.compile(compiler_options=options)

@@ -21,25 +21,20 @@ def configure(precision: str = "float32", cores: int | None = None) -> None:
         raise InvalidInputError(f"precision '{precision}': choose float32 or float64.")
     jax.config.update("jax_enable_x64", precision == "float64")
     devices = cores or os.cpu_count() or 1
-    _use_devices(devices)
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:
+        there = jax.local_device_count()
+        if jax.default_backend() == "cpu" and there < devices:
+            warnings.warn(
+                f"JAX has computed already, so that it stays with {there} device(s) of "
+                f"this machine's {devices} cores. Precision and cache are as asked. To "
+                "use all cores, call `fedbilevel.configure()` before the first "
+                "computation: in a notebook, restart the kernel and call it first.",
+                ConfigurationWarning,
+                stacklevel=2,
+            )
     # XLA's thread pool has NPROC threads. Each device holds one while it waits, and a
     # batch of dense solves waits for others: without spare ones it would wait forever.
     os.environ.setdefault("NPROC", str(2 * devices))
     keep_compiled_programs()
-
-
-def _use_devices(count: int) -> None:
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        there = jax.local_device_count()
-        if jax.default_backend() != "cpu" or there >= count:
-            return
-        warnings.warn(
-            f"JAX has computed already, so that it stays with {there} device(s) of "
-            f"this machine's {count} cores. Precision and cache are as asked. To use "
-            "all cores, call `fedbilevel.configure()` before the first computation: in "
-            "a notebook, restart the kernel and call it first.",
-            ConfigurationWarning,
-            stacklevel=3,
-        )

@@ -29,7 +29,7 @@ from fedbilevel.algorithms import (
     ServerTurn,
     every_phase,
 )
-from fedbilevel.channels import Channel, count_blocks
+from fedbilevel.channels import count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
@@ -293,7 +293,9 @@ def _trace(
     public, reply = job.public(server), job.public(reply)
     down = _sent_leaves(link, public, turn)
     replaced = _replaced_leaves(link, public, reply, turn)
-    up = _weigh_coded(job.channel, reply)
+    floats, size = _weigh(job.channel.coded_shape(reply))
+    width = job.channel.reduction.bytes_per_number
+    up = (floats, size if width is None else width * floats)
     return ExchangeCost(dict(calls), down, up, replaced, count_blocks(reply))
 
 
@@ -344,18 +346,12 @@ def _replaced_leaves(
         stacked = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (cohort, *leaf.shape)), reply
         )
-        mean = link.reduced(stacked, jnp.ones(cohort), lambda v: v, lambda v: v)
+        mean = link.reduced(stacked, jnp.ones(cohort))
         return link.absorb(server, mean if link.phase.gathers else reply, turn())
 
     after = jax.make_jaxpr(taken_in)(public, reply).jaxpr
     same = zip(after.invars, after.outvars, strict=False)
     return [i for i, (old, new) in enumerate(same) if old is not new]
-
-
-def _weigh_coded(channel: Channel, reply: PyTree) -> tuple[int, int]:
-    floats, size = _weigh(channel.coded_shape(reply))
-    width = channel.reduction.bytes_per_number
-    return floats, size if width is None else width * floats
 
 
 def _weigh(tree: PyTree) -> tuple[int, int]:
@@ -376,16 +372,15 @@ def _count_calls(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
         elif name in _DRAWS:
             upper = _DRAWS[name] == "upper_samples"
             rows = job.data.upper if upper else job.data.lower
-            one_row = jax.tree.leaves(jax.eval_shape(_first_row, rows))[0].size
+            row = jax.eval_shape(
+                lambda all_: fetched(jax.tree.map(lambda leaf: leaf[0, 0], all_)), rows
+            )
+            one_row = jax.tree.leaves(row)[0].size
             tally[_DRAWS[name]] += times * (sizes[0] // one_row)
         else:
             inner = times * equation.params.get("length", 1)
             for body in bodies(equation.params):
                 _count_calls(body, inner, job, tally)
-
-
-def _first_row(rows: PyTree) -> PyTree:
-    return fetched(jax.tree.map(lambda leaf: leaf[0, 0], rows))
 
 
 def _points(name: str, sizes: list[int], job: Job) -> int:
@@ -399,7 +394,7 @@ def _points(name: str, sizes: list[int], job: Job) -> int:
         "_hessian_product": like_y,
         "_unrolled_derivative": [1],
     }.get(name, like_x)
-    # Outputs that do not depend on the point stay unstacked; the others tell.
+    # Outputs that do not depend on the point stay unstacked; the others show.
     return max(size // one for size, one in zip(sizes, expected, strict=True))
 
 

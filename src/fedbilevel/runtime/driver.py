@@ -72,12 +72,14 @@ def execute(
     somebody presses Ctrl-C, a checkpoint is written before that goes on. Where several
     processes have joined, all of them stop then.
     """
-    check_rounds(rounds, measure_every)
+    if rounds < 1 or measure_every < 1:
+        raise InvalidInputError(
+            f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
+        )
     with noting_interrupts() as pressed:
         listeners = Listeners(watch, on_round, pressed)
-        every = measure_every
-        keeper = Keeper(runtime, checkpoints, every, begin)
-        return _driven(runtime, rounds, every, stopping, keeper, listeners)
+        keeper = Keeper(runtime, checkpoints, measure_every, begin)
+        return _driven(runtime, rounds, measure_every, stopping, keeper, listeners)
 
 
 def _driven(
@@ -123,8 +125,11 @@ def _driven(
             keeper.keep(state, columns, done)
         events = events_of(columns, reported, total, keeper.running())
         reported += len(events)
-        with keeper.keeping_on_failure(state, columns, done):
+        try:
             interrupted = listeners.notify(events)
+        except Exception:  # of somebody else
+            keeper.keep(state, columns, done)
+            raise
         if mesh.any_process(listeners.show(done, total, columns) or interrupted):
             keeper.keep(state, columns, done)
             raise KeyboardInterrupt(keeper.where_it_stands(done, rounds))
@@ -203,14 +208,6 @@ def rounds_in_python(
     names = sorted(rows[0]) if rows else ()
     table = {name: np.asarray([row[name] for row in rows]) for name in names}
     return Advance(state, table, done, track, place)
-
-
-def check_rounds(rounds: int, measure_every: int) -> None:
-    """Raise unless both are at least 1."""
-    if rounds < 1 or measure_every < 1:
-        raise InvalidInputError(
-            f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
-        )
 
 
 def _require_same_run(

@@ -306,7 +306,7 @@ class Measurement(eqx.Module):
 def client_scalars(
     job: Job, client: Array | int, server: PyTree, own: PyTree
 ) -> dict[str, Array]:
-    """Measure what one number tells, over all of a client's rows: loss and metrics."""
+    """Measure single numbers over all of a client's rows: loss and metrics."""
     point, oracle = job.algorithm.point(combine(server, own)), job.oracle(client)
     upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
     return {"upper_loss": upper, **job.measured(point.x, point.y)}

@@ -183,10 +183,10 @@ class Job(eqx.Module):
         if self.participants < self.clients and gathers:
             raise InvalidInputError(
                 f"`{self.algorithm.title}` keeps replies apart by the places "
-                "of a drawn cohort, which a record of attendance does not tell. Only "
+                "of a drawn cohort, which a record of attendance does not hold. Only "
                 "runs in which all clients take part can be replayed."
             )
-        self.channel.check(int((attendance > ABSENT).sum(axis=1).min()))
+        self.channel.reduction.check(int((attendance > ABSENT).sum(axis=1).min()))
         record = jnp.asarray(attendance, jnp.uint8)
         return replace(self, attendance=record, participants=self.clients)
 
@@ -302,7 +302,7 @@ def _checked(channel: Channel, job: Job) -> Channel:
             "look at. Give plain numbers for all steps, and leave out the safeguard "
             "(--no-safeguard)."
         )
-    channel.check(job.participants)
+    channel.reduction.check(job.participants)
     return channel.shared_by(job.participants)
 
 

@@ -11,6 +11,7 @@ runtime nor the order of clients, and a client's samples at local iteration t do
 depend on how often it communicates.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -40,12 +41,12 @@ def one_by_one(
 
 def client_key(root: Key, stage: int, phase: int, client: Array | int) -> Key:
     """Return the key of one client in one phase, the same in every round."""
-    return jr.fold_in(jr.fold_in(jr.fold_in(root, stage), phase), client)
+    return _folded(root, stage, phase, client)
 
 
 def shared_key(root: Key, stage: int, phase: int, turn: Array | int) -> Key:
     """Return the key that server and clients have in common in one exchange."""
-    return jr.fold_in(jr.fold_in(jr.fold_in(root, _SHARED + stage), phase), turn)
+    return _folded(root, _SHARED + stage, phase, turn)
 
 
 def client_turn(
@@ -69,8 +70,8 @@ def draw_cohort(
 
     `at_keys` may let several devices share the work.
     """
-    key = jr.fold_in(jr.fold_in(root, _COHORTS + stage), phase)
-    return _shuffled(jr.fold_in(key, turn), clients, at_keys)[:participants]
+    key = _folded(root, _COHORTS + stage, phase, turn)
+    return _shuffled(key, clients, at_keys)[:participants]
 
 
 def _shuffled(key: Key, count: int, at_keys: AtKeys) -> Int[Array, " count"]:
@@ -104,7 +105,7 @@ def draw_length(
     root: Key, stage: int, phase: int, turn: Array | int, most: int
 ) -> Int[Array, ""]:
     """Draw how often phases are repeated, uniformly on {0..most}."""
-    key = _length_key(root, stage, phase, turn)
+    key = _folded(root, _LENGTHS + stage, phase, turn)
     return jr.randint(key, (), 0, most + 1, jnp.int32)
 
 
@@ -115,10 +116,10 @@ def draw_streak(
 
     A coin shows heads with this chance, so that a chance of 1 is a streak of 0.
     """
-    key = _length_key(root, stage, phase, turn)
+    key = _folded(root, _LENGTHS + stage, phase, turn)
     tails = jr.uniform(key, (most,)) >= jnp.asarray(chance)
     return jnp.sum(jnp.cumprod(tails.astype(jnp.int32)), dtype=jnp.int32)
 
 
-def _length_key(root: Key, stage: int, phase: int, turn: Array | int) -> Key:
-    return jr.fold_in(jr.fold_in(jr.fold_in(root, _LENGTHS + stage), phase), turn)
+def _folded(key: Key, *numbers: Array | int) -> Key:
+    return functools.reduce(jr.fold_in, numbers, key)

@@ -6,7 +6,7 @@ that devices stay equally busy whoever is drawn. Places beyond the last client w
 
 Where several devices share one copy of the frozen model, they have the same clients and
 the same states, and each holds a part of every large frozen array. XLA divides the work
-on those among them, and adds what they must tell each other.
+on those among them, and adds what they must exchange.
 """
 
 from collections import Counter
@@ -78,14 +78,9 @@ class Layout(eqx.Module):
         return self.participants == self.clients
 
     @property
-    def padded_clients(self) -> int:
-        """The number of clients rounded up to fill all devices."""
-        return self.devices * self.client_places
-
-    @property
     def client_places(self) -> int:
         """How many clients one device evaluates."""
-        return -(-self.clients // self.devices)
+        return self.places(self.clients)
 
     def places(self, count: int) -> int:
         """Return on how many of so many participants one device works."""
@@ -133,7 +128,8 @@ class Layout(eqx.Module):
     @property
     def missing(self) -> int:
         """How many places stay without a client."""
-        return self.padded_clients - self.clients if self.everyone else 0
+        filled = self.devices * self.client_places
+        return filled - self.clients if self.everyone else 0
 
     def pad(self, tree: PyTree, axis: int = 0) -> PyTree:
         """Repeat the first client until the devices are filled."""

@@ -15,7 +15,7 @@ class MemoryPlan:
     `frozen` is what is never trained, `rows` those of the clients and of tests, `state`
     what server and clients carry, `working` all intermediate values of the rounds.
     `total` has some small inputs and outputs more. `limit` is what the device has, None
-    if it does not tell.
+    if that is not known.
     """
 
     frozen: int
@@ -27,7 +27,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Say whether the device has that much, None if it does not tell."""
+        """Say whether the device has that much, None if that is not known."""
         return None if self.limit is None else self.total <= self.limit
 
 

@@ -52,6 +52,26 @@ def run_phases(
     return through(job.phases(stage), carry, index, 0)
 
 
+def phases_in_python(
+    job: Job, stage: int, index: int, state: Any, exchange: Callable
+) -> tuple[Any, tuple[int, int, int] | None]:
+    """Make every exchange of the round `index`, or of the setup, until one fails.
+
+    `exchange(state, phase, where, turn, shown)` returns the next state and, if a reply
+    was not finite, whose. Also return round, phase and client of that.
+    """
+    shown = index if stage == keys.ROUNDS else -1
+
+    def visit(carry: Any, phase: Phase, number: int, turn: int) -> Any:
+        state, failure = carry
+        if failure is not None:
+            return carry
+        state, bad = exchange(state, phase, (stage, number), turn, shown)
+        return state, None if bad is None else (shown, number, bad)
+
+    return run_phases(job, stage, index, (state, None), visit, plain_loop)
+
+
 def drawn_times(root: Key, stage: int) -> Times:
     """Return how often a `Repeat` runs, drawn from the run's key where random."""
 

@@ -262,7 +262,10 @@ def _exchange(
     if came is not None:
         held = _where(came > ABSENT, held, before)
     if not layout.everyone:
-        held = _put_back(layout, before, _place_of(state, ids), held)
+        places, new = layout.together((_place_of(state, ids), held))
+        held = jax.tree.map(
+            lambda kept, one: kept.at[places].set(one, mode="drop"), before, new
+        )
     bad = jnp.min(jnp.where(finite | (weights <= 0), NOBODY, ids))
     exchanges = None if state.exchanges is None else state.exchanges + 1
     after = replace(state, server=server, clients=held, exchanges=exchanges)
@@ -322,13 +325,6 @@ def _on_this_device(layout: Layout, asked: Array) -> tuple[Array, Array, Array]:
 def _place_of(state: State, ids: Array) -> Array:
     """Return where clients are among those whose states are there."""
     return ids if state.places is None else state.places[ids]
-
-
-def _put_back(layout: Layout, clients: PyTree, places: Array, held: PyTree) -> PyTree:
-    places, held = layout.together((places, held))
-    return jax.tree.map(
-        lambda kept, new: kept.at[places].set(new, mode="drop"), clients, held
-    )
 
 
 def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:

@@ -24,7 +24,7 @@ from fedbilevel.runtime.exchange import (
     start_kept,
 )
 from fedbilevel.runtime.job import ABSENT, RENEWED, Job, State
-from fedbilevel.runtime.phase_loop import plain_loop, run_phases
+from fedbilevel.runtime.phase_loop import phases_in_python
 from fedbilevel.runtime.progress import RUNNING, report
 
 
@@ -40,13 +40,15 @@ class ReferenceRuntime(Runtime):
         """Return the state before round 0, after any setup phases."""
         report(RUNNING)
         with jax.disable_jit():
-            return self._all_phases(keys.SETUP, 0, self.blank())
+            blank = self.blank()
+            return phases_in_python(self.job, keys.SETUP, 0, blank, self._exchange)
 
     def advance(self, state: State, span: Span) -> Advance:
         """Run some rounds."""
 
         def one_round(state: State, index: int) -> tuple[State, Found | None]:
-            return self._all_phases(keys.ROUNDS, index, state)
+            where = (self.job, keys.ROUNDS, index)
+            return phases_in_python(*where, state, self._exchange)
 
         with jax.disable_jit():
             return rounds_in_python(
@@ -60,19 +62,6 @@ class ReferenceRuntime(Runtime):
     def load(self, state: State) -> State:
         """Take a fetched state."""
         return jax.tree.map(jnp.asarray, state)
-
-    def _all_phases(
-        self, stage: int, index: int, state: State
-    ) -> tuple[State, Found | None]:
-        shown = index if stage == keys.ROUNDS else -1
-
-        def visit(carry, phase: Phase, number: int, turn: int):
-            state, found = carry
-            state, bad = self._exchange(state, phase, (stage, number), turn, shown)
-            fresh = found is None and bad is not None
-            return state, (shown, number, bad) if fresh else found
-
-        return run_phases(self.job, stage, index, (state, None), visit, plain_loop)
 
     def _exchange(
         self, state: State, phase: Phase, where: tuple[int, int], index: int, shown: int
@@ -107,7 +96,7 @@ class ReferenceRuntime(Runtime):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled)
         present = jnp.asarray(came) > ABSENT
         weights = jnp.where(present, job.data.weights[ids], 0)
-        reply = link.reduced(stacked, weights, _alone, _alone)
+        reply = link.reduced(stacked, weights)
         share = jnp.sum(weights) / jnp.sum(job.data.weights)
         turn = server_turn(job, where, index, ids, present, share)
         arguments = (state.server, reply, turn)
@@ -134,7 +123,7 @@ class ReferenceRuntime(Runtime):
                 )
             )
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
-        mean = weighted_mean(stacked, job.data.weights, _alone)
+        mean = weighted_mean(stacked, job.data.weights)
         columns = combine_measurements(job, state.server, mean)
         return {name: np.asarray(value) for name, value in columns.items()}
 
@@ -149,8 +138,3 @@ class ReferenceRuntime(Runtime):
             if client is None:
                 raise StageError(f"{where}{what}") from error
             raise ClientStageError(client, what, f"{where}, ") from error
-
-
-def _alone(value: PyTree) -> PyTree:
-    """Return what all devices hold: there is one."""
-    return value

@@ -1,8 +1,8 @@
 """Finds out whether all processes are there before JAX waits for them.
 
 JAX ends a process that waited in vain, without an exception. Here process 0 listens on
-the coordinator's port first, every process says which one it is, and all of them are
-told to go on, or what is wrong.
+the coordinator's port first, every process says which one it is, and all of them
+get word to go on, or what is wrong.
 """
 
 import socket

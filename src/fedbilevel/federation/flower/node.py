@@ -97,44 +97,31 @@ def serve_packets(
     minute later, so attempts to connect are repeated.
     """
     _keep_this_process()
-    secrets, since = (connection.authority(), connection.keys()), time.monotonic()
+    root, keys = connection.authority(), connection.keys()
+    superlink, patience = connection.superlink, connection.patience
+    since = time.monotonic()
     while not asked_to_stop():
-        answering = (handle, largest, asked_to_stop)
-        connected = _connected(connection, secrets, answering, report)
+        connected, lost = False, f"the connection to {superlink} was lost."
+        try:
+            with fleet_http_connection.http_request_response(
+                superlink, root is None, root, keys, max_wait_time=_RETRY
+            ) as calls:
+                connected = True
+                report(f"node {calls[0]} at {superlink}")
+                _Mailbox(calls, largest).serve(handle, asked_to_stop)
+        except _NotLetInError as error:
+            lost = f"{superlink}: {error}"
         if asked_to_stop():
             return
+        report(f"{lost} Trying again, for {patience:g} seconds at most.")
         since = time.monotonic() if connected else since
-        if time.monotonic() - since > connection.patience:
+        if time.monotonic() - since > patience:
             raise FedbilevelError(
-                f"the SuperLink at {connection.superlink} did not let this node in for "
-                f"{connection.patience:g} seconds; the reason stands above. Check "
-                "address, certificate and key, and that the key is registered there."
+                f"the SuperLink at {superlink} did not let this node in for "
+                f"{patience:g} seconds; the reason stands above. Check address, "
+                "certificate and key, and that the key is registered there."
             )
         time.sleep(_RETRY)
-
-
-def _connected(
-    connection: Connection,
-    secrets: tuple[bytes | None, tuple[Any, Any] | None],
-    answering: tuple[Handle, int, Callable[[], bool]],
-    report: Callable[[str], None],
-) -> bool:
-    """Serve until the connection ends; say whether there was one."""
-    (root, keys), (handle, largest, asked_to_stop) = secrets, answering
-    connected = False
-    again = f"Trying again, for {connection.patience:g} seconds at most."
-    try:
-        with fleet_http_connection.http_request_response(
-            connection.superlink, root is None, root, keys, max_wait_time=_RETRY
-        ) as calls:
-            connected = True
-            report(f"node {calls[0]} at {connection.superlink}")
-            _Mailbox(calls, largest).serve(handle, asked_to_stop)
-        if not asked_to_stop():
-            report(f"the connection to {connection.superlink} was lost. {again}")
-    except _NotLetInError as error:
-        report(f"{connection.superlink}: {error} {again}")
-    return connected
 
 
 class _NotLetInError(Exception):

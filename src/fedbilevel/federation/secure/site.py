@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,51 +29,31 @@ from fedbilevel.runtime.checkpoint import DAMAGED
 _KEPT = 8  # answers a site remembers; numbers only grow
 
 
-@dataclass
 class SiteSecrets:
-    """A site's keys and what it answered, kept on disk where it has a folder.
+    """A site's keys for a federation and what it answered: those on disk, or new ones.
 
-    Without an `identity` the keys of others are trusted as the server sends them.
+    Without a `folder` they are gone with the process. Without an `identity` the keys of
+    others are trusted as the server sends them.
     """
 
-    federation: str
-    client: int
-    path: Path | None
-    minimum: int = 2
-    identity: SiteIdentity | None = None
-    keys: SiteKeys = field(default_factory=SiteKeys.generate)
-    records: dict[int, Answered] = field(default_factory=dict)
-    _site: SecureSite | None = None
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         federation: str,
         client: int,
         folder: Path | None,
         minimum: int = 2,
         identity: SiteIdentity | None = None,
-    ) -> "SiteSecrets":
-        """Return the keys for a federation: those on disk, or new ones."""
-        path = None if folder is None else folder / f"{federation}.keys.json"
-        own = SiteSecrets(federation, client, path, minimum, identity)
-        if path is not None and path.exists():
+    ) -> None:
+        self.federation, self.client = federation, client
+        self.minimum, self.identity = minimum, identity
+        self.path = None if folder is None else folder / f"{federation}.keys.json"
+        self._site: SecureSite | None = None
+        self.keys, self.records = SiteKeys.generate(), {}
+        if self.path is not None and self.path.exists():
             try:
-                own._read(path)
+                self.keys, self.records = _read(self.path)
             except DAMAGED as error:
-                put_aside(path, error)
-                return SiteSecrets(federation, client, path, minimum, identity)
-        return own
-
-    def _read(self, path: Path) -> None:
-        held = json.loads(path.read_text())
-        self.keys = SiteKeys.from_bytes(bytes.fromhex(held["private"]))
-        for number, (exchange, reply, context, survivors) in held["records"].items():
-            self.records[int(number)] = Answered(
-                bytes.fromhex(exchange),
-                bytes.fromhex(reply),
-                bytes.fromhex(context),
-                tuple(survivors),
-            )
+                put_aside(self.path, error)
 
     def introduction(self) -> dict[str, Any]:
         """Return what a hello holds: the public key, signed, and the minimum."""
@@ -183,3 +162,11 @@ class SiteSecrets:
         text = json.dumps(held).encode()
         # A private key: nobody else may read it, not even for a moment.
         write_atomically(self.path, lambda file: file.write(text), mode=0o600)
+
+
+def _read(path: Path) -> tuple[SiteKeys, dict[int, Answered]]:
+    held, records = json.loads(path.read_text()), {}
+    for number, (*digests, survivors) in held["records"].items():
+        exchange, reply, context = map(bytes.fromhex, digests)
+        records[int(number)] = Answered(exchange, reply, context, tuple(survivors))
+    return SiteKeys.from_bytes(bytes.fromhex(held["private"])), records

@@ -263,28 +263,25 @@ class Exchanges:
 
         Each is validated by itself, before they are compared.
         """
-        replies = {}
+        replies, channel = {}, self.job.channel
         for client, (coded, _) in list(answers.taken.items()):
             try:
-                replies[client] = self._decode(client, coded, question)
+                wrong = channel.why_impossible(coded, question.link.like)
+                if wrong:
+                    raise RefusedError("range", wrong)
+                if channel.coders:
+                    # Not before: masked replies have 64 bits, whatever the precision.
+                    coded = jax.tree.map(jnp.asarray, coded)
+                message = question.message(question.place(client))
+                reply = question.link.received(message, coded, question.turn)
+                wrong = why_unusable(reply)
+                if wrong:
+                    raise RefusedError("not-finite", wrong)
+                replies[client] = reply
             except RefusedError as refusal:
                 del answers.taken[client]
                 answers.refused[client] = refusal
         return replies
-
-    def _decode(self, client: int, coded: PyTree, question: Question) -> PyTree:
-        if self.job.channel.coders:
-            wrong = self.job.channel.why_impossible(coded, question.link.like)
-            if wrong:
-                raise RefusedError("range", wrong)
-            # Not before: masked replies have 64 bits, whatever the precision.
-            coded = jax.tree.map(jnp.asarray, coded)
-        message = question.message(question.place(client))
-        reply = question.link.received(message, coded, question.turn)
-        wrong = why_unusable(reply)
-        if wrong:
-            raise RefusedError("not-finite", wrong)
-        return reply
 
     def weights(self, clients: list[int]) -> Float[Array, " clients"]:
         """Return the weights of some clients; of one that never came it is 0."""
@@ -302,7 +299,7 @@ class Exchanges:
         if count < max(min(self.roster.terms.minimum, len(asked)), 1):
             return False
         try:
-            self.job.channel.check(count)
+            self.job.channel.reduction.check(count)
         except InvalidInputError as error:
             self.roster.report(f"{count} replies are too few: {error}")
             return False

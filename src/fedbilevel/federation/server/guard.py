@@ -22,15 +22,10 @@ def why_unusable(reply: PyTree) -> str:
         largest = float(np.max(np.abs(leaf), initial=0.0))
         if not np.isfinite(largest):
             return "holds NaN or infinity"
-        if leaf.dtype.itemsize >= 4 and not largest <= _root_of_most(leaf.dtype):
+        real = leaf.dtype.itemsize >= 4 and np.issubdtype(leaf.dtype, np.floating)
+        if real and not largest <= float(np.sqrt(np.finfo(leaf.dtype).max)):
             return f"holds {largest:.3g}, whose square is infinite"
     return ""
-
-
-def _root_of_most(kind: np.dtype) -> float:
-    if not np.issubdtype(kind, np.floating):
-        return np.inf
-    return float(np.sqrt(np.finfo(kind).max))
 
 
 def implausible(
@@ -42,7 +37,7 @@ def implausible(
     """Return the clients whose reply is far out of proportion, and how far.
 
     A reply's length is its distance from what both sides know of the replies of its
-    place. It is compared with the median length. That tells who is wrong only if more
+    place. It is compared with the median length. That shows who is wrong only if more
     than half of the replies are alike: of two that differ either may be the sound one.
     Then nobody is named, and the second thing returned says what could not be decided.
     """

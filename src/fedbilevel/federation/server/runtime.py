@@ -30,11 +30,11 @@ from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import asked_clients
 from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, Job, start_server
-from fedbilevel.runtime.phase_loop import plain_loop, run_phases
+from fedbilevel.runtime.phase_loop import phases_in_python
 from fedbilevel.runtime.privacy import blocks_of, is_noisy, privacy_of_releases
 from fedbilevel.runtime.stopping import Stopping
 
-_DECLINED = {"measure", "measured", "limit"}  # reasons of sites that will not tell
+_DECLINED = {"measure", "measured", "limit"}  # reasons of sites that will not say
 
 
 class Federated(eqx.Module):
@@ -60,9 +60,9 @@ class FederationRuntime(Runtime):
 
     `job` has no rows of anybody: see `blind_job`. `metrics` names what the sites
     measure. `left_out` is called with every reply that was not taken. `concludes` names
-    what sites may tell of a finished run, each a number or texts. `releases` counts
-    what was asked for under noise. `made` is told of every exchange: its number, its
-    seconds, and who took part. Columns are what sites tell in single numbers: the
+    what sites may report of a finished run, each a number or texts. `releases` counts
+    what was asked for under noise. `made` gets every exchange: its number, its
+    seconds, and who took part. Columns are what sites report in single numbers: the
     norm of the mean of gradients, which stay where they are, is none of them.
     """
 
@@ -112,7 +112,7 @@ class FederationRuntime(Runtime):
 
     def start(self) -> tuple[Federated, Found | None]:
         """Return the state before round 0, after any setup phases."""
-        return self._all_phases(keys.SETUP, 0, self.blank())
+        return phases_in_python(self.job, keys.SETUP, 0, self.blank(), self._exchange)
 
     def advance(self, state: Federated, span: Span) -> Advance:
         """Run some rounds."""
@@ -120,7 +120,8 @@ class FederationRuntime(Runtime):
         def one_round(state: Federated, index: int) -> tuple[Federated, Found | None]:
             # What a round starts from is kept before it, if anything is kept at all.
             self._durable = state.accepted
-            return self._all_phases(keys.ROUNDS, index, state)
+            where = (self.job, keys.ROUNDS, index)
+            return phases_in_python(*where, state, self._exchange)
 
         remember = self.job.algorithm.measured
         return rounds_in_python(span, state, one_round, self._measure, remember)
@@ -147,23 +148,9 @@ class FederationRuntime(Runtime):
         while True:
             answers = conclude(exchanges, header, state.server, stand, self._concludes)
             if answers.taken or answers.refused:
-                # The run is over, whatever was wrong with what they tell of it.
+                # The run is over, whatever was wrong with what they report.
                 return [answers.taken[client] for client in sorted(answers.taken)]
             exchanges.pause(answers)
-
-    def _all_phases(
-        self, stage: int, index: int, state: Federated
-    ) -> tuple[Federated, Found | None]:
-        shown = index if stage == keys.ROUNDS else -1
-
-        def visit(carry: Any, phase: Phase, number: int, turn: int):
-            state, failure = carry
-            if failure is not None:
-                return carry
-            state, bad = self._exchange(state, phase, (stage, number), turn, shown)
-            return state, None if bad is None else (shown, number, bad)
-
-        return run_phases(self.job, stage, index, (state, None), visit, plain_loop)
 
     def _exchange(
         self,
@@ -240,7 +227,7 @@ class FederationRuntime(Runtime):
         return stand
 
     def _answered(self, ask: Callable[[], Answers]) -> Answers:
-        """Ask until somebody answers, be it that it will not tell."""
+        """Ask until somebody answers, be it that it will not say."""
         while True:
             answers = ask()
             reasons = {refusal.reason for refusal in answers.refused.values()}

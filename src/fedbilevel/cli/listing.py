@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -151,11 +151,8 @@ def _about(entry: Any) -> tuple[str, ...]:
 
 def _empty_table(title: str) -> Table:
     caption = "`fedbilevel list algorithms NAME` shows the options of one."
-    table = _table(title, caption)
-    table.add_column("algorithm", no_wrap=True)
-    for heading in ("what it is", "answers", "reference", "how known"):
-        table.add_column(heading)
-    return table
+    headings = ("what it is", "answers", "reference", "how known")
+    return _table(title, caption, ("algorithm",), headings)
 
 
 def _algorithm_table() -> Table:
@@ -193,10 +190,7 @@ def _show_algorithm(name: str) -> None:
     )
     if "local_steps" in entry.parameters:
         caption += " --local-steps is p."
-    table = _table("Options", caption)
-    table.add_column("option", no_wrap=True)
-    for heading in ("type", "default", "meaning"):
-        table.add_column(heading)
+    table = _table("Options", caption, ("option",), ("type", "default", "meaning"))
     for one in options_of(entry).values():
         table.add_row(one.name, one.kind, one.default, one.meaning)
     _show(table)
@@ -224,10 +218,7 @@ def _task_table() -> Table:
     from fedbilevel.tasks._base import option_defaults
 
     caption = "`fedbilevel list tasks NAME` says more of one."
-    table = _table("Tasks", caption)
-    table.add_column("task", no_wrap=True)
-    for heading in ("what it is", "options (defaults)"):
-        table.add_column(heading)
+    table = _table("Tasks", caption, ("task",), ("what it is", "options (defaults)"))
     for name in (*tasks.names(), *tasks.installed()):
         try:
             options = option_defaults(tasks.find(name)).items()
@@ -248,10 +239,8 @@ def _show_task(name: str) -> None:
     more = inspect.getdoc(make)
     if more:
         _print(more)
-    table = _table("Options", "Give one with --set OPTION=VALUE.")
-    for heading in ("option", "type", "default"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("meaning")
+    how = "Give one with --set OPTION=VALUE."
+    table = _table("Options", how, ("option", "type", "default"), ("meaning",))
     for name, option in options_of(make).items():
         kind = _KINDS[type(option.default)]
         table.add_row(name, kind, str(option.default), option.meaning)
@@ -261,8 +250,8 @@ def _show_task(name: str) -> None:
 def _data_table() -> Table:
     from fedbilevel import datasets
 
-    table = _table("Data", "A name, or a file or folder that is laid out so.")
-    table.add_column("--data")
+    how = "A name, or a file or folder that is laid out so."
+    table = _table("Data", how, (), ("--data",))
     for name in (*datasets.names(), *datasets.LAYOUTS):
         table.add_row(name)
     return table
@@ -271,13 +260,11 @@ def _data_table() -> Table:
 def _wrapper_table() -> Table:
     from fedbilevel.algorithms.wrappers import WRAPPERS
 
-    table = _table(
-        "Wrappers",
+    how = (
         "Give one with --with NAME or NAME=VALUE; repeat it, the innermost first. "
-        "Values in brackets may be left out.",
+        "Values in brackets may be left out."
     )
-    table.add_column("--with", no_wrap=True)
-    table.add_column("what it does")
+    table = _table("Wrappers", how, ("--with",), ("what it does",))
     for one in WRAPPERS.values():
         table.add_row(one.usage(), one.summary)
     return table
@@ -297,10 +284,16 @@ _CUT = "…"  # by which a table shows that a word did not fit
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
-def _table(title: str, caption: str) -> Table:
-    return Table(
+def _table(
+    title: str, caption: str, whole: Sequence[str], others: Sequence[str]
+) -> Table:
+    """Return an empty table; words of the columns `whole` are never broken."""
+    table = Table(
         title=title, title_justify="left", caption=caption, caption_justify="left"
     )
+    for place, heading in enumerate((*whole, *others)):
+        table.add_column(heading, no_wrap=place < len(whole))
+    return table
 
 
 def _show(table: Table) -> None:

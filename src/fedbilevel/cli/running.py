@@ -1,8 +1,7 @@
 """Commands that run a task: `run`, `resume`, `tune` and `compare`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -304,68 +303,56 @@ def compare(
             about=lambda name: watch.begin(f"{name}, {seeds} seeds"),
             watch=watch,
         )
-    shown = _Shown.of(experiment.label, made, target)
+    standings, summary = _ranked(experiment.label, made, target)
     if out is not None:
-        write_json(out / "comparison.json", shown.summary())
-        curves = draw_curves(made.found.results, shown.metric, shown.target)
+        write_json(out / "comparison.json", summary)
+        aim = (summary["metric"], summary["target"])
+        curves = draw_curves(made.found.results, *aim)
         write_atomically(out / "curves.png", curves)
         write_report(out)
     if as_json:
-        print_json(shown.summary())
+        print_json(summary)
         return
-    shown.print_tables()
+    _show_ranked(made, standings, summary)
     if out is not None:
         Console().print(f"Saved in {out}: results, comparison.json, curves.png, report")
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """A comparison with its ranking."""
+def _ranked(
+    task: str, made: "NamedComparison", target: float | None
+) -> tuple[list["Standing"], dict[str, Any]]:
+    """Rank what was compared; return the ranking, and all of it as plain data."""
+    from fedbilevel.experiments.traits import reconstructed
+    from fedbilevel.report import default_target, ranking
 
-    task: str
-    made: "NamedComparison"
-    metric: str
-    target: float
-    standings: Sequence["Standing"]
+    results, metric = made.found.results, made.found.headline
+    value = default_target(results, metric) if target is None else target
+    standings = ranking(results, metric, value)
+    names = [one.algorithm for one in standings]
+    return standings, {
+        "task": task,
+        "metric": metric,
+        "target": value,
+        "ranking": [one.plain() for one in standings],
+        "trials": made.trials,
+        "diverged": {name: str(error) for name, error in made.found.diverged.items()},
+        # Nobody has verified the listing of these.
+        "reconstructed": [name for name in names if reconstructed(name)],
+    }
 
-    @staticmethod
-    def of(task: str, made: "NamedComparison", target: float | None) -> "_Shown":
-        from fedbilevel.report import default_target, ranking
 
-        results, metric = made.found.results, made.found.headline
-        value = default_target(results, metric) if target is None else target
-        return _Shown(task, made, metric, value, ranking(results, metric, value))
+def _show_ranked(
+    made: "NamedComparison", standings: Sequence["Standing"], summary: dict[str, Any]
+) -> None:
+    from fedbilevel.report import ranking_table, trials_table
 
-    def summary(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "metric": self.metric,
-            "target": self.target,
-            "ranking": [one.plain() for one in self.standings],
-            "trials": self.made.trials,
-            "diverged": self._diverged(),
-            "reconstructed": self._reconstructed(),
-        }
-
-    def _diverged(self) -> Mapping[str, str]:
-        return {name: str(error) for name, error in self.made.found.diverged.items()}
-
-    def _reconstructed(self) -> list[str]:
-        """List the methods whose listing nobody has verified."""
-        from fedbilevel.experiments.traits import reconstructed
-
-        return [one.algorithm for one in self.standings if reconstructed(one.algorithm)]
-
-    def print_tables(self) -> None:
-        from fedbilevel.report import ranking_table, trials_table
-
-        console = Console()
-        if self.made.trials:
-            judged = next(iter(self.made.found.tuned.values())).judged_by
-            console.print(trials_table(self.made.trials, judged))
-        console.print(ranking_table(self.standings, self.metric, self.target))
-        if guessed := self._reconstructed():
-            names = ", ".join(guessed)
-            console.print(f"Reconstructed from an abstract, unverified: {names}.")
-        for name, error in self._diverged().items():
-            console.print(f"{name} diverged: {error}", markup=False)
+    console = Console()
+    if made.trials:
+        judged = next(iter(made.found.tuned.values())).judged_by
+        console.print(trials_table(made.trials, judged))
+    console.print(ranking_table(standings, summary["metric"], summary["target"]))
+    if summary["reconstructed"]:
+        names = ", ".join(summary["reconstructed"])
+        console.print(f"Reconstructed from an abstract, unverified: {names}.")
+    for name, error in summary["diverged"].items():
+        console.print(f"{name} diverged: {error}", markup=False)

@@ -3,11 +3,12 @@
 import csv
 import dataclasses
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -17,7 +18,7 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import AtClientError
 from fedbilevel.models import Model
 from fedbilevel.result import Result, to_plain
-from fedbilevel.runtime import Job
+from fedbilevel.runtime import Job, Watch
 from fedbilevel.studies.heterogeneity import warn_where_clients_differ
 from fedbilevel.studies.setting import Setting
 from fedbilevel.tasks._base import Listed
@@ -111,3 +112,25 @@ def _write_listed(path: Path, listed: Listed) -> None:
     text = io.StringIO(newline="")
     csv.writer(text).writerows([listed.header, *listed.rows])
     write_atomically(path, text.getvalue())
+
+
+def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:
+    """Return a task whose clients count by these weights, one for each.
+
+    Metrics that are answers of the averaged problem have those of the new average.
+    """
+    data, known = task.data.weighing(weights), task.metrics
+    if isinstance(known, tasks.Averaged):
+        task = eqx.tree_at(lambda one: one.metrics, task, known.of_data(data))
+    return eqx.tree_at(lambda one: one.data, task, data)
+
+
+def headline_only(watch: Watch | None, headline: str) -> Watch | None:
+    """Return a watch that is shown one metric alone."""
+    if watch is None:
+        return None
+
+    def show(done: int, total: int, newest: dict[str, float]) -> None:
+        watch(done, total, {n: v for n, v in newest.items() if n == headline})
+
+    return show

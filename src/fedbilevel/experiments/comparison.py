@@ -11,10 +11,10 @@ from fedbilevel import algorithms
 from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
-from fedbilevel.experiments.built import Built
-from fedbilevel.experiments.experiment import Experiment, headline_only
+from fedbilevel.experiments.built import Built, headline_only
+from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
-from fedbilevel.experiments.run_folder import read_json, write_json
+from fedbilevel.experiments.run_folder import read_json, unlike, write_json
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import named_search, trials_of
 from fedbilevel.result import to_plain
@@ -111,8 +111,8 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
         )
     held, plain = read_json(path), json.loads(json.dumps(to_plain(settings)))
     try:
-        apart = _unlike(held, plain) - {"experiment"}
-        apart |= _unlike(held["experiment"], plain["experiment"])
+        apart = unlike(held, plain) - {"experiment"}
+        apart |= unlike(held["experiment"], plain["experiment"])
     except (KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from error
     if apart:
@@ -121,10 +121,6 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
             f"{', '.join(sorted(apart))}. Go on with the settings it was begun with, "
             "or choose a new folder."
         )
-
-
-def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
 def _entries(names: Sequence[Any]) -> dict[str, Entry]:

@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-
-import equinox as eqx
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
@@ -28,7 +26,7 @@ from fedbilevel.errors import (
     InvalidInputError,
     unknown_name,
 )
-from fedbilevel.experiments.built import Built
+from fedbilevel.experiments.built import Built, headline_only, weighing
 from fedbilevel.experiments.channels import as_clip, read_channel, read_quantile
 from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.result import Result
@@ -384,25 +382,3 @@ def _cohort(job: Job) -> str:
     if job.participants == job.clients:
         return f"{job.clients} clients"
     return f"{job.participants} of {job.clients} clients"
-
-
-def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:
-    """Return a task whose clients count by these weights, one for each.
-
-    Metrics that are answers of the averaged problem have those of the new average.
-    """
-    data, known = task.data.weighing(weights), task.metrics
-    if isinstance(known, tasks.Averaged):
-        task = eqx.tree_at(lambda one: one.metrics, task, known.of_data(data))
-    return eqx.tree_at(lambda one: one.data, task, data)
-
-
-def headline_only(watch: Watch | None, headline: str) -> Watch | None:
-    """Return a watch that is shown one metric alone."""
-    if watch is None:
-        return None
-
-    def show(done: int, total: int, newest: dict[str, float]) -> None:
-        watch(done, total, {n: v for n, v in newest.items() if n == headline})
-
-    return show

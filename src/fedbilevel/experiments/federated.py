@@ -24,8 +24,9 @@ from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiments.built import leave_files
-from fedbilevel.experiments.experiment import Experiment, headline_only
+from fedbilevel.experiments.built import headline_only, leave_files
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.run_folder import unlike
 from fedbilevel.experiments.served_model import (
     blank_of_texts,
     blank_task,
@@ -234,7 +235,7 @@ def _check_alike(
 ) -> None:
     """Raise where a site has another model than the first, or another tokenizer."""
     held, found = facts.get("alike", {}), others.get("alike", {})
-    for name in sorted(_unlike(held, found)):
+    for name in sorted(unlike(held, found)):
         raise InvalidInputError(
             f"the {name} of client {client} is not that of client {first}: their "
             f"fingerprints are {found.get(name)} and {held.get(name)}. Copy the same "
@@ -258,19 +259,15 @@ def entry_of(experiment: Experiment, named: str) -> Entry:
 
 def _differences(one: Member, other: Member) -> set[str]:
     """Return the names of what two clients report differently."""
-    names = _unlike(one.facts, other.facts)
+    names = unlike(one.facts, other.facts)
     mine, theirs = one.facts.get("recommended"), other.facts.get("recommended")
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        names = names - {"recommended"} | _unlike(mine, theirs)
+        names = names - {"recommended"} | unlike(mine, theirs)
     same = len(one.start) == len(other.start) and all(
         a.dtype == b.dtype and np.array_equal(a, b)
         for a, b in zip(one.start, other.start, strict=True)
     )
     return names if same else {*names, "shapes or first values"}
-
-
-def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
 def _result(

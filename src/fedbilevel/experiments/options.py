@@ -7,13 +7,12 @@ letter each of them sets.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from fedbilevel.algorithms import AbstractAlgorithm, Entry, Preset
 from fedbilevel.algorithms.local._founding import Founding
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments.effective import effective_of
 from fedbilevel.experiments.hypergradient_names import (
     HYPERGRADIENTS,
     SERIES,
@@ -59,6 +58,17 @@ _WORDS = {
     "random_length": ("length", {"random": True, "full": False}),
 }
 _SCHEDULE = "1"  # a shape that changes nothing
+# What parameters follow from that every method names alike; others say so themselves
+# (`fedbilevel.schedules.step`). Of steps with a common shape over t, it is a.
+_USUAL = {
+    "lr": Effective(("lower_step",)),
+    "lr_x": Effective(("upper_step",), over="a"),
+    "lr_y": Effective(("lower_step",), over="a"),
+    "lr_z": Effective(("auxiliary_step", "lr_y", "lower_step"), over="a"),
+    "theta": Effective(("theta",)),
+    "terms": Effective(("q",)),
+    "chains": Effective(("participants",)),
+}
 
 
 class Option(NamedTuple):
@@ -75,7 +85,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
     known: dict[str, Option] = {}
     for letter, one in _fields(entry).items():
         meaning = one.metadata.get("meaning", "")
-        sets = effective_of(one)
+        sets = _effective_of(one)
         if one.type is AbstractHypergradient:
             known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
             known |= {one.name: one for one in (_HYPERGRADIENT, _DIRECTIONS)}
@@ -113,6 +123,16 @@ _DIRECTIONS = Option(
 )
 _KINDS = {name: ("number", "the task's") for name in MEANINGS}
 _KINDS["q"] = ("count", "the task's")
+
+
+def _effective_of(one: Field) -> Effective | None:
+    """Return what a parameter follows from, if it follows from anything."""
+    stated: Effective | None = one.metadata.get("effective")
+    usual = _USUAL.get(one.name)
+    if stated is None or usual is None:
+        return stated or usual
+    # What z's step follows from is known by its name.
+    return replace(stated, names=usual.names, over=stated.over or usual.over)
 
 
 def _fields(entry: Entry) -> dict[str, Field]:
@@ -180,7 +200,7 @@ class _Reader:
         """Read all fields."""
         of_letter = _fields(self.entry)
         # What others depend on comes first.
-        known = [effective_of(one) for one in of_letter.values()]
+        known = [_effective_of(one) for one in of_letter.values()]
         early = {name for one in known if one for name in one.after}
         by_name = {one.name: letter for letter, one in of_letter.items()}
         first = [by_name[name] for name in early if name in by_name]
@@ -205,7 +225,7 @@ class _Reader:
 
     def _read(self, letter: str, one: Field) -> None:
         word, values = _WORDS.get(one.name, ("", {}))
-        effective = effective_of(one)
+        effective = _effective_of(one)
         if one.type is AbstractHypergradient:
             self.made[one.name] = self._series()
         elif letter in self.options:

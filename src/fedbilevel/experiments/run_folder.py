@@ -34,6 +34,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, f"{text}\n")
 
 
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """Return the names under which two mappings hold different things."""
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+
+
 def require_same_search(path: Path, settings: Mapping[str, Any]) -> None:
     """Raise if the file of a search holds other settings."""
     if path.exists() and read_json(path) != json.loads(json.dumps(to_plain(settings))):

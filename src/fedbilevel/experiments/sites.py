@@ -21,7 +21,8 @@ from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
 from fedbilevel.datasets import TableChoices
 from fedbilevel.errors import AtClientError, InvalidInputError
-from fedbilevel.experiments.experiment import Experiment, weighing
+from fedbilevel.experiments.built import weighing
+from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.site_steps import SiteSteps, without_searched
 from fedbilevel.experiments.tuning import search_of

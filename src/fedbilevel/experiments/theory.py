@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from fedbilevel import algorithms
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import InvalidInputError, sentence_of, unknown_name
@@ -135,13 +133,10 @@ def _first_guess(
         rho2=read("rho2", "lower_step"),
         first_batch=int(read("first_batch", "local_steps")),
     )
-    dx, dy = (
-        sum(leaf.size for leaf in jax.tree.leaves(t)) for t in built.setting.start
-    )
     recommended = built.rounds * built.config["local_steps"]
     iterations = int(settings.get("iterations", recommended))
-    series = (float(settings["theta"]), int(settings["q"]))
-    return Calibration(theorem, iterations, letters, *series, (dx, dy), value=1.0)
+    series = (float(settings["theta"]), int(settings["q"]), built.setting.sizes)
+    return Calibration(theorem, iterations, letters, *series, value=1.0)
 
 
 def follow_file(path: Path, experiment: Experiment) -> Experiment:

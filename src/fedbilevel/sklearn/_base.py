@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -167,12 +167,16 @@ class Federated(BaseEstimator, abc.ABC):
         site = table.columns["site"]
         return _rows.judges(site, [table.y, *more], self.validation, draw)
 
-    def _fit(self, X: Any, y: Any, sites: Any) -> Task:
-        """Fit by one run."""
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
+        """Fit to rows X with labels or numbers y; `sites` names the site of every row.
+
+        Without sites the rows are dealt at random to so many `clients`, or stay in one
+        place.
+        """
         table, draw = self._table(X, y, sites)
         seed = int(draw.integers(LARGEST_SEED))
-        task, self.result_ = self._run(table, self._judges(table, draw), seed)
-        return task
+        _, self.result_ = self._run(table, self._judges(table, draw), seed)
+        return self
 
     def _models(self) -> list[Model]:
         """Return the models that predict together."""
@@ -201,15 +205,6 @@ class FederatedClassifying(ClassifierMixin, Federated):
             )
         names = tuple(str(one) for one in self.classes_)
         return ClassLabel("label", names), codes.astype(np.int32)
-
-    def fit(self, X: Any, y: Any, sites: Any = None) -> Any:
-        """Fit to rows X with labels y; `sites` names the site of every row.
-
-        Without sites the rows are dealt at random to so many `clients`, or stay in one
-        place.
-        """
-        self._fit(X, y, sites)
-        return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of every class, in the order of `classes_`."""

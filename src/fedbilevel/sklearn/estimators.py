@@ -1,7 +1,7 @@
 """One estimator for each task that is fitted to a table."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -21,7 +21,16 @@ from fedbilevel.sklearn._base import (
 from fedbilevel.tasks import cleaning, regularization
 
 
-class FederatedRegularizer(FederatedClassifying):
+class _Regularized(Federated):
+    _task = "regularization"
+
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
+        super().fit(X, y, sites)
+        self.strengths_ = regularization.strengths(self.result_.x)[:-1]
+        return self
+
+
+class FederatedRegularizer(_Regularized, FederatedClassifying):
     """Softmax regression with an l2 strength for each feature, tuned on other rows.
 
     Of the rows of each site a share, `validation`, judges the strengths; the model is
@@ -29,42 +38,18 @@ class FederatedRegularizer(FederatedClassifying):
     features were scaled to variance 1.
     """
 
-    _task = "regularization"
 
-    def fit(self, X: Any, y: Any, sites: Any = None) -> "FederatedRegularizer":
-        """Fit to rows X with labels y; `sites` names the site of every row.
-
-        Without sites the rows are dealt at random to so many `clients`, or stay in one
-        place.
-        """
-        self._fit(X, y, sites)
-        self.strengths_ = regularization.strengths(self.result_.x)[:-1]
-        return self
-
-
-class FederatedRidge(RegressorMixin, Federated):
+class FederatedRidge(RegressorMixin, _Regularized):
     """Linear regression with an l2 strength for each feature, tuned on other rows.
 
     As `FederatedRegularizer`, with numbers in place of classes.
     """
-
-    _task = "regularization"
 
     def _label(self, y: np.ndarray) -> tuple[TargetLabel, np.ndarray]:
         numbers = np.asarray(y, float)
         spread = float(numbers.std()) or 1.0
         label = TargetLabel("target", float(numbers.mean()), spread)
         return label, (numbers - label.center) / label.spread
-
-    def fit(self, X: Any, y: Any, sites: Any = None) -> "FederatedRidge":
-        """Fit to rows X with numbers y; `sites` names the site of every row.
-
-        Without sites the rows are dealt at random to so many `clients`, or stay in one
-        place.
-        """
-        self._fit(X, y, sites)
-        self.strengths_ = regularization.strengths(self.result_.x)[:-1]
-        return self
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the number of every row."""
@@ -194,7 +179,7 @@ class FederatedReweighter(FederatedClassifying):
         place. `groups` names the group of every row, one of two.
         """
         if groups is None:
-            self._fit(X, y, sites)
+            super().fit(X, y, sites)
             self.scales_ = np.asarray(jax.nn.sigmoid(self.result_.x["scales"]))
             self.shifts_ = np.asarray(self.result_.x["shifts"])
             return self

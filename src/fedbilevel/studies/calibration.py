@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -29,18 +28,13 @@ def setting_by_clients(
     problem: Problem,
     data: Callable[[int], ClientData],
     start: tuple[Upper, Lower],
-    *,
     metrics: Metrics | None,
     headline: str,
     sampling: Sampling | None,
 ) -> SettingOf:
     """Return settings that differ in the number of clients alone."""
-
-    def setting(clients: int) -> Setting:
-        drawn = sampling or Sampling()
-        return Setting(problem, data(clients), start, metrics, headline, drawn)
-
-    return setting
+    rest = (start, metrics, headline, sampling or Sampling())
+    return lambda clients: Setting(problem, data(clients), *rest)
 
 
 def run_plan(
@@ -61,9 +55,8 @@ def first_guess(
 ) -> Calibration:
     """Return a calibration that is not measured yet, from an algorithm's parameters."""
     theorem, chosen, rule = parameters_of(algorithm, setting.data.clients)
-    dx, dy = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in setting.start)
-    theta = float(rule.theta)
-    return Calibration(theorem, iterations, chosen, theta, rule.q, (dx, dy), value=1.0)
+    series = (float(rule.theta), rule.q)
+    return Calibration(theorem, iterations, chosen, *series, setting.sizes, value=1.0)
 
 
 def calibrate(
@@ -85,8 +78,8 @@ def calibrate(
     `data(clients)` are the rows of so many clients. With `search` a quarter to four
     times the algorithm's eta are tried, and the best is taken.
     """
-    shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
-    setting_of = setting_by_clients(problem, data, start, **shared)
+    about = (metrics, headline, sampling)
+    setting_of = setting_by_clients(problem, data, start, *about)
     first = first_guess(algorithm, setting_of(clients), iterations)
     kind = type(algorithm.unwrapped())
     return calibrated(setting_of, kind, first, seeds, search=search)

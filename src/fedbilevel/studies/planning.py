@@ -62,7 +62,6 @@ def measure_ground(
     for name in given:
         if name not in known:
             raise unknown_name("constant", name, known)
-    dx, dy = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in setting.start)
     found: dict[str, Estimate] = {}
     if len(given) < len(known):
         found = _estimates(setting.job(algorithm), rounds)
@@ -70,7 +69,7 @@ def measure_ground(
         found[_NAMES.get(name, name)] = _exactly(value, "given")
     inputs = Inputs(**{mine: found[name].value for mine, name in _NAMES.items()})
     start = (found["phi0"].value, found["y0"].value)
-    return Ground(inputs, found, start, (dx, dy))
+    return Ground(inputs, found, start, setting.sizes)
 
 
 def _points_along(job: Job, rounds: int) -> list[Pair]:

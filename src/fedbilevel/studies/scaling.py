@@ -121,8 +121,8 @@ def speedup(
     takes: the `calibration` that `calibrate` measured, `clients`, `iterations`, and by
     choice `seeds`, `period_factor`, `target` and `watch`.
     """
-    shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
-    setting_of = setting_by_clients(problem, data, start, **shared)
+    about = (metrics, headline, sampling)
+    setting_of = setting_by_clients(problem, data, start, *about)
     return measure_speedup(setting_of, algorithm, **more)
 
 
@@ -142,8 +142,8 @@ def complexity(
     `more` is what `measure_complexity` takes: the `calibration`, `clients`, `targets`,
     and by choice `seeds` and `watch`.
     """
-    shared = {"metrics": metrics, "headline": headline, "sampling": sampling}
-    setting_of = setting_by_clients(problem, data, start, **shared)
+    about = (metrics, headline, sampling)
+    setting_of = setting_by_clients(problem, data, start, *about)
     return measure_complexity(setting_of, algorithm, **more)
 
 

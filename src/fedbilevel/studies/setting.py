@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jax
+
 from fedbilevel._schema import Settings
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
@@ -48,6 +50,12 @@ class Setting:
             sampling=self.sampling,
             channel=self.channel,
         )
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The numbers in x and in y."""
+        x, y = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in self.start)
+        return x, y
 
     def headline_at_start(self) -> float | None:
         """Return the headline before the first round, where the metrics have it."""

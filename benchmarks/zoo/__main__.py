@@ -53,7 +53,7 @@ def lines(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 COLUMNS = (
     *("problem", "partition", "start", "final", "worst", "best", "grid", "ratio"),
-    *("share", "rollbacks", "worse", "errors", "within"),
+    *("share", "events", "worse", "errors", "within"),
 )
 
 
@@ -71,7 +71,7 @@ def table_row(line: dict[str, Any]) -> tuple[str, ...]:
         *(grid, ratio, verdict["descent_share"]),
     )
     shown = ("-" if number is None else f"{number:.4g}" for number in numbers)
-    counts = (str(verdict[name]) for name in ("rollbacks", "worse", "errors"))
+    counts = (str(verdict[name]) for name in ("events", "worse", "errors"))
     within = {True: "yes", False: "NO", None: "-"}[verdict["within"]]
     return (line["problem"], line["partition"], *shown, *counts, within)
 

@@ -14,7 +14,7 @@ from benchmarks.zoo.scales import rough_steps, upper_loss
 import fedbilevel as fb
 
 UPPER_FACTORS = np.logspace(-1.5, 3, 7)
-LOWER_FACTORS = np.logspace(-1.5, 1, 5)
+LOWER_FACTORS = np.logspace(-2, 0.8, 6)
 CURVE = 50  # points of a curve at most
 
 
@@ -140,7 +140,7 @@ def verdicts(runs: list[dict], grid: dict | None) -> dict[str, Any]:
     ended = [run for run in runs if "error" not in run]
     told = {"worse": sum(_is_worse(run) for run in ended)}
     told["errors"] = len(runs) - len(ended)
-    told["rollbacks"] = sum(bool(run["events"]) for run in ended)
+    told["events"] = sum(len(run["events"]) for run in ended)
     if grid is None or grid["best"] is None:
         return {**told, "within": None, "descent_share": None}
     first, best = runs[0], grid["best"]

@@ -10,7 +10,12 @@ import pytest
 from fedbilevel import _tree
 from fedbilevel.algorithms import steadied
 from fedbilevel.algorithms.local.fedbio import FedBiO
-from fedbilevel.algorithms.wrappers.measured_steps.safeguard import Guard, Move, Turned
+from fedbilevel.algorithms.wrappers.measured_steps.safeguard import (
+    MOST,
+    Guard,
+    Move,
+    Turned,
+)
 from fedbilevel.experiments import Experiment
 from fedbilevel.runtime.simulator import layout_for
 
@@ -19,64 +24,96 @@ from fedbilevel.runtime.simulator import layout_for
 class Listing:
     """The rules of the guard in plain Python, for a y of one number."""
 
-    older: float
-    recent: float
-    kept: tuple[int, int] = (0, 0)
+    kept: float
+    before: float
+    stood: int = 0
     usual: float = 0.0
     halvings: int = 0
-    told: list[tuple[int, int]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    first: float = np.inf
+    best: float = np.inf
+    slope: float = np.inf
+    events: list[tuple[int, int]] = field(default_factory=list)
 
     def judged(self, y: float, about: tuple, turned: tuple, index: int) -> float:
         """Return the y to go on from after a round."""
-        trouble, speed = about
-        far = abs(y - self.recent) / speed
-        own = abs(self.recent) / speed
-        exploded = self.usual > 0 and far > max(100 * self.usual, own)
-        bad = exploded or trouble >= 0.5 or not np.isfinite(y)
-        turns, lost, too_fast, start = turned
-        anew = too_fast if bad else turns and lost
-        calm = index < 10 or far <= 10 * self.usual
-        if bad or turns:
-            self.told.append((index + 1, self.kept[0]))
-        if bad and not anew:
-            self.kept, self.recent = (self.kept[0], self.kept[0]), self.older
+        trouble, speed, loss, curvature = about
+        self.losses.append(loss)
+        far, due = abs(y - self.before) / speed, index % 10 == 9
+        exploded = self.usual > 0 and far > max(
+            100 * self.usual, abs(self.before) / speed
+        )
+        exploded = exploded or trouble >= 0.5 or not np.isfinite(y)
+        good, grew = self._ten(far * curvature, exploded) if due else (True, False)
+        turns, lost = turned
+        returned = (exploded or grew or (turns and lost)) and self.halvings < MOST
+        if returned or turns:
+            self.events.append((index + 1, self.stood))
+        if returned:
             self.halvings += 1
-            return self.older
-        if anew:
-            self.kept, self.older, self.recent = (0, 0), start, start
-            return start
-        if index % 10 == 9 and calm:
-            self.kept = (self.kept[1], index + 1)
-            self.older, self.recent = self.recent, y
+            self.losses, self.before = [], self.kept
+            return self.kept
+        calm = index < 10 or far <= 10 * self.usual
+        if due and calm and good:
+            self.kept, self.stood = y, index + 1
+        if due:
+            self.before = y
         grown = 2 * self.usual if index < 10 else self.usual
         self.usual = max(self.usual, min(far, grown) if self.usual > 0 else far)
         return y
 
+    def _ten(self, slope: float, exploded: bool) -> tuple[bool, bool]:
+        """Return whether the rounds were good, and whether they were bad."""
+        mean = np.mean(self.losses)
+        error = np.std(self.losses) / np.sqrt(len(self.losses))
+        fell, rose = self.first - self.best, mean - self.best
+        good = mean <= self.best + error or slope <= 1.5 * self.slope
+        bad = np.isfinite(self.best) and rose > 0.1 * fell + 4 * error
+        lost = 0.5 * fell + 4 * error < rose < 5 * fell
+        bad = bad and (slope > 3 * self.slope or lost)
+        if not exploded:
+            self.first = min(self.first, mean) if np.isinf(self.first) else self.first
+            self.best = min(self.best, mean)
+            self.slope, self.losses = min(self.slope, slope), []
+        return good, bad
+
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_guard_keeps_and_goes_back_as_written(seed):
-    """Many rounds, of which some explode, break, or turn round."""
+    """Many rounds, of which some explode, break, turn, or lose what they gained."""
     draw, judged = np.random.default_rng(seed), jax.jit(Guard.judged)
-    y = 1.0
-    listing, guard = Listing(y, y), Guard.of(jnp.asarray(y), None)
-    for index in range(150):
-        y += draw.normal() * draw.choice([1, 1e6, np.nan], p=[0.97, 0.02, 0.01])
-        trouble = draw.choice([0.0, 0.25, 0.5], p=[0.96, 0.02, 0.02])
+    y, level = np.float32(1), 3.0
+    listing, guard = Listing(y, y), Guard.of(jnp.asarray(y), jnp.asarray(y))
+    for index in range(120):
+        level += draw.choice([-0.05, 0.0, 0.6], p=[0.6, 0.3, 0.1])
+        y += np.float32(
+            draw.normal() * draw.choice([1, 1e6, np.nan], p=[0.98, 0.01, 0.01])
+        )
+        trouble = draw.choice([0.0, 0.25, 0.5], p=[0.97, 0.02, 0.01])
         speed = 1.0 if index < 10 else draw.choice([1.0, 30.0])
-        turns, lost, too_fast = draw.random(3) < (0.05, 0.5, 0.2)
-        turned = (bool(turns), bool(lost), bool(too_fast), draw.normal())
-        guard = replace(guard, trouble=jnp.asarray(trouble, "float32"))
-        seen = Turned(*map(jnp.asarray, turned))
-        move = Move(jnp.asarray(y), guard.recent(), jnp.asarray(speed, "float32"))
-        now = (jnp.asarray(y), move, seen, index)
-        y = listing.judged(y, (trouble, speed), turned, index)
+        loss, curvature = level + 0.1 * draw.normal(), draw.choice([1.0, 4.0])
+        turned = tuple(bool(one) for one in draw.random(2) < (0.05, 0.3))
+        guard = replace(
+            guard,
+            trouble=jnp.asarray(trouble, "float32"),
+            record=guard.record.seen(jnp.asarray(loss, "float32")),
+        )
+        move = Move(
+            jnp.asarray(y),
+            guard.kept,
+            jnp.asarray(speed, "float32"),
+            jnp.asarray(curvature, "float32"),
+        )
+        now = (jnp.asarray(y), move, Turned(*map(jnp.asarray, turned)), index)
+        about = (trouble, speed, loss, curvature)
+        y = np.float32(listing.judged(y, about, turned, index))
         state, guard = judged(guard, *now)
         np.testing.assert_array_equal(state, y)
-        np.testing.assert_array_equal(guard.recent(), listing.recent)
-        assert sorted(guard.kept.tolist()) == list(listing.kept)
+        np.testing.assert_array_equal(guard.before, listing.before)
+        np.testing.assert_array_equal(guard.kept, listing.kept)
     assert int(guard.halvings) == listing.halvings > 1
     count = int(guard.happened)
-    assert guard.rounds[:count, 1:].tolist() == [list(one) for one in listing.told]
+    assert guard.rounds[:count, 1:].tolist() == [list(one) for one in listing.events]
 
 
 @pytest.mark.slow

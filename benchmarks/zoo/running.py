@@ -20,8 +20,7 @@ CURVE = 50  # points of a curve at most
 
 def default_recipe(local_steps: int, wrap: Any) -> Any:
     """Return the algorithm that README.md gives a user who has none in mind."""
-    steps = fb.OfDistance(1.0), fb.OfCurvature(0.5), fb.OfCurvature(0.5)
-    return fb.SteadySteps(wrap(fb.FedBiOControls(*steps, local_steps=local_steps)))
+    return wrap(fb.FedBiOControls(local_steps=local_steps))
 
 
 def measured_together(

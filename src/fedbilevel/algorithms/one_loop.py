@@ -14,7 +14,7 @@ local step, or shares numbers with the server, and the loop asks every part in t
 import abc
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
@@ -50,6 +50,7 @@ from fedbilevel.algorithms.parts import (
 )
 from fedbilevel.estimators import AbstractEstimator, Plain
 from fedbilevel.problem import Oracle
+from fedbilevel.units import OfCurvature, OfDistance
 
 
 class TakesOptions(type(AbstractAlgorithm)):
@@ -65,8 +66,25 @@ class TakesOptions(type(AbstractAlgorithm)):
         own = {one.name for one in fields(cls)}
         own |= {*inspect.signature(cls.__init__).parameters}
         options = {name: named.pop(name) for name in [*named] if name not in own}
-        made = super().__call__(*values, **named)
+        made = super().__call__(*values, **_measured(cls, values, named))
         return TakesOptions.applied(made, options) if options else made
+
+
+def _measured(cls: type, values: tuple, named: dict[str, Any]) -> dict[str, Any]:
+    """Return named arguments with measured steps in the place of those left out.
+
+    They are left out if none of them is given, nor anything else by its place.
+    """
+    steps = {
+        one.name: OfDistance(1.0)
+        if one.metadata["step"] == "upper"
+        else OfCurvature(0.5)
+        for one in fields(cls)
+        if one.metadata.get("step") and one.default is MISSING
+    }
+    if values or steps.keys() & named.keys():
+        return named
+    return {**steps, **named}
 
 
 class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):

@@ -15,7 +15,8 @@ from jaxtyping import PyTree
 from fedbilevel._blocks import is_any
 from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
-from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.algorithms import AbstractAlgorithm, steadied
+from fedbilevel.algorithms.presets import FedBiOControls
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import ClientData, Data, Problem
@@ -40,6 +41,7 @@ from fedbilevel.studies.heterogeneity import (
     warn_where_clients_differ,
 )
 from fedbilevel.studies.setting import Keeping, Setting
+from fedbilevel.units import OfDistance, relative_kinds
 
 _OF_THEORY = "grad_norm_sq"  # a metric of those who know the gradient of Phi
 
@@ -48,7 +50,7 @@ def run(
     problem: Problem,
     data: Data,
     start: tuple[Upper, Lower],
-    algorithm: AbstractAlgorithm,
+    algorithm: AbstractAlgorithm | None = None,
     *,
     rounds: int,
     seed: int = 0,
@@ -64,11 +66,13 @@ def run(
 ) -> Result:
     """Run an algorithm on a problem and return what happened.
 
-    `start` is (x, y), pytrees of numbers or Equinox modules, of which the arrays are
-    optimized; the result's `x` and `y` are of the same structure. `sampling` says how
-    many rows a sample has and how many clients take part, `metrics(x, y)` adds columns,
-    `channel` is what is done to replies on their way. `stopping` may end the run before
-    its last round; the result's `ended` says why it did. `keeping` names a folder for
+    Without an `algorithm` it is FedBiO with control variates and measured steps, five
+    local ones a round; where the step of x is measured, a safeguard is added. `start`
+    is (x, y), pytrees of numbers or Equinox modules, of which the arrays are optimized;
+    the result's `x` and `y` are of the same structure. `sampling` says how many rows a
+    sample has and how many clients take part, `metrics(x, y)` adds columns, `channel`
+    is what is done to replies on their way. `stopping` may end the run before its last
+    round; the result's `ended` says why it did. `keeping` names a folder for
     checkpoints and the result, and how to continue after an interrupt. `runtime(job)`
     makes what computes: `ReferenceRuntime` is slow and names what fails.
 
@@ -79,6 +83,7 @@ def run(
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
+    algorithm = _guarded(algorithm)
     job = setting.job(algorithm, seed)
     # Of several processes the first one says it.
     if jax.process_index() == 0 and is_soon_measured(job):
@@ -100,6 +105,15 @@ def run(
     if keeping is not None:
         mesh.on_first(lambda: result.save(keeping.folder))
     return result
+
+
+def _guarded(algorithm: AbstractAlgorithm | None) -> Any:
+    """Return the method of those who have none in mind, or one that is not tuned.
+
+    Whoever leaves the steps to the run leaves it to the run to hold them.
+    """
+    chosen = FedBiOControls(local_steps=5) if algorithm is None else algorithm
+    return steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
 
 
 def minimize(

@@ -15,8 +15,9 @@ or the loss lost half of what it had gained (a smaller rise may be y on its way 
 minimum that fits training rows too well, which is for x to mend; where it did not fall
 before, as in a minimax problem, it may rise), and, without waiting for ten rounds,
 where half of the replies are not finite or y goes a hundred times as far as in the
-first rounds and farther than its own size. From there it goes on with a quarter of the steps of x and
-half of those of the lower level; those that follow the curvature are shortened less.
+first rounds and farther than its own size. From there it goes on with a quarter of the
+steps of x and half of those of the lower level; those that follow the curvature are
+shortened less.
 
 Where the stride of x is measured and x turns round (`dog_stride.py`), that stride is
 limited; if x had got to where all is much steeper than at its start, the run goes back

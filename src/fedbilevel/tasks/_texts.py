@@ -100,28 +100,28 @@ class ClientTexts(NamedTuple):
     own: bool
 
 
-def texts_of(
-    data: str, clients: int, split: int, *, alone: bool = False
-) -> ClientTexts:
+def texts_of(data: str, clients: int, split: int, counts: TokenCounts) -> ClientTexts:
     """Read the texts of clients, or generate them.
 
-    A site that is `alone` with its folder has the folder's name.
+    A site that is one of several has the name of its folder. Without texts they are
+    made up: shapes are as those of the sources in `counts`, and nothing else.
     """
+    if data == NOBODYS:
+        if counts.tokens is None:
+            raise InvalidInputError(
+                f"data={NOBODYS}: without texts, tokens= must say what sources there "
+                "are."
+            )
+        one = [Example("", "-")]
+        site = {"client 0": {name: one for name in counts.tokens if name != TRUSTED}}
+        blank = Texts("the sites' texts", site, {"client 0": one})
+        return ClientTexts(blank, one, own=False)
     if clients < 0:
         raise InvalidInputError(f"clients={clients}: there must be at least one.")
     if data == "generated":
         return ClientTexts(*generated(clients or _CLIENTS, split), own=False)
-    known = (Path(data).resolve().name,) if alone else ()
+    known = (Path(data).resolve().name,) if counts.sites else ()
     return ClientTexts(*_partitioned(read_texts(data), clients, split, known), own=True)
-
-
-def blank_texts(sources: Sequence[str]) -> ClientTexts:
-    """Return made-up texts of these sources: shapes are theirs, and nothing else."""
-    one = [Example("", "-")]
-    site = {"client 0": {name: one for name in sources}}
-    return ClientTexts(
-        Texts("the sites' texts", site, {"client 0": one}), one, own=False
-    )
 
 
 def held_texts(
@@ -129,15 +129,14 @@ def held_texts(
     tokenizer: Tokenizer,
     length: int,
     by: str,
-    counts: TokenCounts | None = None,
+    counts: TokenCounts,
 ) -> Held:
     """Cut texts into rows of tokens; `by` says what is a source.
 
     `counts` are the tokens of all sites, where those of others are elsewhere.
     """
     check_choice("value of source", by, _BY)
-    texts, counts = given.texts, counts or TokenCounts()
-    names = tuple(texts.sources)
+    texts, names = given.texts, tuple(given.texts.sources)
     cut = partial(token_rows, tokenizer=tokenizer, length=length)
     below = [
         {name: cut(held) for name, held in _by_source(texts, site, by).items()}

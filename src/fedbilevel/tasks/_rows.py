@@ -240,16 +240,14 @@ class Partition:
         `layers` of a point make a model, where it is known how rows are scaled.
         """
         held, pixels, known = self.pool.held, self.pool.pixels, self._summary()
+        scaled = held.preparation or pixels
+        places = tuple(self.places)
         return {
             "classes": held.classes,
             "preparation": held.preparation,
-            "predictor": Predictor(layers, pixels)
-            if held.preparation or pixels
-            else None,
+            "predictor": Predictor(layers, pixels) if scaled else None,
             "names": self.names,
-            "origin": Origin(
-                known["source"], held.unit, tuple(self.places), known, self.files
-            ),
+            "origin": Origin(known["source"], held.unit, places, known, self.files),
         }
 
     def _summary(self) -> dict[str, Any]:

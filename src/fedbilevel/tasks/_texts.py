@@ -151,18 +151,20 @@ def held_texts(
     counted |= {f"text of the source '{one}'": count for one, count in own.items()}
     for name, rows in zip(names, below, strict=True):
         counted[f"text of '{name}'"] = sum(map(_count, rows.values()))
-    for which in [which for which, count in counted.items() if not count]:
-        raise InvalidInputError(
-            f"{texts.name}: no {which} has a response within {length} tokens. Give "
-            "--set length=N, longer."
-        )
+    _check_any(texts.name, length, counted)
     own[TRUSTED] = sum(map(_count, above))
     clients, tokens = counts.together(texts.name, len(names), own)
     sources = tuple(sorted(set(tokens) - {TRUSTED}))
     summary = _summary(given, below, above, tested, length)
-    known = summary["sources"] if not counts.sites else {}  # or some rows are elsewhere
+    sites = summary["sites"]
+    here = {one: [site["classes"].get(one, 0) for site in sites] for one in sources}
     summary["sources"] = [
-        {"name": one, "rows": known.get(one), "tokens": tokens[one]} for one in sources
+        {
+            "name": one,
+            "rows": None if counts.sites else sum(rows),
+            "tokens": tokens[one],
+        }
+        for one, rows in here.items()
     ]
     return Held(
         sources,
@@ -172,6 +174,15 @@ def held_texts(
         tested,
         summary,
     )
+
+
+def _check_any(place: str, length: int, counted: Mapping[str, int]) -> None:
+    for which, count in counted.items():
+        if not count:
+            raise InvalidInputError(
+                f"{place}: no {which} has a response within {length} tokens. Give "
+                "--set length=N, longer."
+            )
 
 
 def _partitioned(
@@ -290,6 +301,5 @@ def _summary(
         "site_column": "folder" if given.own else "",
         "predicts": "text",
         "sites": sites,
-        "sources": {one: sum(s["classes"][one] for s in sites) for one in found},
         "remarks": remarks,
     }

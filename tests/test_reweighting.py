@@ -77,9 +77,9 @@ def texts(tmp_path) -> Path:
 
 
 def held(folder: Path, by: str, clients: int = 0, length: int = 8) -> _texts.Held:
-    return _texts.held_texts(
-        _texts.texts_of(str(folder), clients, 0), Bytes(), length, by
-    )
+    counts = TokenCounts()
+    given = _texts.texts_of(str(folder), clients, 0, counts)
+    return _texts.held_texts(given, Bytes(), length, by, counts)
 
 
 # Tokens
@@ -325,8 +325,8 @@ def sites_of(texts: Path, given: Experiment) -> Loopback:
 def test_a_site_alone_counts_as_it_does_among_all(texts):
     every = held(texts, "file")
     for client, name in enumerate(("north", "south")):
-        dealt = _texts.texts_of(str(texts / name), 1, 0, alone=True)
         counts = TokenCounts(2, read_counts("forum:2,notes:13,trusted:31"))
+        dealt = _texts.texts_of(str(texts / name), 1, 0, counts)
         own = _texts.held_texts(dealt, Bytes(), 8, "file", counts)
         assert own.sources == every.sources and own.names == (name,)
         for level in ("lower", "upper"):
@@ -334,8 +334,8 @@ def test_a_site_alone_counts_as_it_does_among_all(texts):
             assert found.keys() == expected.keys()
             for leaf in found:
                 np.testing.assert_array_equal(found[leaf], expected[leaf])
-    dealt = _texts.texts_of(str(texts / "south"), 1, 0, alone=True)
-    by_site = _texts.held_texts(dealt, Bytes(), 8, "site")
+    dealt = _texts.texts_of(str(texts / "south"), 1, 0, TokenCounts(sites=2))
+    by_site = _texts.held_texts(dealt, Bytes(), 8, "site", TokenCounts())
     assert by_site.sources == ("south",)
 
 

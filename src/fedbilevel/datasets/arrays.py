@@ -27,27 +27,25 @@ def from_torch(dataset: Any) -> Dataset:
     Only its length and its items are used; an item is a pair of features and label.
     """
     name = type(dataset).__name__
-    pairs = [_pair(name, row, dataset[row]) for row in range(len(dataset))]
-    if not pairs:
-        raise InvalidInputError(f"{name} has no samples.")
-    for row, (features, _) in enumerate(pairs):
-        if features.shape != pairs[0][0].shape:
+    features, labels = [], []
+    for row in range(len(dataset)):
+        item = dataset[row]
+        if not isinstance(item, tuple | list) or len(item) != 2:
             raise InvalidInputError(
-                f"{name}: item {row} has features of shape {features.shape}, but item "
-                f"0 of {pairs[0][0].shape}. All must agree."
+                f"{name}: item {row} is a {type(item).__name__}. Items must be pairs "
+                "(features, label)."
             )
-    features = np.stack([features for features, _ in pairs])
-    return assemble(name, Part(features, np.stack([label for _, label in pairs])))
-
-
-def _pair(name: str, row: int, item: Any) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise InvalidInputError(
-            f"{name}: item {row} is a {type(item).__name__}. Items must be pairs "
-            "(features, label)."
-        )
-    features, label = np.asarray(item[0]), np.asarray(item[1])
-    return np.atleast_1d(features), label.reshape(()) if label.size == 1 else label
+        features.append(np.atleast_1d(np.asarray(item[0])))
+        label = np.asarray(item[1])
+        labels.append(label.reshape(()) if label.size == 1 else label)
+        if features[row].shape != features[0].shape:
+            raise InvalidInputError(
+                f"{name}: item {row} has features of shape {features[row].shape}, but "
+                f"item 0 of {features[0].shape}. All must agree."
+            )
+    if not features:
+        raise InvalidInputError(f"{name} has no samples.")
+    return assemble(name, Part(np.stack(features), np.stack(labels)))
 
 
 def load_npz(path: Path) -> Dataset:

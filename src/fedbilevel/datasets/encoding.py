@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ _PLACES = ("site", "hospital", "client", "group")
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 
 
-@dataclass(frozen=True)
-class _Roles:
+class _Roles(NamedTuple):
     """The names of the columns, by what they are; `aside` says why some are unused."""
 
     label: str

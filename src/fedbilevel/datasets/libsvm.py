@@ -41,8 +41,10 @@ def load_libsvm(path: Path, least_width: int = 0) -> Dataset:
     Trailing features that are zero in every row are unknown to the file;
     `least_width` adds them.
     """
-    beside = companion(path)
-    found = [_read(one) for one in (path, beside) if one]
+    found = []
+    for one in filter(None, (path, companion(path))):
+        with reading(one, "LIBSVM text"), open_text(one) as file:
+            found.append(read_sparse(file.buffer, one))  # scikit-learn wants bytes
     width = max(least_width, *(features.shape[1] for features, _ in found))
     rows = sum(len(label) for _, label in found)
     size = rows * width * np.dtype(np.float32).itemsize
@@ -79,8 +81,3 @@ def read_sparse(stream: BinaryIO, path: Path) -> tuple[Any, np.ndarray]:
     if not features.nnz:
         raise InvalidInputError(f"{path} has no LIBSVM features.")
     return features, label
-
-
-def _read(path: Path) -> tuple[Any, np.ndarray]:
-    with reading(path, "LIBSVM text"), open_text(path) as file:
-        return read_sparse(file.buffer, path)  # scikit-learn wants bytes

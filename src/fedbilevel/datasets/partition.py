@@ -31,7 +31,7 @@ def dirichlet(
     is given one by the client that then has the most.
     """
     _check_clients(label, clients)
-    _check_concentration(concentration)
+    _check_amount("dirichlet", concentration)
     generator = np.random.default_rng(seed)
     pieces: list[Parts] = [[] for _ in range(clients)]
     for rows in _rows_by_class(label, generator):
@@ -54,7 +54,7 @@ def shards(label: np.ndarray, clients: int, seed: int, per_client: int = 2) -> P
     client sees about two classes.
     """
     _check_clients(label, clients)
-    _check_per_client(per_client)
+    _check_amount("shards", per_client)
     if clients * per_client > len(label):
         raise InvalidInputError(
             f"{clients} clients with {per_client} shards each need as many rows, but "
@@ -78,7 +78,7 @@ def dominant(label: np.ndarray, clients: int, seed: int, fraction: float) -> Par
     so a client may hold more of its class than `fraction`.
     """
     _check_clients(label, clients)
-    _check_fraction(fraction)
+    _check_amount("dominant", fraction)
     generator = np.random.default_rng(seed)
     pools = _rows_by_class(label, generator)
     quotas = [len(part) for part in np.array_split(label, clients)]
@@ -173,20 +173,20 @@ def parse(text: str) -> Scheme:
     name, _, value = text.partition(":")
     if name not in _SCHEMES:
         raise unknown_name("partition", name, _SCHEMES)
-    example, split, read = _SCHEMES[name]
+    example, split, kind = _SCHEMES[name]
     if bool(value) != (":" in example) or text.endswith(":"):
         raise InvalidInputError(f"partition '{text}': write it as {example}.")
     if name == "column":
         return lambda data, clients, seed: by_column(_column(data, value))
     try:
-        amount = (read(value),) if value else ()
-    except InvalidInputError:
-        raise
+        amount = (kind(value),) if value else ()
     except ValueError:
         raise InvalidInputError(
             f"partition '{text}': '{value}' is not a number of the right kind. Write "
             f"it as {example}."
         ) from None
+    for one in amount:
+        _check_amount(name, one)
     return lambda data, clients, seed: split(data.label, clients, seed, *amount)
 
 
@@ -196,12 +196,12 @@ def _column(data: Dataset, name: str) -> np.ndarray:
     return data.columns[name]
 
 
-# How each is written, what splits the rows, and what reads the text after the colon.
-_SCHEMES: dict[str, tuple[str, Callable[..., Parts], Callable[[str], Any]]] = {
+# How each is written, what splits the rows, and the type of what follows the colon.
+_SCHEMES: dict[str, tuple[str, Callable[..., Parts], type]] = {
     "iid": ("iid", iid, str),
-    "dirichlet": ("dirichlet:0.3", dirichlet, lambda t: _check_concentration(float(t))),
-    "shards": ("shards:2", shards, lambda t: _check_per_client(int(t))),
-    "dominant": ("dominant:0.5", dominant, lambda t: _check_fraction(float(t))),
+    "dirichlet": ("dirichlet:0.3", dirichlet, float),
+    "shards": ("shards:2", shards, int),
+    "dominant": ("dominant:0.5", dominant, float),
     "column": ("column:site", by_column, str),
 }
 
@@ -218,19 +218,10 @@ def _check_clients(label: np.ndarray, clients: int) -> None:
         )
 
 
-def _check_concentration(value: float) -> float:
-    if not 0 < value < np.inf:
+def _check_amount(name: str, value: float) -> None:
+    if name == "dirichlet" and not 0 < value < np.inf:
         raise InvalidInputError(f"concentration {value} must be a positive number.")
-    return value
-
-
-def _check_per_client(value: int) -> int:
-    if value < 1:
+    if name == "shards" and value < 1:
         raise InvalidInputError(f"{value} shards per client: give at least 1.")
-    return value
-
-
-def _check_fraction(value: float) -> float:
-    if not 0 <= value <= 1:
+    if name == "dominant" and not 0 <= value <= 1:
         raise InvalidInputError(f"fraction {value} must be between 0 and 1.")
-    return value

@@ -58,6 +58,14 @@ def layers_of(hidden: Hidden, head: eqx.nn.Linear) -> tuple[models.Layer, ...]:
     return (*hidden.layers_of_model(weight.shape[-1]), models.Dense(weight, bias))
 
 
+def linear_layers(x: Upper, y: Array | np.ndarray) -> tuple[models.Layer, ...]:
+    """Return a matrix y as a layer: its last column, of a constant, is the bias."""
+    del x
+    W = np.asarray(y)
+    scale = models.Multiply((W.shape[-1] - 1) ** -0.5)
+    return scale, models.Dense(W[..., :-1], W[..., -1])
+
+
 def network_layers(x: Upper, y: Network) -> tuple[models.Layer, ...]:
     """Return a network y, whatever x is, as layers of a model."""
     del x

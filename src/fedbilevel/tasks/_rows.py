@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,8 +41,7 @@ _OWN_TRAIN = 0.6
 _MOST_NAMED = 10  # sites in a sentence
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """What is used where nothing is chosen.
 
     `train` is the share for training, where clients are alike and where they differ; 0
@@ -241,16 +240,14 @@ class Partition:
         `layers` of a point make a model, where it is known how rows are scaled.
         """
         held, pixels, known = self.pool.held, self.pool.pixels, self._summary()
+        scaled = held.preparation or pixels
+        places = tuple(self.places)
         return {
             "classes": held.classes,
             "preparation": held.preparation,
-            "predictor": Predictor(layers, pixels)
-            if held.preparation or pixels
-            else None,
+            "predictor": Predictor(layers, pixels) if scaled else None,
             "names": self.names,
-            "origin": Origin(
-                known["source"], held.unit, tuple(self.places), known, self.files
-            ),
+            "origin": Origin(known["source"], held.unit, places, known, self.files),
         }
 
     def _summary(self) -> dict[str, Any]:
@@ -346,9 +343,8 @@ def _cut(pool: Pool, clients: int, scheme: str, train: float) -> tuple[Parts, Pa
         return lower, np.array_split(every[trained:], clients)
     parts = partition.parse(scheme)(held, clients, pool.split)
     cuts = [round(len(part) * trained / len(held.label)) for part in parts]
-    cuts = [min(max(cut, 1), len(p) - 1) for cut, p in zip(cuts, parts, strict=True)]
-    lower = [part[:cut] for cut, part in zip(cuts, parts, strict=True)]
-    return lower, [part[cut:] for cut, part in zip(cuts, parts, strict=True)]
+    pairs = [(p, min(max(n, 1), len(p) - 1)) for p, n in zip(parts, cuts, strict=True)]
+    return [part[:cut] for part, cut in pairs], [part[cut:] for part, cut in pairs]
 
 
 def _scheme(pool: Pool, scheme: str) -> str:
@@ -390,12 +386,11 @@ def _names(pool: Pool, clients: int, scheme: str) -> tuple[str, ...]:
 
 
 def _check_parts(held: Dataset, names: Sequence[str], *levels: Parts) -> None:
-    for parts in levels:
-        for client, part in enumerate(parts):
-            if len(part) == 0:
-                who = f"'{names[client]}'" if names else f"client {client}"
-                raise InvalidInputError(
-                    f"{who} of {len(parts)} would get too few rows of the "
-                    f"{len(held.label)}: it needs one for training and one for "
-                    "validation. Ask for fewer clients, or another partition."
-                )
+    for client, part in [one for parts in levels for one in enumerate(parts)]:
+        if len(part) == 0:
+            who = f"'{names[client]}'" if names else f"client {client}"
+            raise InvalidInputError(
+                f"{who} of {len(levels[0])} would get too few rows of the "
+                f"{len(held.label)}: it needs one for training and one for "
+                "validation. Ask for fewer clients, or another partition."
+            )

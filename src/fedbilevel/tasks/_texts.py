@@ -100,28 +100,28 @@ class ClientTexts(NamedTuple):
     own: bool
 
 
-def texts_of(
-    data: str, clients: int, split: int, *, alone: bool = False
-) -> ClientTexts:
+def texts_of(data: str, clients: int, split: int, counts: TokenCounts) -> ClientTexts:
     """Read the texts of clients, or generate them.
 
-    A site that is `alone` with its folder has the folder's name.
+    A site that is one of several has the name of its folder. Without texts they are
+    made up: shapes are as those of the sources in `counts`, and nothing else.
     """
+    if data == NOBODYS:
+        if counts.tokens is None:
+            raise InvalidInputError(
+                f"data={NOBODYS}: without texts, tokens= must say what sources there "
+                "are."
+            )
+        one = [Example("", "-")]
+        site = {"client 0": {name: one for name in counts.tokens if name != TRUSTED}}
+        blank = Texts("the sites' texts", site, {"client 0": one})
+        return ClientTexts(blank, one, own=False)
     if clients < 0:
         raise InvalidInputError(f"clients={clients}: there must be at least one.")
     if data == "generated":
         return ClientTexts(*generated(clients or _CLIENTS, split), own=False)
-    known = (Path(data).resolve().name,) if alone else ()
+    known = (Path(data).resolve().name,) if counts.sites else ()
     return ClientTexts(*_partitioned(read_texts(data), clients, split, known), own=True)
-
-
-def blank_texts(sources: Sequence[str]) -> ClientTexts:
-    """Return made-up texts of these sources: shapes are theirs, and nothing else."""
-    one = [Example("", "-")]
-    site = {"client 0": {name: one for name in sources}}
-    return ClientTexts(
-        Texts("the sites' texts", site, {"client 0": one}), one, own=False
-    )
 
 
 def held_texts(
@@ -129,15 +129,14 @@ def held_texts(
     tokenizer: Tokenizer,
     length: int,
     by: str,
-    counts: TokenCounts | None = None,
+    counts: TokenCounts,
 ) -> Held:
     """Cut texts into rows of tokens; `by` says what is a source.
 
     `counts` are the tokens of all sites, where those of others are elsewhere.
     """
     check_choice("value of source", by, _BY)
-    texts, counts = given.texts, counts or TokenCounts()
-    names = tuple(texts.sources)
+    texts, names = given.texts, tuple(given.texts.sources)
     cut = partial(token_rows, tokenizer=tokenizer, length=length)
     below = [
         {name: cut(held) for name, held in _by_source(texts, site, by).items()}
@@ -152,18 +151,20 @@ def held_texts(
     counted |= {f"text of the source '{one}'": count for one, count in own.items()}
     for name, rows in zip(names, below, strict=True):
         counted[f"text of '{name}'"] = sum(map(_count, rows.values()))
-    for which in [which for which, count in counted.items() if not count]:
-        raise InvalidInputError(
-            f"{texts.name}: no {which} has a response within {length} tokens. Give "
-            "--set length=N, longer."
-        )
+    _check_any(texts.name, length, counted)
     own[TRUSTED] = sum(map(_count, above))
     clients, tokens = counts.together(texts.name, len(names), own)
     sources = tuple(sorted(set(tokens) - {TRUSTED}))
     summary = _summary(given, below, above, tested, length)
-    known = summary["sources"] if not counts.sites else {}  # or some rows are elsewhere
+    sites = summary["sites"]
+    here = {one: [site["classes"].get(one, 0) for site in sites] for one in sources}
     summary["sources"] = [
-        {"name": one, "rows": known.get(one), "tokens": tokens[one]} for one in sources
+        {
+            "name": one,
+            "rows": None if counts.sites else sum(rows),
+            "tokens": tokens[one],
+        }
+        for one, rows in here.items()
     ]
     return Held(
         sources,
@@ -173,6 +174,15 @@ def held_texts(
         tested,
         summary,
     )
+
+
+def _check_any(place: str, length: int, counted: Mapping[str, int]) -> None:
+    for which, count in counted.items():
+        if not count:
+            raise InvalidInputError(
+                f"{place}: no {which} has a response within {length} tokens. Give "
+                "--set length=N, longer."
+            )
 
 
 def _partitioned(
@@ -291,6 +301,5 @@ def _summary(
         "site_column": "folder" if given.own else "",
         "predicts": "text",
         "sites": sites,
-        "sources": {one: sum(s["classes"][one] for s in sites) for one in found},
         "remarks": remarks,
     }

@@ -30,11 +30,12 @@ from fedbilevel import _tree, datasets
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.models import Dense, Layer, Multiply
+from fedbilevel.models import Layer
 from fedbilevel.problem import ClientData, Problem, padded
 from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import check_not_negative, held_array, mean_of_first
+from fedbilevel.tasks._networks import linear_layers
 
 _PENALTY = 0.01
 _TEXTURE = 1  # a column of breast_cancer
@@ -142,19 +143,13 @@ def _training_rows(groups: list[_Group], minority: np.ndarray) -> list[Rows]:
     size = min(len(label) / share.sum() for (_, label), share in pairs)
     parts = []
     for index, ((features, label), share) in enumerate(pairs):
-        counts = np.floor(size * share).astype(int)
+        ends = np.cumsum(np.floor(size * share).astype(int))
         group = np.full(len(label), index, np.int32)
         columns = {"features": features, "label": label, "group": group}
-        ends = np.cumsum(counts)
-        parts.append(
-            [
-                {name: column[end - count : end] for name, column in columns.items()}
-                for count, end in zip(counts, ends, strict=True)
-            ]
-        )
+        parts.append({name: np.split(one, ends) for name, one in columns.items()})
     return [
-        {name: np.concatenate([one[name], other[name]]) for name in one}
-        for one, other in zip(*parts, strict=True)
+        {name: np.concatenate([part[name][k] for part in parts]) for name in parts[0]}
+        for k in range(len(minority))
     ]
 
 
@@ -309,11 +304,8 @@ def _own_task(
 
 def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
     """Return y as a layer with a score for each label; that of label 0 is 0."""
-    del x
     weights = np.asarray(y)
-    both = np.stack([np.zeros_like(weights), weights])
-    scale = Multiply((weights.shape[-1] - 1) ** -0.5)
-    return scale, Dense(both[..., :-1], both[..., -1])
+    return linear_layers(x, np.stack([np.zeros_like(weights), weights]))
 
 
 def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:

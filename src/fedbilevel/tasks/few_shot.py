@@ -26,8 +26,8 @@ support sets; the mean square of waves, the share of images classified wrong and
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -51,20 +51,18 @@ _KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}
 _PLAIN = MEASURED_BELOW | settings("batch=1 upper_weight=1 lower_weight=1")
 
 
-@dataclass(frozen=True)
-class _Usual:
+class _Usual(NamedTuple):
     """What is used for a kind of lower problem where nothing is chosen."""
 
-    strength: float
-    inner_step: float
-    inner_steps: int
     recommended: str
+    strength: float = 0.0
+    inner_step: float = 0.0
+    inner_steps: int = 0
     # One evaluation a step, at a y that has moved before: half the cost.
     algorithm: str = "fedbio-clientwise"
 
 
-@dataclass(frozen=True)
-class _Setting:
+class _Setting(NamedTuple):
     """What is used for data where nothing is chosen."""
 
     clients: int
@@ -80,21 +78,19 @@ _SETTINGS = {
         "local_steps=5",
         {
             "head": _Usual(
-                0.001,
-                0.0,
-                0,
                 "rounds=600 q=10 theta=0.4 upper_step=0.06 lower_step=0.4",
-                "local-bsgvrm",
+                0.001,
+                algorithm="local-bsgvrm",
             ),
             "proximal": _Usual(
+                "rounds=400 q=10 theta=0.03 upper_step=0.2 lower_step=0.03",
                 0.5,
                 0.05,
                 100,
-                "rounds=400 q=10 theta=0.03 upper_step=0.2 lower_step=0.03",
                 "local-bsgvrm",
             ),
             "unrolled": _Usual(
-                0.0, 0.02, 5, "rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1"
+                "rounds=600 q=2 theta=0.9 upper_step=0.2 lower_step=1", 0.0, 0.02, 5
             ),
         },
     ),
@@ -103,12 +99,12 @@ _SETTINGS = {
         Sizes(ways=5, shots=1, queries=15),
         "local_steps=3 rounds=40",
         {
-            "head": _Usual(0.1, 0.0, 0, "q=5 theta=0.15 upper_step=0.8 lower_step=0.3"),
+            "head": _Usual("q=5 theta=0.15 upper_step=0.8 lower_step=0.3", 0.1),
             "proximal": _Usual(
-                1.0, 0.05, 20, "q=10 theta=0.05 upper_step=0.2 lower_step=0.05"
+                "q=10 theta=0.05 upper_step=0.2 lower_step=0.05", 1.0, 0.05, 20
             ),
             "unrolled": _Usual(
-                0.0, 0.2, 5, "q=2 theta=0.9 upper_step=0.5 lower_step=1"
+                "q=2 theta=0.9 upper_step=0.5 lower_step=1", 0.0, 0.2, 5
             ),
         },
     ),

@@ -21,11 +21,11 @@ from fedbilevel import _tree
 from fedbilevel._types import Rows
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.models import Dense, Layer, Multiply
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, MeanLoss, Scaling
+from fedbilevel.tasks._networks import linear_layers
 
 _LOWEST, _HIGHEST = -9.0, 0.0
 _RECOMMENDED = MEASURED | {
@@ -75,13 +75,6 @@ def strengths(x: Array) -> np.ndarray:
     return np.exp(np.clip(np.asarray(x), _LOWEST, _HIGHEST))
 
 
-def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
-    """Return W as a layer: its last column, of the constant feature, is the bias."""
-    del x
-    W = np.asarray(y)
-    return Multiply((W.shape[-1] - 1) ** -0.5), Dense(W[..., :-1], W[..., -1])
-
-
 def make(
     clients: int = 0,
     *,
@@ -128,5 +121,5 @@ def make(
         tested,
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
-        **parts.about(_layers),
+        **parts.about(linear_layers),
     )

@@ -34,7 +34,6 @@ from jaxtyping import Array, Bool, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Rows, Scalar
-from fedbilevel.datasets.texts import TRUSTED
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.adapters import Adapters, joined, parted
 from fedbilevel.models.peft import packed_adapters
@@ -49,15 +48,7 @@ from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._base import OWN_PLACE, Listed, Origin, Point, Task, settings
 from fedbilevel.tasks._labeled import check_choice, check_not_negative, held_array
 from fedbilevel.tasks._rows import SplitSeed
-from fedbilevel.tasks._texts import (
-    NOBODYS,
-    ClientTexts,
-    TokenCounts,
-    blank_texts,
-    held_texts,
-    read_counts,
-    texts_of,
-)
+from fedbilevel.tasks._texts import TokenCounts, held_texts, read_counts, texts_of
 from fedbilevel.tasks._transformers import Base, base_of
 
 _RECOMMENDED = {
@@ -195,7 +186,7 @@ def make(
     check_not_negative(penalty=penalty)
     usual = 14 if data == "generated" else 256
     counts = TokenCounts(sites, read_counts(tokens) if tokens else None)
-    texts = _texts(data, clients, split, counts)  # before what takes long
+    texts = texts_of(data, clients, split, counts)  # before what takes long
     kind = _PRECISIONS[precision]
     base = base_of(model, tokenizer, length or usual, (width, blocks), kind)
     held = held_texts(texts, base.tokenizer, length or usual, source, counts)
@@ -227,16 +218,6 @@ def make(
         files=_files,
         alike=_alike,
     )
-
-
-def _texts(data: str, clients: int, split: int, counts: TokenCounts) -> ClientTexts:
-    if data != NOBODYS:
-        return texts_of(data, clients, split, alone=counts.sites > 0)
-    if counts.tokens is None:
-        raise InvalidInputError(
-            f"data={NOBODYS}: without texts, tokens= must say what sources there are."
-        )
-    return blank_texts([name for name in counts.tokens if name != TRUSTED])
 
 
 def _alike(task: Task) -> dict[str, str]:

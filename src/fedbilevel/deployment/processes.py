@@ -15,6 +15,7 @@ from fedbilevel.deployment import launch
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 _ENOUGH = 15.0  # seconds that a process has to end when asked
+TOKEN = "FEDBILEVEL_TOKEN"  # the name of the variable; other users cannot read it
 USER_ERROR = 2  # the exit status of a command that cannot be used as given
 _MOST_FAILURES = 3  # in a row, after which a process is not started again
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

@@ -106,39 +106,34 @@ class Served:
     def config(self) -> dict[str, Any]:
         """Return it as the configuration of a run: of files only the paths."""
         keys, place = self.keys, self.preparation
-        peers = [str(path.resolve()) for path in keys.peers] if keys else []
-        return {
-            "private_key": str(keys.private.resolve()) if keys else "",
-            "node_keys": json.dumps(peers),
-            "experiment": json.dumps(asdict(self.experiment)),
+        files = (
+            [str(one.resolve()) for one in (keys.private, *keys.peers)] if keys else []
+        )
+        held = {
+            "keys": files,
             "folder": str(self.folder.resolve()),
-            "preparation": str(place.resolve()) if place else "",
-            "track": from_anywhere(self.track) if self.track else "",
-            "tuning": json.dumps(self.tuning),
-            **asdict(self.terms),
-            "keys": " ".join(self.terms.keys),
+            "preparation": str(place.resolve()) if place else None,
+            "track": from_anywhere(self.track) if self.track else None,
+            "tuning": self.tuning,
+            "terms": asdict(self.terms),
         }
+        experiment = json.dumps(asdict(self.experiment))
+        return {"experiment": experiment, "served": json.dumps(held)}
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> "Served":
         """Read the configuration of a run."""
-        texts = {name: str(value) for name, value in config.items()}
-        numbers = {name: config[name] for name in ("deadline", "patience", "tolerance")}
-        peers, keys = tuple(map(Path, json.loads(texts["node_keys"]))), None
-        if texts["private_key"]:
-            keys = KeyFiles(Path(texts["private_key"]), peers)
+        held, experiment = (json.loads(config[n]) for n in ("served", "experiment"))
+        private, *peers = map(Path, held["keys"] or [""])
+        terms = {**held["terms"], "keys": tuple(held["terms"]["keys"])}
         return Served(
-            checked(Experiment, json.loads(texts["experiment"])),
-            Path(texts["folder"]),
-            Terms(
-                **{name: float(value) for name, value in numbers.items()},
-                minimum=int(config["minimum"]),
-                keys=tuple(texts["keys"].split()),
-            ),
-            keys,
-            Path(texts["preparation"]) if texts["preparation"] else None,
-            texts["track"] or None,
-            json.loads(texts["tuning"]),
+            checked(Experiment, experiment),
+            Path(held["folder"]),
+            Terms(**terms),
+            KeyFiles(private, tuple(peers)) if held["keys"] else None,
+            Path(held["preparation"]) if held["preparation"] else None,
+            held["track"],
+            held["tuning"],
         )
 
 

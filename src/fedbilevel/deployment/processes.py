@@ -60,8 +60,12 @@ class Process:
 
     def start(self) -> "Process":
         """Start the command."""
+
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
         make_private_folder(self.home)
-        with open(self.log, "ab", opener=_private) as log:
+        with open(self.log, "ab", opener=private) as log:
             self.running = subprocess.Popen(
                 tied(self.command),
                 stdout=log,
@@ -104,7 +108,9 @@ class Process:
         """Raise with its own sentence if it ended by a mistake of its user."""
         sentence = self.error.read_text() if self.error and self.error.exists() else ""
         if not sentence and self.running and self.running.poll() == USER_ERROR:
-            sentence = _last_error(self.log)
+            # That with which a command of ours ended.
+            last = log_tail(self.log)
+            sentence = last.rpartition("Error: ")[2].strip() or last
         if sentence:
             raise InvalidInputError(f"{self.name} cannot take part: {sentence}")
 
@@ -139,10 +145,6 @@ def tied(command: Sequence[str]) -> list[str]:
     """Return a command that ends with this process, whatever ends it."""
     python = [sys.executable, "-I", "-S", str(Path(launch.__file__).resolve())]
     return [*python, str(os.getpid()), *command]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def end_all(processes: Sequence[Process]) -> None:
@@ -194,12 +196,6 @@ def wait_for_port(
         f"{process.name} does not listen at {address}. Its last words: "
         f"{log_tail(process.log)}"
     )
-
-
-def _last_error(log: Path) -> str:
-    """Return the sentence with which a command of ours ended."""
-    _, found, text = log_tail(log).rpartition("Error: ")
-    return text.strip() if found else log_tail(log)
 
 
 def log_tail(path: Path, characters: int = 2000) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from tests.gateway import make_certificates
 
-from fedbilevel.deployment import trial
+from fedbilevel.deployment import serving
 from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.processes import free_port
 from fedbilevel.deployment.serving import serve_over_flower
@@ -88,7 +88,7 @@ def cost_of_seals(megabytes: float) -> None:
     header = Header("exchange", "f", "s", "a", EVERYONE, 1, 1)
     leaf = np.random.default_rng(0).normal(size=round(megabytes * 2**20 / 8))
     with tempfile.TemporaryDirectory() as name:
-        files = trial.make_keys(Path(name), 1)
+        files = serving.make_keys(Path(name), 1)
         site = KeyFiles(Path(name) / "keys" / "0", (Path(name) / "keys/server.pub",))
         signs = (server_seal(files), site_seal(0, site))
     for what, (ours, theirs) in (("a checksum", (CHECKSUM,) * 2), ("keys", signs)):
@@ -123,11 +123,11 @@ def seconds_a_round(
         folder = Path(name) / "run"
         folder.mkdir()
         experiment.save(folder)
-        keys = trial.make_keys(folder, nodes)
+        keys = serving.make_keys(folder, nodes)
         certificates = make_certificates(Path(name) / "tls") if encrypted else None
         link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates, remembers)
         crowd = [
-            trial.persistent_node(experiment, k, folder, link) for k in range(nodes)
+            serving.persistent_node(experiment, k, folder, link) for k in range(nodes)
         ]
         result = serve_over_flower(
             Served(experiment, folder, Terms(), keys),

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedbilevel import ClientData, Problem, Task, configure
 from fedbilevel.deployment.apps import Served
-from fedbilevel.deployment.trial import federate
+from fedbilevel.deployment.serving import federate
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
@@ -34,7 +34,7 @@ ROUNDS = 3
 MEGABYTE = 10**6
 NAMES = {
     "node": "--client",
-    "server": "deployment.server",
+    "server": "deployment.apps",
     "SuperLink": "guarded_superlink",
 }
 

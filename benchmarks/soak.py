@@ -25,7 +25,7 @@ import numpy as np
 from tests.gateway import make_certificates
 
 from fedbilevel._files import read_arrays
-from fedbilevel.deployment import apps, trial
+from fedbilevel.deployment import apps, serving
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import KEPT, SuperLink
@@ -160,9 +160,9 @@ def main(kind: str, rounds: int, pause: float) -> None:
         experiment.save(folder)
         secure = None if kind == "plain" else make_certificates(Path(name) / "tls")
         link = SuperLink(f"127.0.0.1:{free_port()}", folder, secure)
-        keys = trial.make_keys(folder, NODES)
+        keys = serving.make_keys(folder, NODES)
         crowd = [
-            trial.persistent_node(experiment, k, folder, link) for k in range(NODES)
+            serving.persistent_node(experiment, k, folder, link) for k in range(NODES)
         ]
         killer, began = Killer(folder, crowd, pause), time.monotonic()
         terms = Terms(deadline=DEADLINES[kind], patience=120.0)

@@ -12,7 +12,7 @@ from fedbilevel import tasks
 from fedbilevel.cli import federation, node
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import EXPERIMENT, FEDERATED
-from fedbilevel.deployment import trial
+from fedbilevel.deployment import serving
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import LEFT_OUT, replay, serve
@@ -296,5 +296,5 @@ def test_weights_on_the_command_line_are_read():
     made = EXPERIMENT.read(task="quadratic", settings=None, weights="1,2.5")
     assert made.weights == (1.0, 2.5)
     assert EXPERIMENT.read(task="quadratic", settings=None, weights=None).weights == ()
-    words = trial.deployment_of(replace(made, clients=2))
+    words = serving.deployment_of(replace(made, clients=2))
     assert all("--weights 1.0,2.5 " in line for line in words)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedbilevel._files import read_arrays
-from fedbilevel.deployment import apps, trial
+from fedbilevel.deployment import apps, serving
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
@@ -83,7 +83,7 @@ class Faults:
     def has_begun(self) -> bool:
         """Say whether the server's process was started once."""
         mine = [line for line in processes() if str(self.folder) in line]
-        return 0 not in self.plan or any("deployment.server " in one for one in mine)
+        return 0 not in self.plan or any("deployment.apps " in one for one in mine)
 
     def signal(self, client: int, number: int) -> None:
         running = self.crowd[client].running
@@ -138,8 +138,8 @@ def federation(folder):
     strange.parent.mkdir(parents=True)
     strange.write_bytes(b"the state of another experiment")
     link = SuperLink(f"127.0.0.1:{free_port()}", folder, certificates=None)
-    keys = trial.make_keys(folder, 3)
-    crowd = [trial.persistent_node(EXPERIMENT, k, folder, link) for k in range(3)]
+    keys = serving.make_keys(folder, 3)
+    crowd = [serving.persistent_node(EXPERIMENT, k, folder, link) for k in range(3)]
     terms = Terms(deadline=6.0, patience=100.0)
     served = apps.Served(EXPERIMENT, folder, terms, keys)
     with pytest.raises(KeyboardInterrupt, match="After round"):

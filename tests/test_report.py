@@ -19,7 +19,7 @@ from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import EXPERIMENT
 from fedbilevel.cli.reporting import write_report
-from fedbilevel.deployment import trial
+from fedbilevel.deployment import serving
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
@@ -340,7 +340,7 @@ def test_a_node_of_a_trial_is_given_the_settings_of_its_server(tmp_path):
     made = replace(FULL, task="reweighting", seed=5, precision="float64")
     made = replace(made, measure_every=3, max_bytes=9)
     link = SuperLink("127.0.0.1:1", tmp_path, certificates=None)
-    words = trial.persistent_node(made, 2, tmp_path, link).command
+    words = serving.persistent_node(made, 2, tmp_path, link).command
     text = shlex.join(["fedbilevel", *words[words.index("node") :]])
     found, given = read_back(text, "node")
     assert shared_settings(found) == shared_settings(made)

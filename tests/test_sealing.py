@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedbilevel.deployment.trial import make_keys
+from fedbilevel.deployment.serving import make_keys
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.signatures import (
     _REPLY,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedbilevel import Result, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.datasets import Preparation
-from fedbilevel.deployment import trial
+from fedbilevel.deployment import serving
 from fedbilevel.deployment.apps import Served
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
@@ -299,7 +299,7 @@ def test_a_trial_leaves_the_model_of_a_simulation(tmp_path):
     terms = Terms(deadline=60.0, patience=300.0)
     track = f"jsonl:{tmp_path / 'rounds.jsonl'}"
     served = Served(experiment, folder, terms, track=track)
-    trial.federate(served, nodes="persistent", watch=ignore)
+    serving.federate(served, nodes="persistent", watch=ignore)
     lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
     check_predictions(folder, tmp_path, ROWS)

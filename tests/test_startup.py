@@ -21,7 +21,7 @@ from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import THEOREMS
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.theory import PRESETS
-from fedbilevel.deployment import trial
+from fedbilevel.deployment import serving
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import experiment
 from fedbilevel.experiments.options import options_of
@@ -223,7 +223,7 @@ def test_what_is_checked_early_is_what_there_is():
     with pytest.raises(InvalidInputError) as told:
         configure("float16")
     assert all(name in str(told.value) for name in checks.PRECISIONS)
-    assert federation.KINDS == trial.KINDS
+    assert federation.KINDS == serving.KINDS
 
 
 def test_an_unknown_option_is_told_before_data_are_loaded(tmp_path):

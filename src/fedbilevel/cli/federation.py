@@ -181,7 +181,7 @@ def federate(
 ) -> None:
     """Run a whole federation on this machine, with real processes, to try it out."""
     from fedbilevel._files import make_private_folder, private_files
-    from fedbilevel.deployment import trial
+    from fedbilevel.deployment import serving
     from fedbilevel.deployment.apps import Served
 
     if plan is not None:
@@ -195,12 +195,12 @@ def federate(
         make_private_folder(folder)
         experiment.save(folder)
         if not as_json:
-            _say_how_to_deploy(trial.deployment_of(experiment, tune=tune))
+            _say_how_to_deploy(serving.deployment_of(experiment, tune=tune))
         tried = _tried_at_sites(tuning) if tune else None
         served = Served(experiment, folder, terms, track=track, tuning=tried)
         with watched(experiment.label, quiet=as_json) as watch:
             watch.stage(_WAITING)
-            result = trial.federate(
+            result = serving.federate(
                 served, nodes=nodes, watch=watch, say=watch.say, about=watch.stage
             )
         show_result(result, out, as_json)

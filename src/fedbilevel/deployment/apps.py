@@ -1,4 +1,12 @@
-"""Our ServerApp and ClientApp, as Flower loads them into its processes.
+"""Our ServerApp and ClientApp, and the process of the server.
+
+    FEDBILEVEL_TOKEN=... python -m fedbilevel.deployment.apps ADDRESS FOLDER RUN [CA]
+
+takes the run's task from the SuperLink, and serves it. Flower would start it by its
+SuperExec, with the task's token on the command line, where every user of the machine
+can read it, and would run whatever program the SuperLink holds. This process asks for
+the task itself, keeps its token in memory, and serves what is installed here; settings
+come from its folder. A ClientApp is loaded by Flower, in nodes of its own.
 
 Both read their settings from the run's configuration: the experiment as JSON text, and
 for the server where its folder and its keys are and how long it waits. Where the keys
@@ -11,21 +19,43 @@ import os
 import signal
 import sys
 import threading
+import time
+import tomllib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.common.serde import context_from_proto, run_from_proto
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+)
+from flwr.supercore.interceptors.http.utils import add_headers
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
 
 from fedbilevel._files import write_atomically
 from fedbilevel._schema import checked
 from fedbilevel.datasets.encoding import read_preparation
-from fedbilevel.deployment.processes import read_json
+from fedbilevel.deployment.processes import TOKEN, read_json
 from fedbilevel.errors import FedbilevelError, InvalidInputError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
@@ -50,6 +80,7 @@ PROCESS, PROGRESS, ERROR, LOG = (
     "error.txt",
     "server.log",
 )
+_LOOK = 0.2  # seconds between two looks for the task
 _GRACE = 10.0  # seconds to end when asked; what was kept stays whole, however it ends
 server_app, client_app = ServerApp(), ClientApp()
 
@@ -75,39 +106,34 @@ class Served:
     def config(self) -> dict[str, Any]:
         """Return it as the configuration of a run: of files only the paths."""
         keys, place = self.keys, self.preparation
-        peers = [str(path.resolve()) for path in keys.peers] if keys else []
-        return {
-            "private_key": str(keys.private.resolve()) if keys else "",
-            "node_keys": json.dumps(peers),
-            "experiment": json.dumps(asdict(self.experiment)),
+        files = (
+            [str(one.resolve()) for one in (keys.private, *keys.peers)] if keys else []
+        )
+        held = {
+            "keys": files,
             "folder": str(self.folder.resolve()),
-            "preparation": str(place.resolve()) if place else "",
-            "track": from_anywhere(self.track) if self.track else "",
-            "tuning": json.dumps(self.tuning),
-            **asdict(self.terms),
-            "keys": " ".join(self.terms.keys),
+            "preparation": str(place.resolve()) if place else None,
+            "track": from_anywhere(self.track) if self.track else None,
+            "tuning": self.tuning,
+            "terms": asdict(self.terms),
         }
+        experiment = json.dumps(asdict(self.experiment))
+        return {"experiment": experiment, "served": json.dumps(held)}
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> "Served":
         """Read the configuration of a run."""
-        texts = {name: str(value) for name, value in config.items()}
-        numbers = {name: config[name] for name in ("deadline", "patience", "tolerance")}
-        peers, keys = tuple(map(Path, json.loads(texts["node_keys"]))), None
-        if texts["private_key"]:
-            keys = KeyFiles(Path(texts["private_key"]), peers)
+        held, experiment = (json.loads(config[n]) for n in ("served", "experiment"))
+        private, *peers = map(Path, held["keys"] or [""])
+        terms = {**held["terms"], "keys": tuple(held["terms"]["keys"])}
         return Served(
-            checked(Experiment, json.loads(texts["experiment"])),
-            Path(texts["folder"]),
-            Terms(
-                **{name: float(value) for name, value in numbers.items()},
-                minimum=int(config["minimum"]),
-                keys=tuple(texts["keys"].split()),
-            ),
-            keys,
-            Path(texts["preparation"]) if texts["preparation"] else None,
-            texts["track"] or None,
-            json.loads(texts["tuning"]),
+            checked(Experiment, experiment),
+            Path(held["folder"]),
+            Terms(**terms),
+            KeyFiles(private, tuple(peers)) if held["keys"] else None,
+            Path(held["preparation"]) if held["preparation"] else None,
+            held["track"],
+            held["tuning"],
         )
 
 
@@ -249,3 +275,81 @@ def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
         return None
     public = [Path(path) for path in held["site_keys"].split(os.pathsep)]
     return SiteIdentity.read(client, Path(held["private_key"]), public)
+
+
+class _Bearer:
+    """Brings the token of the SuperLink's guard."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def intercept(
+        self, context: ProtobufRequestContext, call_next: ProtobufCall
+    ) -> httpx.Response:
+        """Add the token to a call."""
+        add_headers(context.request, {"Authorization": f"Bearer {self.token}"})
+        return call_next(context)
+
+
+def _client(address: str, root: bytes | None, *more: Any) -> RuntimeHttpClient:
+    return RuntimeHttpClient.from_server_address(
+        address,
+        insecure=root is None,
+        root_certificates=root,
+        interceptors=[RuntimeVersionHttpInterceptor("flwr-serverapp"), *more],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+
+
+def _task_token(client: RuntimeHttpClient, run: int) -> str:
+    """Wait for the task of a run; tasks of runs that nobody waits for are dropped."""
+    while True:
+        asked = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        answer = client.AcquireTask(asked)
+        if answer.HasField("task") and answer.task.run_id == run:
+            return answer.token
+        time.sleep(_LOOK)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve one run to its end."""
+    address, folder, run, *certificate = arguments
+    bearer = _Bearer(os.environ.pop(TOKEN))
+    root = Path(certificate[0]).read_bytes() if certificate else None
+    asking = _client(address, root, bearer)
+    token = _task_token(asking, int(run))
+    asking.close()
+    grid = HttpGrid(address, root is None, root, token=token)
+    client = _client(address, root, bearer, RuntimeTokenHttpInterceptor(token))
+    grid._client = client
+    HeartbeatSender(make_task_heartbeat_fn_http(client)).start()
+    given = client.PullTaskInput(PullTaskInputRequest())
+    grid.set_run(run_from_proto(given.run))
+    TaskIdentity.task_id = given.task_id
+    TaskIdentity.run_id = given.run.run_id
+    TaskIdentity.node_id = given.context.node_id
+    context = context_from_proto(given.context)
+    project = tomllib.loads((Path(folder) / "app" / "pyproject.toml").read_text())
+    context.run_config = project["tool"]["flwr"]["app"]["config"]
+    status = SubStatus.FAILED
+    try:
+        server_app(grid, context)
+        status = SubStatus.COMPLETED
+    finally:
+        _finish(client, status)
+
+
+def _finish(client: RuntimeHttpClient, status: str) -> None:
+    """Report to the SuperLink how the task ended, if it is there."""
+    if client._retry_invoker is not None:
+        client._retry_invoker.max_tries = 1
+    try:
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status=status))
+    except httpx.HTTPError:
+        pass  # it notices that nobody works on the task
+    finally:
+        client.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

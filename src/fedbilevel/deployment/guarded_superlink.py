@@ -20,10 +20,10 @@ from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
 
 from fedbilevel.deployment.kept_nodes import keep_only_nodes
+from fedbilevel.deployment.processes import TOKEN
 from fedbilevel.errors import InvalidInputError
 
 FLEET = "/v1/fleet/"  # what nodes call
-TOKEN = "FEDBILEVEL_TOKEN"  # the name of the variable; other users cannot read it
 
 
 class Guard:

@@ -15,6 +15,7 @@ from fedbilevel.deployment import launch
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 _ENOUGH = 15.0  # seconds that a process has to end when asked
+TOKEN = "FEDBILEVEL_TOKEN"  # the name of the variable; other users cannot read it
 USER_ERROR = 2  # the exit status of a command that cannot be used as given
 _MOST_FAILURES = 3  # in a row, after which a process is not started again
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -59,8 +60,12 @@ class Process:
 
     def start(self) -> "Process":
         """Start the command."""
+
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
         make_private_folder(self.home)
-        with open(self.log, "ab", opener=_private) as log:
+        with open(self.log, "ab", opener=private) as log:
             self.running = subprocess.Popen(
                 tied(self.command),
                 stdout=log,
@@ -103,7 +108,9 @@ class Process:
         """Raise with its own sentence if it ended by a mistake of its user."""
         sentence = self.error.read_text() if self.error and self.error.exists() else ""
         if not sentence and self.running and self.running.poll() == USER_ERROR:
-            sentence = _last_error(self.log)
+            # That with which a command of ours ended.
+            last = log_tail(self.log)
+            sentence = last.rpartition("Error: ")[2].strip() or last
         if sentence:
             raise InvalidInputError(f"{self.name} cannot take part: {sentence}")
 
@@ -138,10 +145,6 @@ def tied(command: Sequence[str]) -> list[str]:
     """Return a command that ends with this process, whatever ends it."""
     python = [sys.executable, "-I", "-S", str(Path(launch.__file__).resolve())]
     return [*python, str(os.getpid()), *command]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def end_all(processes: Sequence[Process]) -> None:
@@ -193,12 +196,6 @@ def wait_for_port(
         f"{process.name} does not listen at {address}. Its last words: "
         f"{log_tail(process.log)}"
     )
-
-
-def _last_error(log: Path) -> str:
-    """Return the sentence with which a command of ours ended."""
-    _, found, text = log_tail(log).rpartition("Error: ")
-    return text.strip() if found else log_tail(log)
 
 
 def log_tail(path: Path, characters: int = 2000) -> str:

@@ -18,8 +18,7 @@ from flwr.common.constant import AuthnType
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedbilevel._files import make_private_folder, write_atomically
-from fedbilevel.deployment.guarded_superlink import TOKEN
-from fedbilevel.deployment.processes import Process, called_at, tied
+from fedbilevel.deployment.processes import TOKEN, Process, called_at, tied
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation.flower.messages import fingerprint
 from fedbilevel.federation.signatures import read_public_key
@@ -112,7 +111,7 @@ class SuperLink:
 
     def server(self, run: int) -> Process:
         """Return the server of a run, not started yet."""
-        command = [sys.executable, "-m", "fedbilevel.deployment.server"]
+        command = [sys.executable, "-m", "fedbilevel.deployment.apps"]
         command += [self._local, str(self.folder.resolve()), str(run)]
         if self.certificates is not None:
             command += [str(self.certificates.resolve() / "ca.crt")]

@@ -7,8 +7,8 @@ import jax
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.runtime import SimulatorRuntime
+from fedbilevel.runtime.compilation import MemoryPlan
 from fedbilevel.runtime.driver import first_span
-from fedbilevel.runtime.memory import MemoryPlan
 
 PARTS = {
     "frozen": "the model that nobody trains",

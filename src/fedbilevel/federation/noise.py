@@ -1,7 +1,7 @@
 """The noise of a deployed site: whole steps of a grid, from secret random bits.
 
 Sums of floating-point numbers have low bits that depend on what was added: noise that
-is drawn as such numbers can be told from the other noise that another reply would need.
+is drawn as such numbers differs from the noise that another reply would need.
 So a block is cut down to the norm `clip`, put on a grid by rounding its numbers toward
 zero, which makes no number and no norm larger, and given discrete Gaussian noise in
 steps of that grid. All that leaves a site are whole numbers of steps, whatever the
@@ -10,7 +10,7 @@ noise has at least the deviation that was asked for.
 
 A step is a power of two, 2^-20 to 2^-21 of the noise's deviation, so that rounding is
 far below the noise, and is a multiple of 2^-40, so that masked sums hold it exactly. In
-float32 numbers of more than 2^24 steps lose their last digits afterwards, which tells
+float32 numbers of more than 2^24 steps lose their last digits afterwards, which shows
 nothing more. The sum over sites of discrete Gaussian noise is one itself, up to
 exp(-2^40) (Kairouz, Liu and Steinke 2021).
 """

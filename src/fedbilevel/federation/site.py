@@ -286,7 +286,11 @@ class Site:
             leaves = self._masked(header, link, sent, reply, turn)
         checkpoints.put(header.exchange, kept, header.kept)
         if self.holds:
-            self._held = {digest(leaf): _alone(leaf) for leaf in jax.tree.leaves(sent)}
+            # A short leaf is copied, so that it does not keep its whole packet.
+            self._held = {
+                digest(leaf): leaf.copy() if leaf.nbytes < _SHORT else leaf
+                for leaf in jax.tree.leaves(sent)
+            }
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
         return self._reply(replace(header, info=info), leaves)
 
@@ -351,11 +355,6 @@ class Site:
             own = SiteSecrets(federation, self.client, *rest)
             self._secrets = {federation: own}
         return self._secrets[federation]
-
-
-def _alone(leaf: np.ndarray) -> np.ndarray:
-    """Return a leaf that may be kept: a short one does not keep its whole packet."""
-    return leaf.copy() if leaf.nbytes < _SHORT else leaf
 
 
 def _is_name(federation: str) -> bool:

@@ -148,7 +148,8 @@ class Link(eqx.Module):
             own = job.own(phase.taken_in(combine(sent, own), reply, alone))
         change = job.public(reply)
         if kept.channel is not None:
-            change = self._combine(_tree.subtract, change, self.known(sent, turn))
+            known = self.known(sent, turn)
+            change = change if known is None else _tree.subtract(change, known)
         return Kept(memory, own, kept.channel), change, _tree.all_finite(reply)
 
     def code(self, change: PyTree, kept: Kept, turn: Turn) -> tuple[Kept, PyTree]:
@@ -189,7 +190,8 @@ class Link(eqx.Module):
         if not self.job.channel.sends_changes:
             return coded
         change = self.job.channel.decode(coded, self.like)
-        return self._combine(_tree.add, change, self.known(sent, turn))
+        known = self.known(sent, turn)
+        return change if known is None else _tree.add(change, known)
 
     def answer(
         self, sent: PyTree, kept: Kept, turn: Turn, client: Array | int
@@ -199,9 +201,6 @@ class Link(eqx.Module):
         heard = channel.received(channel.sent(sent), sent)
         kept, coded, finite = self.work(heard, kept, turn, client)
         return kept, self.received(sent, coded, turn), finite
-
-    def _combine(self, combine: Callable, tree: PyTree, known: PyTree | None) -> PyTree:
-        return tree if known is None else combine(tree, known)
 
     def reduced(
         self,
@@ -270,16 +269,13 @@ def links_of(job: Job) -> dict[Where, Link]:
 def start_kept(job: Job) -> Kept:
     """Return what a client keeps before its first exchange."""
     memory = jax.tree.map(strongly_typed, job.algorithm.init_client(job.x, job.y))
-    return Kept(memory, job.own(first_server(job)), _start_channel(job))
-
-
-def _start_channel(job: Job) -> dict[tuple[int, int], PyTree] | None:
-    if not job.channel.sends_changes:
-        return None
-    return {
-        where: job.channel.start(Link(job, phase, where, None).reply_shape())
-        for where, phase in job.every_phase().items()
-    }
+    channel = None
+    if job.channel.sends_changes:
+        channel = {
+            where: job.channel.start(Link(job, phase, where, None).reply_shape())
+            for where, phase in job.every_phase().items()
+        }
+    return Kept(memory, job.own(first_server(job)), channel)
 
 
 def start_state(job: Job) -> State:

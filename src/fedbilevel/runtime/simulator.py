@@ -11,12 +11,19 @@ from jax.sharding import PartitionSpec
 
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import program
-from fedbilevel.runtime.compilation import Asked, Program, compiled, prepare
+from fedbilevel.runtime.compilation import (
+    Asked,
+    MemoryPlan,
+    Program,
+    compiled,
+    held_bytes,
+    limit_of,
+    prepare,
+)
 from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.layout import Layout, devices_for
-from fedbilevel.runtime.memory import MemoryPlan, held_bytes, limit_of
 from fedbilevel.runtime.products import evaluation, rows_of_sample
 
 # From about this many floats in a message on, one client at a time is faster on the CPU

@@ -119,6 +119,10 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
         """Return the variations of the loop, the innermost first."""
         return ()
 
+    def drifts(self) -> bool:
+        """Say whether local steps drift: unless a part corrects their directions."""
+        return not any(part.corrects for part in self.parts())
+
     def with_local_steps(self, count: int) -> Any:
         """Return the same method with another number of local steps."""
         return replace(self, local_steps=count)

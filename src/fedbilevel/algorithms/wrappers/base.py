@@ -99,6 +99,7 @@ class AbstractWrapper(AbstractAlgorithm):
     events = _inner()
     check = _inner()
     check_balance = _inner()
+    drifts = _inner()
 
     def settings(self) -> dict[str, Any]:
         """Return those of the method, and the wrapper's own."""

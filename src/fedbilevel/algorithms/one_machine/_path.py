@@ -126,6 +126,11 @@ def stepped(w: Any, steps: Any, D: Any) -> Any:
     return replace(w, **{one.name: block(one.name) for one in fields(w)})
 
 
+def at_point(name: str, local: Callable, up: Up) -> Phase:
+    """Return the exchange in which clients learn the point alone."""
+    return Phase(name, lambda server: server.point, local, up)
+
+
 def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:
     """Return the exchange that takes the mean of G(w; s) over so many samples."""
 
@@ -143,7 +148,7 @@ def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:
         total, _ = jax.lax.scan(add, one(keys[0]), keys[1:])
         return client, _tree.scale(1 / bundles, total)
 
-    return Phase(name, lambda server: server.point, local, up)
+    return at_point(name, local, up)
 
 
 def differences(name: str, draw: Draw, up: Up) -> Phase:

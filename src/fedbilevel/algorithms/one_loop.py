@@ -294,12 +294,10 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
         estimator = self.estimator
         if not isinstance(estimator, AbstractBlocks):
             return d if estimator.keeps_direction else None
-        names = [
-            one.name
-            for one in fields(estimator)
-            if getattr(getattr(estimator, one.name), "keeps_direction", False)
-        ]
-        return only(d, names)
+        every = vars(estimator).items()
+        return only(
+            d, [n for n, one in every if getattr(one, "keeps_direction", False)]
+        )
 
     def moving(self, w: Any) -> Any:
         """Return the blocks that move."""
@@ -309,8 +307,7 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
 def _estimators(estimator: Any) -> list[AbstractEstimator]:
     if not isinstance(estimator, AbstractBlocks):
         return [estimator]
-    every = (getattr(estimator, one.name) for one in fields(estimator))
-    return [one for one in every if one is not None]
+    return [one for one in vars(estimator).values() if one is not None]
 
 
 def _filtered(

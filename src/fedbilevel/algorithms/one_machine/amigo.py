@@ -25,7 +25,7 @@ from fedbilevel.algorithms.base import Repeat
 from fedbilevel.algorithms.one_machine._path import (
     WithZ,
     sampled,
-    slope_with_z,
+    slope,
     system_slope,
     upper_slope,
 )
@@ -46,7 +46,7 @@ class AmIGO(WithZ):
 
     def phases(self):
         """Return the outer iterations of a round."""
-        lower = sampled("lower", slope_with_z, self.moved())
+        lower = sampled("lower", slope, self.moved())
         system = sampled("system", system_slope, self.moved())
         upper = sampled("upper", upper_slope, self.moved())
         loops = Repeat(self.inner_steps, (lower,)), Repeat(self.system_steps, (system,))

@@ -19,13 +19,15 @@ from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.local.simfbo import SimFBO
+from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
 from fedbilevel.algorithms.presets import Scaffold, ShroFBO
-from fedbilevel.algorithms.wrappers import controls
+from fedbilevel.algorithms.wrappers import alternating, anchor, controls
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.options import algorithm_from, as_options, options_of
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
+from fedbilevel.tasks._quadratics import ClosedForm
 from tests.cases import ROWWISE, quadratic_data, quadratic_job
 from tests.test_known_answers import two_client_job
 
@@ -81,6 +83,36 @@ def test_one_of_two_clients_at_a_time_ends_there_too():
     np.testing.assert_allclose(end(controlled), 1, atol=1e-6)
     # Without controls it follows whoever came last.
     assert np.abs(end(controlled.algorithm) - 1) > 1e-2
+
+
+ONE_STEP = {
+    "fedbio": (FedBiO(0.1, 0.2, 0.2, local_steps=1), 1e-9),
+    "fedbioacc": (
+        FedBiOAcc(1.0, 0.1, 0.2, 0.2, c_nu=0.5, c_omega=0.5, c_q=0.5, local_steps=1),
+        1e-9,
+    ),
+    # Its own bias is O(nu^2).
+    "fed-f2sa-2": (FedF2SA(0.1, 0.2, 0.02, local_steps=1, degree=2), 1e-3),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["fedbio", *(pytest.param(one, marks=SLOW) for one in [*ONE_STEP][1:])]
+)
+def test_fresh_values_of_a_client_bias_a_single_step_unless_corrected(name):
+    """Blocks in turn: each client moves x at its own fresh y and z, not at the mean."""
+    data = quadratic_data(3, noise=0.0)
+    solution = ClosedForm.of(data).solution()
+
+    def off(algorithm):
+        x = end_of(quadratic_job(algorithm, data), 1000).server.point.x
+        return float(np.linalg.norm(x - solution))
+
+    plain, tolerance = ONE_STEP[name]
+    assert off(plain) < tolerance
+    assert off(alternating(plain)) > 0.05
+    assert off(controls(alternating(plain))) < tolerance
+    assert off(anchor(alternating(plain))) < tolerance
 
 
 steps = st.floats(0.01, 0.2)
@@ -169,9 +201,9 @@ def test_a_private_block_is_not_corrected():
 
 
 @SLOW
-@pytest.mark.parametrize("alternating", [False, True])
-def test_where_all_take_part_nobody_is_absent(alternating):
-    letters: dict[str, Any] = {"local_steps": 2, "alternating": alternating}
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_where_all_take_part_nobody_is_absent(in_turn):
+    letters: dict[str, Any] = {"local_steps": 2, "alternating": in_turn}
     keep = FedBiOAcc(0.5, 0.4, 0.6, 0.5, 2.0, 2.0, 2.0, **letters)
     data = quadratic_data(3)
     ends = [

@@ -11,7 +11,7 @@ from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import field, recommendation
 from fedbilevel.experiments.recommendation import Situation, recommend
-from fedbilevel.experiments.traits import question_of, traits_of
+from fedbilevel.experiments.traits import drifts, question_of, traits_of
 
 
 def row(setting: str, method: str, mean: float, early: float = 1.0, **more):
@@ -40,6 +40,9 @@ ROWS = [
     row("quadratic", "fednest-sgd", 0.1),
     row("quadratic", "fedbio", 0.2),
 ]
+
+
+DRIFTS = "is right where clients differ, and drifts with local_steps > 1"
 
 
 def names(task=None, rows=ROWS, **situation) -> list[str]:
@@ -73,8 +76,18 @@ def test_what_is_told_is_what_was_measured():
         "5,000 samples, 1.5 s"
     )
     assert second.measured.endswith("25% of its trials diverged")
-    assert "is right where clients differ, too" in first.reasons
+    assert DRIFTS in first.reasons
     assert first.known == algorithms.find("simfbo").provenance
+
+
+def test_a_method_that_drifts_is_said_to():
+    every = (row("q", one, 0.1) for one in ("fedbio-differences", "fed-f2sa", "bome"))
+    without = recommend(None, Situation(hessian=False), rows=[*every])
+    reasons = {one.name: one.reasons for one in without}
+    assert DRIFTS in reasons["fedbio-differences"] and DRIFTS in reasons["fed-f2sa"]
+    assert "is right where clients differ, too" in reasons["bome"]
+    assert not any(map(drifts, ("fed-f2sa-controls", "fednest", "fedmsa", "ef-soba")))
+    assert drifts("fednest-sgd") and drifts("memfbo")
 
 
 def test_a_task_that_was_not_measured_goes_by_the_mean_place_elsewhere():

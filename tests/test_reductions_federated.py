@@ -26,7 +26,7 @@ from fedbilevel.algorithms.presets import (
     ShroFBO,
 )
 from fedbilevel.runtime import SimulatorRuntime, execute
-from tests.cases import quadratic_data
+from tests.cases import quadratic_data, quadratic_job
 from tests.reference.bent_job import bent_job
 
 few = settings(max_examples=3, deadline=None, derandomize=True)
@@ -128,3 +128,17 @@ def test_without_compression_ef_soba_is_fedbio(lr):
     data, steps = quadratic_data(CLIENTS, noise=0.0), (lr, 2 * lr, lr)
     one, other = EFSOBA(*steps, fraction=0), FedBiO(*steps, local_steps=1)
     assert_same(point_of(one, data), point_of(other, data))
+
+
+@pytest.mark.slow
+def test_what_ef_soba_holds_back_leaves_a_floor_of_the_order_of_the_step():
+    data = quadratic_data(CLIENTS, noise=0.0)
+
+    def wanders(lr, fraction):
+        job = quadratic_job(EFSOBA(lr, lr, lr, fraction=fraction), data)
+        columns = execute(SimulatorRuntime(job), int(400 / lr)).columns
+        return float(np.max(np.sqrt(columns["grad_norm_sq"][-50:])))
+
+    long, short = (wanders(lr, 0.3) for lr in (0.2, 0.025))
+    assert wanders(0.2, 0) < 1e-12
+    assert long > 1e-2 and short < long / 4

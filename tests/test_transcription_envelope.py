@@ -100,6 +100,20 @@ def test_bome_ends_as_far_off_as_its_copy_is(inner_steps, printed):
     np.testing.assert_allclose(w.x, printed, atol=4e-3 if printed < 0.5 else 3e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("small", "eta"), [(1e-3, 0.5), (1e-4, 0.2)])
+def test_bome_raises_m_as_far_as_small_lets_it(small, eta):
+    """T2 at the limit: F + m q = 0 with m = (eta ||F||^2 / small)^(1/3)."""
+    algorithm = BOME(0.02, 0.02, 0.1, 30, eta=eta, small=small, local_steps=10)
+    w = end_of(two_clients(algorithm), 600).point
+    x, y = float(w.x[0]), float(w.y[0])
+    copy = x / 2 + 0.8**30 * (y - x / 2)
+    # Means over the clients: f = 0.5 (y - 1)^2 + x^2 / 8 and g = y^2 - x y.
+    F, q = np.array([x / 4, y - 1]), np.array([copy - y, 2 * y - x])
+    m = np.cbrt(eta * F @ F / small)
+    np.testing.assert_allclose(F + m * q, 0, atol=1e-4)
+
+
 def envelope_limit(c):
     """Return where all three directions vanish on T2: g = y^2 - x y, gamma = 1."""
     of_th = [-1.0, -1.0, 3.0]

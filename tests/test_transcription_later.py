@@ -1,11 +1,14 @@
 """Methods after the founding paper repeat their listings, sample by sample."""
 
+from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 
+from fedbilevel.algorithms.base import Gathered, ServerTurn
 from fedbilevel.algorithms.local.adafbio import AdaFBiO
 from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.algorithms.local.simfbo import SimFBO
@@ -177,6 +180,26 @@ def test_fedmbo_is_its_listing(random_length, runtime, rounds):
     assert_close(point.y, y)
     # Chains are handed on: not every client works on its own.
     assert any(order != sorted(order) for order in chains_of(job, "last_hop", ROUNDS))
+
+
+def test_a_chain_without_a_reply_keeps_its_sum():
+    """The place of client 1 is empty: neither r nor the sum of its chain may change."""
+    algorithm = FedMBO(
+        lr_x=0.1, lr_y=0.2, theta=0.25, terms=3, chains=3, random_length=False
+    )
+    draw = np.random.default_rng(3)
+    r, total, replies = (jnp.asarray(draw.standard_normal((3, 2))) for _ in range(3))
+    start = replace(algorithm.init_server(jnp.zeros(1), jnp.zeros(2)), r=r, total=total)
+    present, key = jnp.asarray([True, False, True]), jr.key(5)
+    turn = ServerTurn(0, key, jnp.arange(3), present, 3)
+    after = algorithm.longer(start, Gathered(replies, present.astype(float)), turn)
+    expected = np.asarray(total).copy(), np.asarray(r).copy()
+    for place, chain in enumerate(np.asarray(jr.permutation(key, 3))):
+        if place != 1:
+            expected[0][chain] += np.asarray(replies)[place]
+            expected[1][chain] = np.asarray(replies)[place]
+    assert_close(after.total, expected[0])
+    assert_close(after.r, expected[1])
 
 
 SCALED: dict[str, Any] = {

@@ -302,6 +302,10 @@ class AbstractAlgorithm(eqx.Module):
         `curvatures(factor)` has how much f and g curve where g - factor f does least.
         """
 
+    def drifts(self) -> bool:
+        """Say whether clients that differ drift apart in many local steps."""
+        return False
+
     def unwrapped(self) -> "AbstractAlgorithm":
         """Return the method whose local steps wrappers vary: itself."""
         return self

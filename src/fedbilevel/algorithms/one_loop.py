@@ -137,6 +137,10 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
         """Return the variations of the loop, the innermost first."""
         return ()
 
+    def drifts(self) -> bool:
+        """Say whether local steps drift: unless a part corrects their directions."""
+        return not any(part.corrects for part in self.parts())
+
     def with_local_steps(self, count: int) -> Any:
         """Return the same method with another number of local steps."""
         return replace(self, local_steps=count)
@@ -308,12 +312,10 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
         estimator = self.estimator
         if not isinstance(estimator, AbstractBlocks):
             return d if estimator.keeps_direction else None
-        names = [
-            one.name
-            for one in fields(estimator)
-            if getattr(getattr(estimator, one.name), "keeps_direction", False)
-        ]
-        return only(d, names)
+        every = vars(estimator).items()
+        return only(
+            d, [n for n, one in every if getattr(one, "keeps_direction", False)]
+        )
 
     def moving(self, w: Any) -> Any:
         """Return the blocks that move."""
@@ -323,8 +325,7 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
 def _estimators(estimator: Any) -> list[AbstractEstimator]:
     if not isinstance(estimator, AbstractBlocks):
         return [estimator]
-    every = (getattr(estimator, one.name) for one in fields(estimator))
-    return [one for one in every if one is not None]
+    return [one for one in vars(estimator).values() if one is not None]
 
 
 def _filtered(

@@ -16,6 +16,7 @@ from fedbilevel.experiments.field import Place, Row
 from fedbilevel.experiments.traits import (
     KNOWN,
     QUESTIONS,
+    drifts,
     fitting,
     known_how,
     question_of,
@@ -169,6 +170,8 @@ def _reasons(entry: Entry, known: _Known, question: str) -> tuple[str, ...]:
         reasons.append("is the task's own choice")
     if "alike-clients" in needs and not known.own_lower:
         reasons.append("is right for clients that are alike, and for those alone")
+    elif question == "shared-y" and drifts(entry.name):
+        reasons.append("is right where clients differ, and drifts with local_steps > 1")
     elif question == "shared-y":
         reasons.append("is right where clients differ, too")
     hessian = "hessian" in needs

@@ -63,11 +63,8 @@ def reconstructed(name: str) -> bool:
 @cache
 def traits_of(name: str) -> tuple[str, ...]:
     """Return what a method asks for, by its name, in words of `TRAITS`."""
-    entry = algorithms.find(name)
-    small = Experiment("two-client", name, local_steps=2, safeguard=False)
-    task = _small_task()
-    recommended = {**task.recommended, **_SMALL}
-    algorithm = small.algorithm_by(entry, recommended, task.data.clients)
+    entry, task = algorithms.find(name), _small_task()
+    small, algorithm = _small_method(entry)
     job = small.setting(task, entry, small.channel()).job(algorithm)
     calls = count(job, 2)["calls"]
     phases = every_phase(algorithm.phases())
@@ -80,6 +77,19 @@ def traits_of(name: str) -> tuple[str, ...]:
         "single-replies": any(phase.gathers for phase in phases),
     }
     return tuple(word for word in TRAITS if found[word])
+
+
+def drifts(name: str) -> bool:
+    """Say whether a method drifts where clients that differ make many local steps."""
+    _, algorithm = _small_method(algorithms.find(name))
+    return algorithm.drifts()
+
+
+def _small_method(entry: Entry) -> tuple[Experiment, Any]:
+    small = Experiment("two-client", entry.name, local_steps=2, safeguard=False)
+    task = _small_task()
+    recommended = {**task.recommended, **_SMALL}
+    return small, small.algorithm_by(entry, recommended, task.data.clients)
 
 
 @cache

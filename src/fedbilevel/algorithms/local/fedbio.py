@@ -19,8 +19,10 @@ product, two upper gradients.
 
 Reference: Li, Huang, Huang, arXiv 2302.06701 (NeurIPS 2023).
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its
-body. All three lines use the old point; the wrapper `alternating` moves y, then z, then
-x at fresh values. z starts at 0; the wrapper `ball` bounds it.
+body. All three lines use the old point. The wrapper `alternating` moves y, then z, then
+x at fresh values, which are the client's own: where clients differ its limit is biased
+at p = 1, too, unless `controls` or an `anchor` correct it. z starts at 0; the wrapper
+`ball` bounds it.
 """
 
 from typing import ClassVar

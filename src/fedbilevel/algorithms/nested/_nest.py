@@ -59,13 +59,6 @@ def parts_of_x() -> Any:
     return count(meaning, default=0, least=0, kw_only=True)
 
 
-def bound_of_curvature() -> Any:
-    """Declare ell, which follows from theta if it is not given."""
-    inverse = Effective(("theta",), convert=lambda theta, _: 1 / theta)
-    meaning = "bound of the curvature, above L1"
-    return number(meaning, step="bound", effective=inverse, kw_only=True)
-
-
 class Nested(AbstractAlgorithm):
     """A method of two loops, whose step of x is walked in parts."""
 
@@ -78,7 +71,12 @@ class Nested(AbstractAlgorithm):
 class WithSeries(Nested):
     """A method that moves x by FedIHGP and FedOut, after its lower updates."""
 
-    ell: Number = bound_of_curvature()
+    ell: Number = number(
+        "bound of the curvature, above L1",
+        step="bound",
+        effective=Effective(("theta",), convert=lambda theta, _: 1 / theta),
+        kw_only=True,
+    )
     terms: int = count("terms of the series, N", least=0, kw_only=True)
     random_length: bool = choice(
         "draw the number of factors, and let the last term stand for the sum",

@@ -18,10 +18,11 @@ Exchanges a round: T_in + N' + 3. Floats a client and round, each way:
 
 Reference: Xiao, Shen, Yin, Chen, arXiv 2211.07096 (alternating projected SGD, AiPOD).
 Deviations: the updates were read in the authors' program. There S lower steps make a
-round, and exchanges happen S pr times in the mean; here exchanges are counted and steps
-drawn, so that x moves at a y that all agree on, without an exchange that is not
-counted. Steps after the coin are computed, but not taken. All clients take part in
-lower exchanges; one that missed the last one leaves c_k as it was.
+round, exchanges happen S pr times in the mean, and FedIHGP and FedOut are run at each
+client's own y_k, which are one y only if the last coin showed heads. Here exchanges are
+counted and steps drawn, so that x moves at a y that all agree on. Steps after the coin
+are computed, but not taken. All clients take part in lower exchanges; one that missed
+the last one leaves c_k as it was.
 """
 
 from typing import Any, ClassVar

@@ -151,14 +151,14 @@ class FedMBO(AbstractAlgorithm):
     def longer(self, server: Chains, gathered: Gathered, turn: ServerTurn) -> Chains:
         """Put the chains back in their order; those not answered wait."""
         order = self.order(turn)
-        came = turn.present
 
         def put(old: Array, new: Array) -> Array:
-            flags = came.reshape((-1,) + (1,) * (new.ndim - 1))
+            flags = turn.present.reshape((-1,) + (1,) * (new.ndim - 1))
             return old.at[order].set(jnp.where(flags, new, old[order]))
 
+        sums = _tree.add(_taken(server.total, order), gathered.replies)
         r = jax.tree.map(put, server.r, gathered.replies)
-        return replace(server, r=r, total=_tree.add(server.total, r))
+        return replace(server, r=r, total=jax.tree.map(put, server.total, sums))
 
     def dealt_sums(self, server: Chains, turn: ServerTurn) -> tuple[Pair, Each]:
         """Send the point, and what of each chain stands for the inverse."""

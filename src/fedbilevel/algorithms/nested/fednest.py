@@ -64,6 +64,10 @@ class FedNest(WithSeries):
         "correct lower steps by an anchor", default=True, kw_only=True
     )
 
+    def drifts(self):
+        """Say so of lower steps without an anchor."""
+        return not self.anchored
+
     def init_server(self, x, y):
         """Start at (x, y) with empty anchors, where there will be some."""
         nest = super().init_server(x, y)

@@ -120,10 +120,15 @@ def stepped(w: Any, steps: Any, D: Any) -> Any:
     """Return w - steps * D in every block that has a direction."""
 
     def block(name: str) -> PyTree:
-        at, d = getattr(w, name), getattr(D, name)
+        at, d = getattr(w, name), getattr(D, name, None)
         return at if d is None else _tree.add_scaled(at, -getattr(steps, name), d)
 
     return replace(w, **{one.name: block(one.name) for one in fields(w)})
+
+
+def at_point(name: str, local: Callable, up: Up) -> Phase:
+    """Return the exchange in which clients learn the point alone."""
+    return Phase(name, lambda server: server.point, local, up)
 
 
 def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:
@@ -143,26 +148,22 @@ def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:
         total, _ = jax.lax.scan(add, one(keys[0]), keys[1:])
         return client, _tree.scale(1 / bundles, total)
 
-    return Phase(name, lambda server: server.point, local, up)
+    return at_point(name, local, up)
 
 
-def differences(name: str, draw: Draw, up: Up) -> Phase:
-    """Return the exchange that takes G(w; s) - G(w_before; s), with one sample."""
-    return kept_differences(name, draw, lambda t: None, up)
+def differences(
+    name: str, draw: Draw, up: Up, kept: Callable[[Any], Any] | None = None
+) -> Phase:
+    """Return the exchange that takes G(w; s) - kept_t G(w_before; s), with one sample.
 
-
-def kept_differences(name: str, draw: Draw, kept: Callable[[Any], Any], up: Up):
-    """Return the exchange that takes G(w; s) - kept_t G(w_before; s).
-
-    `kept(t)` has a number for each block, or is None for 1 everywhere.
+    `kept(t)` has a number for each block, 1 everywhere if it is left out.
     """
 
     def local(message: tuple[Any, Any], client: Any, oracle: Oracle, turn: Turn):
         w, before = message
         now, then = at_both(draw(oracle, turn.keys(1)[0]), w, before)
-        factors = kept(turn.index)
-        if factors is not None:
-            then = jax.tree.map(_tree.scale, factors, then)
+        if kept is not None:
+            then = jax.tree.map(_tree.scale, kept(turn.index), then)
         return client, _tree.subtract(now, then)
 
     return Phase(name, lambda server: (server.point, server.previous), local, up)
@@ -184,12 +185,6 @@ def all_directions(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
         )
 
     return D
-
-
-def slope_with_z(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
-    """Draw zeta; return the map of D_y = gy alone."""
-    zeta = oracle.draw_lower(key)
-    return lambda w: Triple(None, oracle.lower_gradient(w.x, w.y, zeta), None)
 
 
 def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
@@ -216,8 +211,8 @@ def upper_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
     return D
 
 
-def slope(oracle: Oracle, key: Key) -> Callable[[Pair], Pair]:
-    """Draw zeta; return the map of gy alone."""
+def slope(oracle: Oracle, key: Key) -> Callable[[Any], Pair]:
+    """Draw zeta; return the map of gy alone, at a point with or without z."""
     zeta = oracle.draw_lower(key)
     return lambda w: Pair(None, oracle.lower_gradient(w.x, w.y, zeta))
 

@@ -14,7 +14,9 @@ right where clients differ: T_in + N_z + 1 exchanges an outer iteration, with (T
 N_z) dy + dx floats up; down, to clients that keep what they were sent, as many.
 
 Reference: Arbel, Mairal, arXiv 2111.14580 (ICLR 2022).
-Deviations: updates as in a public benchmark; steps are constant. z starts at 0.
+Deviations: updates as in a public benchmark, which draws one upper sample an outer
+iteration: its fy serves all N_z steps, its fx the step of x. Here every step draws its
+own. Steps are constant. z starts at 0.
 """
 
 from typing import ClassVar
@@ -23,7 +25,7 @@ from fedbilevel.algorithms.base import Repeat
 from fedbilevel.algorithms.one_machine._path import (
     WithZ,
     sampled,
-    slope_with_z,
+    slope,
     system_slope,
     upper_slope,
 )
@@ -44,7 +46,7 @@ class AmIGO(WithZ):
 
     def phases(self):
         """Return the outer iterations of a round."""
-        lower = sampled("lower", slope_with_z, self.moved())
+        lower = sampled("lower", slope, self.moved())
         system = sampled("system", system_slope, self.moved())
         upper = sampled("upper", upper_slope, self.moved())
         loops = Repeat(self.inner_steps, (lower,)), Repeat(self.system_steps, (system,))

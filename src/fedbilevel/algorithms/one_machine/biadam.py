@@ -40,7 +40,7 @@ from fedbilevel.algorithms.one_machine._path import (
     OneMachine,
     Path,
     both_directions,
-    kept_differences,
+    differences,
     sampled,
     stepped,
 )
@@ -85,22 +85,22 @@ class BiAdam(OneMachine):
 
     def init_server(self, x, y):
         """Start at (x, y); directions are formed at t = 0."""
+
+        def filled(leaf: Array) -> Array:
+            return jnp.full_like(leaf, self.start.astype(leaf.dtype))
+
         w = Pair(x, y)
-        squares = jax.tree.map(self._filled, w)
+        squares = jax.tree.map(filled, w)
         if self.form == PAPER:
-            norm = _tree.norm(y)
-            squares = Pair(squares.x, self.start.astype(norm.dtype))
+            squares = Pair(squares.x, filled(_tree.norm(y)))
         previous = w if self.corrected else None
         return Path(w, previous, _tree.zeros_like(w), squares)
-
-    def _filled(self, leaf: Array) -> Array:
-        return jnp.full_like(leaf, self.start.astype(leaf.dtype))
 
     def phases(self):
         """Return the iterations of a round."""
         draw, up = both_directions(self.hypergradient), with_turn(self.adapted)
         if self.corrected:
-            return self.repeated(kept_differences("step", draw, self.kept, up))
+            return self.repeated(differences("step", draw, up, self.kept))
         return self.repeated(sampled("step", draw, up))
 
     def kept(self, t: Any) -> Pair:

@@ -25,9 +25,9 @@ import jax
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Number, Pair
-from fedbilevel.algorithms.base import Phase, Turn
+from fedbilevel.algorithms.base import Turn
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
-from fedbilevel.algorithms.one_machine._path import Path
+from fedbilevel.algorithms.one_machine._path import Path, at_point
 from fedbilevel.hypergradient import Unrolled
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, number, word
@@ -54,8 +54,7 @@ class BiOBreD(Mirrored):
 
     def phases(self):
         """Return the outer iterations of a round."""
-        exchange = (lambda server: server.point, self.local, self.both_steps)
-        return self.repeated(Phase("step", *exchange))
+        return self.repeated(at_point("step", self.local, self.both_steps))
 
     def local(self, w: Pair, client: Any, oracle: Oracle, turn: Turn):
         """Return u, and how far y moves."""

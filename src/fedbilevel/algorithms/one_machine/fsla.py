@@ -32,9 +32,9 @@ from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
     Path,
     WithShape,
-    kept_differences,
+    differences,
     sampled,
-    slope_with_z,
+    slope,
     stepped,
     system_slope,
     upper_slope,
@@ -62,10 +62,10 @@ class FSLA(WithShape):
 
     def phases(self):
         """Return the iterations of a round."""
-        lower = sampled("lower", slope_with_z, self.moved())
+        lower = sampled("lower", slope, self.moved())
         system = sampled("system", system_slope, self.moved())
         up = with_turn(self.upper_step)
-        upper = kept_differences("upper", upper_slope, self.kept, up)
+        upper = differences("upper", upper_slope, up, self.kept)
         return self.repeated(lower, system, upper)
 
     def kept(self, t: Any) -> Triple:

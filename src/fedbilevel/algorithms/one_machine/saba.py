@@ -32,8 +32,8 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Pair, Triple
-from fedbilevel.algorithms.base import Phase, Turn
-from fedbilevel.algorithms.one_machine._path import ITERATIONS, WithZ
+from fedbilevel.algorithms.base import Turn
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, WithZ, at_point
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count
 
@@ -63,8 +63,7 @@ class SABA(WithZ):
 
     def phases(self):
         """Return the iterations of a round."""
-        exchange = (lambda server: server.point, self.local, self.moved())
-        return self.repeated(Phase("step", *exchange))
+        return self.repeated(at_point("step", self.local, self.moved()))
 
     def local(self, w: Triple, tables: Tables, oracle: Oracle, turn: Turn):
         """Draw a part of each level, and return the directions."""

@@ -19,9 +19,10 @@ large batch, and twice as many else, for both points.
 
 Reference: Chu, Xu, Yao, Zhang, arXiv 2405.18777 (ICML 2024).
 Deviations: the listing is a reconstruction from the abstract and from PAGE (arXiv
-2008.10898); the authors' program draws its coin once. `longest` bounds the iterations
-between two large batches. A large batch is B samples (with `Sampling(batch=None)` each
-one is all rows). z starts at 0.
+2008.10898). The authors' program was read, and is not followed: it draws its coin once,
+when it is compiled, and its large batches renew no direction. `longest` bounds the
+iterations between two large batches. A large batch is B samples (with
+`Sampling(batch=None)` each one is all rows). z starts at 0.
 """
 
 from typing import ClassVar
@@ -38,7 +39,9 @@ class SPABA(RecursiveWithZ):
     """PAGE on x, y and z, with large batches by one coin."""
 
     reference: ClassVar[str] = "Chu et al. 2024, arXiv 2405.18777"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    provenance: ClassVar[str] = (
+        "abstract and the authors' program read; listing reconstructed, unverified"
+    )
 
     probability: Number = number(
         "chance of a large batch, pr", default=0.1, above=0.0, most=1.0

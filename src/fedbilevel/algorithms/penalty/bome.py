@@ -17,7 +17,9 @@ vectors m would be another one.
 
 The answer is as good as y_s: with a quadratic g of curvature h in y, (1 - alpha h)^T of
 the way to its minimum is left, and the second term of the hypergradient is by this
-share too short in the limit. `small` ends the growth of m, at about small^(-1/3).
+share too short in the limit. There F + m q = 0, so that `small` ends the growth of m at
+(eta ||F||^2 / small)^(1/3). Steps are to be below about 2 / (m L), with L the curvature
+of g: with longer ones m stays near 2 / (lr L), and x and y wander.
 
 An iteration: T + 2 gradients of g, one of f; T + 1 exchanges, with T dy + 2 (dx + dy)
 floats up and dx + (T + 2) dy down.

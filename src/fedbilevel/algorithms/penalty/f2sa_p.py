@@ -29,7 +29,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Number
 from fedbilevel.algorithms.base import Phase, Repeat, ServerTurn, Turn, with_turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_machine._path import OneMachine, Path, stepped
+from fedbilevel.algorithms.one_machine._path import OneMachine, Path, at_point, stepped
 from fedbilevel.algorithms.parts import at_time, evaluate, shaped
 from fedbilevel.algorithms.penalty._copies import (
     BEGINNINGS,
@@ -78,8 +78,7 @@ class F2SAP(OneMachine, OfCopies):
         """Return the outer iterations of a round."""
         begun, up = with_turn(self.begun), with_turn(self.lower_step)
         below = Repeat(self.inner_steps, (Phase("lower", begun, self.lower, up),))
-        exchange = (lambda server: server.point, self.upper, self.moved())
-        return self.repeated(below, Phase("upper", *exchange))
+        return self.repeated(below, at_point("upper", self.upper, self.moved()))
 
     def nu_at(self, t):
         """Return nu b_t."""

@@ -33,7 +33,7 @@ from fedbilevel.algorithms.one_machine._path import (
     ITERATIONS,
     OneMachine,
     Path,
-    kept_differences,
+    differences,
     stepped,
 )
 from fedbilevel.algorithms.parts import evaluate, momentum_weights, only, shaped
@@ -102,5 +102,5 @@ class F3SA(OneMachine):
             seen[place] = server.point
             return Path(w, tuple(seen), combine(d, server.direction))
 
-        exchange = kept_differences(name, draw, kept, with_turn(up))
+        exchange = differences(name, draw, with_turn(up), kept)
         return replace(exchange, down=lambda s: (s.point, s.previous[place]))

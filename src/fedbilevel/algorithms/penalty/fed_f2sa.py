@@ -27,9 +27,10 @@ are the same unless blocks move in turn.
 
 Reference: Kwon, Kwon, Wright, Nowak, arXiv 2301.10945 (ICML 2023), for F2SA;
 arXiv 2509.02937 (ICLR 2026) for higher degrees.
-Deviations: the federated form is ours. nu is constant. All lines use the old point;
-the wrapper `alternating` moves the copies of y, then x at their fresh values. All
-copies start at y.
+Deviations: the federated form is ours. nu is constant. All lines use the old point. The
+wrapper `alternating` moves the copies of y, then x at their fresh values, which are the
+client's own: where clients differ its limit is biased at p = 1, too, unless `controls`
+or an `anchor` correct it. All copies start at y.
 """
 
 from typing import ClassVar

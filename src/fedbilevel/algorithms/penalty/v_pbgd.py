@@ -28,9 +28,9 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Number
-from fedbilevel.algorithms.base import Phase, Repeat, Turn
+from fedbilevel.algorithms.base import Repeat, Turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_machine._path import OneMachine, Path, sampled
+from fedbilevel.algorithms.one_machine._path import OneMachine, Path, at_point, sampled
 from fedbilevel.algorithms.parts import evaluate
 from fedbilevel.algorithms.penalty._copies import FIRST_DEGREE, Copies
 from fedbilevel.problem import Oracle
@@ -67,8 +67,7 @@ class VPBGD(OneMachine):
     def phases(self):
         """Return the iterations of a round."""
         below = Repeat(self.inner_steps, (sampled("lower", slope_of_w, self.moved()),))
-        exchange = (lambda server: server.point, self.joint, self.moved())
-        return self.repeated(below, Phase("step", *exchange))
+        return self.repeated(below, at_point("step", self.joint, self.moved()))
 
     def step(self, t):
         """Return the steps of x, w and y."""

@@ -102,6 +102,7 @@ class AbstractWrapper(AbstractAlgorithm):
     gave_up = _inner()
     check = _inner()
     check_balance = _inner()
+    drifts = _inner()
 
     def settings(self) -> dict[str, Any]:
         """Return those of the method, and the wrapper's own."""

@@ -4,7 +4,9 @@ r"""Small variations of local steps, each a part of a method of one loop.
     first batch   d_0 is the mean of B bundles; the loop adds the last with weight 1/B
     projection    w <- P(w) after every move: z in a ball, x or y in a box, a simplex, a
                   half-space
-    alternating   blocks move in turn, each at fresh values
+    alternating   blocks move in turn, each at fresh values, which are the client's own:
+                  where clients differ the limit is biased, at p = 1, too, unless
+                  `controls` or an `anchor` correct every direction
     personal y    every client keeps its own lower level
     differences   hvp[v] = (gy(x, y + d v) - gy(x, y - d v)) / (2 d) and jvp[v] likewise
                   with gx, on one batch, d = distance / ||v||

@@ -14,6 +14,8 @@ import benchmarks.zoo
 from benchmarks.zoo.cases import CATALOG, PARTITIONS, SUMMARIES
 from benchmarks.zoo.running import measured_together
 
+from fedbilevel.result import to_plain
+
 # A process is a core's: neither XLA nor BLAS starts threads beside it.
 ONE_CORE = {
     "JAX_PLATFORMS": "cpu",
@@ -24,13 +26,14 @@ ONE_CORE = {
 }
 # Partitions of equal sizes share their shapes, and so their compiled programs.
 TOGETHER = (("iid", "label"), ("unequal",))
+# What takes longest comes first, so that no core waits for it in the end.
+LONGEST = ("sparse_columns", "many_weights", "fednest", "deep_features")
 
 
 def lines(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what was measured, as processes finish."""
     names = chosen.problem or list(CATALOG)
-    # Networks take longest, so they come first.
-    names = sorted(names, key=lambda name: "networks" not in CATALOG[name].__module__)
+    names = sorted(names, key=lambda name: name not in LONGEST)
     wanted = chosen.partition or PARTITIONS
     jobs = [
         (name, own)
@@ -117,7 +120,7 @@ def main() -> None:
         print(printed(table_row(line)), flush=True)
         if chosen.out:
             with chosen.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(to_plain(line)) + "\n")
     print(summary(found))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -174,11 +175,17 @@ def line(draw: Draw, rows: int, columns: int, noise: float = 0.5) -> Columns:
     return {"a": a, "t": a @ truth + noise * draw.normal(size=rows)}
 
 
-def digits(draw: Draw, rows: int = 1000) -> Columns:
-    """Draw some of scikit-learn's digits, with pixels between 0 and 1."""
+@cache
+def _all_digits() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     images, labels = map(np.asarray, load_digits(return_X_y=True))
+    return images, labels
+
+
+def digits(draw: Draw, rows: int = 1000) -> Columns:
+    """Draw some of scikit-learn's digits, with pixels between 0 and 1."""
+    images, labels = _all_digits()
     order = draw.permutation(len(labels))[:rows]
     return {"a": images[order] / 16, "t": labels[order].astype(np.int32)}
 

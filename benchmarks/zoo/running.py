@@ -78,7 +78,7 @@ def _ending(case: Case, result: fb.Result) -> dict[str, Any]:
         "best": float(np.nanmin(curve)),
         "events": result.events,
         "rounds": result.columns["round"].tolist(),
-        "curve": [_plain(value) for value in curve],
+        "curve": curve.tolist(),
     }
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.searching import Tuning
-from fedbilevel.experiments.tuning import named_search
+from fedbilevel.experiments.tuning import search_of
 from fedbilevel.runtime import configure
 from fedbilevel.studies.searching import Range, Search, Values
 from fedbilevel.studies.setting import Setting
@@ -71,7 +71,8 @@ def measure(name: str, plan: Experiment, repeat: int) -> float:
     asked = Tuning()
     task, values, given = plan.build_task()
     built = plan.bind(task, values)
-    named = named_search(plan, task, built.entry, given)
+    usual, count = task.recommended, task.data.clients
+    named = search_of(plan, built.entry, usual, count, given)
     search = named.search(asked.trials, asked.sampler)
     assert search is not None
     seeds = tuning_seeds([100 * repeat], asked.seeds)

@@ -299,7 +299,7 @@ def test_points_tell_the_criterion_where_metrics_do():
 
 
 def test_a_floor_is_found_where_seeds_agree_and_refused_where_they_do_not():
-    scales, draw = np.array([1.0, 0.7, 0.5]), np.random.default_rng(0)
+    scales, draw = [1.0, 0.7, 0.5], np.random.default_rng(0)
     exact = 3 + np.outer(scales, [0.5, 0.6, 0.6, 0.7])
     np.testing.assert_allclose(floor_of(scales, exact, 3.6), 3)
     noisy = exact.mean(axis=1)[:, None] + 0.01 * draw.standard_normal((3, 64))
@@ -307,6 +307,20 @@ def test_a_floor_is_found_where_seeds_agree_and_refused_where_they_do_not():
     # Three seeds, and a metric that does not fall, say nothing.
     assert floor_of(scales, exact[:, :3], 3.5) == 3.5
     assert floor_of(scales, exact[::-1], 3.6) == 3.6
+
+
+def test_only_what_is_above_a_floor_is_scaled():
+    base = replace(BASE[1], value=2.4, floor=2.2)
+    plan = practical_plan(base, 4, iterations=16000)
+    np.testing.assert_allclose(plan.promise, 2.2 + 0.2 / 4)
+    assert default_targets(base, 1, (14,)) == pytest.approx([2.2 + 0.2 / 4])
+    with pytest.raises(
+        InvalidInputError, match=r"target=2: .* below 2\.2, .* gave 2\.4"
+    ):
+        practical_plan(base, 4, target=2.0)
+    unknown = replace(base, floor=2.4)
+    with pytest.raises(InvalidInputError, match="nothing shows that .* below 2.4"):
+        practical_plan(unknown, 4, target=2.3)
 
 
 @pytest.mark.parametrize("seeds", [4, 16])

@@ -20,7 +20,7 @@ from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.tuning import named_search, tune
+from fedbilevel.experiments.tuning import search_of, tune
 from fedbilevel.studies.searching import Range, Search, Values
 from fedbilevel.studies.tuning import looks, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT, held_out
@@ -145,7 +145,9 @@ def test_other_test_rows_change_nothing_of_what_is_chosen(tmp_path):
         )
         built = plan.build()
         entry = algorithms.find("fedavg")
-        named = named_search(plan, built.task, entry, {"lower_step": "0.01,0.3,2"})
+        usual, count = built.task.recommended, built.task.data.clients
+        given = {"lower_step": "0.01,0.3,2"}
+        named = search_of(plan, entry, usual, count, given)
         search = named.search(27, "even")
         assert search is not None
         for by in (built.setting.tuned_by, "test_loss"):
@@ -374,7 +376,8 @@ def test_optuna_looks_where_earlier_points_were_good():
 def named(name, given):
     plan = Experiment("quadratic", name, 2)
     entry = algorithms.find(name)
-    return named_search(plan, plan.build_task()[0], entry, given)
+    task = plan.build_task()[0]
+    return search_of(plan, entry, task.recommended, task.data.clients, given)
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,10 @@ _SYSTEM = {
 }
 
 
-def sentence_of(error: OSError) -> str:
-    """Say in a sentence what the system refused, where, and what to do."""
+def sentence_of(error: Exception) -> str:
+    """Say in a sentence what was refused, by the system: where, and what to do."""
+    if not isinstance(error, OSError):
+        return str(error)
     reason, advice = _SYSTEM.get(error.errno or 0, (error.strerror, ""))
     if not reason:
         return str(error)

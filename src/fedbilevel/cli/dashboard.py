@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             page = page_of(place, refresh=_RUN_SECONDS)
         except (FedbilevelError, OSError) as error:
-            self._refuse(HTTPStatus.CONFLICT, _sentence(error))
+            self._refuse(HTTPStatus.CONFLICT, sentence_of(error))
             return
         self._answer(HTTPStatus.OK, page, _NO_FRAMES)
 
@@ -99,9 +99,5 @@ def _listing(folder: Path) -> str:
         try:
             lines.append(Listed(name, read_saved(place)))
         except (FedbilevelError, OSError) as error:
-            lines.append(Listed(name, None, _sentence(error)))
+            lines.append(Listed(name, None, sentence_of(error)))
     return write_listing(folder.resolve().name, lines, _LIST_SECONDS)
-
-
-def _sentence(error: Exception) -> str:
-    return sentence_of(error) if isinstance(error, OSError) else str(error)

@@ -29,8 +29,8 @@ def plain_errors() -> Iterator[None]:
     except (FedbilevelError, OSError) as error:
         if os.environ.get("FEDBILEVEL_TRACEBACK"):
             raise
-        text = sentence_of(error) if isinstance(error, OSError) else error
-        _errors.print(f"Error: {text}", style="red", markup=False, soft_wrap=True)
+        text = f"Error: {sentence_of(error)}"
+        _errors.print(text, style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         _errors.print(f"Stopped. {error}", markup=False, soft_wrap=True)

@@ -31,7 +31,6 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
-    from fedbilevel.theory.plan import Plan
 
 Constants = Annotated[
     list[str] | None,
@@ -178,6 +177,7 @@ def plan(
     from fedbilevel.experiments import theory
     from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.runtime import configure
+    from fedbilevel.theory.claims import subject_of
 
     configure(experiment.precision)
     with status("measuring"):
@@ -191,7 +191,8 @@ def plan(
             given=given,
             seeds=seeds,
         )
-    summary = {"algorithm": _subject(found), **found.plain()}
+    subject = theory.name_of(subject_of(found.theorem))
+    summary = {"algorithm": subject, **found.plain()}
     if out is not None:
         write_json(out, summary)
     if as_json:
@@ -205,14 +206,6 @@ def plan(
         console.print(f"Note: {note}", markup=False)
     if out is not None:
         console.print(f"Run it: fedbilevel run {experiment.task} --plan {out}")
-
-
-def _subject(found: "Plan") -> str:
-    """Return the name of the algorithm that a plan is for."""
-    from fedbilevel.experiments import theory
-    from fedbilevel.theory.claims import subject_of
-
-    return theory.name_of(subject_of(found.theorem))
 
 
 def _show_memory(experiment: "Experiment", out: Path | None, as_json: bool) -> None:
@@ -338,8 +331,10 @@ def _scale(
 ) -> None:
     """Calibrate, measure what a theorem says, and show it."""
     at_least_one(seeds=seeds)
-    from fedbilevel import algorithms
+    from fedbilevel import algorithms, report
+    from fedbilevel._files import write_atomically
     from fedbilevel.experiments import theory
+    from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.runtime import configure
     from fedbilevel.studies import scaling
 
@@ -349,16 +344,6 @@ def _scale(
         made = theory.setting_of(experiment)
         kind = algorithms.find(str(experiment.algorithm)).kind
         found = measured(scaling, base, made, kind, seeds=seeds, watch=watch)
-    _show_scaling(experiment, found, folder, as_json)
-
-
-def _show_scaling(
-    experiment: "Experiment", found: dict[str, Any], folder: Path | None, as_json: bool
-) -> None:
-    from fedbilevel import report
-    from fedbilevel._files import write_atomically
-    from fedbilevel.experiments.run_folder import write_json
-
     summary = {**found, "task": experiment.label, "algorithm": experiment.algorithm}
     if folder is not None:
         write_json(folder / _WRITTEN[0], summary)

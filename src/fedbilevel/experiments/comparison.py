@@ -16,7 +16,7 @@ from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
 from fedbilevel.experiments.run_folder import read_json, unlike, write_json
 from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.tuning import named_search, trials_of
+from fedbilevel.experiments.tuning import search_of, trials_of
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import Comparison, Contender, compared
@@ -150,10 +150,10 @@ def _built(
     }
     only_task = {n: v for n, v in experiment.options.items() if n in for_task}
     built = replace(experiment, algorithm=first, options=only_task).build()
-    searches = {
-        name: _search(experiment, built, entry, for_task, options[name])
-        for name, entry in entries.items()
-    }
+    usual, clients, searches = built.task.recommended, built.task.data.clients, {}
+    for name, entry in entries.items():
+        own = {n: text for n, text in options[name].items() if n not in for_task}
+        searches[name] = search_of(experiment, entry, usual, clients, own)
     contenders = {
         name: _contender(experiment, built, entry, searches[name], tuning)
         for name, entry in entries.items()
@@ -181,17 +181,6 @@ def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting
     """Return the setting with the rows where they are, whoever came first."""
     sampling = replace(setting.sampling, participants=experiment.participants)
     return replace(setting, data=built.task.data, sampling=sampling)
-
-
-def _search(
-    experiment: Experiment,
-    built: Built,
-    entry: Entry,
-    for_task: set[str],
-    options: Mapping[str, str],
-) -> NamedSearch:
-    own = {name: text for name, text in options.items() if name not in for_task}
-    return named_search(experiment, built.task, entry, own)
 
 
 def _contender(

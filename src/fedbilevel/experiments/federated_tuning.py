@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -113,21 +113,15 @@ def _steps(named: NamedSearch, point: Point) -> dict[str, str]:
     return {name: text for name, text in options.items() if name not in named.fixed}
 
 
-class _Trials:
+class _Trials(NamedTuple):
     """Makes one trial after the other at the sites of a transport."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        experiment: Experiment,
-        folder: Path,
-        terms: Terms,
-        seal: Seal,
-        report: Callable[[str], None],
-    ) -> None:
-        self.transport, self.experiment, self.folder = transport, experiment, folder
-        self.terms, self.seal, self.report = terms, seal, report
-        self.settings = settings_fingerprint(shared_settings(experiment))
+    transport: Transport
+    experiment: Experiment
+    folder: Path
+    terms: Terms
+    seal: Seal
+    report: Callable[[str], None]
 
     def searched(self) -> tuple[NamedSearch, str]:
         """Return what is searched, and what decides, as the sites report it."""
@@ -183,7 +177,8 @@ class _Trials:
 
     def _gathered(self, given: SiteSteps) -> Roster:
         """Say hello to all sites, as the server of a federation of its own."""
-        identity = Identity(secrets.token_hex(16), self.settings, 1)
+        settings = settings_fingerprint(shared_settings(self.experiment))
+        identity = Identity(secrets.token_hex(16), settings, 1)
         how = (self.terms, self.report, self.seal, given)
         return gathered(self.transport, self.experiment, identity, *how)
 

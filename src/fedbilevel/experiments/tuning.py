@@ -20,7 +20,6 @@ from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.setting import Keeping
 from fedbilevel.studies.tuning import Tuned, tuned, tuning_seeds
-from fedbilevel.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,8 @@ def tune(
     experiment.check()
     task, values, chosen = experiment.build_task()
     entry = algorithms.find(experiment.algorithm_for(task))
-    named = named_search(experiment, task, entry, chosen)
+    about = (task.recommended, task.data.clients, chosen)
+    named = search_of(experiment, entry, *about)
     search = named.search(asked.trials, asked.sampler)
     if search is None:
         raise InvalidInputError(
@@ -110,14 +110,6 @@ def tune(
     if folder is not None:
         write_json(folder / TUNED, result.summary())
     return result
-
-
-def named_search(
-    experiment: Experiment, task: Task, entry: Entry, chosen: Mapping[str, str]
-) -> NamedSearch:
-    """Return what is searched of an algorithm, given the options chosen for it."""
-    clients = task.data.clients
-    return search_of(experiment, entry, task.recommended, clients, chosen)
 
 
 def search_of(

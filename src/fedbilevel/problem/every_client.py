@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
-from fedbilevel.problem.stored_rows import StoredRows
+from fedbilevel.problem.stored_rows import is_stored
 
 _FLOATS = 2**20  # that are held at the same time
 
@@ -22,9 +22,7 @@ def weight_of_client(problem: Problem, data: Data, *points: PyTree) -> int:
     """Return how many numbers a pass over one client's rows holds, about."""
     if problem.rows_at_once is not None:
         return _FLOATS  # one client's rows are too many already
-    leaves = jax.tree.leaves(
-        (data.upper, data.lower), is_leaf=lambda leaf: isinstance(leaf, StoredRows)
-    )
+    leaves = jax.tree.leaves((data.upper, data.lower), is_leaf=is_stored)
     rows = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
     return rows + 2 * sum(leaf.size for leaf in jax.tree.leaves(points))
 

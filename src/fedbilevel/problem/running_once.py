@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from fedbilevel.problem.stored_rows import StoredRows
+from fedbilevel.problem.stored_rows import is_stored
 from fedbilevel.startup.compiled_programs import hurried
 
 T = TypeVar("T")
@@ -39,10 +39,6 @@ def _program(function: Callable[..., T], level: int) -> Callable[..., T]:
 
 def _numbers(tree: PyTree) -> int:
     """Return how many numbers there are, those of rows in files among them."""
-
-    def is_stored(leaf: Any) -> bool:
-        return isinstance(leaf, StoredRows)
-
     leaves = jax.tree.leaves(tree, is_leaf=is_stored)
     counted = [leaf for leaf in leaves if is_stored(leaf) or eqx.is_array(leaf)]
     return sum(math.prod(leaf.shape) for leaf in counted)

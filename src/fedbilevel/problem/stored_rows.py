@@ -7,7 +7,7 @@ sees integers; a draw reads the rows it needs, and no others, from the file.
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import equinox as eqx
 import jax
@@ -80,20 +80,25 @@ def stored(array: np.ndarray, parts: Sequence[np.ndarray]) -> list[StoredRows]:
     return [rows[np.asarray(part)] for part in parts]
 
 
+def is_stored(leaf: Any) -> TypeGuard[StoredRows]:
+    """Say whether these are rows in a file."""
+    return isinstance(leaf, StoredRows)
+
+
 def sources(rows: PyTree) -> list[Source]:
     """Return the files that rows are read from."""
-    leaves = jax.tree.leaves(rows, is_leaf=lambda leaf: isinstance(leaf, StoredRows))
-    return [leaf.source for leaf in leaves if isinstance(leaf, StoredRows)]
+    leaves = jax.tree.leaves(rows, is_leaf=is_stored)
+    return [leaf.source for leaf in leaves if is_stored(leaf)]
 
 
 def fetched(rows: PyTree) -> PyTree:
     """Read what is stored; everything else stays as it is."""
 
     def read(leaf: Any) -> Any:
-        if not isinstance(leaf, StoredRows):
+        if not is_stored(leaf):
             return leaf
         wanted = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         read_rows, numbers = leaf.source.read, leaf.numbers
         return jax.pure_callback(read_rows, wanted, numbers, vmap_method="expand_dims")
 
-    return jax.tree.map(read, rows, is_leaf=lambda leaf: isinstance(leaf, StoredRows))
+    return jax.tree.map(read, rows, is_leaf=is_stored)

@@ -267,8 +267,8 @@ def _best(job: Job, outcome: Outcome) -> Any:
         return None
     if "upper_loss" not in columns or int(best.round) == int(columns["round"][-1]):
         return None
-    names = ("upper_loss", "lower_gradient_norm")
-    last = (float(columns[name][-1]) for name in names)
+    slopes = columns.get("lower_gradient_norm", [np.inf])
+    last = float(columns["upper_loss"][-1]), float(slopes[-1])
     return best if best.is_better_than(*last) else None
 
 

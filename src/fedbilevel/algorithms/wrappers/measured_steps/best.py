@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Pair
+from fedbilevel.algorithms.wrappers.measured_steps.safeguard import UNKNOWN
 
 _SOLVED = 0.5  # of the slope of the lower level that was measured first
 _ALIKE = 0.01  # of the descent to the best point
@@ -32,18 +33,23 @@ class Best(eqx.Module):
     @staticmethod
     def of(point: Pair) -> "Best":
         """Begin with nothing measured."""
-        most = jnp.full((), jnp.inf, jnp.float32)
+        most = jnp.full((), UNKNOWN, jnp.float32)
         return Best(point, jnp.zeros((), jnp.int32), most, most, most)
 
     def seen(self, point: Pair, columns: dict[str, Array], done: Array) -> "Best":
-        """Return the better of this and what was measured after so many rounds."""
+        """Return the better of this and what was measured after so many rounds.
+
+        Sites of a federation may measure the loss alone, or nothing.
+        """
+        if "upper_loss" not in columns:
+            return self
         loss = jnp.asarray(columns["upper_loss"], jnp.float32)
-        slope = jnp.asarray(columns["lower_gradient_norm"], jnp.float32)
-        new = ~jnp.isfinite(self.first)
+        slope = jnp.asarray(columns.get("lower_gradient_norm", UNKNOWN), jnp.float32)
+        new = self.first == UNKNOWN
         known = replace(
             self,
-            first=jnp.where(new, loss, self.first),
-            slope=jnp.where(new, slope, self.slope),
+            first=jnp.where(new & jnp.isfinite(loss), loss, self.first),
+            slope=jnp.where(new & jnp.isfinite(slope), slope, self.slope),
         )
         here = replace(
             known, point=point, round=jnp.asarray(done, jnp.int32), loss=loss

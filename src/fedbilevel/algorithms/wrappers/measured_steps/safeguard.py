@@ -42,6 +42,8 @@ from fedbilevel._types import Lower
 from fedbilevel.algorithms.one_loop import when
 
 MOST = 12  # times that a run goes back before it is given up
+UNKNOWN = float(jnp.finfo(jnp.float32).max)
+_HUGE = 1e18  # a loss whose square is still a number
 _EVERY = 10  # rounds that are judged together
 _MANY = 0.5  # of the replies of a round
 _FAR, _CALM = 100.0, 10.0  # times as far as in the first rounds
@@ -84,7 +86,8 @@ class Move(NamedTuple):
 class Record(eqx.Module):
     """The upper losses of these rounds, and those and the slope of the best ones.
 
-    Before ten rounds have been judged `first`, `best` and `slope` are infinite.
+    Before ten rounds have been judged `first`, `best` and `slope` are the largest
+    number there is: a state with infinity would be taken for one that is broken.
     """
 
     total: Float[Array, ""]
@@ -97,12 +100,13 @@ class Record(eqx.Module):
     @staticmethod
     def new() -> "Record":
         """Begin with nothing."""
-        none, most = jnp.zeros((), jnp.float32), jnp.full((), jnp.inf, jnp.float32)
+        none, most = jnp.zeros((), jnp.float32), jnp.full((), UNKNOWN, jnp.float32)
         return Record(none, none, none, most, most, most)
 
     def seen(self, loss: Array) -> "Record":
         """Return the same with one round more."""
-        loss = jnp.nan_to_num(loss.astype(jnp.float32), nan=jnp.inf)
+        loss = jnp.nan_to_num(loss.astype(jnp.float32), nan=_HUGE)
+        loss = jnp.clip(loss, -_HUGE, _HUGE)
         sums = (self.total + loss, self.squares + loss**2, self.count + 1)
         return replace(self, total=sums[0], squares=sums[1], count=sums[2])
 
@@ -118,13 +122,13 @@ class Record(eqx.Module):
         error = jnp.sqrt(spread / count)
         good = ~(mean > self.best + error) | (slope <= _ALIKE * self.slope)
         margin = _SHARE * (self.first - self.best) + _ERRORS * error
-        worse = ~(mean <= self.best + margin) & jnp.isfinite(self.best)
+        worse = ~(mean <= self.best + margin) & (self.best < UNKNOWN)
         fell, rose = self.first - self.best, mean - self.best
         lost = (rose > _HALF * fell + _ERRORS * error) & (rose < _MUCH * fell)
         bad = worse & ((slope > _STEEP * self.slope) | lost)
         after = replace(
             self.emptied(),
-            first=jnp.where(jnp.isfinite(self.first), self.first, mean),
+            first=jnp.where(self.first < UNKNOWN, self.first, mean),
             best=jnp.minimum(self.best, mean),
             slope=jnp.minimum(self.slope, slope),
         )
@@ -176,7 +180,7 @@ class Guard(eqx.Module):
     def expected(self) -> Array:
         """Return the upper loss of the rounds before, 0 while there were none."""
         known = jnp.zeros(()) if self.record is None else self.record.mean()
-        return jnp.where(jnp.isfinite(known), known, 0)
+        return jnp.where(known < UNKNOWN, known, 0)
 
     def judged(
         self, state: PyTree, move: Move, turn: Turned, index: Any

@@ -99,6 +99,7 @@ def test_a_site_looks_for_garbage_as_usual(looking_seldom, monkeypatch):
 
     monkeypatch.setattr("fedbilevel.federation.flower.node.serve_packets", serving)
     site = SimpleNamespace(client=0, folder="state", largest=1, report=print)
+    site.handle, site.is_over = None, False
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     node._take_part(site, None)
     for one, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):

@@ -120,8 +120,7 @@ def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> N
 
     def finish() -> None:
         with passing_on_failure():
-            options = hurried(0) if asked.brief else lasting(asked.evaluation)
-            made.set_result(Program(lowered.compile(compiler_options=options), like))
+            made.set_result(Program(_finished(asked, lowered), like))
 
     with passing_on_failure(), _evaluation.using(asked.evaluation):
         lowered, like = _lowered(asked)
@@ -176,6 +175,12 @@ def _lowered(asked: Asked) -> tuple[Any, Any]:
     called = jax.jit(traced.call, donate_argnums=positions)
     like = jax.tree.map(lambda leaf: 0, asked.like)
     return called.lower(*as_lists(arrays)), like
+
+
+def _finished(asked: Asked, lowered: Any) -> Any:
+    """Compile a traced program."""
+    options = hurried(0) if asked.brief else lasting(asked.evaluation)
+    return lowered.compile(compiler_options=options)
 
 
 @dataclass(frozen=True)

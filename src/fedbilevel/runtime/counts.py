@@ -22,13 +22,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._types import Key
-from fedbilevel.algorithms import (
-    Phase,
-    Phases,
-    Repeat,
-    ServerTurn,
-    every_phase,
-)
+from fedbilevel.algorithms import Phase, Phases, Repeat, ServerTurn, every_phase
 from fedbilevel.channels import count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
 from fedbilevel.problem.stored_rows import fetched
@@ -40,14 +34,12 @@ from fedbilevel.startup import stored_traces
 from fedbilevel.startup.stored_traces import name_of
 
 _GRADIENTS = {
-    "_upper_gradients": "upper_gradients",
-    "_lower_gradient": "lower_gradient",
-    "_lower_gradients": "lower_gradients",
-    "_lower_gradient_upper": "lower_gradient_upper",
-    "_hessian_product": "hessian_product",
-    "_cross_product": "cross_product",
-    "_unrolled_gradient": "unrolled_gradient",
-    "_unrolled_derivative": "unrolled_derivative",
+    f"_{name}": name
+    for name in (
+        *("upper_gradients", "lower_gradient", "lower_gradients"),
+        *("lower_gradient_upper", "hessian_product", "cross_product"),
+        *("unrolled_gradient", "unrolled_derivative"),
+    )
 }
 _DRAWS = {
     "_draw_upper": "upper_samples",
@@ -107,9 +99,8 @@ class Ledger:
 
     def each(self, key: Key, rounds: int) -> tuple["Tally", list["Tally"]]:
         """Return what is done in the setup, and in each round."""
-        before, known = self._setup.tally(
-            0, frozenset(), self._setup.drawn_lengths(key, 1)
-        )
+        lengths = self._setup.drawn_lengths(key, 1)
+        before, known = self._setup.tally(0, frozenset(), lengths)
         lengths = self._rounds.drawn_lengths(key, rounds)
         each, seen = [], {}
         for index in range(rounds):
@@ -219,8 +210,7 @@ class _Stage:
             everyone = self.job.participants == self.job.clients
             return cost.known_after(known) if everyone else frozenset()
 
-        times = _known_times(lengths)
-        where = (self.job, self.stage, index)
+        where, times = (self.job, self.stage, index), _known_times(lengths)
         return tally, run_phases(*where, known, visit, plain_loop, times)
 
     def _add(self, tally: Tally, costs: Mapping[str, int], phase: Phase) -> None:
@@ -243,8 +233,8 @@ class _Stage:
     def _cost(self, phase: Phase, number: int, first: bool) -> ExchangeCost:
         if (number, first) not in self.costs:
             where, index = (self.stage, number), 0 if first else 1
-            exchange = (phase, where, self.server, index)
-            self.costs[number, first] = _known_cost(self.job, *exchange)
+            cost = _known_cost(self.job, phase, where, self.server, index)
+            self.costs[number, first] = cost
         return self.costs[number, first]
 
 
@@ -372,9 +362,8 @@ def _count_calls(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
         elif name in _DRAWS:
             upper = _DRAWS[name] == "upper_samples"
             rows = job.data.upper if upper else job.data.lower
-            row = jax.eval_shape(
-                lambda all_: fetched(jax.tree.map(lambda leaf: leaf[0, 0], all_)), rows
-            )
+            first = partial(jax.tree.map, lambda leaf: leaf[0, 0])
+            row = jax.eval_shape(lambda level, cut=first: fetched(cut(level)), rows)
             one_row = jax.tree.leaves(row)[0].size
             tally[_DRAWS[name]] += times * (sizes[0] // one_row)
         else:

@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Noise, Rows, Scalar, Upper
@@ -160,9 +160,17 @@ class Oracle(eqx.Module):
         size = _tree.norm(v)
         # v = 0 has the product 0 at every distance; any finite one avoids 0/0.
         distance = jnp.asarray(self.radius, size.dtype) / jnp.where(size > 0, size, 1)
-        ahead = gradient(self.problem, x, _tree.add_scaled(y, distance, v), batch)
-        behind = gradient(self.problem, x, _tree.add_scaled(y, -distance, v), batch)
-        return _tree.scale(1 / (2 * distance), _tree.subtract(ahead, behind))
+
+        # Both places in one loop: the gradient is compiled once.
+        def side(sum_: PyTree, sign: Array) -> tuple[PyTree, None]:
+            at = _tree.add_scaled(y, sign * distance, v)
+            slope = gradient(self.problem, x, at, batch)
+            return _tree.add_scaled(sum_, sign, slope), None
+
+        like = x if gradient is _lower_gradient_upper else y
+        signs = jnp.asarray([1, -1], distance.dtype)
+        difference, _ = jax.lax.scan(side, _tree.zeros_like(like), signs)
+        return _tree.scale(1 / (2 * distance), difference)
 
 
 def _perturbed(

@@ -32,7 +32,7 @@ from fedbilevel.runtime.products import evaluation, rows_of_sample
 _LARGE_MESSAGE = 2048
 # Numbers times rows of one pass. Before the first round there are some twenty, and code
 # that was not optimized takes up to ten times as long: less than a second.
-_BRIEF = 10**6
+_BRIEF = 2 * 10**9  # numbers that a pass multiplies
 
 
 class CompiledRuntime(Runtime):

@@ -2,8 +2,10 @@
 
 from typing import Any, ClassVar
 
+from fedbilevel._types import Pair
 from fedbilevel.algorithms.directions import (
     hypergradient_and_slope,
+    lower_slope,
     three_directions,
     with_z,
 )
@@ -34,3 +36,18 @@ class ByLinearSystem(OneLoop):
     def directions(self, oracle, key, t):
         """Return the maps nu, omega and q."""
         return three_directions(oracle, key)
+
+
+class ByLowerSlope(OneLoop):
+    """Moves y alone, along its lower slope, at the x that is given."""
+
+    answers: ClassVar[str] = "shared y, x fixed"
+    moves: ClassVar[Any] = ("y",)
+
+    def directions(self, oracle, key, t):
+        """Return gy_k(.; zeta)."""
+        return lower_slope(oracle, key)
+
+    def step(self, t):
+        """Return lr."""
+        return Pair(None, self.lr)

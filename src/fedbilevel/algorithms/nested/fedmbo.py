@@ -46,6 +46,7 @@ from fedbilevel.algorithms.base import (
     with_turn,
 )
 from fedbilevel.algorithms.nested._nest import check_step
+from fedbilevel.algorithms.one_machine._path import at_point
 from fedbilevel.algorithms.parts import move
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice, count, number
@@ -94,17 +95,10 @@ class FedMBO(AbstractAlgorithm):
     def phases(self) -> Phases:
         """Return the lower steps, the chains, and the upper step."""
         factors = self.terms - 1 if self.random_length else self.terms
-
-        def point(server: Chains) -> Pair:
-            return server.point
-
-        def known(message: tuple[Pair, Lower]) -> Lower:
-            return message[1]
-
-        lower = Phase("lower", point, self.slope, self.lower_step)
-        start = Phase("chain_start", point, self.slopes, self.begin, gathers=True)
+        lower = at_point("lower", self.slope, self.lower_step)
+        start = at_point("chain_start", self.slopes, self.begin, gathers=True)
         sent, up = with_turn(self.dealt), with_turn(self.longer)
-        hop = Phase("hop", sent, self.factor, up, known, gathers=True)
+        hop = Phase("hop", sent, self.factor, up, lambda sent: sent[1], gathers=True)
         sent, up = with_turn(self.dealt_sums), with_turn(self.upper_step)
         last = Phase("last_hop", sent, self.crossed, up, gathers=True)
         hops = Repeat(factors, (hop,), random=self.random_length)

@@ -126,9 +126,9 @@ def stepped(w: Any, steps: Any, D: Any) -> Any:
     return replace(w, **{one.name: block(one.name) for one in fields(w)})
 
 
-def at_point(name: str, local: Callable, up: Up) -> Phase:
+def at_point(name: str, local: Callable, up: Up, **more: Any) -> Phase:
     """Return the exchange in which clients learn the point alone."""
-    return Phase(name, lambda server: server.point, local, up)
+    return Phase(name, lambda server: server.point, local, up, **more)
 
 
 def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:

@@ -17,31 +17,20 @@ Deviations: clients are weighted as their data are (`ClientData.weights`), equal
 default, not by their number of rows.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.directions import lower_slope
-from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel._types import Number
+from fedbilevel.algorithms.local._bases import ByLowerSlope
 from fedbilevel.schedules import count, step
 
 __all__ = ["FedAvg"]
 
 
-class FedAvg(OneLoop):
+class FedAvg(ByLowerSlope):
     """Local gradient steps on y at the given x, averaged every p steps."""
 
     reference: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
     provenance: ClassVar[str] = "standard method, from memory"
-    answers: ClassVar[str] = "shared y, x fixed"
-    moves: ClassVar[Any] = ("y",)
 
     lr: Number = step("lower", "y moves by lr gy")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def directions(self, oracle, key, t):
-        """Return gy_k(.; zeta)."""
-        return lower_slope(oracle, key)
-
-    def step(self, t):
-        """Return lr."""
-        return Pair(None, self.lr)

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.single_level.fedavg import FedAvg
+from fedbilevel.algorithms.local._bases import ByLowerSlope
 from fedbilevel.estimators import HeavyBall
-from fedbilevel.schedules import step, weight
+from fedbilevel.schedules import count, step, weight
 
 __all__ = ["MomentumLocalSGD"]
 
@@ -30,7 +30,7 @@ def _shorter(value: Any, made: Any) -> Any:
     return (1 - made["beta"]) * value
 
 
-class MomentumLocalSGD(FedAvg):
+class MomentumLocalSGD(ByLowerSlope):
     """Heavy-ball steps on y at the given x, averaged with their momentum."""
 
     reference: ClassVar[str] = "Yu, Jin, Yang 2019, arXiv 1905.03817"
@@ -45,6 +45,7 @@ class MomentumLocalSGD(FedAvg):
         least=0.0,
         below=1.0,
     )
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
 
     def weight(self, t):
         """Return 1 - beta; 1 at t = 0, where there is no momentum yet."""

@@ -28,15 +28,15 @@ schedule eta_t. A client that missed a round has no w_k of use: it takes w_k = y
 from typing import Any, ClassVar
 
 from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.local._bases import ByLowerSlope
 from fedbilevel.algorithms.parts import at_time, momentum_weight
-from fedbilevel.algorithms.single_level.fedavg import FedAvg
 from fedbilevel.estimators import Storm
-from fedbilevel.schedules import Schedule, schedule, step, weight
+from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
 __all__ = ["STEM"]
 
 
-class STEM(FedAvg):
+class STEM(ByLowerSlope):
     """STORM on y at the given x, averaged with its directions every p steps."""
 
     reference: ClassVar[str] = "Khanduri et al. 2021, arXiv 2106.10435"
@@ -46,6 +46,7 @@ class STEM(FedAvg):
     lr: Number = step("lower", "y moves by lr eta_t d", over="eta")
     c: Number = weight("lower", "d forgets by c eta^2 a step", over="eta", power=2)
     eta: Schedule = schedule("shape of the steps over t", default=1.0)
+    local_steps: int = count("local steps between two averages, p", kw_only=True)
 
     def step(self, t):
         """Return lr eta_t."""

@@ -177,7 +177,7 @@ def test_steps_of_length_one_are_the_method_itself(case):
     """On the server, and on clients where a local step can stand alone: one program."""
     inner: Any = case.algorithm
     if moves_alone(case):
-        one = dataclasses.replace(inner, local_steps=1)
+        one = inner.with_local_steps(1)
         inner = LocalOptimizer(one, NOTHING_NEW, local_steps=inner.local_steps)
     wrapped = ServerOptimizer(inner, NOTHING_NEW)
     assert_close(end_of(case, wrapped), own_end(case), 1e-13)

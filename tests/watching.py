@@ -20,6 +20,7 @@ from fedbilevel.runtime import (
     SimulatorRuntime,
     execute,
     keys,
+    reference,
 )
 from fedbilevel.runtime import job as job_module
 from tests.cases import Case, case_of, cohort_of, data_for, quadratic_job
@@ -124,22 +125,6 @@ def watching():
         yield SEEN
 
 
-class _Noting(ReferenceRuntime):
-    """Notes what was called so far after the setup and after every round."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        self.calls: list[Counter[str]] = []
-        self.keys: Counter[tuple[int, ...]] = Counter()
-
-    def _all_phases(self, stage, index, state):
-        made = super()._all_phases(stage, index, state)
-        jax.effects_barrier()
-        self.calls.append(Counter(SEEN.calls))
-        self.keys = Counter(SEEN.keys)
-        return made
-
-
 @dataclass(frozen=True)
 class Observed:
     """A row's run by the reference runtime, two of three clients in every exchange.
@@ -177,11 +162,21 @@ def observed(name: str) -> Observed:
         asked.append((stage, phase, turn))
         return original(root, stage, phase, turn, clients, participants)
 
+    calls, drawn, through = [], Counter(), reference.phases_in_python
+
+    def noted(*where: Any) -> Any:
+        """Note what was called so far, after the setup and after every round."""
+        made = through(*where)
+        jax.effects_barrier()
+        calls.append(Counter(SEEN.calls))
+        drawn.update(Counter(SEEN.keys) - drawn)
+        return made
+
     with watching(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(keys, "draw_cohort", recorded)
-        runtime = _Noting(job)
-        outcome = execute(runtime, ROUNDS, measure_every=ROUNDS)
-    return Observed(job, outcome, runtime.calls[1:], runtime.keys, asked, Ledger(job))
+        patch.setattr(reference, "phases_in_python", noted)
+        outcome = execute(ReferenceRuntime(job), ROUNDS, measure_every=ROUNDS)
+    return Observed(job, outcome, calls[1:], drawn, asked, Ledger(job))
 
 
 @cache

@@ -188,7 +188,7 @@ class Result:
         kept = with_model and (place / MODEL).exists() and can_be_kept()
         model = Model.load(place) if kept else None
         last = read_arrays(place / LAST) if (place / LAST).exists() else {}
-        held = {"columns": columns, "point": point, "last": last}
+        held: dict[str, Any] = {"columns": columns, "point": point, "last": last}
         held |= {"levels": levels, "model": model}
         return Result(**about, **held)
 

@@ -188,22 +188,21 @@ def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
             failure = _where(running, failure, progress.failure)
         done, due = index + 1, span.is_due(index + 1)
 
-        def write(rows: dict[str, Array], server: PyTree) -> Any:
+        def write(rows: dict[str, Array]) -> dict[str, Array]:
             values = measured(state)
+            return {n: rows[n].at[progress.used].set(values[n]) for n in rows}
 
-            def remembered(job: Job, server: PyTree, values: dict[str, Array]) -> Any:
-                return job.algorithm.measured(server, values, done)
+        def remembered(job: Job, server: PyTree, newest: dict[str, Array]) -> PyTree:
+            return job.algorithm.measured(server, newest, done)
 
-            rows = {n: rows[n].at[progress.used].set(values[n]) for n in rows}
-            return rows, on_runs(remembered, server, values)
-
-        rows, server = jax.lax.cond(
-            due, write, lambda *both: both, progress.rows, state.server
-        )
-        state = replace(state, server=server)
+        rows = jax.lax.cond(due, write, lambda rows: rows, progress.rows)
+        newest = {name: column[progress.used] for name, column in rows.items()}
+        # Where nothing was measured there is no number. A branch around what is
+        # remembered would take longer to compile than all of it.
+        seen = {name: jnp.where(due, value, jnp.nan) for name, value in newest.items()}
+        state = replace(state, server=on_runs(remembered, state.server, seen))
         track = progress.track
         if span.ends:
-            newest = {name: column[progress.used] for name, column in rows.items()}
             own = due & span.rule.counts(done, span.every)
             track = track.seen(span.rule, newest, own).after(span.rule, done)
         used = progress.used + due.astype(jnp.int32)

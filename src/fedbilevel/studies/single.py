@@ -83,11 +83,11 @@ def run(
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
-    algorithm = _guarded(algorithm)
-    job = setting.job(algorithm, seed)
+    method = _guarded(algorithm)
+    job = setting.job(method, seed)
     # Of several processes the first one says it.
     if jax.process_index() == 0 and is_soon_measured(job):
-        warn_where_clients_differ(job, algorithm.title)
+        warn_where_clients_differ(job, method.title)
     recorded = {} if job.channel.is_plain else {"channel": job.channel.describe()}
     if keeping is not None:
         mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))

@@ -277,7 +277,7 @@ def _turned(before: Any, way: Any) -> Turned:
     return Turned(way.turns > before.turns, way.is_lost())
 
 
-def _following(state: Any, seen: Seen, turn: ServerTurn) -> Any:
+def _following(state: Any, seen: Any, turn: ServerTurn) -> Any:
     """Take the mean of what was measured in."""
     curvature = _curvature.followed(state.curvature, seen.ratio)
     softness = state.softness

@@ -45,9 +45,9 @@ def test_the_readme_example_runs(tmp_path):
     printed = run_python("-c", code, folder=tmp_path).split()
     # Ridge on noise of variance 1: the loss ends near it, from 2 at the start.
     assert 0.8 < float(printed[0]) < 1.6
-    # Point and control are dx + 2 dy floats of 4 bytes each; two numbers go with them,
-    # and before the first of 200 rounds, from 2 clients.
-    assert int(printed[-1]) == 4 * 2 * ((2 * (5 + 2 * 5) + 2) * 200 + 2)
+    # Point and control are dx + 2 dy floats of 4 bytes each; four numbers go with them,
+    # and two before the first of 200 rounds, from 2 clients.
+    assert int(printed[-1]) == 4 * 2 * ((2 * (5 + 2 * 5) + 4) * 200 + 2)
 
 
 @pytest.mark.slow

@@ -103,7 +103,11 @@ def coarse_cure(kind: str) -> str:
     return f"The frozen model was computed in {kind}: try --set precision=float32,"
 
 
-class NonFiniteError(AtClientError):
+class DivergedError(FedbilevelError):
+    """A run that came apart: nothing it went back to could be held."""
+
+
+class NonFiniteError(AtClientError, DivergedError):
     """A client returned NaN or infinity.
 
     `round` counts from 1, `client` from 0, and may have a `name`; `checkpoint` is the
@@ -158,10 +162,6 @@ class NonFiniteError(AtClientError):
         place = (self.round, self.phase, number, self.checkpoint)
         known = {"theta": self.theta, "frozen_type": self.frozen_type}
         return NonFiniteError(*place, due=self.due, **known, name=name)
-
-
-class DivergedError(FedbilevelError):
-    """A run that went back again and again and could not be held."""
 
 
 class OtherProcessError(FedbilevelError):

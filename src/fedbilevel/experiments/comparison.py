@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 from fedbilevel import algorithms
 from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
-from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+from fedbilevel.errors import (
+    CheckpointError,
+    InvalidInputError,
+    NonFiniteError,
+    unknown_name,
+)
 from fedbilevel.experiments.built import Built, headline_only
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
@@ -167,7 +172,7 @@ def _name_results(
     """Give results the names, and what the task concludes, also where they are kept."""
     sites = built.task.names
     for name, error in found.diverged.items():
-        if sites and not entries[name].pools:
+        if isinstance(error, NonFiniteError) and sites and not entries[name].pools:
             found.diverged[name] = error.at(sites[error.client])
     for name, results in found.results.items():
         one = built._replace(entry=entries[name])

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedbilevel._files import make_private_folder
 from fedbilevel._folders import SEARCH, TUNED, TUNING
-from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
+from fedbilevel.errors import CheckpointError, DivergedError, InvalidInputError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.federated import agreed, entry_of, gathered
 from fedbilevel.experiments.run_folder import (
@@ -148,7 +148,7 @@ class _Trials(NamedTuple):
             return math.inf if held["value"] is None else float(held["value"])
         try:
             value = self._made(given, rounds)
-        except NonFiniteError:
+        except DivergedError:
             value = math.inf
         finite = math.isfinite(value)
         write_json(path, {"told": given.info(), "value": value if finite else None})

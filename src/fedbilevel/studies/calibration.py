@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
-from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling
@@ -100,7 +100,7 @@ def calibrated(
         guess = replace(first, parameters=chosen)
         try:
             tried.append(_measured(setting_of, kind, guess, seeds))
-        except (NonFiniteError, InvalidInputError):  # longer steps diverge, too
+        except (DivergedError, InvalidInputError):  # longer steps diverge, too
             if not search:
                 raise
             break

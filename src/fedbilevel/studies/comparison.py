@@ -18,7 +18,7 @@ from fedbilevel._folders import TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Job, Sampling, Stopping, Watch
@@ -63,7 +63,7 @@ class Comparison:
 
     headline: str
     results: dict[str, list[Result]] = field(default_factory=dict)
-    diverged: dict[str, NonFiniteError] = field(default_factory=dict)
+    diverged: dict[str, DivergedError] = field(default_factory=dict)
     tuned: dict[str, Tuned] = field(default_factory=dict)
 
 
@@ -152,7 +152,7 @@ def compared(
                     checkpoints=keeping and keeping.part(name),
                     **more,
                 )
-            except NonFiniteError as error:
+            except DivergedError as error:
                 found.diverged[name] = error
                 continue
             if home is not None:

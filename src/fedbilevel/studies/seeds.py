@@ -11,7 +11,7 @@ from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm, steadied
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
@@ -48,7 +48,7 @@ def sweep(
     stopping: Stopping = NEVER,
     keeping: Keeping | None = None,
     watch: Watch | None = None,
-) -> list[Result | NonFiniteError]:
+) -> list[Result | DivergedError]:
     """Run one algorithm from many seeds, or pairs of algorithms and seeds, together.
 
     Algorithms in a list may differ in their numbers, not in counts or kinds of parts.
@@ -87,7 +87,7 @@ def swept(
     watch: Watch | None = None,
     task: str = "custom",
     config: dict[str, Any],
-) -> list[Result | NonFiniteError]:
+) -> list[Result | DivergedError]:
     """Run a job that was checked; `task` and `config` are recorded as given.
 
     The seconds of a result are its share of what all of them took.
@@ -112,7 +112,10 @@ def swept(
         if isinstance(one, Outcome):
             own = replace(job, algorithm=algorithm, key=jr.key(seed))
             settings = {**shared, **config, "seed": seed}
-            one = result_of(own, one, ledger, task, settings)
+            try:
+                one = result_of(own, one, ledger, task, settings)
+            except DivergedError as error:
+                one = error
         results.append(one)
     return results
 
@@ -134,6 +137,6 @@ def run_seeds(job: Job, rounds: int, seeds: Sequence[int], **more: Any) -> list[
     """Run a job once per random seed; raise where one of them diverges."""
     found = swept(job, rounds, (), seeds, **{"config": {}, **more})
     for one in found:
-        if isinstance(one, NonFiniteError):
+        if isinstance(one, DivergedError):
             raise one
     return [one for one in found if isinstance(one, Result)]

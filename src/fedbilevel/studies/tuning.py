@@ -21,7 +21,7 @@ from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import InvalidInputError, NonFiniteError, unknown_name
+from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
 from fedbilevel.problem import Data, Problem
 from fedbilevel.runtime import (
     Job,
@@ -274,7 +274,7 @@ class _Halving:
             place = f"rung-{rung}-batch-{batch}-trial-{group[0].number}"
             try:
                 self._run(group, rung, place)
-            except NonFiniteError as error:  # of all runs
+            except DivergedError as error:  # of all runs
                 self.error = self.error or error
                 for one in group:
                     one.value, one.rung = math.inf, rung
@@ -301,7 +301,7 @@ class _Halving:
             judged.append(self._judgments(job, outcome.state, outcome.columns))
         assert outcome is not None  # a trial is judged at least once
         found = single_outcomes(runtime, outcome, NEVER, length, every)
-        errors = [one if isinstance(one, NonFiniteError) else None for one in found]
+        errors = [one if isinstance(one, DivergedError) else None for one in found]
         self.error = self.error or next(filter(None, errors), None)
         values = np.mean(judged, axis=0)
         failed = np.asarray([one is not None for one in errors])

@@ -12,6 +12,7 @@ from benchmarks.zoo.cases import CATALOG, Case
 from benchmarks.zoo.scales import rough_steps, upper_loss
 
 import fedbilevel as fb
+from fedbilevel.errors import DivergedError
 
 UPPER_FACTORS = np.logspace(-1.5, 3, 7)
 LOWER_FACTORS = np.logspace(-2, 0.8, 6)
@@ -96,16 +97,19 @@ def grid_search(case: Case, rounds: int | None) -> dict[str, Any]:
         for x, y in pairs
     ]
     count = rounds or case.rounds
-    found = fb.sweep(
-        case.problem,
-        case.data,
-        case.start,
-        methods,
-        rounds=count,
-        seeds=[0] * len(methods),
-        sampling=case.sampling,
-        measure_every=count,
-    )
+    try:
+        found = fb.sweep(
+            case.problem,
+            case.data,
+            case.start,
+            methods,
+            rounds=count,
+            seeds=[0] * len(methods),
+            sampling=case.sampling,
+            measure_every=count,
+        )
+    except DivergedError:  # every one of them
+        return {"best": None}
     ends = [
         upper_loss(case.problem, case.data, one.x, one.y)
         if isinstance(one, fb.Result)

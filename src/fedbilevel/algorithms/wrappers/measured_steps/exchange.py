@@ -186,25 +186,21 @@ class Exchange(eqx.Module):
         after, size = _curvature.multiplied(oracle, point, v, for_product)
         common: Any = sent.curvature
         # What is not finite must not become the measure of all others.
-        size = jnp.where(jnp.isfinite(size), size, common)
+        sound = jnp.isfinite(size)
+        size = jnp.where(sound, size, common)
+        after = _tree.select(sound, after, v)
         ratio = jnp.minimum((size / common) ** POWER, 1e6)
         ratio = jnp.where(is_z, jnp.maximum(ratio, 1), ratio)
-        along = size * _tree.dot(v, after) / common
         if seen.along is not None:
-            along = jnp.where(is_z, jnp.maximum(along, -1), 1).astype(common.dtype)
+            along = jnp.clip(size * _tree.dot(v, after) / common, -1, 1)
+            along = jnp.where(is_z & sound, along, 1).astype(common.dtype)
             seen = replace(seen, along=along)
         own: Any = held.curvature
         slower = jnp.where(is_z, own, own + 0.1 * (size - own))
+        found = _curvature.found(after, size, for_product)
         held = replace(
             held,
-            vector=Pair(
-                None,
-                _tree.select(
-                    is_z,
-                    held.vector.y,
-                    _curvature.found(after, size, for_product),
-                ),
-            ),
+            vector=Pair(None, _tree.select(is_z, held.vector.y, found)),
             curvature=jnp.maximum(size, slower).astype(own.dtype),
         )
         return held, replace(seen, ratio=ratio.astype(common.dtype))

@@ -43,9 +43,9 @@ class Listing:
         exploded = self.usual > 0 and far > max(
             100 * self.usual, abs(self.before) / speed
         )
-        exploded = exploded or trouble >= 0.5 or not np.isfinite(y)
+        exploded = exploded or trouble >= 0.5 or not np.isfinite(y) or turned[2]
         good, grew = self._ten(far * curvature, exploded) if due else (True, False)
-        turns, lost = turned
+        turns, lost, _ = turned
         returned = (exploded or grew or (turns and lost)) and self.halvings < MOST
         if returned or turns:
             self.events.append((index + 1, self.stood))
@@ -92,7 +92,7 @@ def test_a_guard_keeps_and_goes_back_as_written(seed):
         trouble = draw.choice([0.0, 0.25, 0.5], p=[0.97, 0.02, 0.01])
         speed = 1.0 if index < 10 else draw.choice([1.0, 30.0])
         loss, curvature = level + 0.1 * draw.normal(), draw.choice([1.0, 4.0])
-        turned = tuple(bool(one) for one in draw.random(2) < (0.05, 0.3))
+        turned = tuple(bool(one) for one in draw.random(3) < (0.05, 0.3, 0.01))
         guard = replace(
             guard,
             trouble=jnp.asarray(trouble, "float32"),

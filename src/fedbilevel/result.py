@@ -72,9 +72,11 @@ class Result:
         return self.config.get("headline", "upper_loss")
 
     def __repr__(self) -> str:
-        """Describe the run in two lines; `final`, `counts` and `config` hold more."""
+        """Describe the run in a few lines; `final`, `counts` and `config` hold more."""
         found = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
-        return f"Result of {self.algorithm} on {self.task}, {self._end()}:\n  {found}"
+        notes = "".join(f"\n  Note: {event}" for event in self.events)
+        about = f"Result of {self.algorithm} on {self.task}, {self._end()}"
+        return f"{about}:\n  {found}{notes}"
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -31,6 +31,7 @@ _AWAY, _BACK = 0.75, 0.5  # of the largest distance
 _LONG = 3.0  # times the largest distance
 _SHORTER = 0.25  # the limit, once x has turned
 _STEEP = 100.0  # times the first directions
+_LEAP, _BEGUN = 10.0, 10  # times the largest distance, and rounds before that counts
 _EARLY = 30  # rounds, until z knows of y and hypergradients of x
 
 
@@ -124,6 +125,11 @@ class DogStride(eqx.Module):
         """Return what is known from the size of the first direction."""
         known = {"squares": slope**2, "slope": slope}
         return replace(self, **self._like_before(known))
+
+    def leapt(self, before: "DogStride") -> Bool[Array, ""]:
+        """Say whether x went in one round far beyond all of its way before."""
+        far = _tree.norm(self.move) > _LEAP * before.farthest
+        return far & (before.rounds >= _BEGUN)
 
     def is_lost(self) -> Bool[Array, ""]:
         """Say whether x was where all is much steeper than at its start."""

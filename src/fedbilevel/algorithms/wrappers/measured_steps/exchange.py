@@ -269,8 +269,8 @@ def _turned(before: Any, way: Any) -> Turned:
     """Say whether x turned round; where its way is not followed, it never does."""
     if before is None or way is None:
         never = jnp.zeros((), bool)
-        return Turned(never, never)
-    return Turned(way.turns > before.turns, way.is_lost())
+        return Turned(never, never, never)
+    return Turned(way.turns > before.turns, way.is_lost(), way.leapt(before))
 
 
 def _following(state: Any, seen: Any, turn: ServerTurn) -> Any:

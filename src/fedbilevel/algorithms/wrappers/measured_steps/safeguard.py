@@ -14,8 +14,9 @@ A run goes back to it where both got much worse, because x is too fast for y and
 or the loss lost half of what it had gained (a smaller rise may be y on its way to a
 minimum that fits training rows too well, which is for x to mend; where it did not fall
 before, as in a minimax problem, it may rise), and, without waiting for ten rounds,
-where half of the replies are not finite or y goes a hundred times as far as in the
-first rounds and farther than its own size. From there it goes on with a quarter of the
+where half of the replies are not finite, y goes a hundred times as far as in the first
+rounds and farther than its own size, or x ten times as far as it ever was from its
+start. From there it goes on with a quarter of the
 steps of x and half of those of the lower level; those that follow the curvature are
 shortened less.
 
@@ -68,10 +69,11 @@ _EVENTS = {
 
 
 class Turned(NamedTuple):
-    """Whether x turned round, and whether it was lost then."""
+    """Whether x turned round, whether it was lost then, and whether it leapt."""
 
     turned: Bool[Array, ""]
     lost: Bool[Array, ""]
+    leapt: Bool[Array, ""]
 
 
 class Move(NamedTuple):
@@ -189,7 +191,7 @@ class Guard(eqx.Module):
         index = jnp.asarray(index, jnp.int32)
         far = _size(_tree.subtract(move.y, self.before)) / move.speed
         too_far = (self.usual > 0) & (far > _FAR * self.usual)
-        broken = (self.trouble >= _MANY) | ~_tree.all_finite(state)
+        broken = (self.trouble >= _MANY) | ~_tree.all_finite(state) | turn.leapt
         due = index % _EVERY == _EVERY - 1
 
         def looked_at() -> tuple[PyTree, Guard]:

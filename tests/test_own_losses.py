@@ -169,7 +169,7 @@ def test_an_algorithm_given_by_hand_keeps_its_last_point():
 
 def test_a_run_that_could_not_be_held_ends_with_an_error():
     y = jnp.zeros(())
-    guard = Guard.of(y, y)
+    guard = Guard.of(y, fb.Pair(None, y))
     assert guard.gave_up() == ""
     assert guard.record is not None
     known = {"first": 1.0, "best": 0.5, "total": 40.0, "count": 10.0}

@@ -85,6 +85,7 @@ def test_a_preset_takes_its_letters_in_order_and_once():
         entry.make(*range(len(entry.make.letters.split()) + 1))
 
 
+@pytest.mark.slow
 def test_every_task_can_be_made_and_recommends_sizes():
     for name in tasks.names():
         task = tasks.find(name)()

@@ -1,6 +1,7 @@
 """What is kept of a guarded run, and what it costs to be guarded."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import _tree
+from fedbilevel._types import Pair
 from fedbilevel.algorithms import steadied
 from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.algorithms.wrappers.measured_steps.safeguard import (
@@ -24,18 +26,18 @@ from fedbilevel.runtime.simulator import layout_for
 class Listing:
     """The rules of the guard in plain Python, for a y of one number."""
 
-    kept: float
-    before: float
+    kept: Any
+    before: Any
     stood: int = 0
-    usual: float = 0.0
+    usual: Any = 0.0
     halvings: int = 0
     losses: list[float] = field(default_factory=list)
-    first: float = np.inf
-    best: float = np.inf
-    slope: float = np.inf
+    first: Any = np.inf
+    best: Any = np.inf
+    slope: Any = np.inf
     events: list[tuple[int, int]] = field(default_factory=list)
 
-    def judged(self, y: float, about: tuple, turned: tuple, index: int) -> float:
+    def judged(self, y: Any, about: tuple, turned: tuple, index: int) -> Any:
         """Return the y to go on from after a round."""
         trouble, speed, loss, curvature = about
         self.losses.append(loss)
@@ -78,13 +80,18 @@ class Listing:
         return good, bad
 
 
+def of_y(y) -> Pair:
+    return Pair(None, jnp.asarray(y))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_guard_keeps_and_goes_back_as_written(seed):
     """Many rounds, of which some explode, break, turn, or lose what they gained."""
     draw, judged = np.random.default_rng(seed), jax.jit(Guard.judged)
     y, level = np.float32(1), 3.0
-    listing, guard = Listing(y, y), Guard.of(jnp.asarray(y), jnp.asarray(y))
+    listing, guard = Listing(y, y), Guard.of(jnp.asarray(y), of_y(y))
     for index in range(120):
+        assert guard.record is not None
         level += draw.choice([-0.05, 0.0, 0.6], p=[0.6, 0.3, 0.1])
         y += np.float32(
             draw.normal() * draw.choice([1, 1e6, np.nan], p=[0.98, 0.01, 0.01])
@@ -99,8 +106,8 @@ def test_a_guard_keeps_and_goes_back_as_written(seed):
             record=guard.record.seen(jnp.asarray(loss, "float32")),
         )
         move = Move(
-            jnp.asarray(y),
-            guard.kept,
+            of_y(y),
+            of_y(guard.kept),
             jnp.asarray(speed, "float32"),
             jnp.asarray(curvature, "float32"),
         )
@@ -109,7 +116,7 @@ def test_a_guard_keeps_and_goes_back_as_written(seed):
         y = np.float32(listing.judged(y, about, turned, index))
         state, guard = judged(guard, *now)
         np.testing.assert_array_equal(state, y)
-        np.testing.assert_array_equal(guard.before, listing.before)
+        np.testing.assert_array_equal(guard.before.y, listing.before)
         np.testing.assert_array_equal(guard.kept, listing.kept)
     assert int(guard.halvings) == listing.halvings > 1
     count = int(guard.happened)

@@ -66,6 +66,7 @@ def share_found(cleaner: FederatedCleaner, wrong: np.ndarray) -> float:
     return wrong[first].sum() / wrong.sum()
 
 
+@pytest.mark.slow
 def test_wrong_labels_are_found_though_judges_err_too():
     X, y, sites = blobs(120)
     given, wrong = planted(X, y, 1)
@@ -109,6 +110,7 @@ def test_nine_of_ten_wrong_labels_of_a_table_are_in_the_first_quarter(seed):
     assert share_found(found, wrong) >= 0.9
 
 
+@pytest.mark.slow
 def test_wrong_labels_do_not_mislead_the_judge():
     """By the formula of symmetric losses, with all labels of every row averaged."""
     draw = np.random.default_rng(0)
@@ -272,6 +274,7 @@ def test_the_guide_works_as_it_stands(capsys):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_contract_of_scikit_learn_is_kept():
     # The others differ from this one by their task, and compile for minutes. Skipped is
     # what scikit-learn itself cannot check here, such as other arrays.

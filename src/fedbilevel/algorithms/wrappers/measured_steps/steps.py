@@ -101,8 +101,8 @@ class SteadySteps(AroundServer):
         """Start the method, with nothing measured."""
         server, kind = self.plain().init_server(x, y), _kind(x)
         way = DogStride.of(x) if self.paces else None
-        watched = self.algorithm.watched(server)
-        guard = Guard.of((server, way), watched) if self.safeguard else None
+        guard = Guard.of((server, way), self.watching(server))
+        guard = guard if self.safeguard else None
         curvature = softness = None
         if self.follows:
             curvature = jnp.ones((), kind)
@@ -118,9 +118,12 @@ class SteadySteps(AroundServer):
             state = replace(state, momentum=Momentum.of(blocks))
         if state.guard is None:
             return state
-        watched = self.algorithm.watched(state.server)
-        guard = state.guard.at((state.server, state.way), watched)
+        guard = state.guard.at((state.server, state.way), self.watching(state.server))
         return replace(state, guard=guard)
+
+    def watching(self, server: PyTree) -> Pair:
+        """Return what goes far when a run diverges, as blocks of the lower level."""
+        return Pair(None, self.algorithm.watched(server))
 
     def init_client(self, x: Upper, y: Lower) -> Held:
         """Start the method's memory, and the power iteration."""

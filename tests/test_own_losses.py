@@ -103,7 +103,7 @@ def test_the_damping_is_what_is_missing_and_falls_slowly():
     soft = Softness.of(jnp.float32)
     for _ in range(60):
         soft = soft.seen(jnp.asarray(-0.2), jnp.asarray(True))
-    np.testing.assert_allclose(soft.damping, 1.5 * (1e-4 + 0.2), rtol=1e-4)
+    np.testing.assert_allclose(soft.damping, 1.5 * (1e-5 + 0.2), rtol=1e-4)
     after = soft.seen(jnp.asarray(5.0), jnp.asarray(True))
     np.testing.assert_allclose(after.damping, 0.97 * soft.damping, rtol=1e-6)
     same = soft.seen(jnp.asarray(5.0), jnp.asarray(False))

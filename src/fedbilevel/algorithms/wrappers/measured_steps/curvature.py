@@ -21,9 +21,9 @@ Where the lower level is not strongly convex, nothing holds z, which solves H z 
 grows along what is flat, and exponentially where g curves downward. The mean of s_k
 is z'Hz/z'z, which is at least mu where there is one. With s its running mean,
 
-    delta <- max(0.97 delta, 1.5 max(0, 1e-4 L - s))      (H + delta I) z = fy
+    delta <- max(0.97 delta, 1.5 max(0, 1e-5 L - s))      (H + delta I) z = fy
 
-for whoever multiplies by H, series included. So delta is exactly 0 where L < 1e4 mu,
+for whoever multiplies by H, series included. So delta is exactly 0 where L < 1e5 mu,
 and the bias of z, at most delta/(mu + delta) ||z|| where there is a mu, is none.
 """
 
@@ -46,7 +46,7 @@ _FASTEST = 2.0  # by which L may grow in a round
 _FORGOTTEN = 0.1  # of an L that has fallen
 _SMALLEST = 1e-30
 _REACH = 1e-2  # of the size of y, and absolutely where y is 0
-_FLAT = 1e-4  # of L
+_FLAT, _FELT = 1e-5, 1e-4  # of L
 _NONE = 1e-4  # of a curvature that would stop y within its own size
 _EVERY = 4  # rounds between two products with z
 _NEWEST, _KEPT, _MORE = 0.3, 0.97, 1.5
@@ -62,6 +62,10 @@ class Softness(eqx.Module):
     def of(kind: Any) -> "Softness":
         """Begin without any damping."""
         return Softness(jnp.ones((), kind), jnp.zeros((), kind))
+
+    def is_felt(self) -> Array:
+        """Say whether it is more than rounding may bring about."""
+        return self.damping > _FELT
 
     def seen(self, along: Array, is_z: Array) -> "Softness":
         """Return what is known after a round whose product was, or was not, with z."""

@@ -30,18 +30,15 @@ _AGREE, _NEWEST = 0.5, 0.1  # of a cosine, and the weight of the newest one
 _AWAY, _BACK = 0.75, 0.5  # of the largest distance
 _LONG = 3.0  # times the largest distance
 _SHORTER = 0.25  # the limit, once x has turned
-_STEEP = 100.0  # times the first directions
 _LEAP, _BEGUN = 10.0, 10  # times the largest distance, and rounds before that counts
-_EARLY = 30  # rounds, until z knows of y and hypergradients of x
 
 
 class DogStride(eqx.Module):
     """How far x has gone: where it began, where it was, and by what step it came.
 
-    `farthest` is r, `squares` the sum of G_i^2, `slope` the largest of the first
-    directions, `steepest` the largest G_i of all `rounds`, `agreement` the usual cosine
-    between two moves, `path` the length of those that agreed, `turns` how often x has
-    turned.
+    `farthest` is r, `squares` the sum of G_i^2 of all `rounds`, `agreement` the usual
+    cosine between two moves, `path` the length of those that agreed, `turns` how often
+    x has turned.
     """
 
     first: Pair
@@ -49,8 +46,6 @@ class DogStride(eqx.Module):
     move: Pair
     farthest: Float[Array, ""]
     squares: Float[Array, ""]
-    slope: Float[Array, ""]
-    steepest: Float[Array, ""]
     agreement: Float[Array, ""]
     path: Float[Array, ""]
     limit: Float[Array, ""]
@@ -70,8 +65,6 @@ class DogStride(eqx.Module):
             move=_tree.zeros_like(here),
             farthest=begin,
             squares=none,
-            slope=none,
-            steepest=none,
             agreement=none,
             path=none,
             limit=jnp.full_like(begin, jnp.finfo(begin.dtype).max),
@@ -93,12 +86,9 @@ class DogStride(eqx.Module):
         distance = _tree.norm(_tree.subtract(here, self.first))
         agreement = self.agreement + _NEWEST * (cosine - self.agreement)
         agrees, steep = agreement > _AGREE, length / unit
-        first = jnp.where(self.rounds < _EARLY, steep, 0)
         numbers = {
             "farthest": jnp.maximum(self.farthest, distance),
             "squares": self.squares + steep**2,
-            "slope": jnp.maximum(self.slope, first),
-            "steepest": jnp.maximum(self.steepest, steep),
             "agreement": agreement,
             "path": self.path + jnp.where(agrees, length, 0),
         }
@@ -123,17 +113,12 @@ class DogStride(eqx.Module):
 
     def began(self, slope: Array) -> "DogStride":
         """Return what is known from the size of the first direction."""
-        known = {"squares": slope**2, "slope": slope}
-        return replace(self, **self._like_before(known))
+        return replace(self, **self._like_before({"squares": slope**2}))
 
     def leapt(self, before: "DogStride") -> Bool[Array, ""]:
         """Say whether x went in one round far beyond all of its way before."""
         far = _tree.norm(self.move) > _LEAP * before.farthest
         return far & (before.rounds >= _BEGUN)
-
-    def is_lost(self) -> Bool[Array, ""]:
-        """Say whether x was where all is much steeper than at its start."""
-        return self.steepest > _STEEP * self.slope
 
     def limited(self) -> "DogStride":
         """Return the same with a quarter of its stride as the limit."""

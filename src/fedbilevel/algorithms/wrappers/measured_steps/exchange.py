@@ -256,7 +256,7 @@ class Exchange(eqx.Module):
     def _fitting(self, state: Any, guard: Guard, turn: ServerTurn) -> Guard:
         """Remember the first round in which a theta did not fit, or z was damped."""
         if state.softness is not None:
-            guard = guard.noting(SOFT, state.softness.damping > 0, turn.index)
+            guard = guard.noting(SOFT, state.softness.is_felt(), turn.index)
         thetas = fixed_thetas(self.whole.algorithm)
         if not thetas or state.curvature is None:
             return guard
@@ -266,11 +266,11 @@ class Exchange(eqx.Module):
 
 
 def _turned(before: Any, way: Any) -> Turned:
-    """Say whether x turned round; where its way is not followed, it never does."""
+    """Say whether x turned round, or leapt; not followed, it never does."""
     if before is None or way is None:
         never = jnp.zeros((), bool)
-        return Turned(never, never, never)
-    return Turned(way.turns > before.turns, way.is_lost(), way.leapt(before))
+        return Turned(never, never)
+    return Turned(way.turns > before.turns, way.leapt(before))
 
 
 def _following(state: Any, seen: Any, turn: ServerTurn) -> Any:

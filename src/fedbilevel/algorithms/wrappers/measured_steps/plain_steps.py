@@ -13,7 +13,7 @@ from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.units import Measured, OfCurvature, OfDistance, resolved
 
 _SHORTER = {"upper": 0.25, "lower": 0.5, "bound": 2.0}  # by one halving
-_MEASURED = 0.5  # the power of that for what follows the curvature
+_MEASURED = 0.25  # the power of that for what follows the curvature
 
 
 def plain(

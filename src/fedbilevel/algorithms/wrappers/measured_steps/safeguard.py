@@ -7,23 +7,20 @@ after ten rounds that were no worse than the best ones:
 
     F <= F_best + e   or   G <= 1.5 G_best
 
-A run goes back to it where both got much worse, because x is too fast for y and z,
+A run goes back to it where the loss had fallen, and both got much worse, because x is
+too fast for y and z:
 
-    F > F_best + (F_first - F_best) / 10 + 4 e   and   G > 3 G_best
+    F_first > F_best + 4 e,   F > F_best + (F_first - F_best) / 10 + 4 e,
+    G > 3 G_best   and   G > G_first
 
-or the loss lost half of what it had gained (a smaller rise may be y on its way to a
-minimum that fits training rows too well, which is for x to mend; where it did not fall
-before, as in a minimax problem, it may rise), and, without waiting for ten rounds,
-where half of the replies are not finite, y goes a hundred times as far as in the first
-rounds and farther than its own size, or x ten times as far as it ever was from its
-start. From there it goes on with a quarter of the
-steps of x and half of those of the lower level; those that follow the curvature are
-shortened less.
-
-Where the stride of x is measured and x turns round (`dog_stride.py`), that stride is
-limited; if x had got to where all is much steeper than at its start, the run goes back
-as well. How far y goes counts in units of how fast momentum makes it. A run that had to
-go back 12 times cannot be held: it ends with an error.
+A loss that rises alone may be y on its way to a minimum that fits training rows too
+well, or to its maximum in a minimax problem. A run goes back at once where half of the
+replies are not finite, y goes a hundred times as far as in the first rounds and farther
+than its own size (in units of how fast momentum makes it), or x ten times as far as it
+ever was from its start. From there it goes on with a quarter of the steps of x and half
+of those of the lower level; those that follow the curvature are shortened less. A run
+that had to go back 12 times cannot be held: it ends with an error. Where the stride of
+x is measured and x turns round (`dog_stride.py`), that stride is limited.
 
 Clients send F, and whether their reply was finite, with what was known of a reply in
 its place where it was not: such a client is left out of the round. Less than half of
@@ -50,7 +47,6 @@ _MANY = 0.5  # of the replies of a round
 _FAR, _CALM = 100.0, 10.0  # times as far as in the first rounds
 _GROWTH = 2.0  # by which the usual may grow in one of the first rounds
 _SHARE, _ERRORS = 0.1, 4.0  # of the descent, and of standard errors
-_HALF, _MUCH = 0.5, 5.0  # of the descent
 _STEEP, _ALIKE = 3.0, 1.5  # times the slope of the best rounds
 EXPLODED, GREW, TURNED, UNFIT, SOFT = range(5)
 _EVENTS = {
@@ -69,10 +65,9 @@ _EVENTS = {
 
 
 class Turned(NamedTuple):
-    """Whether x turned round, whether it was lost then, and whether it leapt."""
+    """Whether x turned round, and whether it leapt."""
 
     turned: Bool[Array, ""]
-    lost: Bool[Array, ""]
     leapt: Bool[Array, ""]
 
 
@@ -89,10 +84,11 @@ class Move(NamedTuple):
 
 
 class Record(eqx.Module):
-    """The upper losses of these rounds, and those and the slope of the best ones.
+    """The upper losses of these rounds, and those and the slopes of first and best.
 
-    Before ten rounds have been judged `first`, `best` and `slope` are the largest
-    number there is: a state with infinity would be taken for one that is broken.
+    Before ten rounds have been judged `first`, `best`, `slope`, which is that of the
+    best, and `steep`, that of the first, are the largest number there is: a state with
+    infinity would be taken for one that is broken.
     """
 
     total: Float[Array, ""]
@@ -101,12 +97,13 @@ class Record(eqx.Module):
     first: Float[Array, ""]
     best: Float[Array, ""]
     slope: Float[Array, ""]
+    steep: Float[Array, ""]
 
     @staticmethod
     def new() -> "Record":
         """Begin with nothing."""
         none, most = jnp.zeros((), jnp.float32), jnp.full((), UNKNOWN, jnp.float32)
-        return Record(none, none, none, most, most, most)
+        return Record(none, none, none, most, most, most, most)
 
     def seen(self, loss: Array) -> "Record":
         """Return the same with one round more."""
@@ -126,16 +123,15 @@ class Record(eqx.Module):
         spread = jnp.maximum(self.squares / count - mean**2, 0)
         error = jnp.sqrt(spread / count)
         good = ~(mean > self.best + error) | (slope <= _ALIKE * self.slope)
-        margin = _SHARE * (self.first - self.best) + _ERRORS * error
-        worse = ~(mean <= self.best + margin) & (self.best < UNKNOWN)
-        fell, rose = self.first - self.best, mean - self.best
-        lost = (rose > _HALF * fell + _ERRORS * error) & (rose < _MUCH * fell)
-        bad = worse & ((slope > _STEEP * self.slope) | lost)
+        fell, noise = self.first - self.best, _ERRORS * error
+        worse = (fell > noise) & ~(mean <= self.best + _SHARE * fell + noise)
+        bad = worse & (slope > jnp.maximum(_STEEP * self.slope, self.steep))
         after = replace(
             self.emptied(),
             first=jnp.where(self.first < UNKNOWN, self.first, mean),
             best=jnp.minimum(self.best, mean),
             slope=jnp.minimum(self.slope, slope),
+            steep=jnp.where(self.steep < UNKNOWN, self.steep, slope),
         )
         return good, bad, after
 
@@ -228,7 +224,7 @@ class Guard(eqx.Module):
             good, grew, after = record.judged(far * curvature)
             grew &= due
             record = _tree.select(due & ~exploded, after, record)
-        returned = exploded | grew | (turn.turned & turn.lost)
+        returned = exploded | grew
         returned &= self.halvings < MOST
         turned = turn.turned & ~returned & (self.happened - self.halvings < MOST)
         kept = due & calm & good & ~returned

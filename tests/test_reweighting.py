@@ -440,9 +440,10 @@ def test_sites_with_their_own_texts_are_as_in_the_simulator(texts, tmp_path):
     for name, leaf in simulated.point.items():
         np.testing.assert_allclose(served.point[name], leaf, rtol=0, atol=1e-12)
         assert np.any(leaf)
-    # Logits of two sources and two copies of B: 8 x 2 of queries, 8 x 2 of down.
+    # Logits of two sources and two copies of B: 8 x 2 of queries, 8 x 2 of down. The
+    # upper loss of the rounds before goes with them.
     traffic = served.counts["per_client_and_round"]
-    assert traffic["floats_down"] == 2 + 2 * (16 + 16)
+    assert traffic["floats_down"] == 2 + 2 * (16 + 16) + 1
     for name in ("weights.csv", "adapter/adapter_model.safetensors"):
         found, expected = ((tmp_path / f / name) for f in ("served", "simulated"))
         assert found.stat().st_size > 0 and expected.stat().st_size > 0

@@ -154,10 +154,11 @@ def test_three_nodes_with_texts_are_as_in_the_simulator(kind, tmp_path):
         allowed = off * np.abs(leaf).max()
         np.testing.assert_allclose(result.point[name], leaf, rtol=0, atol=allowed)
     # The adapters and the logits, and nothing else but what safeguards the steps: how
-    # often they were halved, and taken back, when that is new, and whether they should.
+    # often they were halved, when that is new, whether they should, and the upper loss,
+    # up as it is and down as it was.
     wire = result.counts["wire"]
     leaves = wire["bytes_down"] + wire["bytes_up"] - wire["of_them_headers"]
-    assert leaves == 3 * (2 * 4 + ROUNDS * (2 * each * NUMBERS + 4))
+    assert leaves == 3 * (4 + ROUNDS * (2 * each * NUMBERS + 3 * 4))
     # A hello, and of every round an exchange and a measurement; none is longer. Besides
     # them a node may confirm that it heard of the end, without a word.
     sent = [b"FBL" in one for one in pushed(recorded)]

@@ -244,8 +244,8 @@ class AbstractAlgorithm(eqx.Module):
         return replace(server, point=blocks)
 
     def watched(self, server: PyTree) -> PyTree:
-        """Return what goes far when a run diverges: the reported y."""
-        return self.point(server).y
+        """Return the blocks that go far when a run diverges: the reported y."""
+        return Pair(None, self.point(server).y)
 
     def measured(self, server: PyTree, columns: dict[str, Array], done: Any) -> PyTree:
         """Return the server's state once a point was measured after so many rounds."""

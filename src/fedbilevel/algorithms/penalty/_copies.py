@@ -169,9 +169,9 @@ class OfCopies(AbstractAlgorithm):
         """Return x and y_0, or what follows for it from the copies."""
         return scheme_of(self).point(server.point)
 
-    def watched(self, server: Any) -> tuple[Lower, ...]:
+    def watched(self, server: Any) -> tuple[Pair, ...]:
         """Return all copies: what is reported may stand still between two of them."""
-        return scheme_of(self).of(server.point)
+        return tuple(Pair(None, one) for one in scheme_of(self).of(server.point))
 
 
 def scheme_of(algorithm: Any) -> Scheme:

@@ -232,7 +232,7 @@ class Exchange(eqx.Module):
         if guard is None:
             return replace(state, way=way)
         guard = self._fitting(state, guard, turn)
-        watched, curvature = self.whole.watching, state.curvature
+        watched, curvature = self.whole.algorithm.watched, state.curvature
         move = Move(
             watched(state.server),
             watched(guard.kept[0]),

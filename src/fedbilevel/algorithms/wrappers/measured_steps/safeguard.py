@@ -36,7 +36,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Pair
 from fedbilevel.algorithms.one_loop import when
 
 MOST = 12  # times that a run goes back before it is given up
@@ -77,8 +76,8 @@ class Move(NamedTuple):
     Both are blocks: a y that clients keep to themselves is none of the server's.
     """
 
-    y: Pair
-    kept: Pair
+    y: PyTree
+    kept: PyTree
     speed: Any = 1.0
     curvature: Any = 1.0
 
@@ -154,7 +153,7 @@ class Guard(eqx.Module):
     """
 
     kept: PyTree
-    before: Pair
+    before: PyTree
     stood: Int[Array, ""]
     usual: Float[Array, ""]
     trouble: Float[Array, ""]
@@ -167,14 +166,14 @@ class Guard(eqx.Module):
     soft: Int[Array, ""]
 
     @staticmethod
-    def of(state: PyTree, y: Pair, measures: bool = True) -> "Guard":
+    def of(state: PyTree, y: PyTree, measures: bool = True) -> "Guard":
         """Begin with nothing usual."""
         none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
         rounds, record = jnp.zeros((2 * MOST, 3), jnp.int32), Record.new()
         known = (none, zero, zero, record if measures else None)
         return Guard(state, y, *known, none, none, none, rounds, none, none)
 
-    def at(self, state: PyTree, y: Pair) -> "Guard":
+    def at(self, state: PyTree, y: PyTree) -> "Guard":
         """Return the same with the state that a first round begins from."""
         return replace(self, kept=state, before=y)
 
@@ -297,5 +296,5 @@ class Guard(eqx.Module):
         return said
 
 
-def _size(block: Pair) -> Array:
+def _size(block: PyTree) -> Array:
     return _tree.norm(block).astype(jnp.float32)

@@ -101,7 +101,7 @@ class SteadySteps(AroundServer):
         """Start the method, with nothing measured."""
         server, kind = self.plain().init_server(x, y), _kind(x)
         way = DogStride.of(x) if self.paces else None
-        guard = Guard.of((server, way), self.watching(server))
+        guard = Guard.of((server, way), self.algorithm.watched(server))
         guard = guard if self.safeguard else None
         curvature = softness = None
         if self.follows:
@@ -118,12 +118,10 @@ class SteadySteps(AroundServer):
             state = replace(state, momentum=Momentum.of(blocks))
         if state.guard is None:
             return state
-        guard = state.guard.at((state.server, state.way), self.watching(state.server))
+        guard = state.guard.at(
+            (state.server, state.way), self.algorithm.watched(state.server)
+        )
         return replace(state, guard=guard)
-
-    def watching(self, server: PyTree) -> Pair:
-        """Return what goes far when a run diverges, as blocks of the lower level."""
-        return Pair(None, self.algorithm.watched(server))
 
     def init_client(self, x: Upper, y: Lower) -> Held:
         """Start the method's memory, and the power iteration."""

@@ -1,6 +1,7 @@
 """What clients keep may be on a disk: the same numbers, and less in memory."""
 
 import errno
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,17 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     ]
     assert files.whole()["zeros"].sum(axis=1).tolist() == [4, 0, 0, 0, 4]
     assert back["nothing"].shape == (3, 0, 2)
+
+
+def test_rows_are_read_by_two_devices_at_the_same_time(tmp_path):
+    """A file has one position: who seeks must read before another one seeks."""
+    rows = np.arange(64.0)[:, None] * np.ones(8)
+    file = RowFile(tmp_path, len(rows), rows[0])
+    file.fill(rows)
+    halves = [np.arange(32), np.arange(32, 64)] * 200
+    with ThreadPoolExecutor(4) as pool:
+        for asked, found in zip(halves, pool.map(file.__getitem__, halves), strict=True):
+            np.testing.assert_array_equal(found, rows[asked])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ runs may share a folder. What must outlive a run is its checkpoint.
 """
 
 import shutil
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ class RowFile:
     def __init__(self, folder: Path, rows: int, row: np.ndarray) -> None:
         self.shape, self.dtype = (rows, *row.shape), row.dtype
         self._folder, self._size = folder, row.nbytes
+        # Programs on two devices read at the same time, and a file has one position.
+        self._lock = threading.Lock()
         with naming_file(folder):
             self._file: Any = TemporaryFile(dir=folder)
             weakref.finalize(self, self._file.close)
@@ -53,7 +56,7 @@ class RowFile:
         rows = np.empty((chosen.size, *self.shape[1:]), self.dtype)
         # As bytes: bfloat16 has no buffer of its own.
         plain = rows.reshape(chosen.size, -1).view(np.uint8)
-        with naming_file(self._folder):
+        with naming_file(self._folder), self._lock:
             for place, client in enumerate(chosen.ravel().tolist()):
                 self._file.seek(client * self._size)
                 self._file.readinto(plain[place].data)
@@ -62,7 +65,7 @@ class RowFile:
     def write(self, clients: Sequence[int], rows: np.ndarray) -> None:
         """Write the rows of some clients."""
         plain = np.ascontiguousarray(rows).reshape(len(clients), -1).view(np.uint8)
-        with naming_file(self._folder):
+        with naming_file(self._folder), self._lock:
             for place, client in enumerate(clients):
                 self._file.seek(client * self._size)
                 self._file.write(plain[place].data)

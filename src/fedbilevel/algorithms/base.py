@@ -196,7 +196,9 @@ class AbstractAlgorithm(eqx.Module):
     stands in for the mean one, which is right only if clients are alike. `pools` asks
     for the rows of all clients on one machine, where the method is chosen by its name,
     and `rule` is the hypergradient that is then made of Q and theta. `needs_hessian` is
-    False where gradients of the losses are all that a method asks for.
+    False where gradients of the losses are all that a method asks for. `finishes` is
+    True where a method says itself when a run is over, and `bears_noise` False where
+    noise in replies would break it.
     """
 
     reference: ClassVar[str] = "none given"
@@ -206,6 +208,8 @@ class AbstractAlgorithm(eqx.Module):
     inverts_locally: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     needs_hessian: ClassVar[bool] = True
+    finishes: ClassVar[bool] = False
+    bears_noise: ClassVar[bool] = True
     rule: ClassVar[type[AbstractHypergradient]] = Neumann
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -255,6 +259,11 @@ class AbstractAlgorithm(eqx.Module):
     def best(self, server: PyTree) -> Any:
         """Return the best point that was measured, where a method remembers it."""
         del server
+
+    def finished(self, server: PyTree) -> Bool[Array, ""] | bool:
+        """Say whether a run is over, by the method's own tolerance."""
+        del server
+        return False
 
     def gave_up(self, server: PyTree) -> str:
         """Say what a method could not hold, if it was so."""

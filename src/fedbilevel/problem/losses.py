@@ -65,7 +65,9 @@ class Problem(eqx.Module):
     do `model_devices` of the devices: each holds a part of every large array. `fixed`
     is what a start holds besides its numbers, for x and for y; a run fills it in from
     the start. `rows_at_once` bounds memory: losses and derivatives of
-    more rows are taken in pieces, one client after the other.
+    more rows are taken in pieces, one client after the other. `separate` says that the
+    lower loss is a sum over the first axis of all leaves of y, such as the folds of a
+    cross-validation: its Hessian then has a block for each.
     """
 
     upper: Loss = eqx.field(static=True)
@@ -77,6 +79,7 @@ class Problem(eqx.Module):
     fixed: tuple[Fixed, Fixed] | None = eqx.field(static=True, default=None)
     rows_at_once: int | None = eqx.field(static=True, default=None)
     model_devices: int = eqx.field(static=True, default=1)
+    separate: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
         if self.rows_at_once is not None and self.rows_at_once < 1:

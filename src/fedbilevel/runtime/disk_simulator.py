@@ -87,8 +87,8 @@ class DiskSimulatorRuntime(SimulatorRuntime):
             new = {name: np.asarray(rows[name][0]) for name in rows if int(used)}
             return OnDisk(after.server, state.files, new), first_failure(failure)
 
-        remember = self.job.algorithm.measured
-        return rounds_in_python(span, state, one_round, self._measure, remember)
+        method = self.job.algorithm
+        return rounds_in_python(span, state, one_round, self._measure, method)
 
     def prepare(self, span: Span, pool: Executor) -> None:
         """Trace what `advance` will run; let the pool compile it meanwhile."""

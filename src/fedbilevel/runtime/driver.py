@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
+from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import mesh
 from fedbilevel.runtime.checkpoint import Snapshot
@@ -102,6 +103,9 @@ def _driven(
     if columns:
         rule.check(columns)
     track = tracked(rule, columns, runtime.runs, measure_every)
+    if runtime.job.algorithm.finishes and done:
+        over = runtime.job.algorithm.finished(runtime.fetch(state).server)
+        track = track.after(rule, done, over)
     chunk, late, asked, reported = 1, False, "", len(columns.get("round", ()))
     while done < total and bool((np.asarray(track.reason) == RUNNING).any()):
         stop = int(min(total, done + chunk, keeper.latest_stop()))
@@ -161,7 +165,8 @@ def _rule(
 ) -> tuple[Rule, bool]:
     """Return when runs end, and whether one may do so before the last round."""
     rule = Rule.of(stopping, limits if runtime.runs else limits[0])
-    return rule, stopping.looks or bool((limits < total).any())
+    early = stopping.looks or runtime.job.algorithm.finishes
+    return rule, early or bool((limits < total).any())
 
 
 def _reason(track: Track, spent: bool) -> int:
@@ -181,15 +186,19 @@ def _limits(runtime: Runtime, stopping: Stopping, rounds: int) -> np.ndarray:
 
 
 def rounds_in_python(
-    span: Span, state: Any, one_round: Callable, measure: Callable, measured: Callable
+    span: Span,
+    state: Any,
+    one_round: Callable,
+    measure: Callable,
+    algorithm: AbstractAlgorithm,
 ) -> Advance:
     """Go through the rounds of a span one by one.
 
     `one_round(state, index)` returns the next state and, if there was one, a failure;
-    `measure(state, index)` returns the columns of a round, and `measured(server,
-    columns, rounds)` what the server remembers of them.
+    `measure(state, index)` returns the columns of a round.
     """
     rows, track, done, place = [], span.track, span.start, None
+    measured = algorithm.measured
     for index in range(span.start, span.stop):
         state, place = one_round(state, index)
         if place is not None:
@@ -202,7 +211,8 @@ def rounds_in_python(
             if rows[-1]:
                 state = replace(state, server=measured(state.server, rows[-1], done))
         if span.ends:
-            track = track.after(span.rule, done)
+            over = span.is_due(done) and algorithm.finished(state.server)
+            track = track.after(span.rule, done, over)
             if int(track.reason) != RUNNING:
                 break
     names = sorted(rows[0]) if rows else ()

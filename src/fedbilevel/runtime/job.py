@@ -296,6 +296,11 @@ def _checked(channel: Channel, job: Job) -> Channel:
             f"depends more on some of them. The weights are {weights.min():g} to "
             f"{weights.max():g}; make them equal, or leave out clip and noise."
         )
+    if channel.privacy is not None and not job.algorithm.bears_noise:
+        raise InvalidInputError(
+            f"`{name}` solves systems made of what clients send, which clip and noise "
+            "would break. Leave them out, or use a method of one loop, such as fedbio."
+        )
     if channel.privacy is not None and isinstance(job.algorithm, SteadySteps):
         raise InvalidInputError(
             "clip and noise hide what a safeguard and steps in units of the curvature "

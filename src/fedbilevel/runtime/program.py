@@ -195,6 +195,9 @@ def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
         def remembered(job: Job, server: PyTree, newest: dict[str, Array]) -> PyTree:
             return job.algorithm.measured(server, newest, done)
 
+        def finished(job: Job, server: PyTree) -> Array:
+            return jnp.asarray(job.algorithm.finished(server))
+
         rows = jax.lax.cond(due, write, lambda rows: rows, progress.rows)
         newest = {name: column[progress.used] for name, column in rows.items()}
         # Where nothing was measured there is no number. A branch around what is
@@ -204,7 +207,9 @@ def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
         track = progress.track
         if span.ends:
             own = due & span.rule.counts(done, span.every)
-            track = track.seen(span.rule, newest, own).after(span.rule, done)
+            # Only where it was measured: the last round always is.
+            over = own & on_runs(finished, state.server)
+            track = track.seen(span.rule, newest, own).after(span.rule, done, over)
         used = progress.used + due.astype(jnp.int32)
         return Progress(state, rows, used, failure, track, done)
 

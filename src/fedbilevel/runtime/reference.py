@@ -52,7 +52,7 @@ class ReferenceRuntime(Runtime):
 
         with jax.disable_jit():
             return rounds_in_python(
-                span, state, one_round, self._measure, self.job.algorithm.measured
+                span, state, one_round, self._measure, self.job.algorithm
             )
 
     def fetch(self, state: State) -> State:

@@ -20,7 +20,7 @@ from fedbilevel._types import Key
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.runtime.counts import Ledger
 
-RUNNING, TARGET, PATIENCE, BUDGET = range(4)
+RUNNING, TARGET, PATIENCE, BUDGET, FINISHED = range(5)
 _BUDGETS = ("bytes", "samples")
 
 
@@ -63,6 +63,8 @@ class Stopping:
                 f"after round {done}: {self.patience} measurements without a lower "
                 f"{self.metric}"
             )
+        if reason == FINISHED:
+            return f"after round {done}: the method reached its own tolerance"
         if reason == BUDGET and done < rounds:
             spent = [n for n in (*_BUDGETS, "seconds") if getattr(self, n) is not None]
             return f"after round {done}: the budget of {' or '.join(spent)} is spent"
@@ -140,10 +142,11 @@ class Track(eqx.Module):
             self.ended,
         )
 
-    def after(self, rule: Rule, done: Any) -> "Track":
-        """Take in that so many rounds are over."""
-        spent = (self.reason == RUNNING) & (jnp.asarray(done) >= rule.limit)
-        reason = jnp.where(spent, BUDGET, self.reason).astype(jnp.int32)
+    def after(self, rule: Rule, done: Any, finished: Any = False) -> "Track":
+        """Take in that so many rounds are over, or the method is."""
+        reason = jnp.where((self.reason == RUNNING) & finished, FINISHED, self.reason)
+        spent = (reason == RUNNING) & (jnp.asarray(done) >= rule.limit)
+        reason = jnp.where(spent, BUDGET, reason).astype(jnp.int32)
         fresh = (reason != RUNNING) & (self.ended == 0)
         ended = jnp.where(fresh, done, self.ended).astype(jnp.int32)
         return Track(self.best, self.stale, reason, ended)

@@ -221,7 +221,7 @@ class Partition:
 
     `places` are the numbers of the training rows in their file. `names` are those of
     the clients, where a `column` says who they are. `files` are the training rows'
-    own, where each is one.
+    own, where each is one. Of several `folds` all rows train, and all validate.
     """
 
     pool: Pool
@@ -232,6 +232,7 @@ class Partition:
     column: str
     train: float
     remarks: tuple[str, ...] = ()
+    folds: int = 1
     files: tuple[np.ndarray, ...] = ()
 
     def about(self, layers: Callable[[Any, Any], Any]) -> dict[str, Any]:
@@ -256,7 +257,8 @@ class Partition:
         names = self.names or [f"client {k}" for k in range(len(self.lower))]
         sites = []
         for name, upper, lower in zip(names, self.upper, self.lower, strict=True):
-            labels = np.concatenate([lower["label"], upper["label"]])
+            every = [lower["label"]] + [upper["label"]] * (self.folds == 1)
+            labels = np.concatenate(every)
             counts = {}
             if held.classes:
                 found = np.bincount(labels, minlength=len(held.classes)).tolist()
@@ -266,15 +268,20 @@ class Partition:
         return {
             "source": held.source or held.name,
             "own": self.pool.is_own,
-            "rows": int(sum(s["training"] + s["validation"] for s in sites)),
+            "rows": int(sum(s["training"] for s in sites)) + self._validating(),
             "tested": len(self.pool.test.label),
             "train": self.train,
+            "folds": self.folds,
             "site_column": self.column,
             "predicts": "class" if held.classes else "number",
             "sites": sites,
             "remarks": list(self.remarks),
             **held.notes,
         }
+
+    def _validating(self) -> int:
+        """Return how many rows validate and do not train."""
+        return sum(len(one["label"]) for one in self.upper) if self.folds == 1 else 0
 
 
 def partition_rows(
@@ -287,13 +294,14 @@ def partition_rows(
     usual_train: float = 0.4,
     remarks: Sequence[str] = (),
     more: Mapping[str, np.ndarray] | None = None,
+    folds: int = 1,
 ) -> Partition:
     """Partition the rows; 0 leaves `clients` and `train` to what is usual.
 
     `train` is the share of all rows that is for training, an official test part aside.
     Where samples are marked for validation, all others train. `more` are arrays that
     rows are to have besides features and label. With a column, as many clients as it
-    has values; another number is refused.
+    has values; another number is refused. With several `folds` nothing is cut.
     """
     held, scheme = pool.held, _scheme(pool, scheme)
     train = train or pool.usual(usual_train, own=_OWN_TRAIN)
@@ -301,7 +309,10 @@ def partition_rows(
         raise InvalidInputError(f"clients={clients}: there must be at least one.")
     names = _names(pool, clients, scheme)
     clients = len(names) or clients or usual_clients
-    if held.validation is None:
+    if folds > 1:
+        upper = lower = _dealt(pool, clients, scheme)
+        train = len(held.label) / pool.total
+    elif held.validation is None:
         lower, upper = _cut(pool, clients, scheme, train)
     else:
         train = 1 - float(np.mean(held.validation))
@@ -323,8 +334,16 @@ def partition_rows(
         scheme.partition(":")[2] if names else "",
         train,
         tuple(remarks),
+        folds,
         tuple(held.files[part] for part in lower) if held.files is not None else (),
     )
+
+
+def _dealt(pool: Pool, clients: int, scheme: str) -> Parts:
+    """Return each client's rows, by number."""
+    if scheme == "iid":  # the rows are in random order already
+        return np.array_split(np.arange(len(pool.held.label)), clients)
+    return partition.parse(scheme)(pool.held, clients, pool.split)
 
 
 def _cut(pool: Pool, clients: int, scheme: str, train: float) -> tuple[Parts, Parts]:
@@ -337,11 +356,10 @@ def _cut(pool: Pool, clients: int, scheme: str, train: float) -> tuple[Parts, Pa
             f"and validation together. Choose a share between 0 and {most:.4g}."
         )
     if scheme == "iid":
-        # The rows are in random order already.
         every = np.arange(len(held.label))
         lower = np.array_split(every[:trained], clients)
         return lower, np.array_split(every[trained:], clients)
-    parts = partition.parse(scheme)(held, clients, pool.split)
+    parts = _dealt(pool, clients, scheme)
     cuts = [round(len(part) * trained / len(held.label)) for part in parts]
     pairs = [(p, min(max(n, 1), len(p) - 1)) for p, n in zip(parts, cuts, strict=True)]
     return [part[:cut] for part, cut in pairs], [part[cut:] for part, cut in pairs]

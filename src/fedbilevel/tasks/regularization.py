@@ -8,10 +8,15 @@ about 1 and end with a constant feature. x is kept in [-9, 0] where it is used, 
 lower level is exp(-9)-strongly convex wherever x goes; a strength at the border feels
 no more pull outwards. Where the label is a number, W has one row, and half the squared
 error of the target, scaled to variance 1, takes the place of CE.
+
+That is the problem for built-in sets. On your own table x is tuned by cross-validation:
+`folds` of the rows of every site take turns, the intercept is free, strengths are pulled
+toward their mean, and the model is refitted to all rows (`tasks/_folds.py`).
 """
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,12 +27,13 @@ from fedbilevel._types import Rows
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _rows
+from fedbilevel.tasks import _folds, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, MeanLoss, Scaling
 from fedbilevel.tasks._networks import linear_layers
 
 _LOWEST, _HIGHEST = -9.0, 0.0
+_START = -5.0
 _RECOMMENDED = MEASURED | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=0.5/L",
     **settings("rounds=200 local_steps=10 batch=32 q=10 theta=0.2 upper_step=20"),
@@ -35,6 +41,7 @@ _RECOMMENDED = MEASURED | {
 }
 # With many rows small strengths are right, and the slopes along x are small, too.
 _MANY = 500
+_MOST_EXACT = 1000  # parameters of a model whose Hessian travels
 _RECOMMENDED_FOR_MANY = settings("rounds=600 upper_step=200 lower_step=1")
 
 
@@ -70,8 +77,14 @@ class _Lower:
         return self.loss(x, y, rows) + 0.5 * jnp.sum(strength * y**2)
 
 
-def strengths(x: Array) -> np.ndarray:
-    """Return the strengths that x stands for, that of the constant feature last."""
+def strengths(x: Any) -> np.ndarray:
+    """Return the strengths that x stands for.
+
+    Those of columns, or of all features where they are not tuned by folds; that of the
+    constant feature is last then.
+    """
+    if isinstance(x, Mapping):
+        return _folds.strengths(x)
     return np.exp(np.clip(np.asarray(x), _LOWEST, _HIGHEST))
 
 
@@ -85,8 +98,15 @@ def make(
     rows: _rows.RowLimit = 0,
     start: Annotated[
         float,
-        "all strengths begin at exp(start); what does not tune x leaves them there",
-    ] = -5.0,
+        "all strengths begin at exp(start); what does not tune x leaves them there; 0 "
+        "is usual: -5, or -7 of your own table",
+    ] = 0.0,
+    folds: Annotated[
+        int,
+        "folds in which rows take turns in validating; 1 puts some aside for it; 0 is "
+        "usual: 5 for your own table, 1 for a built-in set",
+    ] = 0,
+    sites: Annotated[int, "of how many sites this is one; a node says it itself"] = 0,
     **table: _rows.TableOptions,
 ) -> Task:
     """Build the task; 8 clients, and a fifth of a built-in set for training.
@@ -94,6 +114,11 @@ def make(
     Tested is an official test part, or else a fifth; the other rows validate.
     """
     pool = _rows.load(data, split, rows, table)
+    count = _fold_count(pool, folds, train)
+    if count > 1:
+        dealt = (clients, partition)
+        return _folded_task(pool, count, dealt, start or _folds.START, sites)
+    start = start or _START
     width = int(np.prod(pool.held.features.shape[1:])) + 1
     if pool.held.features.dtype != np.uint8:  # images are scaled where they are used
         pool = _rows.with_constant(pool)
@@ -103,15 +128,7 @@ def make(
     if pool.classes:
         loss, tested = MeanLoss(scores), HeldOut.of(pool.test, scores)
     else:
-        label = pool.held.preparation and pool.held.preparation.label
-        if not isinstance(label, TargetLabel):
-            raise InvalidInputError(
-                "the label holds numbers, and nothing says how they were scaled. Give "
-                "a table, or a label of classes."
-            )
-        spread = _tree.filled((), label.spread)
-        loss = _SquaredError(scores)
-        tested = HeldOutNumbers.of(pool.test, scores, spread=spread)
+        loss, tested = _SquaredError(scores), _tested_numbers(pool, scores)
     many = int(np.asarray(held.lower_sizes).max()) > _MANY
     return Task(
         Problem(loss, _Lower(loss)),
@@ -123,3 +140,66 @@ def make(
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
         **parts.about(linear_layers),
     )
+
+
+def _fold_count(pool: _rows.Pool, folds: int, train: float) -> int:
+    """Return the number of folds; 1 where some rows are put aside to validate."""
+    if folds < 0 or (folds > 1 and pool.held.validation is not None):
+        raise InvalidInputError(
+            f"folds={folds}: give 2 or more, 1, or 0 for what is usual; where rows are "
+            "marked for validation, they are what validates, and folds is 1."
+        )
+    if folds > 1 and train:
+        raise InvalidInputError(
+            f"folds={folds} and train={train}: with folds all rows train. Leave one out."
+        )
+    tabular = pool.held.features.dtype != np.uint8 and pool.held.validation is None
+    usual = _folds.USUAL if pool.is_own and tabular and not train else 1
+    return folds or usual
+
+
+def _folded_task(
+    pool: _rows.Pool, folds: int, dealt: tuple[int, str], start: float, sites: int
+) -> Task:
+    """Return the task in which rows take turns in validating."""
+    pool = _rows.with_constant(pool)
+    features = pool.held.features.shape[1] - 1
+    columns = _folds.columns_of(pool.held.preparation, features)
+    folded = _folds.Folded(folds, pool.classes, columns)
+    parts = _rows.partition_rows(pool, *dealt, 0.0, folds=folds)
+    labels = [one["label"] for one in parts.lower]
+    fields = folded.row_fields(labels, sites or len(labels))
+    every = [{**one, **more} for one, more in zip(parts.lower, fields, strict=True)]
+    if pool.classes:
+        tested = HeldOut.of(pool.test, folded.predicted)
+    else:
+        tested = _tested_numbers(pool, folded.predicted)
+    parts = replace(parts, upper=every, lower=every)
+    exact = folded.parameters <= _MOST_EXACT
+    usual = (
+        settings("rounds=100 local_steps=1 batch=32")
+        if exact
+        else _RECOMMENDED | _RECOMMENDED_FOR_MANY
+    )
+    return Task(
+        folded.problem(),
+        ClientData.from_clients(every, every),
+        *folded.start(start),
+        tested,
+        headline="upper_loss",
+        recommended=usual,
+        algorithm="newton-bfgs" if exact else "fedbio-controls",
+        **parts.about(folded.layers),
+    )
+
+
+def _tested_numbers(pool: _rows.Pool, scores: Any) -> HeldOutNumbers:
+    """Hold rows for testing, whose numbers have a scale."""
+    label = pool.held.preparation and pool.held.preparation.label
+    if not isinstance(label, TargetLabel):
+        raise InvalidInputError(
+            "the label holds numbers, and nothing says how they were scaled. Give a "
+            "table, or a label of classes."
+        )
+    spread = _tree.filled((), label.spread)
+    return HeldOutNumbers.of(pool.test, scores, spread=spread)

@@ -123,8 +123,8 @@ class FederationRuntime(Runtime):
             where = (self.job, keys.ROUNDS, index)
             return phases_in_python(*where, state, self._exchange)
 
-        remember = self.job.algorithm.measured
-        return rounds_in_python(span, state, one_round, self._measure, remember)
+        method = self.job.algorithm
+        return rounds_in_python(span, state, one_round, self._measure, method)
 
     def fetch(self, state: Federated) -> Federated:
         """Return the state; it is on the host already."""

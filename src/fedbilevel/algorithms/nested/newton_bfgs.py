@@ -1,0 +1,337 @@
+r"""NewtonBFGS: Newton's method below by summed Hessians, BFGS above; both exact.
+
+One exchange a round. At the point (x, y, z) that the server sends, every client returns
+f, g, fy, gy, hvp as a matrix H (its lower triangle), and h = fx - jvp[z], over all of
+its rows. With the means of these, of which each is that over all clients,
+
+    until y = y*(x):   y -= H^-1 gy,   z = H^-1 fy            (Newton, IRLS)
+    then  F = f - <fy, H^-1 gy>,   h = dF/dx:
+        if F <= F_a + 1e-4 t <h_a, d>:  x_a = x,  B by BFGS,  d = -B h,  t = 1
+        else t is that of the parabola through F_a, <h_a, d>, F
+        x = x_a + t d
+
+    s = x - x_a,  q = h - h_a,  V = I - s q^T / <s, q>
+    B = V B V^T + s s^T / <s, q>
+
+y = y*(x) where the decrement <gy, H^-1 gy> is 1 % of the expected descent of F, and z is
+H^-1 fy to 3 %; F has the first-order correction for the rest, so that its error is of
+second order. A y at which g is larger than before is halved back. H is damped only where
+it is not positive definite. The first d moves no entry of x by more than `first_step`,
+the others by three times that. Where <h, B h> <= tolerance F, x stays, two more Newton
+steps make y exact to rounding, and the run ends. Unbiased for any clients, without noise
+and without a step to choose: sums are all it needs, and they are those of pooled rows.
+
+Where `Problem(separate=True)` says that g is a sum over the first axis of y, over the
+folds of a cross-validation for example, H is a block for each, of D parameters.
+
+Floats a client and round: up dx + 2 dy + D (D + 1)/2 for each block + 2, down dx + 2 dy.
+
+References: the lower level is distributed IRLS (Wolfson et al. 2010, DataSHIELD; Wu et
+al. 2012, GLORE); B is the inverse update of Nocedal, Wright 2006, (6.17), line search
+by (3.57); z by the implicit function theorem, as in every method here.
+Deviations: none published joins them, as far as is known.
+"""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from fedbilevel import _tree
+from fedbilevel._types import Lower, Number, Pair, Scalar
+from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Pointed, Turn
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import Batch, Oracle
+from fedbilevel.schedules import number
+
+__all__ = ["NewtonBFGS"]
+
+_SOLVED, _SHARE = 1e-6, 0.01  # decrement of g: of F, and of the expected descent of F
+_NEAR = 1e-3  # squared relative error of z
+_NEWTON = 20  # steps of y at one x, at most
+_POLISH = 2  # more of them at the last x
+_SHORTEST = 1e-6  # of a step of x
+_FARTHEST = 3.0  # first steps that an entry of x moves at once
+_AT_ONCE = 2**22  # numbers in the products of rows with columns of H
+_LARGEST = 2000  # parameters in a block
+
+
+class Sums(eqx.Module):
+    """What clients answer: both losses, fy, gy, h, and H, packed, by blocks."""
+
+    upper: Scalar
+    lower: Scalar
+    fy: Lower
+    gy: Lower
+    h: Any
+    hessian: Float[Array, "blocks packed"]
+
+
+class Search(Pointed):
+    """What the server carries: the accepted point, the trial, and how x is searched.
+
+    `value`, `h`, `inverse` are F, its gradient and B at the accepted point; the trial is
+    `length` along the direction from there. `before` is the last y below the trial, and
+    `lowest` the g there. `solves` counts Newton steps, `left` those until the end.
+    """
+
+    point: Pair
+    trial: Pair
+    z: Lower
+    before: Lower
+    lowest: Scalar
+    value: Scalar
+    h: Float[Array, " dx"]
+    inverse: Float[Array, "dx dx"]
+    direction: Float[Array, " dx"]
+    length: Scalar
+    solves: Int[Array, ""]
+    updates: Int[Array, ""]
+    left: Int[Array, ""]
+
+
+class NewtonBFGS(AbstractAlgorithm):
+    """Newton below by summed Hessians, BFGS above: the answer of pooled rows."""
+
+    reference: ClassVar[str] = "distributed IRLS and BFGS; see the listing"
+    provenance: ClassVar[str] = "derived here"
+    allows_private: ClassVar[bool] = False
+    finishes: ClassVar[bool] = True
+    bears_noise: ClassVar[bool] = False
+
+    tolerance: Number = number(
+        "ends where <h, B h> is so much of the upper loss", default=1e-4, above=0.0
+    )
+    first_step: Number = number(
+        "no entry of x moves more in the first step", default=1.0, above=0.0
+    )
+
+    def init_server(self, x, y):
+        """Start the first trial at (x, y)."""
+        flat, size = ravel_pytree(x)[0], sum(leaf.size for leaf in jax.tree.leaves(x))
+        zero, none = _tree.zeros_like(y), jnp.zeros((), jnp.int32)
+        far, one = jnp.full((), jnp.inf, flat.dtype), jnp.ones((), flat.dtype)
+        slope, eye = jnp.zeros_like(flat), jnp.eye(size, dtype=flat.dtype)
+        counts = (none, none, none - 1)
+        start = (Pair(x, y), Pair(x, y), zero, y, far, far)
+        return Search(*start, slope, eye, slope, one, *counts)
+
+    def phases(self):
+        """Return the one exchange of a round, in which all clients take part."""
+        down = lambda server: (server.trial, server.z)  # noqa: E731
+        return (Phase("sums", down, local_sums, self.taken_in, everyone=True),)
+
+    def finished(self, server):
+        """Say whether the tolerance is reached and y is exact."""
+        return server.left == 0
+
+    def taken_in(self, server: Search, sums: Sums) -> Search:
+        """Take a Newton step of y; or one of x, where y is solved."""
+        slack = 10 * jnp.finfo(sums.lower.dtype).eps * jnp.abs(sums.lower)
+        rose = ~(sums.lower <= server.lowest + slack) & (server.solves < _NEWTON)
+        half = _tree.scale(0.5, _tree.add(server.trial.y, server.before))
+        halved = replace(server, trial=Pair(server.trial.x, half))
+        halved = replace(halved, solves=server.solves + 1)
+        return _tree.select(rose, halved, self._newton(server, sums))
+
+    def _newton(self, server: Search, sums: Sums) -> Search:
+        x, y = server.trial.x, server.trial.y
+        by_inverse = solver(sums.hessian)
+        (step, decrement), (z, size) = by_inverse(sums.gy), by_inverse(sums.fy)
+        # The distance of z in the norm of H, for which <z, H z> is <z, fy> at most.
+        apart = by_inverse.product(_tree.subtract(z, server.z))
+        expected = -_SHARE * server.length * jnp.vdot(server.h, server.direction)
+        enough = jnp.maximum(_SOLVED * jnp.abs(sums.upper), expected)
+        solved = (decrement <= enough) & (apart <= _NEAR * size)
+        y_next = _tree.add_scaled(y, -1, step)
+        again = replace(
+            server,
+            trial=Pair(x, y_next),
+            z=z,
+            before=y,
+            lowest=sums.lower,
+            solves=server.solves + 1,
+        )
+        value = sums.upper - _tree.dot(sums.fy, step)
+        # A y that cannot be solved for is no place to go to.
+        value = jnp.where(solved | jnp.isinf(server.value), value, jnp.inf)
+        here = replace(again, solves=jnp.zeros_like(server.solves))
+        here = replace(here, lowest=jnp.full_like(server.lowest, jnp.inf))
+        fell = server.length * 1e-4 * jnp.vdot(server.h, server.direction)
+        accepted = self._accepted(here, value, ravel_pytree(sums.h)[0])
+        back = _shorter(here, value)
+        moved = _tree.select(value <= server.value + fell, accepted, back)
+        goes_on = (solved & (server.left < 0)) | (server.solves >= _NEWTON)
+        polished = replace(
+            again, point=again.trial, left=jnp.maximum(server.left - 1, 0)
+        )
+        polished = replace(polished, lowest=here.lowest, solves=here.solves)
+        moved = _tree.select(goes_on, moved, again)
+        return _tree.select(server.left >= 0, polished, moved)
+
+    def _accepted(self, server: Search, value: Array, h: Array) -> Search:
+        """Move the point to the trial, and look for the next one from there."""
+        x, unravel = ravel_pytree(server.trial.x)
+        s, q = x - ravel_pytree(server.point.x)[0], h - server.h
+        first = jnp.isinf(server.value)
+        largest = jnp.max(jnp.abs(h))
+        plain = self.first_step / jnp.where(largest > 0, largest, 1)
+        eye = jnp.eye(x.size, dtype=x.dtype)
+        inverse = _updated(server.inverse, s, q, server.updates == 0)
+        inverse = jnp.where(first, plain * eye, inverse)
+        direction = -inverse @ h
+        uphill = ~(jnp.vdot(direction, h) < 0)
+        inverse = jnp.where(uphill, plain * eye, inverse)
+        direction = jnp.where(uphill, -plain * h, direction)
+        most = (
+            _FARTHEST
+            * self.first_step
+            / jnp.maximum(jnp.max(jnp.abs(direction)), 1e-30)
+        )
+        ends = -jnp.vdot(direction, h) <= self.tolerance * jnp.abs(value)
+        direction = jnp.minimum(most, 1) * direction
+        at = unravel(jnp.where(ends, x, x + direction))
+        return replace(
+            server,
+            point=server.trial,
+            trial=Pair(at, server.trial.y),
+            value=value,
+            h=h,
+            inverse=inverse,
+            direction=direction,
+            length=jnp.ones_like(server.length),
+            updates=jnp.where(first, 0, server.updates + 1),
+            left=jnp.where(ends, _POLISH, server.left),
+        )
+
+
+def _updated(B: Array, s: Array, q: Array, first: Bool[Array, ""]) -> Array:
+    """Return the inverse after BFGS's update, twice as much where F does not curve up."""
+    curves = jnp.vdot(s, q)
+    sound = curves > 1e-10 * jnp.linalg.norm(s) * jnp.linalg.norm(q)
+    safe = jnp.where(sound, curves, 1)
+    scaled = safe / jnp.where(sound, jnp.vdot(q, q), 1) * jnp.eye(s.size, dtype=s.dtype)
+    B = jnp.where(sound & first, scaled, B)
+    V = jnp.eye(s.size, dtype=s.dtype) - jnp.outer(s, q) / safe
+    return jnp.where(sound, V @ B @ V.T + jnp.outer(s, s) / safe, 2 * B)
+
+
+def _shorter(server: Search, value: Array) -> Search:
+    """Return to the accepted point, and try a shorter step from there."""
+    x, unravel = ravel_pytree(server.point.x)
+    t, slope = server.length, jnp.vdot(server.h, server.direction)
+    bend = 2 * (value - server.value - slope * t)
+    share = jnp.clip(-slope * t / jnp.where(bend > 0, bend, 1), 0.1, 0.5)
+    share = jnp.where(jnp.isfinite(value), share, 0.1)
+    ends = share * t < _SHORTEST
+    at = unravel(jnp.where(ends, x, x + share * t * server.direction))
+    y = jax.tree.map(
+        lambda a, b: jnp.where(jnp.isfinite(b), a + share * (b - a), a),
+        server.point.y,
+        server.trial.y,
+    )
+    y = _tree.select(ends, server.point.y, y)
+    left = jnp.where(ends, _POLISH, server.left)
+    return replace(server, trial=Pair(at, y), length=share * t, left=left)
+
+
+def local_sums(message: Any, client: Any, oracle: Oracle, turn: Turn):
+    """Return a client's sums over all of its rows."""
+    del turn
+    (x, y), z = (message[0].x, message[0].y), message[1]
+    xi, zeta = oracle.part_upper(0, 1), oracle.part_lower(0, 1)
+    fx, fy = oracle.upper_gradients(x, y, xi)
+    return client, Sums(
+        oracle.upper_loss(x, y, xi),
+        oracle.lower_loss(x, y, zeta),
+        fy,
+        oracle.lower_gradient(x, y, zeta),
+        _tree.subtract(fx, oracle.cross_product(x, y, z, zeta)),
+        packed_hessian(oracle, message[0], zeta),
+    )
+
+
+def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
+    """Return the lower triangles of H, column by column, one for each block."""
+    blocks = _blocks(oracle, point.y)
+    _, size = (flat := _as_matrix(point.y, blocks)).shape
+    if size > _LARGEST:
+        raise InvalidInputError(
+            f"`NewtonBFGS` sends the Hessian of y: of {size:,} parameters that is "
+            f"{size * (size + 1) // 2:,} numbers. It is for {_LARGEST:,} at most; use a "
+            "method of one loop, such as FedBiOControls."
+        )
+
+    def column(place: Array) -> Array:
+        along = jnp.zeros_like(flat).at[:, place].set(1)
+        v = _like(point.y, along)
+        return _as_matrix(oracle.hessian_product(point.x, point.y, v, zeta), blocks)
+
+    rows = jax.tree.leaves(zeta.rows)[0].shape[0]
+    some = min(size, max(1, _AT_ONCE // (rows * blocks)))
+    columns = jax.lax.map(column, jnp.arange(size), batch_size=some)
+    down, across = jnp.tril_indices(size)
+    return columns[across, :, down].T
+
+
+class solver:  # noqa: N801 - reads like a function
+    """H^-1, from its packed lower triangles, damped until it is positive definite."""
+
+    def __init__(self, packed: Array) -> None:
+        size = int((2 * packed.shape[1] + 0.25) ** 0.5 - 0.5)
+        down, across = jnp.tril_indices(size)
+        lower = jnp.zeros((len(packed), size, size), packed.dtype)
+        lower = lower.at[:, down, across].set(packed)
+        strict = lower - jax.vmap(jnp.diag)(jax.vmap(jnp.diag)(lower))
+        self.matrix = lower + jnp.swapaxes(strict, 1, 2)
+        scale = jnp.mean(jnp.abs(jax.vmap(jnp.diag)(self.matrix)))
+        least = 10 * jnp.finfo(packed.dtype).eps * scale
+        eye = jnp.eye(size, dtype=packed.dtype)
+
+        def factor(damping: Array) -> Array:
+            return jnp.linalg.cholesky(self.matrix + damping * eye)
+
+        def fails(now: tuple[Array, Array]) -> Array:
+            return ~jnp.all(jnp.isfinite(now[1])) & (now[0] < 1e6 * scale)
+
+        def more(now: tuple[Array, Array]) -> tuple[Array, Array]:
+            return 10 * now[0], factor(10 * now[0])
+
+        _, self.root = jax.lax.while_loop(fails, more, (least, factor(least)))
+
+    def __call__(self, b: Lower) -> tuple[Lower, Scalar]:
+        """Return H^-1 b and <b, H^-1 b>."""
+        flat = _as_matrix(b, len(self.root))
+        solved = jax.vmap(lambda L, v: jax.scipy.linalg.cho_solve((L, True), v))(
+            self.root, flat
+        )
+        return _like(b, solved), jnp.vdot(flat, solved)
+
+    def product(self, v: Lower) -> Scalar:
+        """Return <v, H v>."""
+        flat = _as_matrix(v, len(self.root))
+        return jnp.einsum("bi,bij,bj->", flat, self.matrix, flat)
+
+
+def _blocks(oracle: Oracle, y: Lower) -> int:
+    return jax.tree.leaves(y)[0].shape[0] if oracle.problem.separate else 1
+
+
+def _as_matrix(y: Lower, blocks: int) -> Float[Array, "blocks size"]:
+    return jnp.concatenate(
+        [leaf.reshape(blocks, -1) for leaf in jax.tree.leaves(y)], axis=1
+    )
+
+
+def _like(y: Lower, flat: Float[Array, "blocks size"]) -> Lower:
+    leaves, structure = jax.tree.flatten(y)
+    parts, at = [], 0
+    for leaf in leaves:
+        width = leaf.size // len(flat)
+        parts.append(flat[:, at : at + width].reshape(leaf.shape))
+        at += width
+    return jax.tree.unflatten(structure, parts)

@@ -1,0 +1,159 @@
+r"""Cross-validation as a lower level: a block of y for each fold, one for all rows.
+
+Of R folds, which every site makes of its own rows by class, row i validates in one,
+b(i), and trains in the others. y has a model W_b for every fold, and W_R for all rows:
+
+    g_k(x, W) = mean_i [ sum_{b<R, b != b(i)} R/(R-1) l(W_b a_i) + l(W_R a_i) ]
+                + 1/2 sum_b sum_j exp(x_j) ||W_b:j||^2
+    f_k(x, W) = mean_i l(W_b(i) a_i) + p(x)/n
+
+So x is tuned by all rows, and W_R, on which f does not depend, is the model refitted to
+all of them at the strengths of x, in the same exchanges. The last column of W is the
+intercept, and free; of several classes the intercepts of a block sum to 0, which changes
+no probability. With two classes W has one row, the score of the second class.
+
+There is a strength for every column of a table, shared by the values of a text column:
+x_j = common + own_j, and p pulls them together, without which many strengths fit the
+validation rows by chance,
+
+    p(x) = 1/2 sum_j own_j^2 + 1/8 (common + log(n d))^2
+
+that is, n f + p is the negative logarithm of a posterior density: own strengths are
+lognormal around the common one with deviation 1, and that one, with deviation 2, around
+1/(n d), which is scikit-learn's C = 1 for d columns of variance 1/d. A site with n_k of
+the rows counts n_k/n among K and so adds p/(K n_k): the sum is p/n, and no site need
+know n.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedbilevel import _tree
+from fedbilevel._types import Rows, Scalar
+from fedbilevel.datasets import Preparation
+from fedbilevel.models import Layer
+from fedbilevel.problem import Problem
+from fedbilevel.tasks._labeled import cross_entropies
+from fedbilevel.tasks._networks import linear_layers
+
+USUAL = 5
+_LOWEST, _HIGHEST = -18.0, 6.0  # logarithms; beyond them nothing changes any more
+_OWN, _COMMON = 1.0, 2.0  # standard deviations of logarithms
+START = -7.0
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The losses of a linear model over folds; 0 classes predict numbers.
+
+    `columns` has, for every feature, the number of its column.
+    """
+
+    folds: int
+    classes: int
+    columns: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        """The parameters of one model."""
+        return self.scores * (len(self.columns) + 1)
+
+    @property
+    def scores(self) -> int:
+        """The rows of W."""
+        return self.classes if self.classes > 2 else 1
+
+    def problem(self) -> Problem:
+        """Return the two levels."""
+        return Problem(self.upper, self.lower, separate=True)
+
+    def start(self, common: float = START) -> tuple[Any, Array]:
+        """Return where both levels begin: at one strength, and at nothing."""
+        own = _tree.filled(max(self.columns) + 1)
+        shape = (self.folds + 1, self.scores, len(self.columns) + 1)
+        return {"common": _tree.filled((), common), "own": own}, _tree.filled(shape)
+
+    def predicted(self, x: Any, W: Array, features: Array) -> Array:
+        """Return the scores of the model of all rows."""
+        del x
+        return self._completed(features @ W[-1].T)
+
+    def layers(self, x: Any, W: Any) -> tuple[Layer, ...]:
+        """Return the model of all rows as layers."""
+        last = np.asarray(W)[-1]
+        both = [np.zeros_like(last), last] if self.classes == 2 else [last]
+        return linear_layers(x, np.concatenate(both))
+
+    def _completed(self, scores: Array) -> Array:
+        """Return a score for every class; that of the first of two is 0."""
+        if self.classes != 2:
+            return scores
+        return jnp.concatenate([jnp.zeros_like(scores), scores], axis=-1)
+
+    def _losses(self, W: Array, rows: Rows) -> Array:
+        """Return the loss of every row under every block."""
+        flat = rows["features"] @ W.reshape(-1, W.shape[-1]).T
+        scores = flat.reshape(-1, *W.shape[:2])
+        if not self.classes:
+            apart = scores[..., 0] - rows["label"][:, None].astype(scores.dtype)
+            return 0.5 * apart**2
+        label = rows["label"]
+        each = jax.vmap(lambda one: cross_entropies(one, label), 1, 1)
+        return each(self._completed(scores))
+
+    def lower(self, x: Any, W: Array, rows: Rows) -> Scalar:
+        """Return g: every block on the rows that it trains on."""
+        others = rows["fold"][:, None] != jnp.arange(self.folds)
+        share = self.folds / (self.folds - 1)
+        weight = jnp.pad(others * share, ((0, 0), (0, 1)), constant_values=1.0)
+        strength = jnp.exp(jnp.clip(x["common"] + x["own"], _LOWEST, _HIGHEST))
+        penalty = strength[jnp.asarray(self.columns)] * W[..., :-1] ** 2
+        # Of several classes, only differences of intercepts mean anything.
+        gauge = jnp.sum(W[..., -1], axis=1) ** 2 if self.classes > 2 else jnp.zeros(1)
+        data = jnp.mean(jnp.sum(weight * self._losses(W, rows), axis=1))
+        return data + 0.5 * jnp.sum(penalty) + 0.5 * jnp.sum(gauge)
+
+    def upper(self, x: Any, W: Array, rows: Rows) -> Scalar:
+        """Return f: every row under the block that did not see it, and the pull."""
+        own = jax.nn.one_hot(rows["fold"], self.folds, dtype=W.dtype)
+        held_out = jnp.sum(own * self._losses(W[:-1], rows), axis=1)
+        apart = jnp.sum((x["own"] / _OWN) ** 2)
+        apart += ((x["common"] - rows["usual"]) / _COMMON) ** 2
+        return jnp.mean(held_out + 0.5 * rows["pull"] * apart)
+
+    def row_fields(self, labels: Sequence[np.ndarray], sites: int) -> list[Rows]:
+        """Return what rows need besides features and label, for each of some sites."""
+        return [self._fields(label, sites) for label in labels]
+
+    def _fields(self, label: np.ndarray, sites: int) -> Rows:
+        size, width = len(label), len(self.columns)
+        alike = label if self.classes else np.zeros(size, np.int32)
+        order = np.argsort(alike, kind="stable")
+        fold = np.zeros(size, np.int32)
+        fold[order] = np.arange(size) % self.folds
+        kind = jax.dtypes.canonicalize_dtype(float)
+        return {
+            "fold": fold,
+            "pull": np.full(size, 1 / (size * sites), kind),
+            "usual": np.full(size, -np.log(size * sites * width), kind),
+        }
+
+
+def strengths(x: Any) -> np.ndarray:
+    """Return the strength of every column."""
+    logarithms = np.asarray(x["common"]) + np.asarray(x["own"])
+    return np.exp(np.clip(logarithms, _LOWEST, _HIGHEST))
+
+
+def columns_of(made: Preparation | None, width: int) -> tuple[int, ...]:
+    """Return the number of the column that each feature was made of."""
+    if made is None:
+        return tuple(range(width))
+    sizes = [len(one.feature_names) for one in made.columns]
+    return tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())

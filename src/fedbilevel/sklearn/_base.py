@@ -34,8 +34,11 @@ class Table:
         self.X, self.label, self.y = X, label, y
         self.columns: dict[str, np.ndarray] = {}
 
-    def dataset(self, names: Sequence[str], validation: np.ndarray) -> Dataset:
-        """Return the rows as a task takes them, some of them marked as judges."""
+    def dataset(self, names: Sequence[str], validation: np.ndarray | None) -> Dataset:
+        """Return the rows as a task takes them, some of them marked as judges.
+
+        Where none is, they take turns, and no row is put aside for testing.
+        """
         spread = self.X.std(axis=0)
         spread = np.where(spread > 0, spread, 1)
         columns = tuple(
@@ -44,7 +47,7 @@ class Table:
                 names, self.X.mean(axis=0), spread, strict=True
             )
         )
-        return Dataset(
+        made = Dataset(
             "X",
             self.X,
             self.y,
@@ -53,6 +56,7 @@ class Table:
             preparation=Preparation(columns, self.label),
             validation=validation,
         )
+        return replace(made, test=made if validation is None else None)
 
 
 class Federated(BaseEstimator, abc.ABC):
@@ -131,7 +135,7 @@ class Federated(BaseEstimator, abc.ABC):
     def _run(
         self,
         table: Table,
-        validation: np.ndarray,
+        validation: np.ndarray | None,
         seed: int,
         task: str = "",
         **more: str,

@@ -23,19 +23,49 @@ from fedbilevel.tasks import cleaning, regularization
 
 class _Regularized(Federated):
     _task = "regularization"
+    _algorithm = None
+
+    def __init__(
+        self,
+        *,
+        clients: int | None = None,
+        rounds: int | None = None,
+        local_steps: int | None = None,
+        batch: int | None = None,
+        algorithm: str | None = None,
+        folds: int = 5,
+        random_state: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            clients=clients,
+            rounds=rounds,
+            local_steps=local_steps,
+            batch=batch,
+            algorithm=algorithm,
+            random_state=random_state,
+            options=options,
+        )
+        self.folds = folds
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
-        super().fit(X, y, sites)
-        self.strengths_ = regularization.strengths(self.result_.x)[:-1]
+        table, draw = self._table(X, y, sites)
+        if not 2 <= self.folds <= len(table.y):
+            raise InvalidInputError(
+                f"folds={self.folds}: choose from 2 to the {len(table.y)} rows."
+            )
+        seed = int(draw.integers(LARGEST_SEED))
+        _, self.result_ = self._run(table, None, seed, folds=str(self.folds))
+        self.strengths_ = regularization.strengths(self.result_.x)
         return self
 
 
 class FederatedRegularizer(_Regularized, FederatedClassifying):
     """Softmax regression with an l2 strength for each feature, tuned on other rows.
 
-    Of the rows of each site a share, `validation`, judges the strengths; the model is
-    trained on the others. `strengths_` has the strength of each feature of X, after the
-    features were scaled to variance 1.
+    The rows of each site take turns in judging the strengths, in so many `folds`; the
+    model is trained on all rows at the strengths that were found. `strengths_` has the
+    strength of each feature of X, after the features were scaled to variance 1.
     """
 
 

@@ -9,8 +9,8 @@ b(i), and trains in the others. y has a model W_b for every fold, and W_R for al
 
 So x is tuned by all rows, and W_R, on which f does not depend, is the model refitted to
 all of them at the strengths of x, in the same exchanges. The last column of W is the
-intercept, and free; of several classes the intercepts of a block sum to 0, which changes
-no probability. With two classes W has one row, the score of the second class.
+intercept, and free; of several classes the intercepts of a block sum to 0, which
+changes no probability. With two classes W has one row, the score of the second class.
 
 There is a strength for every column of a table, shared by the values of a text column:
 x_j = common + own_j, and p pulls them together, without which many strengths fit the
@@ -50,7 +50,7 @@ START = -7.0
 
 @dataclass(frozen=True)
 class Folded:
-    """The losses of a linear model over folds; 0 classes predict numbers.
+    """A linear model over folds; 0 classes predict numbers.
 
     `columns` has, for every feature, the number of its column.
     """
@@ -71,7 +71,7 @@ class Folded:
 
     def problem(self) -> Problem:
         """Return the two levels."""
-        return Problem(self.upper, self.lower, separate=True)
+        return Problem(_Upper(self), _Lower(self), separate=True)
 
     def start(self, common: float = START) -> tuple[Any, Array]:
         """Return where both levels begin: at one strength, and at nothing."""
@@ -79,24 +79,19 @@ class Folded:
         shape = (self.folds + 1, self.scores, len(self.columns) + 1)
         return {"common": _tree.filled((), common), "own": own}, _tree.filled(shape)
 
-    def predicted(self, x: Any, W: Array, features: Array) -> Array:
-        """Return the scores of the model of all rows."""
-        del x
-        return self._completed(features @ W[-1].T)
-
     def layers(self, x: Any, W: Any) -> tuple[Layer, ...]:
         """Return the model of all rows as layers."""
         last = np.asarray(W)[-1]
         both = [np.zeros_like(last), last] if self.classes == 2 else [last]
         return linear_layers(x, np.concatenate(both))
 
-    def _completed(self, scores: Array) -> Array:
+    def completed(self, scores: Array) -> Array:
         """Return a score for every class; that of the first of two is 0."""
         if self.classes != 2:
             return scores
         return jnp.concatenate([jnp.zeros_like(scores), scores], axis=-1)
 
-    def _losses(self, W: Array, rows: Rows) -> Array:
+    def losses(self, W: Array, rows: Rows) -> Array:
         """Return the loss of every row under every block."""
         flat = rows["features"] @ W.reshape(-1, W.shape[-1]).T
         scores = flat.reshape(-1, *W.shape[:2])
@@ -105,27 +100,7 @@ class Folded:
             return 0.5 * apart**2
         label = rows["label"]
         each = jax.vmap(lambda one: cross_entropies(one, label), 1, 1)
-        return each(self._completed(scores))
-
-    def lower(self, x: Any, W: Array, rows: Rows) -> Scalar:
-        """Return g: every block on the rows that it trains on."""
-        others = rows["fold"][:, None] != jnp.arange(self.folds)
-        share = self.folds / (self.folds - 1)
-        weight = jnp.pad(others * share, ((0, 0), (0, 1)), constant_values=1.0)
-        strength = jnp.exp(jnp.clip(x["common"] + x["own"], _LOWEST, _HIGHEST))
-        penalty = strength[jnp.asarray(self.columns)] * W[..., :-1] ** 2
-        # Of several classes, only differences of intercepts mean anything.
-        gauge = jnp.sum(W[..., -1], axis=1) ** 2 if self.classes > 2 else jnp.zeros(1)
-        data = jnp.mean(jnp.sum(weight * self._losses(W, rows), axis=1))
-        return data + 0.5 * jnp.sum(penalty) + 0.5 * jnp.sum(gauge)
-
-    def upper(self, x: Any, W: Array, rows: Rows) -> Scalar:
-        """Return f: every row under the block that did not see it, and the pull."""
-        own = jax.nn.one_hot(rows["fold"], self.folds, dtype=W.dtype)
-        held_out = jnp.sum(own * self._losses(W[:-1], rows), axis=1)
-        apart = jnp.sum((x["own"] / _OWN) ** 2)
-        apart += ((x["common"] - rows["usual"]) / _COMMON) ** 2
-        return jnp.mean(held_out + 0.5 * rows["pull"] * apart)
+        return each(self.completed(scores))
 
     def row_fields(self, labels: Sequence[np.ndarray], sites: int) -> list[Rows]:
         """Return what rows need besides features and label, for each of some sites."""
@@ -143,6 +118,50 @@ class Folded:
             "pull": np.full(size, 1 / (size * sites), kind),
             "usual": np.full(size, -np.log(size * sites * width), kind),
         }
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The scores of the model of all rows."""
+
+    model: Folded
+
+    def __call__(self, x: Any, W: Array, features: Array) -> Array:
+        del x
+        return self.model.completed(features @ W[-1].T)
+
+
+@dataclass(frozen=True)
+class _Lower:
+    """g: every block on the rows that it trains on."""
+
+    model: Folded
+
+    def __call__(self, x: Any, W: Array, rows: Rows) -> Scalar:
+        folds = self.model.folds
+        others = rows["fold"][:, None] != jnp.arange(folds)
+        weight = others * (folds / (folds - 1))
+        weight = jnp.pad(weight, ((0, 0), (0, 1)), constant_values=1.0)
+        strength = jnp.exp(jnp.clip(x["common"] + x["own"], _LOWEST, _HIGHEST))
+        penalty = strength[jnp.asarray(self.model.columns)] * W[..., :-1] ** 2
+        data = jnp.mean(jnp.sum(weight * self.model.losses(W, rows), axis=1))
+        # Of several classes, only differences of intercepts mean anything.
+        gauge = jnp.sum(W[..., -1], axis=1) if self.model.classes > 2 else 0 * data
+        return data + 0.5 * jnp.sum(penalty) + 0.5 * jnp.sum(gauge**2)
+
+
+@dataclass(frozen=True)
+class _Upper:
+    """f: every row under the block that did not see it, and the pull."""
+
+    model: Folded
+
+    def __call__(self, x: Any, W: Array, rows: Rows) -> Scalar:
+        own = jax.nn.one_hot(rows["fold"], self.model.folds, dtype=W.dtype)
+        held_out = jnp.sum(own * self.model.losses(W[:-1], rows), axis=1)
+        apart = jnp.sum((x["own"] / _OWN) ** 2)
+        apart += ((x["common"] - rows["usual"]) / _COMMON) ** 2
+        return jnp.mean(held_out + 0.5 * rows["pull"] * apart)
 
 
 def strengths(x: Any) -> np.ndarray:

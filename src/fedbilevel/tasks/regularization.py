@@ -10,8 +10,8 @@ no more pull outwards. Where the label is a number, W has one row, and half the 
 error of the target, scaled to variance 1, takes the place of CE.
 
 That is the problem for built-in sets. On your own table x is tuned by cross-validation:
-`folds` of the rows of every site take turns, the intercept is free, strengths are pulled
-toward their mean, and the model is refitted to all rows (`tasks/_folds.py`).
+`folds` of the rows of every site take turns, the intercept is free, strengths are
+pulled toward their mean, and the model is refitted to all rows (`tasks/_folds.py`).
 """
 
 from collections.abc import Mapping
@@ -151,7 +151,8 @@ def _fold_count(pool: _rows.Pool, folds: int, train: float) -> int:
         )
     if folds > 1 and train:
         raise InvalidInputError(
-            f"folds={folds} and train={train}: with folds all rows train. Leave one out."
+            f"folds={folds} and train={train}: with folds all rows train. Leave one of "
+            "them out."
         )
     tabular = pool.held.features.dtype != np.uint8 and pool.held.validation is None
     usual = _folds.USUAL if pool.is_own and tabular and not train else 1
@@ -167,27 +168,23 @@ def _folded_task(
     columns = _folds.columns_of(pool.held.preparation, features)
     folded = _folds.Folded(folds, pool.classes, columns)
     parts = _rows.partition_rows(pool, *dealt, 0.0, folds=folds)
+    scores = _folds.Predicted(folded)
     labels = [one["label"] for one in parts.lower]
     fields = folded.row_fields(labels, sites or len(labels))
     every = [{**one, **more} for one, more in zip(parts.lower, fields, strict=True)]
     if pool.classes:
-        tested = HeldOut.of(pool.test, folded.predicted)
+        tested = HeldOut.of(pool.test, scores)
     else:
-        tested = _tested_numbers(pool, folded.predicted)
+        tested = _tested_numbers(pool, scores)
     parts = replace(parts, upper=every, lower=every)
     exact = folded.parameters <= _MOST_EXACT
-    usual = (
-        settings("rounds=100 local_steps=1 batch=32")
-        if exact
-        else _RECOMMENDED | _RECOMMENDED_FOR_MANY
-    )
     return Task(
         folded.problem(),
         ClientData.from_clients(every, every),
         *folded.start(start),
         tested,
         headline="upper_loss",
-        recommended=usual,
+        recommended=_RECOMMENDED | _RECOMMENDED_FOR_MANY,
         algorithm="newton-bfgs" if exact else "fedbio-controls",
         **parts.about(folded.layers),
     )

@@ -2,7 +2,7 @@ r"""NewtonBFGS: Newton's method below by summed Hessians, BFGS above; both exact
 
 One exchange a round. At the point (x, y, z) that the server sends, every client returns
 f, g, fy, gy, hvp as a matrix H (its lower triangle), and h = fx - jvp[z], over all of
-its rows. With the means of these, of which each is that over all clients,
+its rows. With the means of these over all clients,
 
     until y = y*(x):   y -= H^-1 gy,   z = H^-1 fy            (Newton, IRLS)
     then  F = f - <fy, H^-1 gy>,   h = dF/dx:
@@ -13,18 +13,20 @@ its rows. With the means of these, of which each is that over all clients,
     s = x - x_a,  q = h - h_a,  V = I - s q^T / <s, q>
     B = V B V^T + s s^T / <s, q>
 
-y = y*(x) where the decrement <gy, H^-1 gy> is 1 % of the expected descent of F, and z is
-H^-1 fy to 3 %; F has the first-order correction for the rest, so that its error is of
-second order. A y at which g is larger than before is halved back. H is damped only where
-it is not positive definite. The first d moves no entry of x by more than `first_step`,
-the others by three times that. Where <h, B h> <= tolerance F, x stays, two more Newton
-steps make y exact to rounding, and the run ends. Unbiased for any clients, without noise
-and without a step to choose: sums are all it needs, and they are those of pooled rows.
+y counts as y*(x) where the decrement <gy, H^-1 gy> is 1 % of the expected descent of F
+and z is H^-1 fy to 3 %; F is corrected for the rest to first order, so that its error
+is of second order. From a y at which g is larger than before it goes half the way back.
+H is damped only where it is not positive definite. The first d moves no entry of x by
+more than `first_step`, the others by three times that. Where <h, B h> <= tolerance F, x
+stays, two more Newton steps make y exact to rounding, and the run ends. Unbiased for
+any clients, deterministic, without a step to choose: sums are all it needs, and they
+are those of pooled rows.
 
 Where `Problem(separate=True)` says that g is a sum over the first axis of y, over the
 folds of a cross-validation for example, H is a block for each, of D parameters.
 
-Floats a client and round: up dx + 2 dy + D (D + 1)/2 for each block + 2, down dx + 2 dy.
+Floats a client and round: up dx + 2 dy + 2, and D (D + 1)/2 for each block; down
+dx + 2 dy.
 
 References: the lower level is distributed IRLS (Wolfson et al. 2010, DataSHIELD; Wu et
 al. 2012, GLORE); B is the inverse update of Nocedal, Wright 2006, (6.17), line search
@@ -74,9 +76,9 @@ class Sums(eqx.Module):
 class Search(Pointed):
     """What the server carries: the accepted point, the trial, and how x is searched.
 
-    `value`, `h`, `inverse` are F, its gradient and B at the accepted point; the trial is
-    `length` along the direction from there. `before` is the last y below the trial, and
-    `lowest` the g there. `solves` counts Newton steps, `left` those until the end.
+    `value`, `h`, `inverse` are F, its gradient and B at the accepted point; the trial
+    is `length` along the direction from there. `before` is the y before the trial's,
+    and `lowest` the g there. `solves` counts Newton steps, `left` those until the end.
     """
 
     point: Pair
@@ -139,39 +141,43 @@ class NewtonBFGS(AbstractAlgorithm):
         return _tree.select(rose, halved, self._newton(server, sums))
 
     def _newton(self, server: Search, sums: Sums) -> Search:
-        x, y = server.trial.x, server.trial.y
-        by_inverse = solver(sums.hessian)
+        """Return the state after a Newton step, which may have solved for y."""
+        by_inverse = Inverse(sums.hessian)
         (step, decrement), (z, size) = by_inverse(sums.gy), by_inverse(sums.fy)
-        # The distance of z in the norm of H, for which <z, H z> is <z, fy> at most.
         apart = by_inverse.product(_tree.subtract(z, server.z))
-        expected = -_SHARE * server.length * jnp.vdot(server.h, server.direction)
-        enough = jnp.maximum(_SOLVED * jnp.abs(sums.upper), expected)
+        expected = -server.length * jnp.vdot(server.h, server.direction)
+        enough = jnp.maximum(_SOLVED * jnp.abs(sums.upper), _SHARE * expected)
         solved = (decrement <= enough) & (apart <= _NEAR * size)
-        y_next = _tree.add_scaled(y, -1, step)
         again = replace(
             server,
-            trial=Pair(x, y_next),
+            trial=Pair(server.trial.x, _tree.add_scaled(server.trial.y, -1, step)),
             z=z,
-            before=y,
+            before=server.trial.y,
             lowest=sums.lower,
             solves=server.solves + 1,
         )
-        value = sums.upper - _tree.dot(sums.fy, step)
-        # A y that cannot be solved for is no place to go to.
-        value = jnp.where(solved | jnp.isinf(server.value), value, jnp.inf)
-        here = replace(again, solves=jnp.zeros_like(server.solves))
-        here = replace(here, lowest=jnp.full_like(server.lowest, jnp.inf))
-        fell = server.length * 1e-4 * jnp.vdot(server.h, server.direction)
-        accepted = self._accepted(here, value, ravel_pytree(sums.h)[0])
-        back = _shorter(here, value)
-        moved = _tree.select(value <= server.value + fell, accepted, back)
-        goes_on = (solved & (server.left < 0)) | (server.solves >= _NEWTON)
-        polished = replace(
-            again, point=again.trial, left=jnp.maximum(server.left - 1, 0)
+        here = replace(
+            again,
+            solves=jnp.zeros_like(server.solves),
+            lowest=jnp.full_like(server.lowest, jnp.inf),
         )
-        polished = replace(polished, lowest=here.lowest, solves=here.solves)
-        moved = _tree.select(goes_on, moved, again)
-        return _tree.select(server.left >= 0, polished, moved)
+        value = sums.upper - _tree.dot(sums.fy, step)
+        # A y that cannot be solved for is no place to go to, but there is no other one
+        # at the start.
+        value = jnp.where(solved | jnp.isinf(server.value), value, jnp.inf)
+        moved = self._moved(here, value, ravel_pytree(sums.h)[0])
+        searching = _tree.select(solved | (server.solves >= _NEWTON), moved, again)
+        left = jnp.maximum(server.left - 1, 0)
+        polished = replace(here, point=again.trial, left=left)
+        return _tree.select(server.left >= 0, polished, searching)
+
+    def _moved(self, server: Search, value: Array, h: Array) -> Search:
+        """Accept the trial where F fell enough, else go back to a shorter step."""
+        slope = server.length * jnp.vdot(server.h, server.direction)
+        enough = value <= server.value + 1e-4 * slope
+        return _tree.select(
+            enough, self._accepted(server, value, h), _shorter(server, value)
+        )
 
     def _accepted(self, server: Search, value: Array, h: Array) -> Search:
         """Move the point to the trial, and look for the next one from there."""
@@ -187,11 +193,8 @@ class NewtonBFGS(AbstractAlgorithm):
         uphill = ~(jnp.vdot(direction, h) < 0)
         inverse = jnp.where(uphill, plain * eye, inverse)
         direction = jnp.where(uphill, -plain * h, direction)
-        most = (
-            _FARTHEST
-            * self.first_step
-            / jnp.maximum(jnp.max(jnp.abs(direction)), 1e-30)
-        )
+        farthest = jnp.maximum(jnp.max(jnp.abs(direction)), 1e-30)
+        most = _FARTHEST * self.first_step / farthest
         ends = -jnp.vdot(direction, h) <= self.tolerance * jnp.abs(value)
         direction = jnp.minimum(most, 1) * direction
         at = unravel(jnp.where(ends, x, x + direction))
@@ -210,7 +213,7 @@ class NewtonBFGS(AbstractAlgorithm):
 
 
 def _updated(B: Array, s: Array, q: Array, first: Bool[Array, ""]) -> Array:
-    """Return the inverse after BFGS's update, twice as much where F does not curve up."""
+    """Return B after BFGS's update, or twice as much where F does not curve up."""
     curves = jnp.vdot(s, q)
     sound = curves > 1e-10 * jnp.linalg.norm(s) * jnp.linalg.norm(q)
     safe = jnp.where(sound, curves, 1)
@@ -262,8 +265,8 @@ def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
     if size > _LARGEST:
         raise InvalidInputError(
             f"`NewtonBFGS` sends the Hessian of y: of {size:,} parameters that is "
-            f"{size * (size + 1) // 2:,} numbers. It is for {_LARGEST:,} at most; use a "
-            "method of one loop, such as FedBiOControls."
+            f"{size * (size + 1) // 2:,} numbers. It is for {_LARGEST:,} parameters at "
+            "most. Use a method of one loop, such as FedBiOControls."
         )
 
     def column(place: Array) -> Array:
@@ -278,7 +281,7 @@ def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
     return columns[across, :, down].T
 
 
-class solver:  # noqa: N801 - reads like a function
+class Inverse:
     """H^-1, from its packed lower triangles, damped until it is positive definite."""
 
     def __init__(self, packed: Array) -> None:

@@ -32,6 +32,7 @@ from fedbilevel.algorithms.nested.e_aipod import EAiPOD
 from fedbilevel.algorithms.nested.fedmbo import FedMBO
 from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.algorithms.nested.lfednest import LFedNest
+from fedbilevel.algorithms.nested.newton_bfgs import NewtonBFGS
 from fedbilevel.algorithms.one_machine.amigo import AmIGO
 from fedbilevel.algorithms.one_machine.asbio_bred import ASBiOBreD
 from fedbilevel.algorithms.one_machine.biadam import BiAdam
@@ -350,6 +351,14 @@ CASES = [
         floats=lambda dx, dy: 2 * dy + dx,
         exchanges=2 + 1,
         two_client=BIASED,
+    ),
+    Case(
+        "newton-bfgs",
+        NewtonBFGS(),
+        floats=lambda dx, dy: dx + 2 * dy + 2 + dy * (dy + 1) // 2,
+        floats_down=lambda dx, dy: dx + 2 * dy,
+        two_client=SHARED,
+        slopes=("sums",),
     ),
     Case(
         "lfednest-svrg",

@@ -37,7 +37,7 @@ def test_an_algorithm_file_says_what_it_is(name):
         assert module_of(name).__all__ == [entry.kind.__name__]
     assert "Deviations:" in entry.about
     assert "<-" in entry.about or "=" in entry.about
-    assert "arXiv" in entry.reference
+    assert "arXiv" in entry.reference or "doi" in entry.reference
     assert entry.provenance and entry.summary and entry.answers
 
 

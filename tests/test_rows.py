@@ -83,9 +83,9 @@ def test_every_exchange_draws_a_cohort_of_its_own(case):
 def test_no_two_draws_of_a_run_share_a_key(case):
     """Over setup, rounds, phases, clients, local iterations and the first batch."""
     one = observed(case.name)
-    assert set(one.keys.values()) == {1}
-    # A sample is one row here.
-    assert len(one.keys) == sum(one.counted(ROUNDS)["samples"].values())
+    assert set(one.keys.values()) <= {1}
+    # A sample is one row here; who takes all rows draws none.
+    assert len(one.keys) in (0, sum(one.counted(ROUNDS)["samples"].values()))
 
 
 @structures_first()

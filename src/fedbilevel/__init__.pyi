@@ -19,6 +19,7 @@ from fedbilevel.algorithms.nested.e_aipod import EAiPOD as EAiPOD
 from fedbilevel.algorithms.nested.fedmbo import FedMBO as FedMBO
 from fedbilevel.algorithms.nested.fednest import FedNest as FedNest
 from fedbilevel.algorithms.nested.lfednest import LFedNest as LFedNest
+from fedbilevel.algorithms.nested.newton_bfgs import NewtonBFGS as NewtonBFGS
 from fedbilevel.algorithms.one_machine.amigo import AmIGO as AmIGO
 from fedbilevel.algorithms.one_machine.asbio_bred import ASBiOBreD as ASBiOBreD
 from fedbilevel.algorithms.one_machine.biadam import BiAdam as BiAdam

@@ -332,8 +332,7 @@ class Experiment(Settings):
         quantile = read_quantile(self.clip)
         if quantile is not None:
             built = quantile_clipped(built, quantile)
-        # A method that searches by itself goes back by itself, too.
-        return steadied(built, self._measures and not built.finishes)
+        return steadied(built, self._measures)
 
     @property
     def _measures(self) -> bool:

@@ -139,11 +139,11 @@ class _Lower:
 
     def __call__(self, x: Any, W: Array, rows: Rows) -> Scalar:
         folds = self.model.folds
-        others = rows["fold"][:, None] != jnp.arange(folds)
-        weight = others * (folds / (folds - 1))
-        weight = jnp.pad(weight, ((0, 0), (0, 1)), constant_values=1.0)
+        own = jax.nn.one_hot(rows["fold"], folds + 1, dtype=W.dtype)
+        share = jnp.asarray([folds / (folds - 1)] * folds + [1.0], W.dtype)
+        weight = (1 - own) * share
         strength = jnp.exp(jnp.clip(x["common"] + x["own"], _LOWEST, _HIGHEST))
-        penalty = strength[jnp.asarray(self.model.columns)] * W[..., :-1] ** 2
+        penalty = strength[np.asarray(self.model.columns)] * W[..., :-1] ** 2
         data = jnp.mean(jnp.sum(weight * self.model.losses(W, rows), axis=1))
         # Of several classes, only differences of intercepts mean anything.
         gauge = jnp.sum(W[..., -1], axis=1) if self.model.classes > 2 else 0 * data

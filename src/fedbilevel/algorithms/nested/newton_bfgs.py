@@ -28,9 +28,10 @@ folds of a cross-validation for example, H is a block for each, of D parameters.
 Floats a client and round: up dx + 2 dy + 2, and D (D + 1)/2 for each block; down
 dx + 2 dy.
 
-References: the lower level is distributed IRLS (Wolfson et al. 2010, DataSHIELD; Wu et
-al. 2012, GLORE); B is the inverse update of Nocedal, Wright 2006, (6.17), line search
-by (3.57); z by the implicit function theorem, as in every method here.
+References: the lower level is distributed IRLS (Wolfson et al. 2010, DataSHIELD,
+doi 10.1093/ije/dyq111; Wu et al. 2012, GLORE, doi 10.1136/amiajnl-2012-000862). B is
+the inverse update of Nocedal, Wright 2006, (6.17), t that of their (3.57); z is by the
+implicit function theorem, as in every method here.
 Deviations: none published joins them, as far as is known.
 """
 
@@ -99,8 +100,8 @@ class Search(Pointed):
 class NewtonBFGS(AbstractAlgorithm):
     """Newton below by summed Hessians, BFGS above: the answer of pooled rows."""
 
-    reference: ClassVar[str] = "distributed IRLS and BFGS; see the listing"
-    provenance: ClassVar[str] = "derived here"
+    reference: ClassVar[str] = "Wolfson et al. 2010, doi 10.1093/ije/dyq111; BFGS"
+    provenance: ClassVar[str] = "two standard methods, joined here"
     allows_private: ClassVar[bool] = False
     finishes: ClassVar[bool] = True
     bears_noise: ClassVar[bool] = False
@@ -276,7 +277,7 @@ def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
 
     rows = jax.tree.leaves(zeta.rows)[0].shape[0]
     some = min(size, max(1, _AT_ONCE // (rows * blocks)))
-    columns = jax.lax.map(column, jnp.arange(size), batch_size=some)
+    columns = jax.lax.map(column, jnp.arange(size, dtype=jnp.int32), batch_size=some)
     down, across = jnp.tril_indices(size)
     return columns[across, :, down].T
 

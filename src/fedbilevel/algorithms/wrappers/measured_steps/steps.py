@@ -66,8 +66,11 @@ class Steady(Inside):
 
 
 def steadied(algorithm: AbstractAlgorithm, safeguard: bool = False) -> Any:
-    """Wrap a method that needs it: one with relative numbers, or to be guarded."""
-    if isinstance(algorithm, SteadySteps):
+    """Wrap a method that needs it: one with relative numbers, or to be guarded.
+
+    A method that says itself when it is over goes back by itself, too.
+    """
+    if isinstance(algorithm, SteadySteps) or algorithm.finishes:
         return algorithm
     needed = safeguard or relative_kinds(algorithm)
     return SteadySteps(algorithm, safeguard=safeguard) if needed else algorithm

@@ -98,7 +98,8 @@ def model_of(
     return Model(
         task.predictor.layers(*result.levels),
         task.preparation.label.classes if task.preparation else task.classes,
-        task.preparation,
+        # Whoever is given a model need not know how many rows each site has.
+        task.preparation and dataclasses.replace(task.preparation, sites=()),
         task.predictor.pixels,
         {**about, "options": to_plain(dict(options)), "versions": result.versions},
         task.predictor.advice,

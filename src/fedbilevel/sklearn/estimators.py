@@ -96,6 +96,7 @@ class FederatedCleaner(FederatedClassifying):
         folds: int = 4,
         random_state: Any = None,
         options: Mapping[str, Any] | None = None,
+        site_weights: Any = None,
     ) -> None:
         super().__init__(
             clients=clients,
@@ -105,6 +106,7 @@ class FederatedCleaner(FederatedClassifying):
             algorithm=algorithm,
             random_state=random_state,
             options=options,
+            site_weights=site_weights,
         )
         self.folds = folds
 

@@ -185,7 +185,7 @@ def federate(
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.deployment import serving
     from fedbilevel.deployment.apps import Served
-    from fedbilevel.experiments.weights import counted_here
+    from fedbilevel.experiments.sites import counted_here
     from fedbilevel.runtime import configure
 
     if plan is not None:

@@ -27,7 +27,7 @@ from fedbilevel.errors import (
     unknown_name,
 )
 from fedbilevel.experiments.built import Built, headline_only
-from fedbilevel.experiments.channels import as_clip, read_channel, read_quantile
+from fedbilevel.experiments.channels import CHANNEL, as_clip, channel_of, read_quantile
 from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.experiments.weights import weighed
 from fedbilevel.result import Result
@@ -52,7 +52,6 @@ from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import option_defaults
 
 _SIZES = ("rounds", "local_steps", "batch")
-_CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
 }
@@ -240,13 +239,12 @@ class Experiment(Settings):
 
     def channel(self) -> Channel:
         """Return what replies go through."""
-        given = {name: getattr(self, name) for name in _CHANNEL}
-        return read_channel(**given, delta=self.delta)
+        return channel_of(self)
 
     def channel_settings(self) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""
         defaults = {one.name: one.default for one in dataclasses.fields(self)}
-        names = (*_CHANNEL, "delta") if self.noise else _CHANNEL
+        names = (*CHANNEL, "delta") if self.noise else CHANNEL
         values = {name: getattr(self, name) for name in names}
         return {
             name: value

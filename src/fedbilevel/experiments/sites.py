@@ -28,7 +28,7 @@ from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.site_steps import SiteSteps, without_searched
 from fedbilevel.experiments.tuning import search_of
-from fedbilevel.experiments.weights import agreed, counted
+from fedbilevel.experiments.weights import agreed, counted, decided, rows_of
 from fedbilevel.federation import (
     Fingerprints,
     Site,
@@ -236,6 +236,13 @@ def _task(
         share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
         task = eqx.tree_at(lambda one: one.data, task, share)
     return _weighed(task, experiment, client, clients), values
+
+
+def counted_here(experiment: Experiment) -> tuple[Experiment, str]:
+    """Return an experiment of a trial with what sites count, and how to say it."""
+    task, _, _ = replace(experiment, weights="task").build_task()
+    weights, words = decided(experiment, rows_of(task), task.data.clients)
+    return replace(experiment, weights=weights or agreed(experiment)), words
 
 
 def _preparation(experiment: Experiment) -> Preparation | None:

@@ -7,18 +7,19 @@ the paper, 1/K. Clip, noise and robust reductions count sites in what they promi
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
+from fedbilevel import tasks
+from fedbilevel._schema import Settings
 from fedbilevel.channels import Mean
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.built import weighing
+from fedbilevel.experiments.channels import channel_of
 from fedbilevel.tasks import Task
 
-if TYPE_CHECKING:
-    from fedbilevel.experiments.experiment import Experiment
-
 Weights = tuple[float, ...] | None  # None leaves those of the task's data
+Chosen = TypeVar("Chosen", bound=Settings)
 _MOST_LISTED = 10  # sites in a sentence
 
 
@@ -32,7 +33,7 @@ def rows_of(task: Task) -> tuple[int, ...] | None:
     )
 
 
-def weighed(experiment: "Experiment", task: Task) -> Task:
+def weighed(experiment: Settings, task: Task) -> Task:
     """Return a task whose clients count as an experiment says; its summary says how."""
     weights, words = decided(experiment, rows_of(task), task.data.clients)
     if weights is not None:
@@ -45,7 +46,7 @@ def weighed(experiment: "Experiment", task: Task) -> Task:
 
 
 def decided(
-    experiment: "Experiment", rows: Sequence[int] | None, clients: int
+    experiment: Settings, rows: Sequence[int] | None, clients: int
 ) -> tuple[Weights, str]:
     """Return what so many clients with so many rows count, and how to say it."""
     chosen, alike = experiment.weights, "sites count alike"
@@ -58,29 +59,27 @@ def decided(
         return (1.0,) * clients, alike
     if rows is None:
         raise InvalidInputError(
-            f"--weights rows: task '{experiment.label}' has no rows of a data set that "
-            "its clients could count by. Leave it out, or give a number for each "
-            "client."
+            f"--weights rows: task '{tasks.label(experiment.task)}' has no rows of a "
+            "data set that its clients could count by. Leave it out, or give a number "
+            "for each client."
         )
     why = _counts_sites(experiment)
     if why and chosen is None:
         return None, f"{alike}: {why}"
-    if why and experiment.channel().privacy is None:
+    if why and channel_of(experiment).privacy is None:
         raise InvalidInputError(f"--weights rows: {why}. Leave one of them out.")
     if len(set(rows)) == 1:
         return None, f"sites count by their rows: {rows[0]} each"
     return tuple(map(float, rows)), f"sites count by their rows: {listed(rows)}"
 
 
-def counted(
-    experiment: "Experiment", preparation: Preparation | None
-) -> tuple["Experiment", str]:
+def counted(experiment: Chosen, preparation: Preparation | None) -> tuple[Chosen, str]:
     """Return an experiment of sites with what they count, and how to say it.
 
     Their rows are those that the preparation has, on which all agreed beforehand: what
     a site says of itself while a run goes on counts for nothing.
     """
-    clients, held = experiment.sites, preparation.sites if preparation else ()
+    clients, held = experiment.clients or 0, preparation.sites if preparation else ()
     rows = held if len(held) == clients else None
     if rows is None and experiment.weights == "rows":
         raise InvalidInputError(
@@ -95,22 +94,15 @@ def counted(
     return replace(experiment, weights=weights or agreed(experiment)), words
 
 
-def counted_here(experiment: "Experiment") -> tuple["Experiment", str]:
-    """Return an experiment of a trial, all of whose rows are here, likewise."""
-    task, _, _ = replace(experiment, weights="task").build_task()
-    weights, words = decided(experiment, rows_of(task), task.data.clients)
-    return replace(experiment, weights=weights or agreed(experiment)), words
-
-
-def agreed(experiment: "Experiment") -> tuple[float, ...] | str:
+def agreed(experiment: Settings) -> tuple[float, ...] | str:
     """Return what sites count; where nobody counted rows, what the task has."""
     chosen = experiment.weights
     return "task" if chosen in (None, "rows") else chosen
 
 
-def _counts_sites(experiment: "Experiment") -> str:
+def _counts_sites(experiment: Settings) -> str:
     """Say why sites count alike in what messages go through; nothing if by weight."""
-    channel = experiment.channel()
+    channel = channel_of(experiment)
     if channel.privacy is not None:
         return "clip and noise protect sites of equal weight"
     if not isinstance(channel.reduction, Mean):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
-from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.errors import CheckpointError, HeterogeneityWarning, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.run_folder import require_extension, run_command
 from fedbilevel.experiments.theory import setting_of
@@ -136,3 +136,13 @@ def test_words_on_the_command_line_are_read_and_mistyped_ones_refused():
     assert done.exit_code == 2 and "--weights alike" in done.output
     with pytest.raises(InvalidInputError, match="unknown value of weights"):
         Experiment("quadratic", weights="alike")
+
+
+@pytest.mark.parametrize(
+    "given", [{"algorithm": "fedmbo"}, {"algorithm": "fedbio", "participants": 2}]
+)
+def test_who_loses_weights_warns(given):
+    unlike = Experiment("quadratic", clients=3, weights=(1, 2, 3), **given)
+    with pytest.warns(HeterogeneityWarning, match="clients count 1 to 3, but"):
+        unlike.build().job()
+    replace(unlike, weights=(1, 1.05, 1)).build().job()  # nearly alike

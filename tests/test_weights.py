@@ -139,7 +139,13 @@ def test_words_on_the_command_line_are_read_and_mistyped_ones_refused():
 
 
 @pytest.mark.parametrize(
-    "given", [{"algorithm": "fedmbo"}, {"algorithm": "fedbio", "participants": 2}]
+    "given",
+    [
+        {"algorithm": "fedmbo"},
+        {"algorithm": "fedbio", "participants": 2},
+        {"algorithm": "br-fedbim"},
+        {"algorithm": "fedbio", "aggregate": "median"},
+    ],
 )
 def test_who_loses_weights_warns(given):
     unlike = Experiment("quadratic", clients=3, weights=(1, 2, 3), **given)

@@ -9,6 +9,7 @@ import numpy as np
 from fedbilevel import algorithms
 from fedbilevel._blocks import is_any
 from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import GeometricMedian, Mean
 from fedbilevel.errors import HeterogeneityWarning
 from fedbilevel.hypergradient import local_inverse_bias
 from fedbilevel.problem import PooledData
@@ -57,11 +58,14 @@ def warn_where_clients_differ(job: Job, name: str, clients: Sequence[str] = ()) 
 
 
 def warn_where_weights_are_lost(job: Job, name: str) -> None:
-    """Warn where clients are to count unlike each other, and do not, or not quite."""
+    """Warn where clients are given unlike weights, and a run does not keep to them."""
     weights = np.asarray(job.data.weights)
     if weights.max() <= _TOLERATED_WEIGHT * weights.min():
         return
-    if job.algorithm.counts_clients:
+    reduction = job.channel.reduction
+    if not isinstance(reduction, Mean | GeometricMedian):
+        why = f"`{type(reduction).__name__}` takes each for one"
+    elif job.algorithm.counts_clients:
         why = f"{name} takes every client in turn, whatever it counts"
     elif job.participants < job.clients:
         why = (

@@ -64,7 +64,9 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """
     settings = experiment.shared()
     settings["task"] = tasks.identity(experiment.task)
-    settings["weights"] = agreed(experiment)
+    # Written as it was before rows were counted, so that such federations continue.
+    weights = agreed(experiment)
+    settings["weights"] = () if weights == "task" else weights
     if experiment.algorithm is not None:
         settings["algorithm"] = algorithms.identity(experiment.algorithm)
     own = local_options(experiment.task)

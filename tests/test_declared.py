@@ -278,7 +278,7 @@ def test_weights_are_those_of_the_simulator_and_of_the_replay(aggregate, tmp_pat
     for one in (point.y, simulated.point["y"]):
         np.testing.assert_allclose(deployed.point["y"], one, tolerance, tolerance)
     # And the weights matter.
-    alike = replace(experiment, weights=()).run()
+    alike = replace(experiment, weights="equal").run()
     assert np.abs(alike.point["y"] - result.point["y"]).max() > 1e-3
     assert Experiment.load(tmp_path) == experiment
 
@@ -295,6 +295,8 @@ def test_weights_on_the_command_line_are_read():
         assert "weights" in group.arguments
     made = EXPERIMENT.read(task="quadratic", settings=None, weights="1,2.5")
     assert made.weights == (1.0, 2.5)
-    assert EXPERIMENT.read(task="quadratic", settings=None, weights=None).weights == ()
+    assert (
+        EXPERIMENT.read(task="quadratic", settings=None, weights=None).weights is None
+    )
     words = serving.deployment_of(replace(made, clients=2))
     assert all("--weights 1.0,2.5 " in line for line in words)

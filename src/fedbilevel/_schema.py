@@ -24,6 +24,7 @@ from fedbilevel.errors import InvalidInputError
 SITES = "the server and all sites"
 FOLDER = "runs that share a folder"
 NOBODY = "nobody"
+WEIGHTS = ("rows", "equal", "task")  # what clients count, in words
 _ENDING = "When the run ends before its last round"
 _CHANNEL = "What messages go through"
 _SEARCH = "How steps and weights are tuned"
@@ -204,10 +205,12 @@ class Settings:
         "measure the steps that the task leaves to the run; roll back a diverging run "
         "and continue with smaller steps",
     )
-    weights: tuple[float, ...] = _agreed(
-        (),
-        "what the clients count in means, W0,W1,...; the task's own if left out",
+    weights: tuple[float, ...] | str | None = _agreed(
+        None,
+        "what the clients count in means: rows, equal, or W0,W1,...; if left out, by "
+        "their rows where these are of a data set, else as the task says (task)",
         typed=str | None,
+        choices=WEIGHTS,
     )
     options: Mapping[str, str] = field(default_factory=dict)
 

@@ -193,12 +193,13 @@ class AbstractAlgorithm(eqx.Module):
 
     `answers` says whose lower level it solves. `allows_private` is False where whole
     levels must be averaged. `inverts_locally` is True where a client's own Hessian
-    stands in for the mean one, which is right only if clients are alike. `pools` asks
-    for the rows of all clients on one machine, where the method is chosen by its name,
-    and `rule` is the hypergradient that is then made of Q and theta. `needs_hessian` is
-    False where gradients of the losses are all that a method asks for. `finishes` is
-    True where a method says itself when a run is over, and `bears_noise` False where
-    noise in replies would break it.
+    stands in for the mean one, which is right only if clients are alike.
+    `counts_clients` is True where it solves the mean over clients, whatever their
+    weights. `pools` asks for the rows of all clients on one machine, where the method
+    is chosen by its name, and `rule` is the hypergradient that is then made of Q and
+    theta. `needs_hessian` is False where gradients of the losses are all that a method
+    asks for. `finishes` is True where a method says itself when a run is over, and
+    `bears_noise` False where noise in replies would break it.
     """
 
     reference: ClassVar[str] = "none given"
@@ -206,6 +207,7 @@ class AbstractAlgorithm(eqx.Module):
     answers: ClassVar[str] = "shared y"
     allows_private: ClassVar[bool] = True
     inverts_locally: ClassVar[bool] = False
+    counts_clients: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     needs_hessian: ClassVar[bool] = True
     finishes: ClassVar[bool] = False

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fedbilevel._schema import Settings, Tuning, check_bounds, options_of
+from fedbilevel._schema import WEIGHTS, Settings, Tuning, check_bounds, options_of
 from fedbilevel._table_choices import TableChoices
 from fedbilevel.cli import checks
 from fedbilevel.errors import InvalidInputError
@@ -150,7 +150,8 @@ def read_experiment(**given: Any) -> "Experiment":
     given["wrappers"] = tuple(given.get("wrappers") or ())
     weights = given.pop("weights", None)
     if weights is not None:
-        given["weights"] = tuple(read_numbers("weights", weights))
+        in_words = weights in WEIGHTS
+        given["weights"] = weights if in_words else read_numbers("weights", weights)
     own = {n: given.pop(n, None) for n in ("data", *TABLE)}
     options = read_settings(given.pop("settings") or [])
     options = {n: v for n, v in own.items() if v is not None} | options

@@ -1,5 +1,7 @@
 """Commands on rows: `label-counts` shows who has which, `prepare` makes features."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,6 +90,12 @@ def counts_by_level(task: "Task") -> dict[str, "np.ndarray"]:
     return counts
 
 
+_UNCOUNTED = (
+    "Some sums are of an earlier version, and do not say how many rows each site has: "
+    "in a federation all sites count alike."
+)
+
+
 def _read(files: list[Path], **given: str | None) -> tuple[list[Path], TableChoices]:
     chosen = {name: text for name, text in given.items() if text is not None}
     return files, TableChoices(**chosen)
@@ -126,8 +134,10 @@ def prepare(
 ) -> None:
     """Fit how columns become features, from tables or from the sums of sites.
 
-    Each site writes its sums with --sums; one of them merges all with --out. Sums are
-    counts, means and squared deviations of numbers, and the values of text and label.
+    Each site writes its sums with --sums; one of them merges all with --out, given in
+    the order of the sites' numbers: their rows are what they count in a federation.
+    Sums are counts, means and squared deviations of numbers, and the values of text and
+    label.
     """
     files, choices = asked
     if sums is None and out is None:
@@ -146,9 +156,15 @@ def prepare(
         write_atomically(sums, merged.to_json())
     if out is not None:
         made = Preparation.fit(merged, gaps=choices.missing == "mean")
+        made = replace(made, sites=merged.sites)
         write_atomically(out, made.to_json())
         found = f"{len(made.feature_names)} features of {merged.rows} rows"
-        Console(stderr=True).print(f"{found}: {out}", markup=False, soft_wrap=True)
+        say = partial(Console(stderr=True).print, markup=False, soft_wrap=True)
+        say(f"{found}: {out}")
+        if len(made.sites) != 1:
+            every = enumerate(made.sites)
+            held = ", ".join(f"client {k} has {rows}" for k, rows in every)
+            say(f"In a federation {held}." if held else _UNCOUNTED)
 
 
 def _sums_in(path: Path, choices: TableChoices) -> "Sums":

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 
 KINDS = ("persistent", "stock")  # of nodes
 _WAITING = "waiting for nodes"
+_DEPLOYED = (
+    "In a real deployment, on the server, behind the proxy of docs/deployment.md, and "
+    "at every site:"
+)
+_NO_MODEL = (
+    "Without --preparation the server does not know the columns: its folder will hold "
+    "the point, and no model for `predict`."
+)
 TuneAtSites = Annotated[
     bool,
     typer.Option(
@@ -120,40 +128,34 @@ def serve(
     from fedbilevel.deployment.apps import Served
     from fedbilevel.deployment.serving import serve_over_flower
     from fedbilevel.deployment.superlink import SuperLink
+    from fedbilevel.experiments.blank import blank_task
     from fedbilevel.experiments.run_folder import require_served_again
-    from fedbilevel.experiments.served_model import blank_task
+    from fedbilevel.experiments.weights import counted
     from fedbilevel.federation.signatures import KeyFiles
 
-    require_served_again(experiment, out)
+    made = read_preparation(str(preparation)) if preparation is not None else None
+    counting, _ = counted(experiment, made)
+    require_served_again(counting, out)
     _check_track(track, begun=(out / _folders.FEDERATION).exists())
     if tune:
         experiment.require_tunable()
-    if preparation is not None:
-        blank_task(experiment, read_preparation(str(preparation)))  # or why not
-    elif not as_json and "preparation" in experiment.task_options:
-        _say_that_no_model_is_left()
+    if made is not None:
+        blank_task(experiment, made)  # or why not
+    if made is None and not as_json and "preparation" in experiment.task_options:
+        _say(_NO_MODEL)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
     tried = _tried_at_sites(tuning) if tune else None
     served = Served(experiment, out, terms, keys, preparation, track, tried)
     link = SuperLink(address, out, certificates)
     with private_files(), watched(experiment.label, quiet=as_json) as watch:
         make_private_folder(out)
-        experiment.save(out)
+        counting.save(out)
         watch.stage(_WAITING)
         collect_as_usual()
         result = serve_over_flower(
             served, link, watch=watch, say=watch.say, about=watch.stage
         )
     show_result(result, out, as_json)
-
-
-def _say_that_no_model_is_left() -> None:
-    Console(stderr=True).print(
-        "Without --preparation the server does not know the columns: its folder will "
-        "hold the point, and no model for `predict`.",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 def _kind_of_nodes(given: checks.Given) -> None:
@@ -183,6 +185,8 @@ def federate(
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.deployment import serving
     from fedbilevel.deployment.apps import Served
+    from fedbilevel.experiments.sites import counted_here
+    from fedbilevel.runtime import configure
 
     if plan is not None:
         from fedbilevel.experiments.theory import follow_file
@@ -191,11 +195,15 @@ def federate(
     if tune:
         experiment.require_tunable()
     _check_track(track, begun=False)
+    configure(experiment.precision)
+    asked, (experiment, words) = experiment, counted_here(experiment)
     with private_files(), _folder_of_trial(out) as folder:
         make_private_folder(folder)
         experiment.save(folder)
         if not as_json:
-            _say_how_to_deploy(serving.deployment_of(experiment, tune=tune))
+            commands = "\n  ".join(serving.deployment_of(asked, tune=tune))
+            _say(f"{_DEPLOYED}\n  {commands}")
+            _say(f"{words[0].upper()}{words[1:]}.")
         tried = _tried_at_sites(tuning) if tune else None
         served = Served(experiment, folder, terms, track=track, tuning=tried)
         with watched(experiment.label, quiet=as_json) as watch:
@@ -206,14 +214,8 @@ def federate(
         show_result(result, out, as_json)
 
 
-def _say_how_to_deploy(commands: Sequence[str]) -> None:
-    text = (
-        "In a real deployment, on the server, behind the proxy of docs/deployment.md, "
-        "and at every site:\n  "
-    )
-    Console(stderr=True).print(
-        text + "\n  ".join(commands), markup=False, soft_wrap=True
-    )
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

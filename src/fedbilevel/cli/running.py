@@ -242,7 +242,7 @@ def _execute(
 _COMPARED = EXPERIMENT.only(
     *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
     *TABLE,
-    *("settings", "precision", "measure_every"),
+    *("settings", "precision", "measure_every", "weights"),
 )
 _TARGET = "value whose cost is reported; nine tenths of the progress if left out"
 

@@ -35,8 +35,10 @@ class Node:
     content: Mapping[str, Any]
 
     @staticmethod
-    def of(text: str | bytes, kind: str, names: Sequence[str]) -> "Node":
-        """Read a text of some kind, which has these entries."""
+    def of(
+        text: str | bytes, kind: str, names: Sequence[str], more: Sequence[str] = ()
+    ) -> "Node":
+        """Read a text of some kind, which has these entries, and may have `more`."""
         if len(text) > _LONGEST_FILE:
             raise InvalidInputError(f"the file of {kind} is too long to be one.")
         try:
@@ -48,7 +50,8 @@ class Node:
                 f"this is no file of {kind}, as `fedbilevel prepare` writes them."
             )
         node = Node(kind, content)
-        node.only("fedbilevel", "version", *names)
+        new = [name for name in more if name in content]
+        node.only("fedbilevel", "version", *names, *new)
         if content["version"] != _VERSION:
             raise InvalidInputError(
                 f"{kind}: version {content['version']!r:.20} is not known, only "
@@ -152,6 +155,14 @@ class Node:
         if type(value) is not int or not 0 <= value < 2**53:
             raise self._wrong(name, "a count")
         return value
+
+    def counts(self, name: str) -> tuple[int, ...]:
+        """Return an entry that is a list of whole numbers; none if it is not there."""
+        listed = self.content.get(name, [])
+        if not isinstance(listed, list) or len(listed) > _MOST:
+            raise self._wrong(name, "a list of counts")
+        nodes = (Node(self.where, {name: one}) for one in listed)
+        return tuple(one.count(name) for one in nodes)
 
     def _get(self, name: str) -> Any:
         if name not in self.content:

@@ -62,6 +62,7 @@ def encode_table(table: Table, choices: TableChoices) -> Dataset:
         "left_out": dict(roles.aside),
         "filled": {name: count for name, count in filled.items() if count},
         "dropped_rows": dropped,
+        "table_rows": len(label),
     }
     return Dataset(
         table.name,

@@ -147,10 +147,14 @@ _LABELS = {"classes": ClassLabel, "number": TargetLabel}
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to columns before a model sees them; others are left out."""
+    """What is done to columns before a model sees them; others are left out.
+
+    `sites` are the rows of clients 0, 1, ... of a federation, where they were counted.
+    """
 
     columns: tuple[Column, ...]
     label: Label
+    sites: tuple[int, ...] = ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -236,12 +240,15 @@ class Preparation:
         """Return it as text; `from_json` reads that back, to the last bit."""
         columns = [files.kinded(one, _COLUMNS) for one in self.columns]
         label = {"name": self.label.name, **files.kinded(self.label, _LABELS)}
-        return files.write("preparation", {"columns": columns, "label": label})
+        sites = {"sites": self.sites} if self.sites else {}
+        content = {"columns": columns, "label": label, **sites}
+        return files.write("preparation", content)
 
     @staticmethod
     def from_json(text: str) -> "Preparation":
         """Read what `to_json` wrote; anything else is refused."""
-        content = files.Node.of(text, "preparation", ("columns", "label"))
+        names = ("columns", "label")
+        content = files.Node.of(text, "preparation", names, more=("sites",))
         columns = tuple(one.made(_COLUMNS) for one in content.items("columns"))
         files.check_different("columns", [one.name for one in columns])
         if not columns:
@@ -251,4 +258,10 @@ class Preparation:
                 one.values
             ):
                 raise InvalidInputError(f"the values of '{one.name}' are not sorted.")
-        return Preparation(columns, content.node("label").made(_LABELS))
+        label, sites = content.node("label").made(_LABELS), content.counts("sites")
+        if 0 in sites:
+            raise InvalidInputError(
+                f"the preparation counts no rows for client {sites.index(0)}. Leave "
+                "the site out, and prepare again."
+            )
+        return Preparation(columns, label, sites)

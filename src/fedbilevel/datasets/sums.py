@@ -66,13 +66,15 @@ class Sums:
     """What a site reports of its columns, so that all can be prepared alike.
 
     `columns` has the moments of numbers, or the different texts, sorted; `label` the
-    moments of a target, or the classes.
+    moments of a target, or the classes. `sites` are the rows of each site, in their
+    order, where it is known.
     """
 
     rows: int
     columns: Mapping[str, Found]
     label_name: str
     label: Found
+    sites: tuple[int, ...] = ()
 
     @staticmethod
     def of(
@@ -93,7 +95,7 @@ class Sums:
             labels: Found = Moments.of(as_targets(label_name, label))
         else:
             labels = tuple(sorted(set(as_classes(f"column '{label_name}'", label))))
-        return Sums(len(label), found, label_name, labels)
+        return Sums(len(label), found, label_name, labels, (len(label),))
 
     @staticmethod
     def merged(every: Iterable["Sums"]) -> "Sums":
@@ -108,8 +110,9 @@ class Sums:
                 columns[name] = _merge(f"column '{name}'", *pair, advice)
             name, pair = f"label '{first.label_name}'", (first.label, other.label)
             label = _merge(name, *pair, "say --predict for all")
-            rows = first.rows + other.rows
-            first = Sums(rows, columns, first.label_name, label)
+            rows, known = first.rows + other.rows, first.sites and other.sites
+            sites = first.sites + other.sites if known else ()
+            first = Sums(rows, columns, first.label_name, label, sites)
         return first
 
     def to_json(self) -> str:
@@ -117,19 +120,22 @@ class Sums:
         columns = [_written(name, found) for name, found in self.columns.items()]
         label = _written(self.label_name, self.label)
         content = {"rows": self.rows, "columns": columns, "label": label}
-        return files.write("sums", content)
+        return files.write("sums", {**content, "sites": self.sites})
 
     @staticmethod
     def from_json(text: str) -> "Sums":
         """Read what `to_json` wrote; anything else is refused."""
-        content = files.Node.of(text, "sums", ("rows", "columns", "label"))
+        names = ("rows", "columns", "label")
+        content = files.Node.of(text, "sums", names, more=("sites",))
         nodes = content.items("columns")
         names = [one.text("name") for one in nodes]
         files.check_different("columns", names)
         found = dict(zip(names, map(_read_found, nodes), strict=True))
         label = content.node("label")
-        rows = content.count("rows")
-        return Sums(rows, found, label.text("name"), _read_found(label))
+        rows, sites = content.count("rows"), content.counts("sites")
+        if sites and sum(sites) != rows:
+            raise InvalidInputError(f"sums: the rows of its sites are not {rows}.")
+        return Sums(rows, found, label.text("name"), _read_found(label), sites)
 
 
 def _written(name: str, found: Found) -> dict[str, object]:

@@ -62,6 +62,7 @@ from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
 from fedbilevel.experiments.searching import Tuning
 from fedbilevel.experiments.sites import build_site, local_options, without_files
+from fedbilevel.experiments.weights import counted
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of
@@ -176,9 +177,14 @@ def _serve(grid: Grid, context: Context) -> None:
             else nullcontext(None) as on_round,
         ):
             say = functools.partial(print, file=log)
+            place = served.preparation
+            made = read_preparation(str(place)) if place else None
+            experiment, words = counted(experiment, made)
+            if served.experiment.weights is None:
+                say(f"{words[0].upper()}{words[1:]}.")
             common = (GridTransport(grid, halt), experiment, folder, terms)
             more = {"seal": server_seal(served.keys), "report": say, "watch": watch}
-            steps, place = None, served.preparation
+            steps = None
             if served.tuning is not None:
                 search = dict(served.tuning)
                 rounds, tuning = search.pop("rounds"), Tuning(**search)
@@ -188,7 +194,7 @@ def _serve(grid: Grid, context: Context) -> None:
                 **more,
                 steps=steps,
                 made=lambda exchange: progress.write(exchange=exchange),
-                preparation=read_preparation(str(place)) if place else None,
+                preparation=made,
                 on_round=on_round,
             )
     except KeyboardInterrupt:

@@ -19,7 +19,10 @@ from fedbilevel.errors import AtClientError
 from fedbilevel.models import Model
 from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import Job, Watch
-from fedbilevel.studies.heterogeneity import warn_where_clients_differ
+from fedbilevel.studies.heterogeneity import (
+    warn_where_clients_differ,
+    warn_where_weights_are_lost,
+)
 from fedbilevel.studies.setting import Setting
 from fedbilevel.tasks._base import Listed
 
@@ -41,6 +44,7 @@ class Built(NamedTuple):
         """Bind everything, and warn where the limit will be off."""
         with self.naming_sites():
             job = self.setting.job(self.algorithm, seed)
+        warn_where_weights_are_lost(job, self.entry.name)
         if self.task.convex:
             warn_where_clients_differ(job, self.entry.name, self.task.names)
         return job
@@ -98,7 +102,8 @@ def model_of(
     return Model(
         task.predictor.layers(*result.levels),
         task.preparation.label.classes if task.preparation else task.classes,
-        task.preparation,
+        # Whoever is given a model need not know how many rows each site has.
+        task.preparation and dataclasses.replace(task.preparation, sites=()),
         task.predictor.pixels,
         {**about, "options": to_plain(dict(options)), "versions": result.versions},
         task.predictor.advice,

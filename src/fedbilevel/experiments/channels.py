@@ -23,6 +23,7 @@ from fedbilevel.channels import (
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 QUANTILE = "quantile"
+CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 
 Part = TypeVar("Part", AbstractCoder, AbstractReduction)
 # What a name stands for, an example, and how the number in it is read, if it has one.
@@ -78,6 +79,12 @@ def _bound(clip: float | str) -> float:
             f"clip='{clip}' is neither a number, the norm that every block of a change "
             f"is cut down to, nor {QUANTILE} or {QUANTILE}:SHARE."
         ) from None
+
+
+def channel_of(settings: Settings) -> Channel:
+    """Return what the replies of a run go through."""
+    given = {name: getattr(settings, name) for name in CHANNEL}
+    return read_channel(**given, delta=settings.delta)
 
 
 def read_channel(

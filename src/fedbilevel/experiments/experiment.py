@@ -12,7 +12,7 @@ from typing import Any
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
-from fedbilevel._schema import Settings, checked
+from fedbilevel._schema import WEIGHTS, Settings, checked
 from fedbilevel.algorithms import (
     AbstractAlgorithm,
     Entry,
@@ -26,9 +26,10 @@ from fedbilevel.errors import (
     InvalidInputError,
     unknown_name,
 )
-from fedbilevel.experiments.built import Built, headline_only, weighing
-from fedbilevel.experiments.channels import as_clip, read_channel, read_quantile
+from fedbilevel.experiments.built import Built, headline_only
+from fedbilevel.experiments.channels import CHANNEL, as_clip, channel_of, read_quantile
 from fedbilevel.experiments.options import algorithm_from, options_of
+from fedbilevel.experiments.weights import weighed
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
@@ -51,7 +52,6 @@ from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import option_defaults
 
 _SIZES = ("rounds", "local_steps", "batch")
-_CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 _RUNTIMES: dict[str, Callable[[Job], Any]] = {
     runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
 }
@@ -69,8 +69,8 @@ class Experiment(Settings):
     """
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", _as_weights(self.weights))
         # From a file or a message they come as a list.
-        object.__setattr__(self, "weights", tuple(self.weights))
         object.__setattr__(self, "wrappers", tuple(self.wrappers))
         object.__setattr__(self, "clip", as_clip(self.clip))
         object.__setattr__(self, "task", tasks.as_name(self.task))
@@ -239,13 +239,12 @@ class Experiment(Settings):
 
     def channel(self) -> Channel:
         """Return what replies go through."""
-        given = {name: getattr(self, name) for name in _CHANNEL}
-        return read_channel(**given, delta=self.delta)
+        return channel_of(self)
 
     def channel_settings(self) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""
         defaults = {one.name: one.default for one in dataclasses.fields(self)}
-        names = (*_CHANNEL, "delta") if self.noise else _CHANNEL
+        names = (*CHANNEL, "delta") if self.noise else CHANNEL
         values = {name: getattr(self, name) for name in names}
         return {
             name: value
@@ -293,9 +292,7 @@ class Experiment(Settings):
             task = tasks.built(make, self.label, self.clients, given)
         if data is not None:
             values["data"] = data.name
-        if self.weights:
-            task = weighing(task, self.weights)
-        return task, values, rest
+        return weighed(self, task), values, rest
 
     def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
         """Return rounds, local steps and batch: chosen, or else recommended."""
@@ -376,6 +373,15 @@ class Experiment(Settings):
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_atomically(folder / EXPERIMENT, text)
+
+
+def _as_weights(given: Any) -> tuple[float, ...] | str | None:
+    """Return weights as a run has them; none, in folders of before, were the task's."""
+    if isinstance(given, str) and given not in WEIGHTS:
+        raise unknown_name("value of weights", given, WEIGHTS)
+    if given is None or isinstance(given, str):
+        return given
+    return tuple(given) or "task"
 
 
 def _cohort(job: Job) -> str:

@@ -9,7 +9,7 @@ import functools
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,16 @@ from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.experiments.blank import blank_of_texts, blank_task
 from fedbilevel.experiments.built import headline_only, leave_files
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.run_folder import unlike
-from fedbilevel.experiments.served_model import (
-    blank_of_texts,
-    blank_task,
-    check_blank,
-    model_at,
-)
+from fedbilevel.experiments.served_model import check_blank, model_at
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.site_steps import SiteSteps
 from fedbilevel.experiments.sites import federated_entry, shared_settings
+from fedbilevel.experiments.weights import agreed as agreed_weights
+from fedbilevel.experiments.weights import counted
 from fedbilevel.federation import (
     PROTOCOL,
     FederationRuntime,
@@ -96,6 +94,7 @@ def serve(
         blank = blank_of_texts(experiment)
     else:
         blank = blank_task(experiment, preparation)
+    experiment, words = counted(experiment, preparation)
     identity = _identity(folder, experiment)
     if steps is not None:
         experiment = steps.applied(experiment)
@@ -122,6 +121,8 @@ def serve(
         on_round=on_round,
     )
     result = _result(experiment, sites, outcome, runtime, ledger)
+    counts = preparation.sites if preparation is not None else ()
+    result = replace(result, config={**result.config, "data": _held(counts, words)})
     if blank is not None:
         result = replace(result, model=model_at(blank, result, sites.task))
     write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
@@ -144,13 +145,14 @@ def gathered(
     steps: SiteSteps | None,
 ) -> Roster:
     """Say hello to the sites: to all at the first attempt, later to a minimum."""
+    weights = agreed_weights(experiment)
     roster = Roster(
         transport,
         experiment.sites,
         identity,
         terms,
         report,
-        weights=experiment.weights,
+        weights=() if isinstance(weights, str) else weights,
         check_facts=SiteSchema.check,
         seal=seal,
         steps=None if steps is None else steps.info(),
@@ -314,6 +316,12 @@ def _result(
     )
 
 
+def _held(counts: Sequence[int], words: str) -> dict[str, Any]:
+    """Return what is known of the rows of sites, for a report."""
+    sites = [{"name": f"client {k}", "rows": rows} for k, rows in enumerate(counts)]
+    return {"sites": sites, "remarks": [words]}
+
+
 def _note(path: Path, entry: dict[str, Any]) -> None:
     """Write down a reply that was not taken; restarts add to the file."""
     with path.open("a") as file:
@@ -333,7 +341,7 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
         )
     deployed = Result.load(folder)
     record = read_arrays(folder / ATTENDANCE)["attendance"]
-    built = experiment.build()
+    built = replace(experiment, weights=agreed_weights(experiment)).build()
     job = built.setting.job(built.algorithm, experiment.seed)
     outcome = execute(
         SimulatorRuntime(job.replaying(record)),

@@ -1,80 +1,26 @@
 """The model that a run leaves behind: its task says how, its point has the numbers.
 
-Where rows stay at sites, the server has no task with rows to ask. It is given how their
-columns were prepared, or how many tokens their texts have, and asks a task of made-up
-rows, which has layers of the same shapes.
+Where rows stay at sites, the server asks a task on made-up rows, which has layers of
+the same shapes.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.datasets import Dataset, Preparation, TableChoices
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.built import leave_files, model_of
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.site_schema import SiteSchema
-from fedbilevel.experiments.sites import alone_of, meaning
+from fedbilevel.experiments.sites import meaning
 from fedbilevel.federation import settings_fingerprint
 from fedbilevel.models import Model
 from fedbilevel.result import Result, named_leaves, shaped
 from fedbilevel.runtime import Job
 from fedbilevel.tasks import Task
-from fedbilevel.tasks._texts import NOBODYS
-
-# Options that say which rows there are, and who has them: none changes a layer.
-_OF_ROWS = ("data", "partition", "rows", "split", "train")
-_OF_ROWS += tuple(one.name for one in fields(TableChoices))
-_FEWEST, _OF_EACH_CLASS = 64, 20  # made-up rows
-
-
-def blank_of_texts(experiment: Experiment) -> Task | None:
-    """Return the task on made-up texts, where it is known how many the sites have."""
-    if "tokens" not in experiment.task_options or not experiment.options.get("tokens"):
-        return None
-    alone = alone_of(replace(experiment, weights=()))
-    texts = {**alone.options, "data": NOBODYS}
-    return replace(alone, options=texts).build_task()[0]
-
-
-def blank_task(experiment: Experiment, preparation: Preparation) -> Task:
-    """Return the task of an experiment on made-up rows with the prepared columns."""
-    if "preparation" not in experiment.task_options:
-        raise _no_model(experiment)
-    held = {n: v for n, v in experiment.options.items() if n not in _OF_ROWS}
-    held |= {"group": "group"}  # for a task that compares groups of rows
-    alone = replace(experiment, clients=1, weights=(), options=held)
-    task, _, _ = alone.build_task(_made_up(preparation))
-    if task.predictor is None:
-        raise _no_model(experiment)
-    return task
-
-
-def _no_model(experiment: Experiment) -> InvalidInputError:
-    return InvalidInputError(
-        f"the task '{experiment.label}' makes no model of prepared columns. Leave "
-        "--preparation out: the folder of the server then holds the point alone."
-    )
-
-
-def _made_up(preparation: Preparation) -> Dataset:
-    """Return rows of zeros with all classes, half of them in a group of their own."""
-    classes = preparation.label.classes
-    count = max(_FEWEST, _OF_EACH_CLASS * len(classes))
-    label = np.zeros(count)
-    if classes:
-        label = np.arange(count, dtype=np.int32) % len(classes)
-    return Dataset(
-        "the preparation",
-        np.zeros((count, len(preparation.feature_names))),
-        label,
-        classes,
-        {"group": np.arange(count) // max(len(classes), 1) % 2},
-        preparation=preparation,
-    )
 
 
 def check_blank(task: Task, sites: SiteSchema, job: Job) -> None:
@@ -145,7 +91,7 @@ def leave_of_trial(
     experiment: Experiment, result: Result, folder: Path
 ) -> Model | None:
     """Leave what a simulation would of a federation whose rows are all here."""
-    task, values, _ = replace(experiment, weights=()).build_task()
+    task, values, _ = replace(experiment, weights="task").build_task()
     if task.files is not None:
         leave_files(task, result, folder)
     return model_at(task, result, values)

@@ -19,13 +19,16 @@ from jaxtyping import PyTree
 from fedbilevel import _tree, algorithms, tasks
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN
-from fedbilevel.datasets import TableChoices
+from fedbilevel.datasets import Preparation, TableChoices
+from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
+from fedbilevel.experiments.blank import alone_of, blank_task
 from fedbilevel.experiments.built import weighing
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.site_steps import SiteSteps, without_searched
 from fedbilevel.experiments.tuning import search_of
+from fedbilevel.experiments.weights import agreed, counted, decided, rows_of
 from fedbilevel.federation import (
     Fingerprints,
     Site,
@@ -61,6 +64,9 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """
     settings = experiment.shared()
     settings["task"] = tasks.identity(experiment.task)
+    # Written as it was before rows were counted, so that such federations continue.
+    weights = agreed(experiment)
+    settings["weights"] = () if weights == "task" else weights
     if experiment.algorithm is not None:
         settings["algorithm"] = algorithms.identity(experiment.algorithm)
     own = local_options(experiment.task)
@@ -136,11 +142,15 @@ def build_site(
         raise InvalidInputError(
             f"client {client}: the {clients} clients are numbered from 0."
         )
+    made = None if trial else _preparation(experiment)
+    experiment, _ = counted(experiment, made)
     settings, asked = settings_fingerprint(shared_settings(experiment)), experiment
     if tune:
         experiment.require_tunable()
         experiment = without_searched(experiment)
     task, values = _task(experiment, client, clients, trial)
+    if made is not None:
+        task = _as_prepared(task, experiment, client, made)
     named = experiment.algorithm_for(task)
     entry = federated_entry(named)
     with _known_as(client, task.names[client] if trial and task.names else ""):
@@ -219,7 +229,7 @@ def _task(
 ) -> tuple[Task, dict[str, Any]]:
     """Build the task of one client: of its own rows, or of its share of all."""
     alone = experiment if trial else alone_of(experiment)
-    task, values, _ = replace(alone, weights=()).build_task()
+    task, values, _ = replace(alone, weights="task").build_task()
     if trial and task.data.clients != clients:
         raise InvalidInputError(
             f"task '{experiment.label}' has {task.data.clients} clients, not {clients}."
@@ -230,13 +240,39 @@ def _task(
     return _weighed(task, experiment, client, clients), values
 
 
-def alone_of(experiment: Experiment) -> Experiment:
-    """Return the experiment of one site, which knows how many there are."""
-    alone = replace(experiment, clients=1)
-    if "sites" not in experiment.task_options:
-        return alone
-    more = {"sites": str(experiment.sites)}
-    return replace(alone, options={**experiment.options, **more})
+def counted_here(experiment: Experiment) -> tuple[Experiment, str]:
+    """Return an experiment of a trial with what sites count, and how to say it."""
+    task, _, _ = replace(experiment, weights="task").build_task()
+    weights, words = decided(experiment, rows_of(task), task.data.clients)
+    return replace(experiment, weights=weights or agreed(experiment)), words
+
+
+def _preparation(experiment: Experiment) -> Preparation | None:
+    """Return how all sites prepare their columns, where there is a file of it."""
+    place = experiment.options.get("preparation")
+    return read_preparation(place) if place else None
+
+
+def _as_prepared(
+    task: Task, experiment: Experiment, client: int, made: Preparation
+) -> Task:
+    """Return a task with what is recommended to all sites, if its rows were counted.
+
+    What a task recommends may depend on how many rows it has. That of the site with
+    most rows holds for all: server and sites know it from the preparation.
+    """
+    if len(made.sites) != experiment.sites:
+        return task
+    held = (task.origin.summary if task.origin else {}).get("table_rows")
+    if held != made.sites[client]:
+        raise InvalidInputError(
+            f"the preparation counts {made.sites[client]} rows for client {client}, "
+            "and the table of this site has another number. Give the table that was "
+            "prepared, or prepare again at all sites, with the sums in the order of "
+            "their clients."
+        )
+    known = blank_task(experiment, made)
+    return replace(task, recommended=known.recommended, algorithm=known.algorithm)
 
 
 def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> Task:
@@ -244,9 +280,10 @@ def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> T
 
     Without one a client weighs 1: the server would not know of another.
     """
-    weights = as_weights(experiment.weights or None, clients)
+    chosen = agreed(experiment)
+    weights = as_weights(None if isinstance(chosen, str) else chosen, clients)
     own = float(task.data.weights[0])
-    if not experiment.weights and own != 1:
+    if chosen == "task" and own != 1:
         raise InvalidInputError(
             f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
             "in a federation the operator of the server decides what clients count. "

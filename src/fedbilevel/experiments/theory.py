@@ -41,8 +41,9 @@ def name_of(kind: type) -> str:
 
 
 def _with_numbers(experiment: Experiment, **changes: Any) -> Experiment:
-    """Return an experiment that measures no steps: theorems are about numbers."""
-    return replace(experiment, safeguard=False, **changes)
+    """Return an experiment as theorems have it: steps are numbers, clients alike."""
+    weights = experiment.weights or "task"
+    return replace(experiment, safeguard=False, weights=weights, **changes)
 
 
 def theorist(name: str) -> Entry:
@@ -160,12 +161,11 @@ def follow(plan: Plan, experiment: Experiment) -> Experiment:
     kind = subject_of(plan.theorem)
     entry = algorithms.find(name_of(kind))
     options = as_options(entry, algorithm_by(plan, kind))
-    return replace(
+    return _with_numbers(
         experiment,
         algorithm=entry.name,
         clients=plan.clients,
         rounds=plan.rounds,
         local_steps=plan.local_steps,
-        safeguard=False,
         options={**experiment.options, **options},
     )

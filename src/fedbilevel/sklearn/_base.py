@@ -65,7 +65,8 @@ class Federated(BaseEstimator, abc.ABC):
     `rounds`, `local_steps` and `batch` are what the task recommends where they are
     None; `algorithm` is fedbioacc, but where the estimator says otherwise. `options`
     are further options of the task or the algorithm, as `fedbilevel list tasks NAME`
-    and `fedbilevel list algorithms NAME` have them.
+    and `fedbilevel list algorithms NAME` have them. Sites count by their rows, unless
+    `site_weights` is "equal", or has a number for each, in the order of `sites_`.
     """
 
     _task: ClassVar[str]
@@ -87,6 +88,7 @@ class Federated(BaseEstimator, abc.ABC):
         validation: float = 0.25,
         random_state: Any = None,
         options: Mapping[str, Any] | None = None,
+        site_weights: Any = None,
     ) -> None:
         self.clients = clients
         self.rounds = rounds
@@ -96,6 +98,7 @@ class Federated(BaseEstimator, abc.ABC):
         self.validation = validation
         self.random_state = random_state
         self.options = options
+        self.site_weights = site_weights
 
     @abc.abstractmethod
     def _label(self, y: np.ndarray) -> tuple[ClassLabel | TargetLabel, np.ndarray]:
@@ -129,6 +132,7 @@ class Federated(BaseEstimator, abc.ABC):
             local_steps=self.local_steps,
             batch=self.batch,
             seed=seed,
+            weights=self.site_weights,
             options={**text, **decided},
         )
 

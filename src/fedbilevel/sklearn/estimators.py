@@ -126,6 +126,7 @@ class FederatedCleaner(FederatedClassifying):
         folds: int = 4,
         random_state: Any = None,
         options: Mapping[str, Any] | None = None,
+        site_weights: Any = None,
     ) -> None:
         super().__init__(
             clients=clients,
@@ -135,6 +136,7 @@ class FederatedCleaner(FederatedClassifying):
             algorithm=algorithm,
             random_state=random_state,
             options=options,
+            site_weights=site_weights,
         )
         self.folds = folds
 

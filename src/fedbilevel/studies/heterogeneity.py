@@ -4,10 +4,12 @@ import warnings
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from fedbilevel import algorithms
 from fedbilevel._blocks import is_any
 from fedbilevel.algorithms import AbstractAlgorithm
+from fedbilevel.channels import GeometricMedian, Mean
 from fedbilevel.errors import HeterogeneityWarning
 from fedbilevel.hypergradient import local_inverse_bias
 from fedbilevel.problem import PooledData
@@ -15,6 +17,7 @@ from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime import Job
 
 _TOLERATED_BIAS = 0.1  # of the hypergradient; noise of a sample is mostly larger
+_TOLERATED_WEIGHT = 1.1  # of the largest in the smallest
 _SHOWN = 8  # names of clients in a sentence
 _SOON = 10**8  # rows times parameters: some two hundred passes take seconds
 
@@ -49,6 +52,32 @@ def warn_where_clients_differ(job: Job, name: str, clients: Sequence[str] = ()) 
         f"{bias:.0%} off the true one, so the limit will be off, too. Compare with one "
         f"that has no such bias: "
         f"{', '.join(unbiased)}.",
+        HeterogeneityWarning,
+        stacklevel=3,
+    )
+
+
+def warn_where_weights_are_lost(job: Job, name: str) -> None:
+    """Warn where clients are given unlike weights, and a run does not keep to them."""
+    weights = np.asarray(job.data.weights)
+    if weights.max() <= _TOLERATED_WEIGHT * weights.min():
+        return
+    reduction = job.channel.reduction
+    if not isinstance(reduction, Mean | GeometricMedian):
+        why = f"`{type(reduction).__name__}` takes each for one"
+    elif job.algorithm.counts_clients:
+        why = f"{name} takes every client in turn, whatever it counts"
+    elif job.participants < job.clients:
+        why = (
+            f"{job.participants} of {job.clients} clients are drawn with equal chances "
+            "and count by weight among themselves only"
+        )
+    else:
+        return
+    warnings.warn(
+        f"clients count {weights.min():g} to {weights.max():g}, but {why}: the limit "
+        "will be off. Choose an algorithm or participants without that, or --weights "
+        "equal.",
         HeterogeneityWarning,
         stacklevel=3,
     )

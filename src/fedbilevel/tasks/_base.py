@@ -62,7 +62,8 @@ class Origin:
     `places` has for each client the numbers of its training rows, lines or rows as
     `unit` says, in `file`; `names` those of the same rows below `file`, where each is a
     file of its own. `summary` says in plain data who holds what, and what was encoded,
-    filled and left out.
+    filled and left out. `by_rows` is False where losses count rows already, whoever
+    holds them: else clients count by theirs.
     """
 
     file: str
@@ -70,6 +71,7 @@ class Origin:
     places: tuple[np.ndarray, ...]
     summary: Mapping[str, Any]
     names: tuple[np.ndarray, ...] = ()
+    by_rows: bool = True
 
 
 class Listed(NamedTuple):

@@ -213,7 +213,9 @@ def make(
         convex=False,
         algorithm="fed-f2sa",
         names=held.names,
-        origin=Origin(held.summary["source"], "row", places, held.summary),
+        origin=Origin(
+            held.summary["source"], "row", places, held.summary, by_rows=False
+        ),
         listing=_listing,
         files=_files,
         alike=_alike,

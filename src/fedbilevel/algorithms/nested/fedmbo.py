@@ -21,6 +21,7 @@ Deviations: the listing is a reconstruction, the paper's abstract was read, not 
 body. There are as many chains as participants, and the server deals them out at random:
 within an exchange all clients have different chains. A chain that was not answered
 waits, and one that was never started, or not in the last exchange, does not count.
+Chains come to every client equally often, whatever its weight.
 """
 
 from dataclasses import replace
@@ -70,6 +71,7 @@ class FedMBO(AbstractAlgorithm):
     reference: ClassVar[str] = "Huang, Zhang, Ji 2023, arXiv 2302.05412"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
     allows_private: ClassVar[bool] = False
+    counts_clients: ClassVar[bool] = True
 
     lr_x: Number = number("x moves by lr_x h", step="upper", kw_only=True)
     lr_y: Number = number("y moves by lr_y gy", step="lower", kw_only=True)

@@ -83,6 +83,7 @@ class AbstractWrapper(AbstractAlgorithm):
     answers = _inner()
     allows_private = _inner()
     inverts_locally = _inner()
+    counts_clients = _inner()
     needs_hessian = _inner()
     init_server = _inner()
     init_client = _inner()

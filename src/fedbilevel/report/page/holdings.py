@@ -34,7 +34,7 @@ def who_holds_what(saved: Saved) -> Picture:
     text = "The run recorded nothing about the rows of its sites."
     if is_number(clients):
         text = f"{clients} sites; the run did not record how many rows each one has."
-    return Picture(_HEADING, text)
+    return Picture(_HEADING, f"{text}{_remarks(about)}")
 
 
 def _holdings(
@@ -74,11 +74,15 @@ def _text(sites: list[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
         text += f" {amount(about['tested'])} more rows test, and nobody trains on them."
     if is_number(about.get("dropped_rows")) and about["dropped_rows"]:
         text += f" {amount(about['dropped_rows'])} rows were dropped."
-    remarks = about.get("remarks")
-    for one in remarks if isinstance(remarks, list) else ():
-        remark = str(one).rstrip(".")
-        text += f" {remark[:1].upper()}{remark[1:]}."
-    return text
+    return f"{text}{_remarks(about)}"
+
+
+def _remarks(about: Mapping[str, Any]) -> str:
+    """Return what else was recorded, a sentence each."""
+    given = about.get("remarks")
+    listed = given if isinstance(given, list) else ()
+    texts = [str(one).rstrip(".") for one in listed]
+    return "".join(f" {one[:1].upper()}{one[1:]}." for one in texts)
 
 
 def _done(about: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -110,4 +114,6 @@ def _site(one: Mapping[str, Any]) -> dict[str, Any]:
     counts = {str(name): count for name, count in classes if is_number(count)}
     sizes = {name: one.get(name) for name in _SIZES}
     known = [size for size in sizes.values() if is_number(size)]
-    return {"classes": counts, **sizes, "rows": sum(known or counts.values())}
+    rows = one.get("rows")
+    rows = rows if is_number(rows) else sum(known or counts.values())
+    return {"classes": counts, **sizes, "rows": rows}

@@ -1,0 +1,144 @@
+"""What sites of a federation count: by the rows on which they agreed beforehand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedbilevel.cli.app import app
+from fedbilevel.datasets import Preparation, Sums
+from fedbilevel.datasets.encoding import read_preparation
+from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.sites import build_site, shared_settings
+from fedbilevel.experiments.weights import counted
+from fedbilevel.federation import Terms
+from tests.federation import Loopback
+from tests.test_weights import table_of
+
+TERMS = Terms(patience=1, deadline=60.0)
+SIZES = {"North": 1200, "South": 90, "West": 30}  # one of them has many rows
+
+
+def typed(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Make tables of three unlike sites, and prepare them as their operators would."""
+    columns = ("--label", "ill", "--ignore", "site")
+    sums = []
+    for seed, (name, count) in enumerate(SIZES.items()):
+        table = table_of(tmp_path / f"{name}.csv", {name: count}, seed)
+        sums.append(tmp_path / f"{name}.json")
+        typed("prepare", table, *columns, "--sums", sums[-1])
+    typed("prepare", *sums, "--out", tmp_path / "preparation.json")
+    return tmp_path
+
+
+def at_site(folder: Path, name: str, **more) -> Experiment:
+    options = {"label": "ill", "ignore": "site", "data": str(folder / f"{name}.csv")}
+    options["preparation"] = str(folder / "preparation.json")
+    return Experiment("regularization", clients=3, options=options, **more)
+
+
+def at_server(**more) -> Experiment:
+    return Experiment("regularization", clients=3, rounds=1, **more)
+
+
+def every_site(folder):
+    names = enumerate(SIZES)
+    return {k: build_site(at_site(folder, name), k) for k, name in names}
+
+
+def test_prepare_counts_the_rows_of_every_site(folder):
+    made = read_preparation(str(folder / "preparation.json"))
+    assert made.sites == tuple(SIZES.values())
+    assert Preparation.from_json(made.to_json()) == made
+    merged = Sums.from_json((folder / "West.json").read_text())
+    assert merged.sites == (30,)
+    older = replace(merged, sites=())
+    assert Sums.merged([merged, older]).sites == ()
+
+
+def test_unlike_sites_take_the_settings_of_the_largest(folder):
+    """Each would be recommended other steps by its own rows."""
+    sites = every_site(folder).values()
+    weights = [float(one.work.job.data.weights[0]) for one in sites]
+    assert weights == list(SIZES.values())
+    first, *others = (one.facts["recommended"] for one in sites)
+    assert others == [first, first]
+    alone = replace(at_site(folder, "West"), clients=1, weights="task")
+    assert alone.build_task()[0].recommended["upper_step"] != first["upper_step"]
+
+
+@pytest.mark.slow
+def test_unlike_sites_are_deployed(folder):
+    sites, said = every_site(folder), []
+    made = read_preparation(str(folder / "preparation.json"))
+    run = folder / "run"
+    run.mkdir()
+    result = serve(
+        Loopback(sites), at_server(), run, TERMS, report=said.append, preparation=made
+    )
+    words = "sites count by their rows: 1200, 90, 30"
+    assert result.config["data"]["remarks"] == [words]
+    assert result.model is not None and result.model.preparation is not None
+    assert result.model.preparation.sites == ()  # whoever predicts need not know them
+    assert np.isfinite(result.final["upper_loss"])
+
+
+def test_a_site_whose_rows_were_not_counted_refuses_and_keeps_its_number(folder):
+    table_of(folder / "West.csv", {"West": 31}, seed=2)
+    with pytest.raises(InvalidInputError, match="counts 30 rows for client 2") as error:
+        build_site(at_site(folder, "West"), 2)
+    assert "31" not in str(error.value)
+    with pytest.raises(InvalidInputError, match="counts 90 rows for client 1"):
+        build_site(at_site(folder, "North"), 1)
+
+
+def test_a_server_with_other_counts_is_refused(folder):
+    made, told = read_preparation(str(folder / "preparation.json")), []
+    other = replace(made, sites=(1200, 90, 3000))
+    run = folder / "run"
+    run.mkdir()
+    with pytest.raises(FedbilevelError, match="did not come"):
+        serve(
+            Loopback(every_site(folder)),
+            at_server(),
+            run,
+            TERMS,
+            report=told.append,
+            preparation=other,
+        )
+    assert any("not taken: settings" in line for line in told)
+
+
+def test_without_counts_sites_count_alike_and_it_is_said(folder):
+    made = read_preparation(str(folder / "preparation.json"))
+    (folder / "preparation.json").write_text(replace(made, sites=()).to_json())
+    older = read_preparation(str(folder / "preparation.json"))
+    server, words = counted(at_server(), older)
+    assert words == "sites count alike: the preparation counts no rows"
+    site, _ = counted(at_site(folder, "West"), older)
+    assert shared_settings(server)["weights"] == shared_settings(site)["weights"]
+    assert float(build_site(site, 2).work.job.data.weights[0]) == 1
+    _, words = counted(at_server(), replace(made, sites=(5, 6)))
+    assert words.endswith("counts the rows of 2, not of 3")
+    for known in (None, older):
+        with pytest.raises(InvalidInputError, match="--weights rows: no preparation"):
+            counted(at_server(weights="rows"), known)
+
+
+def test_what_the_operator_gives_comes_before_what_was_counted(folder):
+    made = read_preparation(str(folder / "preparation.json"))
+    assert counted(at_server(weights=(1, 2, 3)), made)[0].weights == (1, 2, 3)
+    assert counted(at_server(weights="equal"), made)[0].weights == (1, 1, 1)
+    noisy, words = counted(at_server(clip=1.0, noise=1.0), made)
+    assert noisy.weights == "task" and "clip and noise" in words

@@ -264,7 +264,9 @@ class Partition:
                 found = np.bincount(labels, minlength=len(held.classes)).tolist()
                 counts = dict(zip(held.classes, found, strict=True))
             sizes = {"training": len(lower["label"]), "validation": len(upper["label"])}
-            sites.append({"name": name, **sizes, "classes": counts})
+            # What trains and validates, too, counts once.
+            once = {"rows": len(labels)} if self.folds > 1 else {}
+            sites.append({"name": name, **sizes, **once, "classes": counts})
         return {
             "source": held.source or held.name,
             "own": self.pool.is_own,

@@ -139,11 +139,12 @@ def test_strengths_tell_noise_from_signal():
     assert np.argmin(found.strengths_) == 0
     # Predictions by hand, from the run's own numbers.
     scaled = (X - X.mean(axis=0)) / X.std(axis=0) / np.sqrt(8)
-    W = np.asarray(found.result_.y)[0]
+    W = np.asarray(found.result_.y)[-1, 0]
     told = target.mean() + target.std() * (scaled @ W[:-1] + W[-1])
     np.testing.assert_allclose(found.predict(X), told, rtol=1e-6)
+    x = found.result_.x
     np.testing.assert_allclose(
-        found.strengths_, np.exp(np.clip(found.result_.x, -9, 0))[:-1], rtol=1e-6
+        found.strengths_, np.exp(x["common"] + x["own"]), rtol=1e-6
     )
 
 
@@ -246,7 +247,7 @@ def test_marked_rows_judge_and_all_others_train():
         ({"options": {"train": 0.5}}, "options: 'train' is decided by what `fit`"),
         ({"options": {"upper_stp": 1}}, "unknown option 'upper_stp'"),
         ({"algorithm": "sgd"}, "unknown algorithm 'sgd'"),
-        ({"validation": 1.0}, "validation=1.0: give the share"),
+        ({"folds": 1}, "folds=1: choose from 2 to the"),
     ],
 )
 def test_mistakes_are_told(options, told):

@@ -48,7 +48,7 @@ def job_of(classes: int = 2, weights=(), **more) -> Job:
     model, data, _ = problem_of(classes, weights)
     start = model.start(-3.0)
     method, everything = fb.NewtonBFGS(), Sampling(batch=None)
-    return Job.of(method, model.problem(), data, *start, sampling=everything, **more)
+    return Job.of(method, model.problem(60), data, *start, sampling=everything, **more)
 
 
 class Pooled:
@@ -182,8 +182,8 @@ def test_blocks_of_the_hessian_are_those_of_the_whole():
     y = y + 0.1 * jnp.asarray(np.random.default_rng(1).normal(size=y.shape))
     found = []
     for separate in (True, False):
-        problem = fb.Problem(model.problem().upper, model.problem().lower)
-        problem = model.problem() if separate else problem
+        problem = fb.Problem(model.problem(60).upper, model.problem(60).lower)
+        problem = model.problem(60) if separate else problem
         oracle = Oracle(problem, data, 0, None, None)
         packed = packed_hessian(oracle, fb.Pair(x, y), oracle.all_lower())
         found.append(np.array(Inverse(packed).matrix))

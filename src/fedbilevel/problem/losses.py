@@ -206,8 +206,15 @@ def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) 
         return function(batch)
     pieces, each = _pieces(batch, count, most)
 
+    def taken(total: Any, piece: Batch) -> Any:
+        return _tree.add_scaled(total, each, function(piece))
+
     def add(total: Any, piece: Batch) -> tuple[Any, None]:
-        return _tree.add_scaled(total, each, function(piece)), None
+        if piece.weights is None:
+            return taken(total, piece), None
+        # A small client has pieces that are all padding.
+        real = jnp.any(piece.weights > 0)
+        return jax.lax.cond(real, taken, lambda total, _: total, total, piece), None
 
     first = jax.tree.map(lambda leaf: leaf[0], pieces)
     zeros = jax.tree.map(

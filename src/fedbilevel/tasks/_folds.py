@@ -39,13 +39,13 @@ from fedbilevel._types import Rows, Scalar
 from fedbilevel.datasets import Preparation
 from fedbilevel.models import Layer
 from fedbilevel.problem import Problem
-from fedbilevel.tasks._labeled import cross_entropies
 from fedbilevel.tasks._networks import linear_layers
 
 USUAL = 5
 _LOWEST, _HIGHEST = -18.0, 6.0  # logarithms; beyond them nothing changes any more
 _OWN, _COMMON = 1.0, 2.0  # standard deviations of logarithms
 START = -7.0
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,15 @@ class Folded:
         """The rows of W."""
         return self.classes if self.classes > 2 else 1
 
-    def problem(self) -> Problem:
-        """Return the two levels."""
-        return Problem(_Upper(self), _Lower(self), separate=True)
+    def problem(self, largest: int) -> Problem:
+        """Return the two levels, for sites of which the largest has so many rows.
+
+        Of many, some at a time stay in the cache of a processor, and small sites need
+        not take the time of the largest: 0.12 s in place of 0.45 for the sums of 16,000
+        rows at five sites.
+        """
+        some = _AT_ONCE if largest > _AT_ONCE else None
+        return Problem(_Upper(self), _Lower(self), separate=True, rows_at_once=some)
 
     def start(self, common: float = START) -> tuple[Any, Array]:
         """Return where both levels begin: at one strength, and at nothing."""
@@ -85,12 +91,6 @@ class Folded:
         both = [np.zeros_like(last), last] if self.classes == 2 else [last]
         return linear_layers(x, np.concatenate(both))
 
-    def completed(self, scores: Array) -> Array:
-        """Return a score for every class; that of the first of two is 0."""
-        if self.classes != 2:
-            return scores
-        return jnp.concatenate([jnp.zeros_like(scores), scores], axis=-1)
-
     def losses(self, W: Array, rows: Rows) -> Array:
         """Return the loss of every row under every block."""
         flat = rows["features"] @ W.reshape(-1, W.shape[-1]).T
@@ -98,9 +98,12 @@ class Folded:
         if not self.classes:
             apart = scores[..., 0] - rows["label"][:, None].astype(scores.dtype)
             return 0.5 * apart**2
-        label = rows["label"]
-        each = jax.vmap(lambda one: cross_entropies(one, label), 1, 1)
-        return each(self.completed(scores))
+        # A product in place of a look-up, whose derivatives take ten times as long.
+        member = jax.nn.one_hot(rows["label"], max(self.classes, 2), dtype=W.dtype)
+        if self.classes == 2:
+            return jax.nn.softplus(scores[..., 0]) - member[:, 1:] * scores[..., 0]
+        chosen = jnp.sum(member[:, None] * scores, axis=-1)
+        return jax.nn.logsumexp(scores, axis=-1) - chosen
 
     def row_fields(self, labels: Sequence[np.ndarray], sites: int) -> list[Rows]:
         """Return what rows need besides features and label, for each of some sites."""
@@ -128,7 +131,10 @@ class Predicted:
 
     def __call__(self, x: Any, W: Array, features: Array) -> Array:
         del x
-        return self.model.completed(features @ W[-1].T)
+        scores = features @ W[-1].T
+        if self.model.classes != 2:
+            return scores
+        return jnp.hstack([jnp.zeros_like(scores), scores])
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def _folded_task(
     parts = replace(parts, upper=every, lower=every)
     exact = folded.parameters <= _MOST_EXACT
     return Task(
-        folded.problem(),
+        folded.problem(max(map(len, labels))),
         ClientData.from_clients(every, every),
         *folded.start(start),
         tested,

@@ -52,12 +52,21 @@ def pictures_of(saved: Saved, best: str) -> list[Picture]:
 
 
 def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture | None:
-    """Return the strengths of `regularization`, which are exp(x) with x in [-9, 0]."""
-    x = result.point.get("x")
-    if result.task != "regularization" or x is None or x.ndim != 1 or not x.size:
+    """Return the strengths of `regularization`: exp(x), with x in [-9, 0].
+
+    Of a table, those of columns: exp(common + own).
+    """
+    x, own = (result.point.get(name) for name in ("x", "x.own"))
+    if result.task != "regularization":
         return None
-    strengths = np.exp(np.clip(x.astype(float), -9.0, 0.0))
-    names = _feature_names(features, len(strengths))
+    if own is not None and own.ndim == 1 and own.size:
+        strengths = np.exp(own.astype(float) + float(result.point["x.common"]))
+        names = _column_names(features, len(strengths))
+    elif x is not None and x.ndim == 1 and x.size:
+        strengths = np.exp(np.clip(x.astype(float), -9.0, 0.0))
+        names = _feature_names(features, len(strengths))
+    else:
+        return None
     order = np.argsort(-strengths, kind="stable")
     shown, cut = order, ""
     if len(order) > _MOST_BARS:
@@ -73,6 +82,12 @@ def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture |
         [Grid("Strengths, the largest first", ("feature", "strength"), rows)],
         bars("strengths", labels, {"strength": list(values)}, "strength"),
     )
+
+
+def _column_names(features: Sequence[str], count: int) -> list[str]:
+    """Return the names of columns, of which a text one has a feature for each value."""
+    columns = list(dict.fromkeys(short(one.partition("=")[0]) for one in features))
+    return columns if len(columns) == count else [f"column {k}" for k in range(count)]
 
 
 def _feature_names(features: Sequence[str], count: int) -> list[str]:

@@ -234,6 +234,7 @@ def _execute(
             on_round=on_round,
             built=None if as_json else show_data,
             about=watch.stage,
+            say=watch.say,
         )
     if mesh.is_first():
         show_result(result, folder, as_json)

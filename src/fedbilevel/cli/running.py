@@ -141,7 +141,7 @@ def _new_search(given: checks.Given) -> None:
 
 
 _SEARCHED = EXPERIMENT.without(
-    *("runtime", "client_states", "measure_every"),
+    *("runtime", "client_states", "measure_every", "force"),
     *("checkpoint_rounds", "checkpoint_seconds"),
     *("target", "patience", "max_bytes", "max_samples", "max_seconds"),
 )

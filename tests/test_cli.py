@@ -348,6 +348,6 @@ def test_commands_that_share_an_argument_share_its_name_and_default():
     # Everything that must be the same on a server and its nodes can be typed for both.
     only_server = {"rounds", "measure_every", "target", "stop_patience"}
     only_server |= {"max_bytes", "max_samples", "max_seconds", "track"}
-    only_server |= {"trials", "sampler", "tuning_seeds"}
+    only_server |= {"trials", "sampler", "tuning_seeds", "force"}
     experiment = (run.keys() | {"stop_patience"}) & serve.keys() - {"out", "as_json"}
     assert experiment - node.keys() == only_server

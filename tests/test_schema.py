@@ -32,7 +32,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 # What may differ between two runs that are continued in one folder, and what between a
 # server and its sites: written here a second time, on purpose.
 FREE = {"rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds"}
-FREE |= {"client_states", "checkpoint_rounds", "checkpoint_seconds"}
+FREE |= {"client_states", "checkpoint_rounds", "checkpoint_seconds", "force"}
 OWN = {*FREE, "runtime", "measure_every", "model_devices"}
 OTHERS = {
     "task": "minimax",

@@ -212,6 +212,9 @@ class Settings:
         typed=str | None,
         choices=WEIGHTS,
     )
+    force: bool = option(
+        False, "run even where noise hides whatever the sites find", panel=_CHANNEL
+    )
     options: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: "Settings") -> list[str]:

@@ -141,7 +141,7 @@ def _new_search(given: checks.Given) -> None:
 
 
 _SEARCHED = EXPERIMENT.without(
-    *("runtime", "client_states", "measure_every"),
+    *("runtime", "client_states", "measure_every", "force"),
     *("checkpoint_rounds", "checkpoint_seconds"),
     *("target", "patience", "max_bytes", "max_samples", "max_seconds"),
 )
@@ -234,6 +234,7 @@ def _execute(
             on_round=on_round,
             built=None if as_json else show_data,
             about=watch.stage,
+            say=watch.say,
         )
     if mesh.is_first():
         show_result(result, folder, as_json)

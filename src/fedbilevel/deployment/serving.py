@@ -31,7 +31,7 @@ from fedbilevel.deployment.superlink import SuperLink, key_of, program
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.served_model import leave_of_trial
-from fedbilevel.experiments.sites import LOCAL
+from fedbilevel.experiments.sites import LOCAL, counted_here
 from fedbilevel.federation.signatures import KeyFiles, make_key_pair, server_seal
 from fedbilevel.models import can_be_kept
 from fedbilevel.result import Result
@@ -248,7 +248,8 @@ def federate(
     `nodes` are persistent, ours, or stock, Flower's own. All have keys that are made
     for this run, in its folder. Only nodes of ours can tune.
     """
-    experiment, folder, tuning = served.experiment, served.folder, served.tuning
+    experiment, _ = counted_here(served.experiment)
+    folder, tuning = served.folder, served.tuning
     if nodes not in KINDS:
         raise InvalidInputError(f"nodes '{nodes}': choose {' or '.join(KINDS)}.")
     if tuning is not None and nodes != KINDS[0]:
@@ -264,7 +265,7 @@ def federate(
     crowd = [make(experiment, k, folder, link) for k in range(experiment.sites)]
     for node in crowd if tuning is not None else ():
         node.command.append("--tune")
-    served = replace(served, keys=keys)
+    served = replace(served, experiment=experiment, keys=keys)
     result = serve_over_flower(
         served, link, watch=watch, say=say, about=about, crowd=crowd
     )

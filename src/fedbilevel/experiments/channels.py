@@ -21,6 +21,8 @@ from fedbilevel.channels import (
     TrimmedMean,
 )
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.runtime import Job, Ledger
+from fedbilevel.runtime.privacy import noise_forecast
 
 QUANTILE = "quantile"
 CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
@@ -147,3 +149,23 @@ def _part(option: str, text: str, known: Known[Part]) -> Part:
     if values is None or (colon and not values):
         raise InvalidInputError(f"{option}='{text}': write it like {example}.")
     return make(*values)
+
+
+def require_signal(
+    settings: Settings,
+    job: Job,
+    ledger: Ledger,
+    rounds: int,
+    say: Callable[[str], None],
+) -> None:
+    """Say what noise leaves of a run; raise where that is nothing, if not forced."""
+    found = noise_forecast(job, ledger, rounds)
+    if found is None:
+        return
+    if found.whole < 1 and not settings.force:
+        raise InvalidInputError(
+            f"--noise {settings.noise:g} hides whatever the sites find: {found}. Let "
+            "more sites take part, train fewer parameters, ask for less noise or for "
+            "more --rounds; or give --force."
+        )
+    say(f"Noise: {found}.")

@@ -12,7 +12,7 @@ from typing import Any
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
-from fedbilevel._schema import WEIGHTS, Settings, checked
+from fedbilevel._schema import Settings, checked
 from fedbilevel.algorithms import (
     AbstractAlgorithm,
     Entry,
@@ -27,14 +27,21 @@ from fedbilevel.errors import (
     unknown_name,
 )
 from fedbilevel.experiments.built import Built, headline_only
-from fedbilevel.experiments.channels import CHANNEL, as_clip, channel_of, read_quantile
+from fedbilevel.experiments.channels import (
+    CHANNEL,
+    as_clip,
+    channel_of,
+    read_quantile,
+    require_signal,
+)
 from fedbilevel.experiments.options import algorithm_from, options_of
-from fedbilevel.experiments.weights import weighed
+from fedbilevel.experiments.weights import read_weights, weighed
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
     DiskSimulatorRuntime,
     Job,
+    Ledger,
     OnRound,
     ReferenceRuntime,
     Sampling,
@@ -69,7 +76,7 @@ class Experiment(Settings):
     """
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", _as_weights(self.weights))
+        object.__setattr__(self, "weights", read_weights(self.weights))
         # From a file or a message they come as a list.
         object.__setattr__(self, "wrappers", tuple(self.wrappers))
         object.__setattr__(self, "clip", as_clip(self.clip))
@@ -118,13 +125,14 @@ class Experiment(Settings):
         on_round: OnRound | None = None,
         built: Callable[[tasks.Task], None] | None = None,
         about: Callable[..., None] = lambda word, who="": None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> Result:
         """Build task and algorithm, run, and return the result.
 
         `watch` is shown the task's headline metric only, `on_round` gets every
         measured round. `built` is called with the task before anything is computed.
         `about(word, who)` gets what is done before the first round, and who takes
-        part in every exchange.
+        part in every exchange; `say` what noise will leave of what they find.
         """
         made = mesh.on_all(self.build)
         if built is not None:
@@ -132,6 +140,7 @@ class Experiment(Settings):
         about("checking")
         job = mesh.on_all(lambda: made.job(self.seed))
         about("checking", _cohort(job))
+        require_signal(self, job, Ledger(job), made.rounds, say)
         checkpoints = None
         if folder is not None:
             folder = Path(folder)
@@ -373,15 +382,6 @@ class Experiment(Settings):
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_atomically(folder / EXPERIMENT, text)
-
-
-def _as_weights(given: Any) -> tuple[float, ...] | str | None:
-    """Return weights as a run has them; none, in folders of before, were the task's."""
-    if isinstance(given, str) and given not in WEIGHTS:
-        raise unknown_name("value of weights", given, WEIGHTS)
-    if given is None or isinstance(given, str):
-        return given
-    return tuple(given) or "task"
 
 
 def _cohort(job: Job) -> str:

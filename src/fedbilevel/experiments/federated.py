@@ -26,6 +26,7 @@ from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments.blank import blank_of_texts, blank_task
 from fedbilevel.experiments.built import headline_only, leave_files
+from fedbilevel.experiments.channels import require_signal
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.run_folder import unlike
 from fedbilevel.experiments.served_model import check_blank, model_at
@@ -111,6 +112,7 @@ def serve(
     runtime.check(stopping)
     rounds, ledger = experiment.sizes(sites.recommended)["rounds"], Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
+    require_signal(experiment, job, ledger, rounds, report)
     outcome = execute(
         runtime,
         rounds,

@@ -242,8 +242,10 @@ def _task(
 
 def counted_here(experiment: Experiment) -> tuple[Experiment, str]:
     """Return an experiment of a trial with what sites count, and how to say it."""
-    task, _, _ = replace(experiment, weights="task").build_task()
-    weights, words = decided(experiment, rows_of(task), task.data.clients)
+    rows = None
+    if experiment.weights in (None, "rows"):
+        rows = rows_of(replace(experiment, weights="task").build_task()[0])
+    weights, words = decided(experiment, rows, experiment.sites)
     return replace(experiment, weights=weights or agreed(experiment)), words
 
 

@@ -7,13 +7,13 @@ the paper, 1/K. Clip, noise and robust reductions count sites in what they promi
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedbilevel import tasks
-from fedbilevel._schema import Settings
+from fedbilevel._schema import WEIGHTS, Settings
 from fedbilevel.channels import Mean
 from fedbilevel.datasets import Preparation
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.experiments.built import weighing
 from fedbilevel.experiments.channels import channel_of
 from fedbilevel.tasks import Task
@@ -21,6 +21,15 @@ from fedbilevel.tasks import Task
 Weights = tuple[float, ...] | None  # None leaves those of the task's data
 Chosen = TypeVar("Chosen", bound=Settings)
 _MOST_LISTED = 10  # sites in a sentence
+
+
+def read_weights(given: Any) -> tuple[float, ...] | str | None:
+    """Return weights as a run has them; none, in folders of before, were the task's."""
+    if isinstance(given, str) and given not in WEIGHTS:
+        raise unknown_name("value of weights", given, WEIGHTS)
+    if given is None or isinstance(given, str):
+        return given
+    return tuple(given) or "task"
 
 
 def rows_of(task: Task) -> tuple[int, ...] | None:

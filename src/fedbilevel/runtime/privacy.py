@@ -1,11 +1,13 @@
 """How much a run with noise reveals of a client: the accountant, asked for a job."""
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from fedbilevel.channels import count_blocks
+from fedbilevel.channels import count_blocks, vector_shapes
 from fedbilevel.channels.accountant import epsilon, epsilon_of_releases
 from fedbilevel.runtime.counts import Ledger
 from fedbilevel.runtime.exchange import Link, start_kept
@@ -56,6 +58,49 @@ def privacy_spent(job: Job, ledger: Ledger, rounds: int) -> dict[str, float]:
         None if present is None else present[sent],
     )
     return {"epsilon": found, "delta": privacy.delta}
+
+
+class NoiseForecast(NamedTuple):
+    """The most that the signal of a run can be, in units of the noise in it.
+
+    The mean over n participants has a norm of at most the clip C. Its noise has the
+    deviation S C / n in every coordinate, so a norm of about S C sqrt(d) / n in a block
+    of d: `each` is n / (S sqrt(d)) for the largest block. Over E exchanges changes that
+    agree add up to E C, and noise to sqrt(E) times that of one: `whole` is sqrt(E)
+    times `each`. No data are looked at: a clip that is never reached leaves less.
+    """
+
+    participants: int
+    size: int
+    exchanges: int
+    each: float
+
+    @property
+    def whole(self) -> float:
+        """The ratio after all exchanges."""
+        return math.sqrt(self.exchanges) * self.each
+
+    def __str__(self) -> str:
+        return (
+            f"the signal of {self.participants} sites is at most {self.each:.2g} of "
+            f"the noise in an exchange, in a block of {self.size} numbers, and at most "
+            f"{self.whole:.2g} of it over {self.exchanges} exchanges"
+        )
+
+
+def noise_forecast(job: Job, ledger: Ledger, rounds: int) -> NoiseForecast | None:
+    """Say before a run what its noise will leave; None without noise."""
+    privacy = job.channel.privacy
+    if privacy is None or not is_noisy(job):
+        return None
+    shapes = (
+        Link(job, phase, where, None).reply_shape()
+        for where, phase in job.every_phase().items()
+    )
+    size = max(block.size for tree in shapes for block in vector_shapes(tree))
+    exchanges = int((ledger.blocks(job.key, rounds) > 0).sum())
+    each = privacy.participants / (float(privacy.noise) * math.sqrt(size))
+    return NoiseForecast(privacy.participants, size, exchanges, each)
 
 
 def privacy_of_releases(

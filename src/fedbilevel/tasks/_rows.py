@@ -13,7 +13,7 @@ from fedbilevel.datasets.partition import Parts
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Pixels, Predictor
 from fedbilevel.problem import stored
-from fedbilevel.tasks._base import Origin
+from fedbilevel.tasks._base import Origin, Tested
 from fedbilevel.tasks._labeled import MNIST_SCALING, Scaling, pixel_scaling
 
 # The options that tasks on labeled rows share, each with its meaning.
@@ -72,7 +72,8 @@ class Pool:
     `total` is the number of rows of which a share is for training. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
     of all rows. `pixels` says how bytes of images become numbers, where rows were such.
-    `split` is the seed of the order and of the partition.
+    `split` is the seed of the order and of the partition. `tested` are the features of
+    the rows for testing without a constant; None where those rows validate, too.
     """
 
     held: Dataset
@@ -84,6 +85,7 @@ class Pool:
     whole: Mapping[str, np.ndarray]
     pixels: Pixels | None
     split: int
+    tested: np.ndarray | None = None
 
     @property
     def classes(self) -> int:
@@ -144,7 +146,8 @@ def load(
         test = dataset.test or take(dataset, order[:tested])
     held = replace(take(dataset, order[tested:]), test=None)
     about = (scaling, is_own, choices, whole, pixels, split)
-    return Pool(held, test, len(order), *about)
+    is_apart = marks is None or dataset.test is not None
+    return Pool(held, test, len(order), *about, test.features if is_apart else None)
 
 
 def _check(dataset: Dataset, rows: int, task: str) -> None:
@@ -247,8 +250,20 @@ class Partition:
             "preparation": held.preparation,
             "predictor": Predictor(layers, pixels) if scaled else None,
             "names": self.names,
+            "tested": self._tested(),
             "origin": Origin(known["source"], held.unit, places, known, self.files),
         }
+
+    def _tested(self) -> Tested | None:
+        """Return the rows that no client has, and whose they would be."""
+        if self.pool.tested is None:
+            return None
+        found = self.pool.test.columns.get(self.column)
+        site = None
+        if found is not None:
+            numbers = {name: number for number, name in enumerate(self.names)}
+            site = np.asarray([numbers.get(str(one), -1) for one in found])
+        return Tested(self.pool.tested, self.pool.test.label, site)
 
     def _summary(self) -> dict[str, Any]:
         """Say in plain data what the clients hold, and what was done to it."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TITLES = {
+_TITLES = {
     "log_loss": "log loss",
     "auc": "AUC",
     "balanced_accuracy": "balanced accuracy",
@@ -14,6 +14,22 @@ TITLES = {
     "mean_absolute_error": "mean absolute error",
     "r2": "R2",
 }
+
+MEANINGS = {
+    "log_loss": "the mean surprise at the true class: 0 would be certain and right",
+    "auc": "the chance that a row of a class ranks above one of another: 0.5 is luck",
+    "balanced_accuracy": "the share of right answers, each class counting alike",
+    "accuracy": "the share of right answers",
+    "brier_score": "the mean squared error of the probabilities: 0 is perfect",
+    "root_mean_squared_error": "the typical error, in the units of what is predicted",
+    "mean_absolute_error": "the mean size of an error, in the same units",
+    "r2": "the share of the differences between rows that is explained: 1 is perfect",
+}
+
+
+def title(name: str) -> str:
+    """Return the name of a metric for people."""
+    return _TITLES.get(name, name)
 
 
 def figure(value: float, like: float | None = None) -> str:
@@ -32,15 +48,15 @@ def with_interval(metric: Sequence[float]) -> str:
 def sentence(about: Mapping[str, Any]) -> str:
     """Say how good the shared model is, and what else there would be."""
     main = about["metric"]
-    title = TITLES[main]
+    named = title(main)
     shared, base, *others = about["models"]
     found = shared["metrics"]
-    second = "auc" if about["predicts"] == "class" else "r2"
+    other = "auc" if about["predicts"] == "class" else "r2"
     more = ""
-    if found[second] is not None:
-        more = f" and {TITLES[second]} {with_interval(found[second])}"
+    if found[other] is not None:
+        more = f" and {title(other)} {with_interval(found[other])}"
     first = (
-        f"{title[:1].upper()}{title[1:]} {with_interval(found[main])}{more} on "
+        f"{named[:1].upper()}{named[1:]} {with_interval(found[main])}{more} on "
         f"{about['rows']:,} rows that nobody trained on."
     )
     value = found[main][0]
@@ -52,4 +68,4 @@ def sentence(about: Mapping[str, Any]) -> str:
     if largest is not None:
         alone = figure(largest["metrics"][main][0], value)
         second += f"; {largest['name']}, the largest site, {alone}"
-    return f"{first} {second} ({title}: lower is better)."
+    return f"{first} {second} ({named}: lower is better)."

@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.evaluation.words import TITLES, figure, with_interval
+from fedbilevel.evaluation.words import figure, title, with_interval
 from fedbilevel.report.comparison import Standing
 from fedbilevel.result import Result
 
@@ -54,7 +54,7 @@ def quality_tables(quality: Mapping[str, Any]) -> list[Table]:
         )
         for one in models[:_MOST_SITES]
     ]
-    titles = [TITLES[name] for name in (main, *names)]
+    titles = [title(name) for name in (main, *names)]
     made = [table_of("Tested rows of all sites", ("model", *titles), rows)]
     for column in made[0].columns[:2]:
         column.no_wrap = True
@@ -67,9 +67,9 @@ def quality_tables(quality: Mapping[str, Any]) -> list[Table]:
             )
             for one in quality["sites"][:_MOST_SITES]
         ]
-        title = f"{TITLES[main]} on the tested rows of every site"
+        about = f"On the tested rows of every site: {title(main)}"
         headings = ("site", "rows", "shared model", "site alone")
-        made.append(table_of(title[:1].upper() + title[1:], headings, held))
+        made.append(table_of(about, headings, held))
     return made
 
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedbilevel import datasets
 from fedbilevel.cli.app import app
+from fedbilevel.datasets import TableChoices
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.model_quality import model_quality, site_rows
 from fedbilevel.problem import ClientData
+from fedbilevel.result import Result
 from fedbilevel.tasks import Task
 
 NAMES = np.asarray(["North", "South", "East"])
@@ -39,9 +42,16 @@ def experiment(table: Path, task: str = "regularization", **options: str) -> Exp
     return Experiment(task, rounds=3, options=given)
 
 
-def test_a_run_judges_its_model_on_the_tested_rows(tmp_path):
-    asked = experiment(write_table(tmp_path / "people.csv"))
-    result = asked.run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, Result]:
+    """Return a table, and the result of a run on it, which is kept beside."""
+    folder = tmp_path_factory.mktemp("ran")
+    table = write_table(folder / "people.csv")
+    return table, experiment(table).run(folder / "run")
+
+
+def test_a_run_judges_its_model_on_the_tested_rows(ran):
+    table, result = ran
     found = result.quality
     ours = found["models"][0]["metrics"]
     np.testing.assert_allclose(ours["log_loss"][0], result.final["test_loss"], 1e-5)
@@ -50,15 +60,16 @@ def test_a_run_judges_its_model_on_the_tested_rows(tmp_path):
     assert [one["name"] for one in found["sites"]] == ["East", "North", "South"]
     assert sum(one["held"] for one in found["sites"]) == 240
     assert result.events[-len(found["warnings"]) :] == found["warnings"]
-    assert (tmp_path / "run" / "quality.json").exists()
+    assert (table.parent / "run" / "quality.json").exists()
     # Site by site the rows are those that the column says.
-    with (tmp_path / "people.csv").open() as file:
+    with table.open() as file:
         sites = [row["site"] for row in csv.DictReader(file)]
     order = np.random.default_rng(0).permutation(300)[:60]
     tested = {name: sum(sites[k] == name for k in order) for name in NAMES}
     assert {one["name"]: one["rows"] for one in found["sites"]} == tested
 
 
+@pytest.mark.slow
 def test_a_number_is_judged_in_its_own_units(tmp_path):
     table = write_table(tmp_path / "people.csv", numbers=True)
     result = experiment(table).run()
@@ -70,6 +81,7 @@ def test_a_number_is_judged_in_its_own_units(tmp_path):
     assert "The mean of the training rows has" in result.quality["sentence"]
 
 
+@pytest.mark.slow
 def test_every_task_on_a_table_is_judged(tmp_path):
     table = write_table(tmp_path / "people.csv")
     for task, options in (("cleaning", {}), ("fairness", {"group": "sex"})):
@@ -96,14 +108,18 @@ def test_rows_that_train_and_validate_count_once(tmp_path):
     assert rows_of(both) == sizes.sum()
 
 
-def test_rows_that_validate_do_not_test(tmp_path):
-    built = experiment(write_table(tmp_path / "people.csv")).build()
-    result = built.named(experiment(tmp_path / "people.csv").run())
-    assert model_quality(built.task, result.model)["rows"] == 60
-    assert model_quality(replace(built.task, tested=None), result.model) == {}
-    assert model_quality(built.task, None) == {}
+def test_rows_that_validate_do_not_test(ran):
+    table, result = ran
+    data = datasets.load(str(table), choices=TableChoices(label="ill"))
+    marked = replace(data, validation=np.arange(300) % 3 == 0)
+    task, *_ = Experiment("regularization", clients=2).build_task(marked)
+    assert task.tested is None and model_quality(task, result.model) == {}
+    task, *_ = experiment(table).build_task()
+    assert model_quality(task, result.model)["rows"] == 60
+    assert model_quality(task, None) == {}
 
 
+@pytest.mark.slow
 def test_images_have_the_base_rate_only(tmp_path):
     draw, label = np.random.default_rng(0), np.arange(60) % 3
     images = draw.integers(256, size=(60, 15, 15), dtype=np.uint8)
@@ -116,6 +132,7 @@ def test_images_have_the_base_rate_only(tmp_path):
     np.testing.assert_allclose(ours, result.final["test_loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_seeds_are_not_judged():
     (result,) = Experiment("regularization", rounds=1).run_seeds(1)
     assert result.quality == {}
@@ -131,10 +148,10 @@ def test_the_first_line_says_how_good_it_is(tmp_path):
     assert "North alone" in first and "East" in first
 
 
-def test_a_model_that_predicts_at_random_has_an_area_of_one_half(tmp_path):
+def test_a_model_that_predicts_at_random_has_an_area_of_one_half(ran):
     # The labels of tested rows are theirs: shuffled ones are not predicted.
-    task, *_ = experiment(write_table(tmp_path / "people.csv")).build_task()
-    result = experiment(tmp_path / "people.csv").run()
+    table, result = ran
+    task, *_ = experiment(table).build_task()
     assert task.tested is not None
     mixed = np.random.default_rng(1).permutation(task.tested.label)
     tested = replace(task.tested, label=mixed)

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from typer.testing import CliRunner
 
 from fedbilevel import datasets
 from fedbilevel.cli.app import app
 from fedbilevel.datasets import TableChoices
+from fedbilevel.evaluation.linear import Columns
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.model_quality import model_quality, site_rows
+from fedbilevel.models import Model
 from fedbilevel.problem import ClientData
 from fedbilevel.result import Result
 from fedbilevel.tasks import Task
@@ -35,6 +39,21 @@ def write_table(path: Path, *, numbers: bool = False) -> Path:
         for row in zip(*features.T, sex, site, label, strict=True):
             writer.writerow(row)
     return path
+
+
+def cut(table: Path) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Return the columns, and which rows are for the sites and which test."""
+    with table.open() as file:
+        header, *rows = csv.reader(file)
+    every = dict(zip(header, map(np.asarray, zip(*rows, strict=True)), strict=True))
+    columns = {n: c.astype(float) if n in "abc" else c for n, c in every.items()}
+    order = np.random.default_rng(0).permutation(300)
+    return columns, order[60:], order[:60]
+
+
+def model_of(result: Result) -> Model:
+    assert result.model is not None
+    return result.model
 
 
 def experiment(table: Path, task: str = "regularization", **options: str) -> Experiment:
@@ -62,11 +81,26 @@ def test_a_run_judges_its_model_on_the_tested_rows(ran):
     assert result.events[-len(found["warnings"]) :] == found["warnings"]
     assert (table.parent / "run" / "quality.json").exists()
     # Site by site the rows are those that the column says.
-    with table.open() as file:
-        sites = [row["site"] for row in csv.DictReader(file)]
-    order = np.random.default_rng(0).permutation(300)[:60]
-    tested = {name: sum(sites[k] == name for k in order) for name in NAMES}
-    assert {one["name"]: one["rows"] for one in found["sites"]} == tested
+    columns, _, tested = cut(table)
+    chances = model_of(result).probabilities(columns)
+    ill = (columns["ill"] == "yes").astype(int)
+    for one in found["sites"]:
+        rows = tested[columns["site"][tested] == one["name"]]
+        expected = log_loss(ill[rows], chances[rows], labels=[0, 1])
+        value = one["metrics"]["shared"]["log_loss"][0]
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_fedavg_is_a_regression_on_the_rows_of_all_sites(ran):
+    table, result = ran
+    columns, trained, tested = cut(table)
+    features = model_of(result).features(columns)
+    ill, scale = columns["ill"] == "yes", Columns.of(features[trained])
+    theirs = LogisticRegression(tol=1e-10).fit(scale(features[trained]), ill[trained])
+    chances = theirs.predict_proba(scale(features[tested]))
+    (found,) = (one for one in result.quality["models"] if one["kind"] == "untuned")
+    expected = log_loss(ill[tested], chances)
+    np.testing.assert_allclose(found["metrics"]["log_loss"][0], expected, rtol=1e-5)
 
 
 @pytest.mark.slow

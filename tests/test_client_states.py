@@ -145,7 +145,9 @@ def test_rows_are_read_by_two_devices_at_the_same_time(tmp_path):
     file.fill(rows)
     halves = [np.arange(32), np.arange(32, 64)] * 200
     with ThreadPoolExecutor(4) as pool:
-        for asked, found in zip(halves, pool.map(file.__getitem__, halves), strict=True):
+        for asked, found in zip(
+            halves, pool.map(file.__getitem__, halves), strict=True
+        ):
             np.testing.assert_array_equal(found, rows[asked])
 
 

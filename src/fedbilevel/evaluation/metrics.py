@@ -48,21 +48,47 @@ class Rows:
         chances = predicted[np.arange(len(self)), self.label]
         return -np.log(np.maximum(chances, _SMALLEST))
 
-    def values(self, predicted: np.ndarray, weights: np.ndarray) -> Values:
-        """Return the mean loss and every metric, for each column of weights."""
-        kind = _of_classes if self.classes else _of_numbers
-        return kind(self, predicted, weights)
+    def columns(self, predicted: np.ndarray) -> np.ndarray:
+        """Return values of each row whose means make the metrics, losses first."""
+        losses = self.losses(predicted)
+        if not self.classes:
+            return np.stack([losses, np.abs(predicted - self.label)])
+        member = np.eye(self.classes)[self.label]
+        right = member * (np.argmax(predicted, axis=1) == self.label)[:, None]
+        squares = ((predicted - member) ** 2).sum(axis=1)
+        # Of two classes that of one: the usual definition.
+        return np.stack([losses, squares / (1 + (self.classes == 2)), *right.T])
+
+    @property
+    def common(self) -> np.ndarray:
+        """What else makes the metrics, whatever is predicted."""
+        if self.classes:
+            return np.eye(self.classes)[:, self.label]
+        # Around the mean, so that single precision holds the spread.
+        apart = self.label - self.label.mean()
+        return np.stack([apart**2, apart])
 
 
 class Judgment:
     """The metrics of what several models predict, each from the same resamples."""
 
     def __init__(self, rows: Rows, models: Sequence[np.ndarray]) -> None:
-        ones = np.ones((len(rows), 1))
-        self._whole = [rows.values(one, ones) for one in models]
-        parts = [
-            [rows.values(one, weights) for one in models] for weights in _weights(rows)
-        ]
+        # In one product: many small ones would wait for each other's threads.
+        columns = np.stack([rows.columns(one) for one in models])
+        flat = np.concatenate([rows.common, columns.reshape(-1, len(rows))])
+
+        def values(weights: np.ndarray) -> list[Values]:
+            means = flat.astype(weights.dtype) @ weights / len(rows)
+            common, own = np.split(means, [len(rows.common)])
+            return [
+                _of_classes(common, found, _auc(rows, one, weights))
+                if rows.classes
+                else _of_numbers(common, found)
+                for one, found in zip(models, np.split(own, len(models)), strict=True)
+            ]
+
+        self._whole = values(np.ones((len(rows), 1)))
+        parts = [values(weights) for weights in _weights(rows)]
         self._some = [
             {name: np.concatenate([part[k][name] for part in parts]) for name in whole}
             for k, whole in enumerate(self._whole)
@@ -139,32 +165,22 @@ def _with_interval(value: float, resampled: np.ndarray) -> list[float] | None:
     return [value, float(low), float(high)]
 
 
-def _of_classes(rows: Rows, predicted: np.ndarray, weights: np.ndarray) -> Values:
-    member = np.eye(rows.classes)[rows.label]
-    right = member * (np.argmax(predicted, axis=1) == rows.label)[:, None]
-    squares = ((predicted - member) ** 2).sum(axis=1)
-    if rows.classes == 2:
-        squares /= 2  # that of one class: the usual definition for two
-    means = _means([rows.losses(predicted), squares, *right.T, *member.T], weights)
-    found, sizes = means[2 : 2 + rows.classes], means[2 + rows.classes :]
-    recall = np.divide(found, sizes, out=np.zeros_like(found), where=sizes > 0)
+def _of_classes(sizes: np.ndarray, means: np.ndarray, area: np.ndarray) -> Values:
+    loss, squares, right = means[0], means[1], means[2:]
+    recall = np.divide(right, sizes, out=np.zeros_like(right), where=sizes > 0)
     return {
-        _LOSS: means[0],
-        "log_loss": means[0],
-        "auc": _auc(rows, predicted, weights),
+        _LOSS: loss,
+        "log_loss": loss,
+        "auc": area,
         "balanced_accuracy": recall.sum(axis=0) / (sizes > 0).sum(axis=0),
-        "accuracy": found.sum(axis=0),
-        "brier_score": means[1],
+        "accuracy": right.sum(axis=0),
+        "brier_score": squares,
     }
 
 
-def _of_numbers(rows: Rows, predicted: np.ndarray, weights: np.ndarray) -> Values:
-    # Around the mean, so that single precision holds the spread.
-    apart, error = rows.label - rows.label.mean(), predicted - rows.label
-    squared, size, square, mean = _means(
-        [rows.losses(predicted), np.abs(error), apart**2, apart], weights
-    )
-    around = square - mean**2
+def _of_numbers(common: np.ndarray, means: np.ndarray) -> Values:
+    squared, size = means
+    around = common[0] - common[1] ** 2
     with np.errstate(invalid="ignore", divide="ignore"):
         explained = np.where(around > 0, 1 - squared / around, np.nan)
     return {
@@ -173,11 +189,6 @@ def _of_numbers(rows: Rows, predicted: np.ndarray, weights: np.ndarray) -> Value
         "mean_absolute_error": size,
         "r2": explained,
     }
-
-
-def _means(values: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-    """Return the means of several values of rows, by every column of weights."""
-    return np.stack(values).astype(weights.dtype) @ weights / len(weights)
 
 
 def _auc(rows: Rows, predicted: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -192,3 +192,14 @@ def test_a_model_that_predicts_at_random_has_an_area_of_one_half(ran):
     found = model_quality(replace(task, tested=tested), result.model)
     low, high = found["models"][0]["metrics"]["auc"][1:]
     assert low < 0.5 < high
+
+
+@pytest.mark.slow
+def test_networks_that_shrink_images_are_judged_on_the_images(tmp_path):
+    draw, label = np.random.default_rng(0), np.arange(60) % 2
+    images = draw.integers(256, size=(60, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", features=images, label=label)
+    options = {"data": str(tmp_path / "images.npz")}
+    result = Experiment("architecture", clients=2, rounds=1, options=options).run()
+    kinds = [one["kind"] for one in result.quality["models"]]
+    assert kinds == ["shared", "base_rate"] and result.quality["rows"] == 12

@@ -20,20 +20,21 @@ def model_quality(task: Task, model: Model | None) -> dict[str, Any]:
     tested = task.tested
     if tested is None or model is None or model.advice or not len(tested.label):
         return {}
-    features, pixels = tested.features, model.pixels
-    scores = model.scores(features if pixels is None else pixels.apply(features))
-    classes, width = len(model.classes), int(np.prod(features.shape[1:]))
+    features = model.features(tested.features)
+    scores, flat = model.scores(features), features.reshape(len(features), -1)
+    classes = len(model.classes)
     names = task.names or [f"client {k}" for k in range(task.data.clients)]
     rows = [site_rows(task, client) for client in range(task.data.clients)]
     sites = [
-        Site(name, _label(model, label), partial(_plain, features, width))
-        for name, (features, label) in zip(names, rows, strict=True)
+        Site(name, _label(model, label), partial(_plain, parts, model, flat.shape[1]))
+        for name, (parts, label) in zip(names, rows, strict=True)
     ]
+    is_cheap = is_linear_cheap(flat.shape[1], classes) and "features" in task.data.lower
     asked = Judged(
         Rows(_label(model, tested.label), classes),
         softmax(scores) if classes else model.decided(scores),
         model.classes,
-        features.reshape(-1, width) if is_linear_cheap(width, classes) else None,
+        flat if is_cheap else None,
         tested.site,
         _validation(task, classes),
     )
@@ -44,12 +45,15 @@ def site_rows(task: Task, client: int) -> tuple[Any, np.ndarray]:
     """Return the features and labels that a client trains and validates with.
 
     Rows that do both are there once, and panels, which are no rows, not at all. The
-    features are parts, of which `_plain` makes an array.
+    features are parts, of which `_plain` makes an array; none where rows have others.
     """
     data = task.data
     sizes = int(data.lower_sizes[client]), int(data.upper_sizes[client])
     lower, upper = (
-        (level["features"][client][:size], np.asarray(level["label"][client])[:size])
+        (
+            level["features"][client][:size] if "features" in level else (),
+            np.asarray(level["label"][client])[:size],
+        )
         for level, size in zip((data.lower, data.upper), sizes, strict=True)
     )
     if upper[1].shape[1:] or _are_same(lower, upper):
@@ -61,10 +65,12 @@ def _are_same(one: tuple[Any, np.ndarray], other: tuple[Any, np.ndarray]) -> boo
     return np.array_equal(one[1], other[1]) and np.array_equal(one[0], other[0])
 
 
-def _plain(parts: tuple[Any, ...], width: int) -> np.ndarray:
-    """Return rows as prepared, without the constant that some tasks append."""
-    flat = [np.asarray(part, float).reshape(len(part), -1) for part in parts]
-    found = np.concatenate(flat)
+def _plain(parts: tuple[Any, ...], model: Model, width: int) -> np.ndarray:
+    """Return rows as layers of a model take them, without an appended constant."""
+    rows = np.concatenate([np.asarray(part) for part in parts])
+    if model.pixels is not None:
+        rows = model.pixels.apply(rows)
+    found = rows.reshape(len(rows), -1).astype(float)
     if found.shape[1] == width + 1:
         return found[:, :-1] * width**0.5
     return found

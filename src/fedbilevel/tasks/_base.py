@@ -74,7 +74,7 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Tested:
-    """Rows that no client has: prepared features, and labels as clients have them.
+    """Rows that no client has: raw features, and labels as clients have them.
 
     `site` has the number of each row's client, where a column says so.
     """

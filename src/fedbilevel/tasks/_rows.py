@@ -72,8 +72,8 @@ class Pool:
     `total` is the number of rows of which a share is for training. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
     of all rows. `pixels` says how bytes of images become numbers, where rows were such.
-    `split` is the seed of the order and of the partition. `tested` are the features of
-    the rows for testing without a constant; None where those rows validate, too.
+    `split` is the seed of the order and of the partition. `tested` are the rows
+    for testing as a model takes them; None where those rows validate, too.
     """
 
     held: Dataset
@@ -130,6 +130,7 @@ def load(
     if dataset.places is None:
         dataset = replace(dataset, places=np.arange(len(dataset.label)))
     whole = {name: values[order] for name, values in dataset.columns.items()}
+    raw = dataset
     if transform is None:
         dataset, found = _scaled(dataset)
         scaling = scaling or found
@@ -146,8 +147,9 @@ def load(
         test = dataset.test or take(dataset, order[:tested])
     held = replace(take(dataset, order[tested:]), test=None)
     about = (scaling, is_own, choices, whole, pixels, split)
-    is_apart = marks is None or dataset.test is not None
-    return Pool(held, test, len(order), *about, test.features if is_apart else None)
+    apart = raw.features[order[:tested]] if marks is None else None
+    apart = apart if raw.test is None else raw.test.features
+    return Pool(held, test, len(order), *about, apart)
 
 
 def _check(dataset: Dataset, rows: int, task: str) -> None:

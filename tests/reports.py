@@ -61,6 +61,39 @@ def made_up(
     return Result(**{**about, **changes})
 
 
+def made_up_quality(site: str = "North", metric: str = "log_loss") -> dict[str, Any]:
+    """Return how good a model is at a site that is worse off with it."""
+    names = ("log_loss", "auc", "balanced_accuracy", "brier_score")
+
+    def metrics(value: float) -> dict[str, Any]:
+        return {name: [value, value - 0.1, value + 0.1] for name in names}
+
+    models = [
+        {"kind": kind, "name": name, "note": "", "metrics": metrics(value)}
+        for kind, name, value in (
+            ("shared", "shared model", 0.5),
+            ("base_rate", "base rate", 0.7),
+            ("alone", f"{site} alone", 0.4),
+        )
+    ]
+    own = {"shared": metrics(0.6), "alone": metrics(0.3), "base_rate": metrics(0.7)}
+    bins = [
+        {"predicted": p, "observed": p / 2, "interval": [0.0, p], "rows": 40}
+        for p in (0.1, 0.4)
+    ]
+    one = {"name": site, "rows": 80, "held": 400, "note": "", "metrics": own}
+    return {
+        "sentence": f"Log loss 0.5 on 80 rows; {site} alone 0.4.",
+        "warnings": [f"worse off: {site}"],
+        "predicts": "class",
+        "rows": 80,
+        "metric": metric,
+        "models": models,
+        "sites": [one],
+        "calibration": {"class": site, "bins": bins},
+    }
+
+
 def save_run(folder: Path, result: Result, experiment: Experiment | None = None):
     result.save(folder)
     if experiment is not None:

@@ -28,11 +28,20 @@ from fedbilevel.experiments.searching import Tuning
 from fedbilevel.experiments.sites import shared_settings
 from fedbilevel.report.page import document
 from fedbilevel.report.page.grid import Grid
+from fedbilevel.result import Result
 from fedbilevel.runtime import checkpoint
 from fedbilevel.saved import find_saved, read_saved
-from tests.reports import HOSTILE, Read, made_up, save_comparison, save_run
+from tests.reports import (
+    HOSTILE,
+    Read,
+    made_up,
+    made_up_quality,
+    save_comparison,
+    save_run,
+)
 from tests.test_layers import ROOT, third_parties
 
+QUALITY = made_up_quality()
 LARGEST = 5_000_000  # bytes of a page
 
 
@@ -84,7 +93,10 @@ def hostile_run(folder: Path) -> Path:
     done = dict.fromkeys(("label", "source", "left_out"), HOSTILE)
     about = {"sites": sites, "remarks": [HOSTILE], "encoded": {HOSTILE: [HOSTILE]}}
     config = {"data": {**about, **done}, HOSTILE: HOSTILE}
-    one = made_up(HOSTILE, task="regularization", ended=HOSTILE, config=config)
+    quality = made_up_quality(HOSTILE)
+    one = made_up(
+        HOSTILE, task="regularization", ended=HOSTILE, config=config, quality=quality
+    )
     columns = {**one.columns, HOSTILE: one.columns["upper_loss"]}
     final = {**one.final, HOSTILE: HOSTILE, f"accuracy_site_{HOSTILE}": 0.5}
     final["operations"] = [HOSTILE]
@@ -109,6 +121,40 @@ def test_names_from_files_stay_text(tmp_path):
     assert page.text.count(HOSTILE) >= 8
     assert HOSTILE in page.data["curves"]["metrics"]
     assert any(HOSTILE[:50] in one for one in page.data["bars"][0]["labels"])
+
+
+def test_a_page_says_first_how_good_the_model_is(tmp_path):
+    quality = made_up_quality()
+    config = {"data": {"label": "ill"}, "clients": 3}
+    result = made_up(
+        "one", config=config, quality=quality, events=[*quality["warnings"], "more"]
+    )
+    page = Read(save_run(tmp_path, result))
+    assert page.text.lstrip().startswith("Predicting ill: a model of 3 sites")
+    assert page.text.index(quality["sentence"]) < page.text.index("ran 12 rounds")
+    assert page.text.count("Warning: worse off: North.") == 1
+    assert "Note: more." in page.text and "Note: worse off" not in page.text
+    assert "upper_loss, the loss on the validation rows," in page.text
+    headings = [text for text in page.texts if text.endswith("?")]
+    assert headings == [
+        "Is every site better off?",
+        "Can its probabilities be believed?",
+    ]
+    sites, models, chances = page.data["bars"][:3]
+    assert sites["series"] == {"shared model": [0.6], "site alone": [0.3]}
+    np.testing.assert_allclose(sites["intervals"]["site alone"], [[0.2, 0.4]])
+    assert models["labels"] == ["shared model", "base rate", "North alone"]
+    assert chances["points"] == quality["calibration"]["bins"]
+
+
+def test_a_result_keeps_how_good_its_model_is(tmp_path):
+    quality = made_up_quality()
+    made_up("one", quality=quality).save(tmp_path)
+    assert json.loads((tmp_path / "quality.json").read_text()) == quality
+    assert "quality" not in json.loads((tmp_path / "result.json").read_text())
+    loaded = Result.load(tmp_path)
+    assert loaded.quality == loaded.summary()["quality"] == quality
+    assert quality["sentence"] in repr(loaded)
 
 
 def test_a_page_asks_nobody_for_anything(tmp_path):
@@ -401,6 +447,10 @@ def break_columns(**columns: np.ndarray) -> Callable[[Path], object]:
     return lambda folder: write_arrays(folder / "columns.npz", columns)
 
 
+def break_quality(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "quality.json").write_text(text)
+
+
 def bomb(folder: Path) -> None:
     with zipfile.ZipFile(folder / "point.npz", "w", zipfile.ZIP_DEFLATED) as file:
         with file.open("x.npy", "w") as entry:
@@ -421,6 +471,10 @@ def bomb(folder: Path) -> None:
         (break_columns(round=np.ones(0), a=np.ones(0)), "no round was measured"),
         (lambda folder: (folder / "columns.npz").write_text("x"), "is damaged"),
         (lambda folder: (folder / "suspicious.csv").write_text("a\n1\n"), "suspicious"),
+        (break_quality("{"), "quality.json is damaged"),
+        (break_quality('{"sentence": "a"}'), "quality.json is damaged"),
+        (break_quality(json.dumps(made_up_quality(metric="b"))), "quality.json is dam"),
+        (break_quality(json.dumps({**QUALITY, "rows": "b"})), "quality.json is dam"),
         (bomb, "point.npz unpacks to more than"),
     ],
 )

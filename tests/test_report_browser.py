@@ -188,7 +188,7 @@ def test_hostile_names_are_shown_and_do_nothing(browser, tmp_path):
         )
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         title = browser.evaluate("document.querySelector('h1').textContent")
-        assert title.startswith("</script><script>")
+        assert title.startswith("Predicting </script><script>")
 
 
 def test_should_escaping_fail_the_policy_lets_no_other_program_run(browser, folder):

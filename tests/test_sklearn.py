@@ -12,6 +12,7 @@ import pytest
 from sklearn import base
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -280,3 +281,26 @@ def test_the_contract_of_scikit_learn_is_kept():
     # The others differ from this one by their task, and compile for minutes. Skipped is
     # what scikit-learn itself cannot check here, such as other arrays.
     check_estimator(FederatedRegularizer(random_state=0), on_skip=None)
+
+
+def test_an_estimator_says_how_good_it_is():
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(400, 3))
+    y = np.where(X[:, 0] + draw.normal(size=400) > 0, "yes", "no")
+    sites = draw.choice(["a", "b"], size=400)
+    training = X[:300], y[:300], sites[:300]
+    made = FederatedRegularizer(rounds=3, random_state=0).fit(*training)
+    found = made.quality(X[300:], y[300:], sites[300:], training=training)
+    shared = found["models"][0]["metrics"]
+    expected = log_loss(y[300:], made.predict_proba(X[300:]))
+    np.testing.assert_allclose(shared["log_loss"][0], expected)
+    kinds = [one["kind"] for one in found["models"]]
+    assert kinds == ["shared", "base_rate", "alone", "alone", "untuned"]
+    assert [one["name"] for one in found["sites"]] == ["a", "b"]
+    assert "on 100 rows that nobody trained on" in found["sentence"]
+    pooled = made.quality(X[300:], y[300:], training=training[:2])
+    assert [one["kind"] for one in pooled["models"]] == [
+        *("shared", "base_rate", "untuned")
+    ]
+    with pytest.raises(InvalidInputError, match="'maybe' is none of those"):
+        made.quality(X[:1], ["maybe"], training=training)

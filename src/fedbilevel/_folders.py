@@ -15,6 +15,7 @@ from fedbilevel.errors import CheckpointError, sentence_of
 
 # The last of these is there once the run is finished.
 COLUMNS, POINT, RESULT = "columns.npz", "point.npz", "result.json"
+QUALITY = "quality.json"  # where rows were kept apart that say how good a model is
 LAST = "last_point.npz"  # where the point of the result is a better one
 MODEL, WEIGHTS = "model.json", "model.safetensors"
 CHECKPOINT = "checkpoint.npz"  # as soon as a round is kept

@@ -16,7 +16,15 @@ from jaxtyping import PyTree
 
 from fedbilevel import _tree
 from fedbilevel._files import read_arrays, write_arrays, write_atomically
-from fedbilevel._folders import COLUMNS, LAST, MODEL, POINT, RESULT, how_to_continue
+from fedbilevel._folders import (
+    COLUMNS,
+    LAST,
+    MODEL,
+    POINT,
+    QUALITY,
+    RESULT,
+    how_to_continue,
+)
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.models import Model, can_be_kept
 
@@ -33,7 +41,8 @@ class Result:
     more rounds; `events` the automatic interventions. The point is that of the last
     round, or, where a better one was measured, the best, and `last` has the last one.
     `levels` are x and y in the structure of the start, where it is known; `model` is
-    what predicts, where the task says how.
+    what predicts, where the task says how. `quality` says how good it is on rows that
+    nobody trained on, against what else there would be, where there are such rows.
     """
 
     task: str
@@ -48,6 +57,7 @@ class Result:
     ended: str = ""
     events: list[str] = field(default_factory=list)
     last: dict[str, np.ndarray] = field(default_factory=dict)
+    quality: dict[str, Any] = field(default_factory=dict)
     levels: tuple[Any, Any] | None = field(default=None, compare=False)
     model: Model | None = field(default=None, compare=False)
 
@@ -74,9 +84,10 @@ class Result:
     def __repr__(self) -> str:
         """Describe the run in a few lines; `final`, `counts` and `config` hold more."""
         found = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
+        good = f"  {self.quality['sentence']}\n" if self.quality else ""
         notes = "".join(f"\n  Note: {event}" for event in self.events)
         about = f"Result of {self.algorithm} on {self.task}, {self._end()}"
-        return f"{about}:\n  {found}{notes}"
+        return f"{about}:\n{good}  {found}{notes}"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -143,13 +154,15 @@ class Result:
         """Return the run as one JSON object."""
         names = ("task", "algorithm", "config", "final", "counts", "seconds", "ended")
         names += ("events",)
+        names += ("quality",) if self.quality else ()
         return {name: to_plain(getattr(self, name)) for name in names}
 
     def save(self, folder: Path | str) -> Path:
         """Write the result into a folder, each file atomically."""
         place = Path(folder)
         about = {**self.summary(), "versions": self.versions}
-        text = json.dumps(about, indent=2, allow_nan=False) + "\n"
+        if self.quality:
+            write_atomically(place / QUALITY, _as_json(about.pop("quality")))
         write_arrays(place / COLUMNS, self.columns)
         write_arrays(place / POINT, self.point)
         if self.last:
@@ -162,7 +175,7 @@ class Result:
                 "fedbilevel[cli].",
                 stacklevel=2,
             )
-        write_atomically(place / RESULT, lambda file: file.write(text.encode()))
+        write_atomically(place / RESULT, _as_json(about))
         return place
 
     @staticmethod
@@ -192,6 +205,8 @@ class Result:
         last = read_arrays(place / LAST) if (place / LAST).exists() else {}
         held: dict[str, Any] = {"columns": columns, "point": point, "last": last}
         held |= {"levels": levels, "model": model}
+        if (place / QUALITY).exists():
+            held["quality"] = json.loads((place / QUALITY).read_text())
         return Result(**about, **held)
 
     def _metrics(self) -> list[tuple[str, Any]]:
@@ -252,6 +267,10 @@ def shaped(
             "the start that the run was begun with."
         )
     return jax.tree.unflatten(structure, leaves)
+
+
+def _as_json(about: Any) -> str:
+    return json.dumps(about, indent=2, allow_nan=False) + "\n"
 
 
 def _short(value: Any) -> str:

@@ -22,6 +22,7 @@ from fedbilevel._folders import (
     EXPERIMENT,
     MODEL,
     POINT,
+    QUALITY,
     RESULT,
 )
 from fedbilevel.errors import CheckpointError
@@ -204,6 +205,7 @@ def _headline(result: Result) -> str:
 def _result(folder: Path) -> Result:
     with _reading(folder / RESULT):
         _small(folder / RESULT)
+        _json(folder / QUALITY)  # or the name of the file that is damaged
         for name in (COLUMNS, POINT):
             _unpacks_small(folder / name)
         result = Result.load(folder, with_model=False)
@@ -211,8 +213,35 @@ def _result(folder: Path) -> Result:
         if not all(isinstance(one, dict) for one in kinds):
             raise TypeError("settings, costs or seconds are no objects")
         float(result.seconds["run"])
+    if result.quality:
+        with _reading(folder / QUALITY):
+            _check_quality(result.quality)
     _check_columns(result.columns, folder / COLUMNS)
     return result
+
+
+def _check_quality(quality: Any) -> None:
+    """Raise unless it holds what pages show of it, each of the right kind."""
+    texts = [quality["sentence"], quality["metric"], *quality["warnings"]]
+    counts, found = [quality["rows"]], []
+    for one in quality["models"]:
+        texts += [one["name"], one["kind"]]
+        found.append(one["metrics"])
+    for one in quality["sites"]:
+        texts += [one["name"], one["note"]]
+        counts += [one["rows"], one["held"]]
+        found += one["metrics"].values()
+    triples = [three for one in found for three in one.values() if three is not None]
+    if not all(set(one) == set(found[0]) and quality["metric"] in one for one in found):
+        raise KeyError("not every model has the same metrics")
+    for one in (quality["calibration"] or {"bins": ()})["bins"]:
+        triples.append([one["predicted"], one["observed"], one["rows"]])
+        triples.append([*one["interval"], 0])
+    right = all(isinstance(text, str) for text in texts)
+    right = right and all(isinstance(count, int) for count in counts)
+    if not right or any(len(three) != 3 for three in triples):
+        raise TypeError("its metrics are no numbers with intervals")
+    np.asarray(triples, float)
 
 
 def _check_columns(columns: Mapping[str, np.ndarray], path: Path) -> None:

@@ -33,9 +33,13 @@ def show_result(result: "Result", folder: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(result.summary())
         return
-    from fedbilevel.report import cost_table, result_table
+    from fedbilevel.report import cost_table, quality_tables, result_table
 
     console, named = Console(), {result.algorithm: result}
+    if result.quality:
+        console.print(result.quality["sentence"], markup=False, highlight=False)
+        for table in quality_tables(result.quality):
+            console.print(table)
     console.print(result_table(named))
     console.print(cost_table(named))
     for event in result.events:

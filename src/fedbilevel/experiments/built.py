@@ -16,6 +16,7 @@ from fedbilevel import tasks
 from fedbilevel._files import write_arrays, write_atomically
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import AtClientError
+from fedbilevel.experiments.model_quality import model_quality
 from fedbilevel.models import Model
 from fedbilevel.result import Result, to_plain
 from fedbilevel.runtime import Job, Watch
@@ -76,6 +77,12 @@ class Built(NamedTuple):
         named = dataclasses.replace(result, algorithm=self.entry.name, final=final)
         model = model_of(self.task, named, self.config["task"])
         return dataclasses.replace(named, model=model)
+
+    def judged(self, result: Result) -> Result:
+        """Return a result that says how good its model is, where rows can tell."""
+        found = model_quality(self.task, result.model)
+        events = [*result.events, *found.get("warnings", ())]
+        return dataclasses.replace(result, quality=found, events=events)
 
 
 def leave_files(task: tasks.Task, result: Result, folder: Path) -> None:

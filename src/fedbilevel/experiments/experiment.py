@@ -161,7 +161,7 @@ class Experiment(Settings):
                 task=self.label,
                 config={**made.config, "seed": self.seed},
             )
-        result = made.named(result)
+        result = made.judged(made.named(result))
         if folder is not None:
             mesh.on_first(lambda: made.save(result, folder))
         return result

@@ -10,6 +10,7 @@ from fedbilevel.report.tables import cost_table as cost_table
 from fedbilevel.report.tables import holdings_notes as holdings_notes
 from fedbilevel.report.tables import holdings_table as holdings_table
 from fedbilevel.report.tables import label_counts_table as label_counts_table
+from fedbilevel.report.tables import quality_tables as quality_tables
 from fedbilevel.report.tables import ranking_table as ranking_table
 from fedbilevel.report.tables import result_table as result_table
 from fedbilevel.report.tables import trials_table as trials_table

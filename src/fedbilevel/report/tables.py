@@ -8,11 +8,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from fedbilevel.evaluation.words import figure, title, with_interval
 from fedbilevel.report.comparison import Standing
 from fedbilevel.result import Result
 
 _MOST_TRIALS = 9  # of an algorithm in a table; a file has all of them
 _MOST_SITES = 20
+_KINDS = ("shared", "alone")  # of models that predict the rows of a site
 _MOST_CLASSES, _MOST_COLUMNS = 8, 12  # named as columns, by sites and by clients
 
 
@@ -38,6 +40,44 @@ def result_table(results: Mapping[str, Result]) -> Table:
     names = dict.fromkeys(name for one in every for name in one.final)
     rows = ((name, *(show(one.final.get(name)) for one in every)) for name in names)
     return table_of("Result", ("metric", *results), rows)
+
+
+def quality_tables(quality: Mapping[str, Any]) -> list[Table]:
+    """Return how good models are on tested rows, and on those of every site."""
+    main, models = quality["metric"], quality["models"]
+    names = [n for n in models[0]["metrics"] if n not in (main, "accuracy")]
+    rows = [
+        (
+            escape(one["name"]),
+            measured(one["metrics"][main]),
+            *(measured(one["metrics"][name], bare=True) for name in names),
+        )
+        for one in models[:_MOST_SITES]
+    ]
+    titles = [title(name) for name in (main, *names)]
+    made = [table_of("Tested rows of all sites", ("model", *titles), rows)]
+    for column in made[0].columns[:2]:
+        column.no_wrap = True
+    if quality["sites"]:
+        held = [
+            (
+                escape(one["name"]),
+                show(one["rows"]),
+                *(measured(one["metrics"].get(kind, {}).get(main)) for kind in _KINDS),
+            )
+            for one in quality["sites"][:_MOST_SITES]
+        ]
+        about = f"On the tested rows of every site: {title(main)}"
+        headings = ("site", "rows", "shared model", "site alone")
+        made.append(table_of(about, headings, held))
+    return made
+
+
+def measured(metric: Sequence[float] | None, *, bare: bool = False) -> str:
+    """Return a metric with its interval, or alone; a dash where it is undefined."""
+    if metric is None:
+        return show(None)
+    return figure(metric[0]) if bare else with_interval(metric)
 
 
 def cost_table(results: Mapping[str, Result]) -> Table:

@@ -18,6 +18,7 @@ from fedbilevel.experiments import Experiment
 from fedbilevel.models import Model
 from fedbilevel.result import Result
 from fedbilevel.sklearn import _rows
+from fedbilevel.sklearn._quality import quality_of
 from fedbilevel.studies.single import run_job
 from fedbilevel.tasks import Task
 
@@ -185,6 +186,24 @@ class Federated(BaseEstimator, abc.ABC):
         seed = int(draw.integers(LARGEST_SEED))
         _, self.result_ = self._run(table, self._judges(table, draw), seed)
         return self
+
+    def quality(
+        self, X: Any, y: Any, sites: Any = None, *, training: tuple[Any, ...]
+    ) -> dict[str, Any]:
+        """Return how good the model is on rows that it was not fitted to.
+
+        `training` is what `fit` was given, (X, y) or (X, y, sites): baselines are made
+        of it, which an estimator does not keep. With `sites` of the rows every site is
+        judged by its own, too. The answer is plain data, as `result.quality` of a run:
+        metrics with 95 % intervals, a `sentence`, and `warnings`.
+        """
+        rows, known, *where = training
+        one: Any = self  # a classifier or a regressor
+        classes = getattr(self, "classes_", None)
+        predicted = one.predict(X) if classes is None else one.predict_proba(X)
+        tested = self._checked(X), y, sites
+        held = self._checked(rows), known, where[0] if where else None
+        return quality_of(predicted, classes, tested, held, self.validation)
 
     def _models(self) -> list[Model]:
         """Return the models that predict together."""

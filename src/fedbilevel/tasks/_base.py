@@ -74,6 +74,18 @@ class Origin:
     by_rows: bool = True
 
 
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """Rows that no client has: raw features, and labels as clients have them.
+
+    `site` has the number of each row's client, where a column says so.
+    """
+
+    features: np.ndarray
+    label: np.ndarray
+    site: np.ndarray | None
+
+
 class Listed(NamedTuple):
     """A table to be kept with a result: the names of its columns, and its rows.
 
@@ -111,8 +123,9 @@ class Task(eqx.Module):
     else. `classes` names those of `label` in the rows, if there are any. `preparation`
     says how raw columns became the features of rows, where those are numbers in
     columns. `names` are those of the clients, where they have any; `origin` says where
-    their rows are from. `listing`, a function of (task, point), makes of the same point
-    as `conclusion`, tables to be kept with a result, by the names of their files;
+    their rows are from, and `tested` are rows that no client has. `listing`, a function
+    of (task, point), makes of the same point as `conclusion`, tables to be kept with a
+    result, by the names of their files;
     `files`, a function of the same, makes the contents of other files, by their paths
     in the folder. `predictor` makes a model of a finished run that predicts. A lower
     headline is better. `tuned_by` names a metric that tuning may look at, one that
@@ -140,6 +153,7 @@ class Task(eqx.Module):
     preparation: Preparation | None = _static(None)
     names: tuple[str, ...] = _static(())
     origin: Origin | None = _static(None)
+    tested: Tested | None = _static(None)
     listing: Callable[["Task", Point], dict[str, Listed]] | None = _static(None)
     files: Callable[["Task", Point], dict[str, bytes]] | None = _static(None)
     predictor: Predictor | None = _static(None)

@@ -13,7 +13,7 @@ from fedbilevel.datasets.partition import Parts
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Pixels, Predictor
 from fedbilevel.problem import stored
-from fedbilevel.tasks._base import Origin
+from fedbilevel.tasks._base import Origin, Tested
 from fedbilevel.tasks._labeled import MNIST_SCALING, Scaling, pixel_scaling
 
 # The options that tasks on labeled rows share, each with its meaning.
@@ -72,7 +72,8 @@ class Pool:
     `total` is the number of rows of which a share is for training. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
     of all rows. `pixels` says how bytes of images become numbers, where rows were such.
-    `split` is the seed of the order and of the partition.
+    `split` is the seed of the order and of the partition. `tested` are the rows
+    for testing as a model takes them; None where those rows validate, too.
     """
 
     held: Dataset
@@ -84,6 +85,7 @@ class Pool:
     whole: Mapping[str, np.ndarray]
     pixels: Pixels | None
     split: int
+    tested: np.ndarray | None = None
 
     @property
     def classes(self) -> int:
@@ -128,6 +130,7 @@ def load(
     if dataset.places is None:
         dataset = replace(dataset, places=np.arange(len(dataset.label)))
     whole = {name: values[order] for name, values in dataset.columns.items()}
+    raw = dataset
     if transform is None:
         dataset, found = _scaled(dataset)
         scaling = scaling or found
@@ -144,7 +147,9 @@ def load(
         test = dataset.test or take(dataset, order[:tested])
     held = replace(take(dataset, order[tested:]), test=None)
     about = (scaling, is_own, choices, whole, pixels, split)
-    return Pool(held, test, len(order), *about)
+    apart = raw.features[order[:tested]] if marks is None else None
+    apart = apart if raw.test is None else raw.test.features
+    return Pool(held, test, len(order), *about, apart)
 
 
 def _check(dataset: Dataset, rows: int, task: str) -> None:
@@ -248,8 +253,20 @@ class Partition:
             "preparation": held.preparation,
             "predictor": Predictor(layers, pixels) if scaled else None,
             "names": self.names,
+            "tested": self._tested(),
             "origin": Origin(known["source"], held.unit, places, known, self.files),
         }
+
+    def _tested(self) -> Tested | None:
+        """Return the rows that no client has, and whose they would be."""
+        if self.pool.tested is None:
+            return None
+        found = self.pool.test.columns.get(self.column)
+        site = None
+        if found is not None:
+            numbers = {name: number for number, name in enumerate(self.names)}
+            site = np.asarray([numbers.get(str(one), -1) for one in found])
+        return Tested(self.pool.tested, self.pool.test.label, site)
 
     def _summary(self) -> dict[str, Any]:
         """Say in plain data what the clients hold, and what was done to it."""

@@ -21,10 +21,12 @@ from fedbilevel.report.page import words
 from fedbilevel.report.page.figures import curves_of
 from fedbilevel.report.page.holdings import who_holds_what
 from fedbilevel.report.page.pictures import pictures_of
+from fedbilevel.report.page.quality import quality_pictures
 from fedbilevel.report.page.sections import (
     configuration,
     cost_grid,
     final_grid,
+    meanings_grid,
     ranking_grid,
 )
 from fedbilevel.report.page.words import amount, standings_of, title_of
@@ -55,11 +57,12 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
         ordered = {one.algorithm: saved.results[one.algorithm] for one in standings}
         saved = replace(saved, results=ordered)
     grid = ranking_grid(saved, standings, target) if standings else final_grid(saved)
-    pictures = [*pictures_of(saved, next(iter(saved.results))), who_holds_what(saved)]
+    found = [*quality_pictures(saved), *pictures_of(saved, next(iter(saved.results)))]
+    holdings = who_holds_what(saved)
     curves = curves_of(saved, target)
     data = {
         "curves": curves,
-        "bars": [one.bars for one in pictures if one.bars],
+        "bars": [one.bars for one in (*found, holdings) if one.bars],
         "table": {
             "tabs": grid.as_csv("\t"),
             "csv": grid.as_csv(),
@@ -82,7 +85,9 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
         grid=grid,
         # The first table of a comparison has one metric only.
         finals=final_grid(saved) if saved.compared else None,
-        pictures=pictures,
+        found=found,
+        holdings=holdings,
+        meanings=meanings_grid(saved),
         costs=cost_grid(saved),
         command=command,
         configuration=configuration(saved),
@@ -139,7 +144,7 @@ def _templates() -> Any:
     )
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.globals["asset"] = _asset
-    shown = (words.amount, words.listed, words.mean_and_spread)
+    shown = (words.amount, words.listed, words.mean_and_spread, words.meaning)
     made.filters.update({one.__name__: one for one in shown})
     return made
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbilevel.report.comparison import Standing
 from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.words import amount, mean_and_spread
+from fedbilevel.report.page.words import MEANINGS, amount, mean_and_spread
 from fedbilevel.report.tables import cost_rows
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
@@ -47,6 +47,13 @@ def final_grid(saved: Saved) -> Grid:
         if name != "operations"
     ]
     return Grid("After the last round", ("metric", *saved.results), rows)
+
+
+def meanings_grid(saved: Saved) -> Grid | None:
+    """Return what the names of metrics mean, as far as they are known."""
+    names = dict.fromkeys(n for one in saved.every for n in one.columns)
+    rows = [(name, MEANINGS[name]) for name in names if name in MEANINGS]
+    return Grid("Metrics", ("metric", "meaning"), rows) if rows else None
 
 
 def _final(many: Sequence[Result], name: str) -> str:

@@ -10,11 +10,35 @@ from fedbilevel.report.tables import show
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
+MEANINGS = {
+    "upper_loss": "loss on the validation rows, which tuning lowers",
+    "lower_gradient_norm": "slope of the training loss: 0 where training is finished",
+    "test_loss": "mean loss on rows that nobody trained on",
+    "test_accuracy": "share of the tested rows whose class was found",
+    "test_error": "share of the tested rows whose class was not found",
+    "test_root_mean_squared_error": "typical error on tested rows",
+    "test_explained_variance": "R2 on tested rows: 1 is perfect, 0 is the mean",
+    "exchanges": "how often the sites sent something",
+    "bytes": "sent by all sites and to them",
+    "samples": "rows that were read, repetitions included",
+}
+
+
+def meaning(name: str) -> str:
+    """Return what a metric is, to follow its name in a sentence."""
+    return f", the {MEANINGS[name]}," if name in MEANINGS else ","
+
 
 def title_of(saved: Saved) -> str:
     """Return what the page is about, in a line."""
-    task = saved.every[0].task
+    task, config = saved.every[0].task, saved.every[0].config
     if not saved.compared:
+        about = config.get("data")
+        label = about.get("label") if isinstance(about, dict) else None
+        if isinstance(label, str) and saved.every[0].quality:
+            sites = config.get("clients")
+            whose = f": a model of {sites} sites" if isinstance(sites, int) else ""
+            return f"Predicting {label}{whose}"
         return f"{next(iter(saved.results))} on {task}"
     count = len(saved.results)
     return f"{count} algorithm{'s' * (count > 1)} compared on {task}"

@@ -170,7 +170,38 @@ function notes(left, goal, axis) {
   return sentences.join(" ");
 }
 
+const interval = (values, ends) => ({
+  type: "data", symmetric: false, color: style("--ink"), thickness: 1.2, width: 4,
+  array: values.map((v, k) => ends[k][1] - v),
+  arrayminus: values.map((v, k) => v - ends[k][0]),
+});
+
+function drawPoints(one) {
+  const [x, y, ends, rows] = ["predicted", "observed", "interval", "rows"]
+    .map((name) => one.points.map((point) => point[name]));
+  const far = Math.min(1, 1.05 * Math.max(...x, ...ends.map((pair) => pair[1])));
+  const element = document.getElementById(one.id);
+  element.style.height = "22rem";
+  const scale = { tickformat: ",.0%", range: [0, far] };
+  Plotly.react(element, [{
+    x: [0, 1], y: [0, 1], mode: "lines", hoverinfo: "skip",
+    line: { color: style("--soft"), width: 1, dash: "dot" },
+  }, {
+    x, y, mode: "markers+lines", error_y: interval(y, ends), customdata: rows,
+    line: { color: colors[0] }, marker: { color: colors[0], size: 8 },
+    hovertemplate: "%{y:.1%} of %{customdata} rows; predicted %{x:.1%}<extra></extra>",
+  }], layoutOf({
+    xaxis: axisOf(`predicted ${one.axis}`, "linear", x, scale),
+    yaxis: axisOf("share of rows where it was the case", "linear", y, scale),
+    showlegend: false,
+  }), CONFIG);
+}
+
 function drawBars(one) {
+  if (one.points) {
+    drawPoints(one);
+    return;
+  }
   const names = Object.keys(one.series);
   const cut = narrow() ? 16 : 32;
   const short = (text) => plain(
@@ -179,6 +210,7 @@ function drawBars(one) {
   const made = names.map((name, number) => ({
     type: "bar", orientation: "h", y: places, x: one.series[name], name: short(name),
     marker: { color: colors[number % colors.length] }, customdata: one.labels.map(plain),
+    error_x: one.intervals && interval(one.series[name], one.intervals[name]),
     hovertemplate: "%{customdata}: %{x}<extra>%{fullData.name}</extra>",
     showlegend: names.length > 1,
   }));

@@ -1,0 +1,10 @@
+"""How good a shared model is, on rows that nobody trained on, against what else is.
+
+It needs NumPy alone.
+"""
+
+from fedbilevel.evaluation.assessment import Judged as Judged
+from fedbilevel.evaluation.assessment import quality as quality
+from fedbilevel.evaluation.baselines import Site as Site
+from fedbilevel.evaluation.baselines import is_linear_cheap as is_linear_cheap
+from fedbilevel.evaluation.metrics import Rows as Rows

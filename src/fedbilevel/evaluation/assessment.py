@@ -1,0 +1,151 @@
+"""How good a shared model is: in numbers, in a sentence, and where it is not."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.evaluation.baselines import Baseline, Site, baselines
+from fedbilevel.evaluation.metrics import Judgment, Rows, calibration
+from fedbilevel.evaluation.words import sentence, with_interval
+
+_FEW_VALIDATE, _FEW_OF_CLASS = 50, 30
+_MOST_NAMED = 5  # sites in a warning
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is judged: predictions for rows that nobody trained on.
+
+    `features` of the rows are for linear baselines, None to leave those out. `site` has
+    the number of the site of each row, where it is known. `validation` has how many
+    rows of each class validate, or how many in all.
+    """
+
+    rows: Rows
+    predicted: np.ndarray
+    classes: Sequence[str]
+    features: np.ndarray | None
+    site: np.ndarray | None
+    validation: Sequence[int]
+
+
+def quality(asked: Judged, sites: Sequence[Site]) -> dict[str, Any]:
+    """Return metrics with 95 % intervals against the baselines, as plain data."""
+    rows = asked.rows
+    others = baselines(sites, rows, asked.features)
+    shared = Baseline("shared", "shared model", asked.predicted)
+    every = [shared, *others]
+    found = Judgment(rows, [one.predicted for one in every])
+    models = [
+        {
+            "kind": one.kind,
+            "name": one.name,
+            "note": one.note,
+            "metrics": found.metrics(place),
+            "difference": found.difference(0, place),
+        }
+        for place, one in enumerate(every)
+    ]
+    about = {
+        "predicts": "class" if rows.classes else "number",
+        "rows": len(rows),
+        "metric": rows.headline,
+        "models": models,
+        "sites": list(_by_site(asked, sites, others)),
+        "calibration": _calibration(asked),
+    }
+    return {
+        "sentence": sentence(about),
+        "warnings": list(_warnings(asked, about)),
+        **about,
+    }
+
+
+def _by_site(
+    asked: Judged, sites: Sequence[Site], others: Sequence[Baseline]
+) -> Iterator[dict[str, Any]]:
+    """Return every site's own tested rows, predicted by the shared model and alone."""
+    if asked.site is None:
+        return
+    alone = {one.site: one for one in others if one.site is not None}
+    for number, site in enumerate(sites):
+        places = np.flatnonzero(asked.site == number)
+        if not len(places):
+            continue
+        rows, ours = asked.rows.some(places), asked.predicted[places]
+        own = alone.get(number)
+        named = {"shared": ours, "base_rate": others[0].predicted[places]}
+        if own is not None:
+            named["alone"] = own.predicted[places]
+        found = Judgment(rows, list(named.values()))
+        yield {
+            "name": site.name,
+            "rows": len(places),
+            "held": site.rows,
+            "note": "" if own is None else own.note,
+            "metrics": {kind: found.metrics(k) for k, kind in enumerate(named)},
+            "difference": None if own is None else found.difference(0, 2),
+        }
+
+
+def _calibration(asked: Judged) -> dict[str, Any] | None:
+    """Return the curve of the rarer of two classes, or of all classes together."""
+    rows = asked.rows
+    if not rows.classes:
+        return None
+    shown = None
+    if rows.classes == 2:
+        shown = int(np.argmin(np.bincount(rows.label, minlength=2)))
+    name = None if shown is None else asked.classes[shown]
+    return {"class": name, "bins": calibration(rows, asked.predicted, shown)}
+
+
+def _warnings(asked: Judged, about: dict[str, Any]) -> Iterator[str]:
+    shared, base, *others = about["models"]
+    yield from _one_class(asked, shared["metrics"])
+    if base["difference"][0] > 0:
+        yield "the model is worse than the base rate: do not use it"
+    largest = next((one for one in others if one["kind"] == "alone"), None)
+    if largest is not None and largest["difference"][1] > 0:
+        yield (
+            f"the model is worse than that of {largest['name']}, the largest site, by "
+            "more than chance explains"
+        )
+    worse = [
+        s["name"] for s in about["sites"] if s["difference"] and s["difference"][1] > 0
+    ]
+    if worse:
+        more = f" and {len(worse) - _MOST_NAMED} more" if worse[_MOST_NAMED:] else ""
+        named = ", ".join(worse[:_MOST_NAMED])
+        yield f"worse off with the shared model than alone: {named}{more}"
+    yield from _few_rows(asked)
+
+
+def _one_class(asked: Judged, metrics: dict[str, Any]) -> Iterator[str]:
+    if not asked.rows.classes:
+        return
+    guess = np.argmax(asked.predicted, axis=1)
+    if np.ptp(guess) or not np.ptp(asked.rows.label):
+        return
+    area = metrics["auc"]
+    ranks = (
+        f"its probabilities still rank rows, with an AUC of {with_interval(area)}: use "
+        "a lower threshold than one half"
+        if area is not None and area[1] > 0.5
+        else "its probabilities do not rank rows better than chance"
+    )
+    yield f"the model predicts '{asked.classes[guess[0]]}' for every row; {ranks}"
+
+
+def _few_rows(asked: Judged) -> Iterator[str]:
+    total = sum(asked.validation)
+    if total < _FEW_VALIDATE:
+        yield f"few rows validate, {total} in all: what was tuned is uncertain"
+    elif len(asked.validation) > 1 and min(asked.validation) < _FEW_OF_CLASS:
+        rarest = int(np.argmin(asked.validation))
+        yield (
+            f"few rows of the class '{asked.classes[rarest]}' validate, "
+            f"{asked.validation[rarest]} in all: what was tuned is uncertain"
+        )

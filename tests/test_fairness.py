@@ -34,7 +34,7 @@ def test_the_losses_are_those_of_the_formula():
     oracle = Oracle(task.problem, task.data, 1, None, None)
     panel = {name: np.asarray(rows)[1, 0] for name, rows in task.data.upper.items()}
     people = 250 * 3 // 5 // 3  # of a group in each of three panels: a fifth of them
-    assert panel["size"] == people
+    assert np.all(panel["size"] == people)
     panel = {name: panel[name][:, :people] for name in ("features", "label")}
     zero, one = losses(y, panel["features"], panel["label"]).mean(axis=1)
     f = (zero + one) / 2 + 4 * (zero - one) ** 2
@@ -72,7 +72,7 @@ def test_the_minority_is_spread_as_told(data):
         + [
             np.asarray(features).reshape(-1, features.shape[-1])
             for features in (
-                apart.data.upper["features"][..., : apart.data.upper["size"][0, 0], :],
+                apart.data.upper["features"][..., : apart.data.upper["size"][0, 0, 0], :],
                 rows_for_testing(apart)[0],
             )
         ]

@@ -194,10 +194,16 @@ def _warn(found: _refit.Refitted) -> None:
             "kept.",
             stacklevel=4,
         )
-    if found.classes == 1:
+    _warn_of_one(found.classes)
+
+
+def _warn_of_one(classes: int) -> None:
+    """Warn where so many classes are predicted for all rows."""
+    if classes == 1:
         warnings.warn(
             "one class is predicted for every row: the others are too rare, or too "
-            "much like it. Read `predict_proba`, or use FederatedReweighter.",
+            "much like it. Groups or labels then look alike to the model, which says "
+            "nothing of fairness or of errors. Read `predict_proba`.",
             stacklevel=4,
         )
 
@@ -235,4 +241,5 @@ class FederatedReweighter(FederatedClassifying):
         seed, marks = int(draw.integers(LARGEST_SEED)), self._judges(table, draw)
         _, self.result_ = self._run(table, marks, seed, "fairness", group="group")
         self.group_weights_ = 2 * np.asarray(jax.nn.softmax(self.result_.x))
+        _warn_of_one(len(np.unique(self.predict(table.X))))
         return self

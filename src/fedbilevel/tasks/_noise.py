@@ -16,11 +16,7 @@ as those of a strongly penalized model are: they would look like noise.
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
-
-from fedbilevel.tasks._labeled import cross_entropies
 
 # Before a row is seen: every tenth label is wrong, whatever its class. The rate of a
 # site is worth so many rows, those of a class so many.
@@ -29,7 +25,6 @@ _LARGEST_RATE = 0.5  # most labels are right
 _ITERATIONS = 50
 _POWERS = (0.2, 10.0)
 _LEAST = 1e-6
-JUDGED_RATE = 0.2  # of wrong labels, which judges expect
 
 
 class LabelNoise(NamedTuple):
@@ -129,19 +124,3 @@ def _next_power(
     slope = np.sum(share * logs) - np.sum(mean) - _ROWS_OF_SITE / 2 * (power - 1)
     bend = np.sum(p * logs**2) - np.sum(mean**2) + _ROWS_OF_SITE / 2
     return float(np.clip(power + slope / bend, *_POWERS))
-
-
-def noisy_cross_entropies(scores: Array, label: Array) -> Array:
-    """Return the loss of each row, for judges whose labels are wrong at times.
-
-    It is -log of the probability of the given label, if a share of all labels was
-    replaced at random: p_l is the lowest for true probabilities, so that a rare class
-    keeps its own, and no wrong label counts more than -log(share / (classes - 1)).
-    1 - p_l resists wrong labels as well, but its lowest is a model that is sure of the
-    likeliest class: every row of a rare class that overlaps with another is then in the
-    way, loses its weight, and with it the class its rows. Cross entropy, which has no
-    bound, prefers a model that repeats the wrong labels.
-    """
-    p = jnp.exp(-cross_entropies(scores, label))
-    other = JUDGED_RATE / (scores.shape[1] - 1)
-    return -jnp.log((1 - JUDGED_RATE) * p + other * (1 - p))

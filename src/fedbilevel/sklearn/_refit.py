@@ -16,6 +16,8 @@ _INVERSE_STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 # After one time the rates fit the cleaned model; a second time changes little.
 _TIMES = 2
 _ABSENT = -30.0  # the score of a class without a row
+_LEAST = 1e-12
+_GAIN = 0.01
 
 
 class Rows(NamedTuple):
@@ -35,23 +37,23 @@ class Rows(NamedTuple):
         right[doubted] = found.right
         return found._replace(right=right)
 
-    def cost(self, p: np.ndarray) -> float:
+    def losses(self, p: np.ndarray) -> np.ndarray:
         """Judge probabilities by trusted labels, or by all that may be wrong."""
         if not self.trusted.any():
-            return label_noise(p, self.label, self.site, corrected=False).cost
+            return label_noise(p, self.label, self.site, corrected=False).losses
         where = np.flatnonzero(self.trusted)
-        return float(-np.mean(np.log(np.maximum(p[where, self.label[where]], 1e-12))))
+        return -np.log(np.maximum(p[where, self.label[where]], _LEAST))
 
 
 class Judged(NamedTuple):
     """What the rows outside of each fold say of the rows in it, at the best strength.
 
-    `cost` is that of the given labels, as far as neither the model nor wrong labels
+    `losses` are those of the given labels, as far as neither the model nor wrong labels
     explain them. `layer` is fitted to all rows.
     """
 
     p: np.ndarray
-    cost: float
+    losses: np.ndarray
     layer: Dense
 
     @property
@@ -73,15 +75,19 @@ class Refitted(NamedTuple):
 def refitted(rows: Rows, p: np.ndarray) -> Refitted:
     """Fit again to weighted rows, from probabilities of a run for rows in doubt."""
     plain = _judged(rows, np.ones(len(rows.label)))
-    if not rows.trusted.any() and rows.cost(p) > plain.cost:
+    if not rows.trusted.any() and rows.losses(p).mean() > plain.losses.mean():
         p = plain.p  # the run gave a class up, or has not come far
     cleaned = plain
     for _ in range(_TIMES):
         cleaned = _judged(rows, rows.noise(p).right)
         p = cleaned.p
-    is_better = cleaned.cost < plain.cost and cleaned.classes >= plain.classes
+    gained = plain.losses - cleaned.losses
+    # By more than a standard error, and than weights gain that saw the same labels.
+    least = max(gained.std() / len(gained) ** 0.5, _GAIN * plain.losses.mean())
+    is_better = bool(gained.mean() > least) and cleaned.classes >= plain.classes
     kept = cleaned if is_better else plain
-    costs = {"cleaned": cleaned.cost, "uncleaned": plain.cost}
+    both = {"cleaned": cleaned, "uncleaned": plain}
+    costs = {name: float(one.losses.mean()) for name, one in both.items()}
     return Refitted(rows.noise(kept.p), kept.layer, is_better, costs, kept.classes)
 
 
@@ -95,10 +101,10 @@ def _judged(rows: Rows, weights: np.ndarray) -> Judged:
             scores = _regression(rows, weights, inverse, ~inside)(rows.features[inside])
             p[inside] = np.exp(scores - scores.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
-        tried.append((rows.cost(p), inverse, p))
-    cost, inverse, p = min(tried, key=lambda one: one[0])
+        tried.append((rows.losses(p), inverse, p))
+    losses, inverse, p = min(tried, key=lambda one: one[0].mean())
     every = np.ones(len(rows.label), bool)
-    return Judged(p, cost, _regression(rows, weights, inverse, every))
+    return Judged(p, losses, _regression(rows, weights, inverse, every))
 
 
 def _regression(

@@ -189,9 +189,9 @@ def _warn(found: _refit.Refitted) -> None:
     if not found.is_cleaned:
         cleaned, plain = (found.costs[one] for one in ("cleaned", "uncleaned"))
         warnings.warn(
-            f"the cleaned model ({cleaned:.4f}) is no better than that on all rows "
-            f"alike ({plain:.4f}) on rows that neither was fitted to. The latter is "
-            "kept.",
+            f"the cleaned model (loss {cleaned:.4f}) is no better than that on all "
+            f"rows alike ({plain:.4f}), on rows that neither was fitted to. The latter "
+            "is kept.",
             stacklevel=4,
         )
     _warn_of_one(found.classes)

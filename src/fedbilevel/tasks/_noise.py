@@ -11,7 +11,7 @@ or one for every site, for every pair of classes, or for both. Each is fitted by
 expectation and maximization (Dawid and Skene 1979; Patrini et al. 2017, arXiv
 1609.03683) to probabilities of rows that the model did not see; the Bayesian
 information criterion chooses. The power b corrects probabilities that are too cautious,
-as those of a strongly penalized model are: they would look like noise.
+as those of a strongly penalized model are: they explain wrong labels away.
 """
 
 from typing import NamedTuple
@@ -32,14 +32,14 @@ class LabelNoise(NamedTuple):
 
     `right` has for every row the chance that its label is right. `rates` are the shares
     T by place, class and given label, with one place for each site, or one for all.
-    `cost` is the mean of -log sum_j T_jl p_j over rows, and the criterion's price of
-    the rates.
+    `losses` has for every row -log sum_j T_jl p_j, and its part of the criterion's
+    price of the rates.
     """
 
     right: np.ndarray
     rates: np.ndarray
     kind: str
-    cost: float
+    losses: np.ndarray
 
 
 def label_noise(
@@ -62,7 +62,7 @@ def label_noise(
         for where, name in ((everywhere, ""), (place, "for each site, "))
         for by_class, kind in ((False, "one rate"), (True, "a rate by class"))
     ]
-    return min(fits, key=lambda one: one.cost)
+    return min(fits, key=lambda one: one.losses.mean())
 
 
 def _fitted(
@@ -88,9 +88,9 @@ def _fitted(
     joint = _powered(logs, power) * rates[place, :, label]
     total = joint.sum(axis=1)
     free = places * (classes * (classes - 1) if by_class else 1)
-    cost = -np.mean(np.log(total)) + free * np.log(rows) / (2 * rows)
+    losses = free * np.log(rows) / (2 * rows) - np.log(total)
     right = joint[np.arange(rows), label] / total
-    return LabelNoise(right, rates, kind, float(cost))
+    return LabelNoise(right, rates, kind, losses)
 
 
 def _even(rate: float, classes: int) -> np.ndarray:

@@ -128,7 +128,7 @@ def spoiled(name: str, seed: int) -> Iterator[np.ndarray]:
 def scores(model: Any, X: np.ndarray, label: np.ndarray) -> dict[str, float]:
     """Return what a model is worth on rows with right labels."""
     p = model.predict_proba(X)
-    guess = np.argmax(p, axis=1)
+    guess = model.predict(X)
     return {
         "accuracy": float(np.mean(guess == label)),
         "balanced accuracy": float(balanced_accuracy_score(label, guess)),

@@ -95,7 +95,7 @@ def test_a_run_that_gave_a_class_up_does_not_decide():
     rows, true, _ = table(0.06, rare=0.08, rows=1500)
     collapsed = np.tile([0.999, 0.001], (len(true), 1))
     found = _refit.refitted(rows, collapsed)
-    assert found.classes == 2
+    assert np.all(found.bounds == 1)
     guess = np.argmax(found.layer(rows.features), axis=1)
     assert np.mean(guess[true == 1]) > 0.4
 
@@ -114,3 +114,19 @@ def test_a_class_of_one_row_is_never_predicted_from_folds_without_it():
     found = _refit.refitted(rows._replace(label=label), np.full((len(label), 3), 1 / 3))
     assert found.layer.weight.shape == (3, 4)
     assert np.all(np.isfinite(found.noise.right))
+
+
+def test_a_class_that_is_never_the_likeliest_is_predicted_as_often_as_it_occurs():
+    draw = np.random.default_rng(0)
+    rare = 0.02 + 0.1 * draw.random(2000)
+    label = (draw.random(2000) < rare).astype(int)
+    p = np.stack([1 - rare, rare], axis=1)
+    bounds = _refit._bounds(p, label, np.ones(2000))
+    guess = np.argmax(p / bounds, axis=1)
+    assert abs(guess.mean() - label.mean()) < 0.002
+    assert np.all(rare[guess == 1].min() >= rare[guess == 0].max())
+    # Three classes, of which the rare one is given up.
+    three = np.stack([0.55 - rare / 2, 0.45 - rare / 2, rare], axis=1)
+    codes = np.where(label == 1, 2, np.arange(2000) % 2)
+    guess = np.argmax(three / _refit._bounds(three, codes, np.ones(2000)), axis=1)
+    assert len(np.unique(guess)) == 3

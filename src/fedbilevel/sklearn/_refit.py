@@ -18,6 +18,7 @@ _TIMES = 2
 _ABSENT = -30.0  # the score of a class without a row
 _LEAST = 1e-12
 _GAIN = 0.01
+_GIVEN_UP = 0.1  # of the rows of a class, fewer are predicted to be
 
 
 class Rows(NamedTuple):
@@ -63,13 +64,16 @@ class Judged(NamedTuple):
 
 
 class Refitted(NamedTuple):
-    """The better model of two, what each costs, and which labels it doubts."""
+    """The better model of two, what each costs, and which labels it doubts.
+
+    A row is of the class whose probability is the largest part of its `bounds`.
+    """
 
     noise: LabelNoise
     layer: Dense
     is_cleaned: bool
     costs: dict[str, float]
-    classes: int
+    bounds: np.ndarray
 
 
 def refitted(rows: Rows, p: np.ndarray) -> Refitted:
@@ -88,7 +92,24 @@ def refitted(rows: Rows, p: np.ndarray) -> Refitted:
     kept = cleaned if is_better else plain
     both = {"cleaned": cleaned, "uncleaned": plain}
     costs = {name: float(one.losses.mean()) for name, one in both.items()}
-    return Refitted(rows.noise(kept.p), kept.layer, is_better, costs, kept.classes)
+    noise = rows.noise(kept.p)
+    bounds = _bounds(kept.p, rows.label, noise.right)
+    return Refitted(noise, kept.layer, is_better, costs, bounds)
+
+
+def _bounds(p: np.ndarray, label: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return what probabilities are compared with: 1, unless a class is given up.
+
+    The likeliest class of every row may be the same, where another is rare and like it.
+    Then every class is predicted about as often as right labels have it.
+    """
+    classes = p.shape[1]
+    share = np.bincount(label, right, classes) / right.sum()
+    guessed = np.bincount(np.argmax(p, axis=1), minlength=classes) / len(p)
+    if np.all(guessed >= _GIVEN_UP * share):
+        return np.ones(classes)
+    quantiles = [np.quantile(p[:, j], 1 - share[j]) for j in range(classes)]
+    return np.maximum(quantiles, _LEAST)
 
 
 def _judged(rows: Rows, weights: np.ndarray) -> Judged:

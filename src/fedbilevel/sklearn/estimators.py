@@ -85,8 +85,10 @@ class FederatedCleaner(FederatedClassifying):
     The model is a logistic regression, fitted again to all rows by these weights. It is
     compared with the same on all rows alike, on rows that neither was fitted to: where
     that one is not worse, it is the model, `cleaned_` is False, and a warning says so.
-    `costs_` has what was compared. With `options={"model": "mlp"}` predictions are the
-    mean over the runs, and nothing is compared.
+    `costs_` has what was compared. Where a rare class is hardly ever the likeliest one,
+    `predict` compares probabilities with `bounds_`, so that every class is predicted
+    about as often as it occurs, and a warning says so. With `options={"model": "mlp"}`
+    predictions are the mean over the runs, and nothing is compared.
     """
 
     _task = "cleaning"
@@ -157,12 +159,18 @@ class FederatedCleaner(FederatedClassifying):
             model = replace(model, layers=(found.layer,))
             self.result_ = replace(self.result_, model=model)
             self.noise_, self.cleaned_ = found.noise, found.is_cleaned
-            self.costs_ = found.costs
+            self.costs_, self.bounds_ = found.costs, found.bounds
             _warn(found)
         else:
             self.noise_, self.cleaned_, self.costs_ = rows.noise(p), True, {}
+            self.bounds_ = np.ones(p.shape[1])
         self.weights_ = self.noise_.right
         self.suspicious_ = np.argsort(self.weights_, kind="stable")
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the likeliest class of every row, by its part of `bounds_`."""
+        likeliest = np.argmax(self.predict_proba(X) / self.bounds_, axis=1)
+        return self.classes_[likeliest]
 
     def _models(self) -> list[Model]:
         chosen = self.result_.model
@@ -194,16 +202,11 @@ def _warn(found: _refit.Refitted) -> None:
             "is kept.",
             stacklevel=4,
         )
-    _warn_of_one(found.classes)
-
-
-def _warn_of_one(classes: int) -> None:
-    """Warn where so many classes are predicted for all rows."""
-    if classes == 1:
+    if np.any(found.bounds != 1):
         warnings.warn(
-            "one class is predicted for every row: the others are too rare, or too "
-            "much like it. Groups or labels then look alike to the model, which says "
-            "nothing of fairness or of errors. Read `predict_proba`.",
+            "a class is the likeliest one of hardly any row: it is rare, and like "
+            "others. `predict` chooses every class about as often as it occurs; "
+            "`predict_proba` is left as it is.",
             stacklevel=4,
         )
 
@@ -241,5 +244,10 @@ class FederatedReweighter(FederatedClassifying):
         seed, marks = int(draw.integers(LARGEST_SEED)), self._judges(table, draw)
         _, self.result_ = self._run(table, marks, seed, "fairness", group="group")
         self.group_weights_ = 2 * np.asarray(jax.nn.softmax(self.result_.x))
-        _warn_of_one(len(np.unique(self.predict(table.X))))
+        if len(np.unique(self.predict(table.X))) == 1:
+            warnings.warn(
+                "one class is predicted for every row, so that groups look alike: that "
+                "says nothing of fairness. Read `predict_proba`.",
+                stacklevel=2,
+            )
         return self

@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbilevel import datasets
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.problem import Oracle
+from fedbilevel.studies.single import run_job
 from fedbilevel.tasks import fairness
 
 
@@ -34,7 +36,7 @@ def test_the_losses_are_those_of_the_formula():
     oracle = Oracle(task.problem, task.data, 1, None, None)
     panel = {name: np.asarray(rows)[1, 0] for name, rows in task.data.upper.items()}
     people = 250 * 3 // 5 // 3  # of a group in each of three panels: a fifth of them
-    assert panel["size"] == people
+    assert np.all(panel["size"] == people)
     panel = {name: panel[name][:, :people] for name in ("features", "label")}
     zero, one = losses(y, panel["features"], panel["label"]).mean(axis=1)
     f = (zero + one) / 2 + 4 * (zero - one) ** 2
@@ -64,6 +66,7 @@ def test_the_minority_is_spread_as_told(data):
     alone = make(1, data=data, minority=0.25, spread=0.8)
     np.testing.assert_allclose(shares(alone), 0.25, atol=0.02)
     # No row is in two places.
+    people = int(apart.data.upper["size"][0, 0, 0])
     rows = np.concatenate(
         [
             np.asarray(apart.data.lower["features"])[k, :size]
@@ -72,7 +75,7 @@ def test_the_minority_is_spread_as_told(data):
         + [
             np.asarray(features).reshape(-1, features.shape[-1])
             for features in (
-                apart.data.upper["features"][..., : apart.data.upper["size"][0, 0], :],
+                apart.data.upper["features"][..., :people, :],
                 rows_for_testing(apart)[0],
             )
         ]
@@ -126,3 +129,73 @@ def test_tuned_weights_close_most_of_the_gap():
 def test_options_that_cannot_be(options, told):
     with pytest.raises(InvalidInputError, match=told):
         make(**options)
+
+
+def own_table(rows=400, seed=0):
+    """Return two groups at a large and a small site, with a class of a quarter."""
+    draw = np.random.default_rng(seed)
+    label = (draw.random(rows) < 0.25).astype(int)
+    group = np.where(draw.random(rows) < 0.3, "few", "many")
+    features = draw.normal(size=(rows, 12)) + 1.5 * np.outer(label, np.eye(12)[0])
+    site = np.where(np.arange(rows) < 340, "large", "small")
+    return datasets.from_arrays(features, label, site=site, group=group)
+
+
+def own_task(**options):
+    return make(data=own_table(), partition="column:site", group="group", **options)
+
+
+def test_all_validation_rows_of_own_tables_judge():
+    task = own_task()
+    sizes, sites = task.data.upper["size"][:, 0], task.origin.summary["sites"]
+    assert [int(one.sum()) for one in sizes] == [one["validation"] for one in sites]
+    assert int(sizes[0].sum()) > 4 * int(sizes[1].sum())
+    (told,) = [one for one in task.origin.summary["remarks"] if "judge" in one]
+    assert "fewer than 30 rows of a group judge the gap at" in told and "small" in told
+
+
+def test_a_gap_by_chance_is_subtracted():
+    """The mean over many panels is the squared gap of whole groups."""
+    draw = np.random.default_rng(0)
+    y = np.asarray([1.0, -0.5])
+    features = draw.normal(size=(2, 8000, 2)) + np.asarray([0, 0.4])[:, None, None]
+    label = (draw.random((2, 8000)) < 0.4).astype(int)
+    means = losses(y, features, label).mean(axis=1)
+    true = means.mean() + (means[0] - means[1]) ** 2
+    panels = {
+        "features": features.reshape(2, 2000, 4, 2).swapaxes(0, 1),
+        "label": label.reshape(2, 2000, 4).swapaxes(0, 1),
+        "size": np.full((2000, 2), 4, np.int32),
+        "strength": np.ones(2000),
+    }
+    rows = {name: jnp.asarray(one) for name, one in panels.items()}
+    found = fairness._Upper(unbiased=True)(jnp.zeros(2), jnp.asarray(y), rows)
+    biased = fairness._Upper()(jnp.zeros(2), jnp.asarray(y), rows)
+    assert abs(float(found) - true) < 0.02 < 0.1 < float(biased) - true
+
+
+def test_the_intercept_of_own_tables_is_free():
+    task = own_task()
+    y = jnp.zeros(13).at[-1].set(2.0)
+    oracle = Oracle(task.problem, task.data, 0, None, None)
+    at = jnp.zeros(2), y
+    size = int(task.data.lower_sizes[0])
+    rows = {name: np.asarray(all)[0, :size] for name, all in task.data.lower.items()}
+    plain = losses(np.asarray(y), rows["features"], rows["label"]).mean()
+    np.testing.assert_allclose(oracle.lower_loss(*at, oracle.all_lower()), plain)
+
+
+@pytest.mark.slow
+def test_no_class_is_given_up_on_a_table_of_many_columns():
+    experiment = Experiment(
+        "fairness", options={"partition": "column:site", "group": "group"}
+    )
+    task, values, _ = experiment.build_task(own_table(1200))
+    made = experiment.bind(task, values)
+    result = run_job(made.job(0), made.rounds, config={})
+    features, label = (
+        rows.reshape(-1, *rows.shape[2:]) for rows in rows_for_testing(task)
+    )
+    guess = features @ np.asarray(result.y) > 0
+    assert 0.05 < guess.mean() < 0.4
+    assert guess[label == 1].mean() > 0.2

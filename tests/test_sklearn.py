@@ -12,7 +12,7 @@ import pytest
 from sklearn import base
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
+from sklearn.metrics import average_precision_score, log_loss
 from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -74,15 +74,43 @@ def test_wrong_labels_are_found_though_judges_err_too():
     cleaner = FederatedCleaner(rounds=60, random_state=0)
     found = cleaner.fit(X, given, sites)
     assert share_found(found, wrong) >= 0.9
-    # Every row has a weight, of at least one run that trained on it.
+    # Every row has the chance that its label is right.
     assert found.weights_.shape == (120,) and len(found.results_) == 4
     assert sorted(found.suspicious_) == list(range(120))
     assert np.all(np.diff(found.weights_[found.suspicious_]) >= 0)
     assert np.mean(found.predict(X) == y) > 0.95
     assert list(found.sites_) == ["east", "north", "south"]
-    # The mean of the runs, by hand.
-    every = [model.probabilities(X) for model in found._models()]
-    np.testing.assert_allclose(found.predict_proba(X), sum(every) / 4)
+    assert found.cleaned_ and found.costs_["cleaned"] < found.costs_["uncleaned"]
+    np.testing.assert_array_equal(found.weights_, found.noise_.right)
+    # What is kept with the result predicts the same.
+    saved = found.result_.model
+    assert saved is not None
+    np.testing.assert_allclose(found.predict_proba(X), saved.probabilities(X))
+
+
+@pytest.mark.slow
+def test_a_rare_class_keeps_its_rows_and_its_predictions():
+    draw = np.random.default_rng(0)
+    rare = draw.random(900) < 0.08
+    X = draw.normal(size=(900, 4)) + 3.2 * np.outer(rare, [1, 0, 0, 0])
+    wrong = draw.random(900) < 0.06
+    found = FederatedCleaner(random_state=0, rounds=60)
+    found.fit(X, rare ^ wrong, np.arange(900) % 3)
+    assert np.mean(found.predict(X)[rare]) > 0.6
+    assert average_precision_score(wrong, -found.weights_) > 0.9
+    # Rows of the rare class that are right weigh more than wrong ones of any.
+    assert np.median(found.weights_[rare & ~wrong]) > 0.6
+    assert np.median(found.weights_[wrong]) < 0.2
+
+
+@pytest.mark.slow
+def test_where_no_label_is_wrong_the_uncleaned_model_is_kept_and_that_is_said():
+    X, y, sites = blobs(240, seed=3)
+    X = X * [0.3, 0.3, 1]  # classes overlap
+    with pytest.warns(UserWarning, match="The latter is kept"):
+        found = FederatedCleaner(rounds=20, random_state=0).fit(X, y, sites)
+    assert not found.cleaned_
+    assert len(np.unique(found.predict(X))) == 2
 
 
 @pytest.mark.slow

@@ -200,6 +200,28 @@ def test_suspicious_rows_are_those_of_small_weights(table):
         assert weight == pytest.approx(1 / (1 + np.exp(-x[client, place])))
 
 
+def test_rows_of_judges_that_err_are_listed_by_the_chance_to_be_right(table):
+    task = make("cleaning", data=table, site="place")
+    x, draw = np.zeros(task.data.lower["label"].shape), np.random.default_rng(0)
+    weight = draw.normal(size=task.y.head.weight.shape)
+    point = {"x": x, "y.head.weight": weight, "y.head.bias": np.zeros(2)}
+    listed = suspicious_rows(task, point)
+    assert listed.header == ("file", "line", "site", "weight", "label", "right")
+    chances = [row[5] for row in listed.rows]
+    assert chances == sorted(chances) and len(set(chances)) > 10
+    # Of one label, rows are in the order of its probability: rates are alike.
+    seen = {label: [] for label in task.classes}
+    for _, line, site, _, label, _ in listed.rows:
+        client = PLACES.index(site)
+        place = list(task.origin.places[client]).index(line)
+        row = np.asarray(task.data.lower["features"])[client, place]
+        scores = weight @ row / len(row) ** 0.5
+        seen[label].append(scores[task.classes.index(label)] - scores.mean())
+    assert all(found == sorted(found) for found in seen.values())
+    trusting = make("cleaning", data=table, site="place", trusted="true")
+    assert suspicious_rows(trusting, point).header[-1] == "label"
+
+
 @pytest.mark.slow
 def test_a_run_leaves_its_suspicious_rows(table, tmp_path):
     options = {"data": table, "site": "place"}
@@ -517,7 +539,8 @@ def test_fairness_takes_a_table_with_groups(tmp_path):
     panel = np.asarray(task.data.upper["label"])
     assert panel.shape[:3] == (3, 1, 2) and panel.shape[3] >= 1
     sizes = np.asarray(task.data.lower_sizes)
-    assert int(sizes.sum()) + panel.size == 240
+    judging = np.asarray(task.data.upper["size"]).sum(axis=(1, 2))
+    assert int(sizes.sum() + judging.sum()) == 240
     group = np.asarray(task.data.lower["group"])
     for client, places in enumerate(task.origin.places):
         sexes = [dict(rows[place - 2])["sex"] for place in places]
@@ -525,7 +548,7 @@ def test_fairness_takes_a_table_with_groups(tmp_path):
     assert "sex=f" not in task.preparation.feature_names
     held = [(site["training"], site["validation"]) for site in
             task.origin.summary["sites"]]  # fmt: skip
-    assert held == [(size, panel[0].size) for size in sizes]
+    assert held == list(zip(sizes, judging, strict=True))
     assert task.origin.summary["remarks"][:2] == ["group 0 is 'f'", "group 1 is 'm'"]
     against = make("fairness", **{**options, "site": "", "group": "colour:red"})
     assert against.origin.summary["remarks"][1] == "group 1 is 'red'"

@@ -1,6 +1,8 @@
 """One estimator for each task that is fitted to a table."""
 
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import jax
@@ -11,14 +13,14 @@ from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Model
 from fedbilevel.result import Result
-from fedbilevel.sklearn import _rows
+from fedbilevel.sklearn import _refit, _rows
 from fedbilevel.sklearn._base import (
     LARGEST_SEED,
     Federated,
     FederatedClassifying,
     Table,
 )
-from fedbilevel.tasks import cleaning, regularization
+from fedbilevel.tasks import regularization
 
 
 class _Regularized(Federated):
@@ -100,15 +102,23 @@ class FederatedClassifier(FederatedClassifying):
 class FederatedCleaner(FederatedClassifying):
     """A classifier that finds the rows whose labels are wrong, and ignores them.
 
-    Every row has a weight from 0 to 1, `weights_`; `suspicious_` has the numbers of the
-    rows of X, those with the smallest weights first.
+    `weights_` has for every row the chance that its label is right; `suspicious_` has
+    the numbers of the rows of X, the least trusted first. `noise_` says how often
+    labels are wrong: once, or for each site and each class, whatever rows speak for.
 
-    Weights are judged by rows that were not trained on. If some labels are known to be
+    Labels are judged by rows that were not trained on. If some labels are known to be
     right, `fit(..., trusted=marks)` makes them the judges. Else the rows of each site
-    are cut into `folds` parts; each part judges the others once, by a loss that wrong
-    labels disturb and do not mislead, and a row's weight is the mean over the runs in
-    which it was trained on. That needs labels most of which are right. Predictions are
-    the mean over the runs. `results_` has the result of each, `result_` is the first.
+    are cut into `folds` parts; each part judges the others once, by a loss that expects
+    wrong labels. That needs labels most of which are right. `results_` has the result
+    of each run.
+
+    The model is a logistic regression, fitted again to all rows by these weights. It is
+    compared with the same on all rows alike, on rows that neither was fitted to: where
+    that one is not worse, it is the model, `cleaned_` is False, and a warning says so.
+    `costs_` has what was compared. Where a rare class is hardly ever the likeliest one,
+    `predict` compares probabilities with `bounds_`, so that every class is predicted
+    about as often as it occurs, and a warning says so. With `options={"model": "mlp"}`
+    predictions are the mean over the runs, and nothing is compared.
     """
 
     _task = "cleaning"
@@ -149,43 +159,88 @@ class FederatedCleaner(FederatedClassifying):
         place. `trusted` marks the rows whose labels are right; each site needs one.
         """
         table, draw = self._table(X, y, sites)
-        runs, more = self._runs(table, trusted, draw)
-        totals, times = np.zeros(len(table.y)), np.zeros(len(table.y))
+        marks = _trusted(trusted, len(table.y))
+        judged_by_all = not marks.any()
+        # Trusted rows are fewer than folds at some sites, which the run does not mind.
+        site = table.columns["site"] if judged_by_all else np.zeros(len(marks))
+        part = _rows.folds(site, [table.y], self.folds, draw)
+        parts = [part == number for number in range(self.folds)]
+        p = np.zeros((len(table.y), len(self.classes_)))
         self.results_ = []
-        for validation in runs:
-            seed = int(draw.integers(LARGEST_SEED))
-            task, result = self._run(table, validation, seed, **more)
-            for _, row, _, weight, _ in cleaning.suspicious_rows(
-                task, result.point
-            ).rows:
-                totals[row] += weight
-                times[row] += 1
+        for judges in parts if judged_by_all else [marks]:
+            seed, known = int(draw.integers(LARGEST_SEED)), str(not judged_by_all)
+            _, result = self._run(table, judges, seed, trusted=known.lower())
+            assert result.model is not None
+            doubted = judges if judged_by_all else ~marks
+            p[doubted] = result.model.probabilities(table.X[doubted])
             self.results_.append(result)
-        self.result_ = self.results_[0]
-        # What is trusted was trained on in no run.
-        self.weights_ = np.where(times > 0, totals / np.maximum(times, 1), 1.0)
-        self.suspicious_ = np.argsort(self.weights_, kind="stable")
+        self._conclude(table, part, marks, p)
         return self
 
-    def _runs(
-        self, table: Table, trusted: Any, draw: np.random.Generator
-    ) -> tuple[list[np.ndarray], dict[str, str]]:
-        """Return the judges of each run, and the options that suit them."""
-        if trusted is None:
-            site = table.columns["site"]
-            part = _rows.folds(site, [table.y], self.folds, draw)
-            runs = [part == number for number in range(self.folds)]
-            return runs, {"trusted": "false"}
-        marks = np.asarray(trusted)
-        if marks.dtype != bool or marks.shape != table.y.shape:
-            raise InvalidInputError(
-                f"trusted is {marks.dtype} of shape {marks.shape}. Give True or False "
-                f"for each of the {len(table.y)} rows."
-            )
-        return [marks], {"trusted": "true"}
+    def _conclude(
+        self, table: Table, part: np.ndarray, marks: np.ndarray, p: np.ndarray
+    ) -> None:
+        """Say which labels are wrong, and leave the better of two models."""
+        self.result_ = self.results_[0]
+        model = self.result_.model
+        assert model is not None
+        features, site = model.features(table.X), table.columns["site"]
+        rows = _refit.Rows(features, table.y, part, site, marks)
+        if model.is_linear:
+            found = _refit.refitted(rows, p)
+            model = replace(model, layers=(found.layer,))
+            self.result_ = replace(self.result_, model=model)
+            self.noise_, self.cleaned_ = found.noise, found.is_cleaned
+            self.costs_, self.bounds_ = found.costs, found.bounds
+            _warn(found)
+        else:
+            self.noise_, self.cleaned_, self.costs_ = rows.noise(p), True, {}
+            self.bounds_ = np.ones(p.shape[1])
+        self.weights_ = self.noise_.right
+        self.suspicious_ = np.argsort(self.weights_, kind="stable")
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the likeliest class of every row, by its part of `bounds_`."""
+        likeliest = np.argmax(self.predict_proba(X) / self.bounds_, axis=1)
+        return self.classes_[likeliest]
 
     def _models(self) -> list[Model]:
+        chosen = self.result_.model
+        if chosen is not None and chosen.is_linear:
+            return [chosen]
         return [result.model for result in self.results_ if result.model is not None]
+
+
+def _trusted(trusted: Any, rows: int) -> np.ndarray:
+    """Return marks of the rows whose labels are right; none where nobody says so."""
+    if trusted is None:
+        return np.zeros(rows, bool)
+    marks = np.asarray(trusted)
+    if marks.dtype != bool or marks.shape != (rows,):
+        raise InvalidInputError(
+            f"trusted is {marks.dtype} of shape {marks.shape}. Give True or False "
+            f"for each of the {rows} rows."
+        )
+    return marks
+
+
+def _warn(found: _refit.Refitted) -> None:
+    """Say what a cleaned model is not."""
+    if not found.is_cleaned:
+        cleaned, plain = (found.costs[one] for one in ("cleaned", "uncleaned"))
+        warnings.warn(
+            f"the cleaned model (loss {cleaned:.4f}) is no better than that on all "
+            f"rows alike ({plain:.4f}), on rows that neither was fitted to. The latter "
+            "is kept.",
+            stacklevel=4,
+        )
+    if np.any(found.bounds != 1):
+        warnings.warn(
+            "a class is the likeliest one of hardly any row: it is rare, and like "
+            "others. `predict` chooses every class about as often as it occurs; "
+            "`predict_proba` is left as it is.",
+            stacklevel=4,
+        )
 
 
 class FederatedReweighter(FederatedClassifying):
@@ -221,4 +276,10 @@ class FederatedReweighter(FederatedClassifying):
         seed, marks = int(draw.integers(LARGEST_SEED)), self._judges(table, draw)
         _, self.result_ = self._run(table, marks, seed, "fairness", group="group")
         self.group_weights_ = 2 * np.asarray(jax.nn.softmax(self.result_.x))
+        if len(np.unique(self.predict(table.X))) == 1:
+            warnings.warn(
+                "one class is predicted for every row, so that groups look alike: that "
+                "says nothing of fairness. Read `predict_proba`.",
+                stacklevel=2,
+            )
         return self

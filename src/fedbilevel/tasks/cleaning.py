@@ -13,11 +13,12 @@ shared. As an experiment, a share `corrupted` of each client's training labels i
 replaced before, once, by (label + U{1..c-1}) mod c with c classes, so that each of them
 is wrong; `data.lower["corrupted"]` marks the rows. `weight_auc` and `mean_weights`
 compare the learned weights with these marks, which no loss reads. Your own data are
-left as they are; `suspicious_rows` lists the rows by their weights.
+left as they are; `suspicious_rows` lists the rows by their weights, or by the chance
+that their labels are right, which `_noise` estimates.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from fedbilevel.tasks import _labeled, _rows
 from fedbilevel.tasks._base import Listed, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, MeanLoss, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
+from fedbilevel.tasks._noise import label_noise
 
 _SIZES = settings("rounds=200 local_steps=10 batch=64 q=10")
 _SIZES |= settings("upper_weight=0.1 lower_weight=0.1")
@@ -166,17 +168,53 @@ def _conclude(task: Task, point: Point) -> dict[str, float]:
     return dict(zip(_CONCLUDES, values, strict=True))
 
 
+def _chances(task: Task, point: Point) -> list[np.ndarray] | None:
+    """Return for each client the chance that its training labels are right.
+
+    None where judges are trusted, where rows are images, and where clients have no
+    model in common: weights say it there.
+    """
+    names = [f"y.{name}" for name in _tree.leaf_names(task.y)]
+    judge: Any = task.problem.upper
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
+    if (
+        judge.losses is cross_entropies
+        or task.data.lower["features"].dtype == np.uint8
+        or [np.shape(point[name]) for name in names if name in point] != shapes
+    ):
+        return None
+    y = jax.tree.unflatten(
+        jax.tree.structure(task.y), [jnp.asarray(point[name]) for name in names]
+    )
+    p, label, site, sizes = [], [], [], []
+    levels = (
+        (task.data.lower, task.data.lower_sizes),
+        (task.data.upper, task.data.upper_sizes),
+    )
+    for rows, counts in levels:
+        for client, count in enumerate(map(int, counts)):
+            scores = judge.scores(None, y, jnp.asarray(rows["features"][client]))
+            p.append(np.asarray(jax.nn.softmax(scores), float)[:count])
+            label.append(np.asarray(rows["label"][client])[:count])
+            site.append(np.full(count, client))
+            sizes.append(count)
+    found = label_noise(*(np.concatenate(one) for one in (p, label, site)))
+    return np.split(found.right, np.cumsum(sizes))[: len(task.data.lower_sizes)]
+
+
 def suspicious_rows(task: Task, point: Point) -> Listed:
     """List the training rows, those with the smallest weights first.
 
     A row is listed with its number in its file, its site, its weight and its label.
     Rows are numbered from 0, lines of text from 1. An image has a file of its own,
-    where it was read from one; the first of the list are shown.
+    where it was read from one; the first of the list are shown. Rows of a table whose
+    judges may err have the chance that the label is right, too, and are listed by it:
+    a weight is small for every row of a class that the judges give up.
     """
     if task.origin is None:
         raise InvalidInputError("the task does not say where its rows are from.")
     weights, _, _ = _compared(task, point)
-    found = []
+    chances, found = _chances(task, point), []
     for client, places in enumerate(task.origin.places):
         name = task.names[client] if task.names else f"client {client}"
         files = task.origin.names[client] if task.origin.names else [""] * len(places)
@@ -185,9 +223,12 @@ def suspicious_rows(task: Task, point: Point) -> Listed:
         for row, (place, file) in enumerate(zip(places, files, strict=True)):
             path = "/".join(filter(None, (task.origin.file.rstrip("/"), str(file))))
             known = (int(place), name, float(weight[row]), task.classes[label[row]])
-            found.append(((path, *known), (client, row)))
-    found.sort(key=lambda one: (one[0][3], one[0][1], one[0][2]))
+            more = () if chances is None else (float(chances[client][row]),)
+            found.append(((path, *known, *more), (client, row)))
+    by = 3 if chances is None else 5
+    found.sort(key=lambda one: (one[0][by], one[0][1], one[0][2]))
     header = ("file", task.origin.unit, "site", "weight", "label")
+    header = header if chances is None else (*header, "right")
     shown = _pictures(task, [where for _, where in found[:_MOST_PICTURES]])
     return Listed(header, [one for one, _ in found], shown)
 

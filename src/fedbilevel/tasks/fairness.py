@@ -5,19 +5,25 @@ r"""Weights of two groups in training, so that the model serves both equally wel
                + (0.01/2) ||y||^2
     f_k(x,y) = (L_0 + L_1)/2 + strength (L_0 - L_1)^2
 
-CE is the logistic loss and L_j its mean over group j of client k's validation panel,
-which has as many rows of one group as of the other. A panel is one row of data: a gap
-between groups is no mean over people. In training group 1 is a minority: its share on
-client k is minority (1 + spread s_k), with s_k evenly spaced from -1 to 1.
+CE is the logistic loss and L_j its mean over group j of client k's validation panel. A
+panel is one row of data: a gap between groups is no mean over people. In training group
+1 is a minority: its share on client k is minority (1 + spread s_k), with s_k evenly
+spaced from -1 to 1.
 
 `data=synthetic`: 8 standard normal features; group j has the label 1 if a'u_j plus
 0.3 N(0, 1) is positive, u_0 and u_1 being unit vectors 75 degrees apart, so that no
 linear model serves both. `data=breast_cancer`: group 1 are the tumors whose mean
-texture is above the median. Of a table of your own, a column names the groups, and
-clients have the shares of them that the table gives them.
+texture is above the median.
+
+Of a table of your own, a column names the groups, clients have the shares of them that
+the table gives them, and all validation rows judge. Few rows have a gap by chance, and
+its square is larger by the variances of both means: they are subtracted, so that small
+sites do not ask for a model that knows nothing. The penalty is 0.0015 of the squared
+weights of columns of variance 1; the intercept is free.
 """
 
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import equinox as eqx
@@ -31,13 +37,17 @@ from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Layer
-from fedbilevel.problem import ClientData, Problem, padded
+from fedbilevel.problem import ClientData, Problem, padded_count
 from fedbilevel.tasks import _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import check_not_negative, held_array, mean_of_first
 from fedbilevel.tasks._networks import linear_layers
 
 _PENALTY = 0.01
+# Of columns of variance 1, and not of the intercept: rows are scaled to length 1, where
+# 0.01 would leave a table of many columns little but its base rate.
+_OWN_PENALTY = 0.003
+_FEW = 30  # rows of a group, whose mean loss says little
 _TEXTURE = 1  # a column of breast_cancer
 _PEOPLE = 250  # of each group, for every client
 _HELD = 0.2  # of each group for the test, and again for the panels
@@ -55,21 +65,36 @@ def _losses(y: Array, features: Array, label: Array) -> Array:
     return jax.nn.softplus(score) - label.astype(score.dtype) * score
 
 
-def _lower(x: Array, y: Array, rows: Rows) -> Array:
-    weight = 2 * jax.nn.softmax(x)[rows["group"]]
-    penalty = 0.5 * _PENALTY * jnp.sum(y**2)
-    return jnp.mean(weight * _losses(y, rows["features"], rows["label"])) + penalty
+@dataclass(frozen=True)
+class _Lower:
+    """The weighted loss of training rows; the first `penalized` of y are penalized."""
+
+    penalty: float = _PENALTY
+    penalized: int | None = None
+
+    def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
+        weight = 2 * jax.nn.softmax(x)[rows["group"]]
+        penalty = 0.5 * self.penalty * jnp.sum(y[: self.penalized] ** 2)
+        return jnp.mean(weight * _losses(y, rows["features"], rows["label"])) + penalty
 
 
-def _upper(x: Array, y: Array, rows: Rows) -> Array:
-    del x
-    losses = _losses(y, rows["features"], rows["label"])
-    groups = jax.vmap(mean_of_first)(losses, rows["size"])
-    gap = (groups[:, 0] - groups[:, 1]) ** 2
-    return jnp.mean(jnp.mean(groups, axis=-1) + rows["strength"] * gap)
+@dataclass(frozen=True)
+class _Upper:
+    """The loss of panels; `unbiased` takes the gap by chance off the squared one."""
 
+    unbiased: bool = False
 
-PROBLEM = Problem(_upper, _lower)
+    def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
+        del x
+        losses = _losses(y, rows["features"], rows["label"])
+        means = jax.vmap(jax.vmap(mean_of_first))
+        groups = means(losses, rows["size"])
+        gap = (groups[:, 0] - groups[:, 1]) ** 2
+        if self.unbiased:
+            squares = means((losses - groups[..., None]) ** 2, rows["size"])
+            left = jnp.maximum(rows["size"] - 1, 1).astype(losses.dtype)
+            gap = gap - jnp.sum(squares / left, axis=-1)
+        return jnp.mean(jnp.mean(groups, axis=-1) + rows["strength"] * gap)
 
 
 class _TestMetrics(eqx.Module):
@@ -127,13 +152,19 @@ def _breast_cancer(clients: int, draw: np.random.Generator) -> list[_Group]:
 _DATASETS = {"synthetic": _synthetic, "breast_cancer": _breast_cancer}
 
 
-def _panel(features: np.ndarray, label: np.ndarray, strength: float) -> Rows:
-    """Return a panel of one of few shapes, and how many rows of a group are real."""
-    held = {"features": features[None], "label": label[None]}
+def _panel(groups: Sequence[_Group], strength: float, longest: int) -> Rows:
+    """Return a panel with room for so many of a group, and how many rows are real."""
+    room, sizes = padded_count(longest), []
+    features = np.zeros((1, 2, room, groups[0][0].shape[1]))
+    label = np.zeros((1, 2, room), np.int32)
+    for number, (held, own) in enumerate(groups):
+        features[0, number, : len(own)], label[0, number, : len(own)] = held, own
+        sizes.append(len(own))
     return {
-        **{name: padded(array, axis=2) for name, array in held.items()},
+        "features": features,
+        "label": label,
         "strength": np.full(1, strength),
-        "size": np.full(1, label.shape[-1], np.int32),
+        "size": np.asarray([sizes], np.int32),
     }
 
 
@@ -230,20 +261,26 @@ def _built_in(
         )
     positions = np.linspace(-1, 1, clients) if clients > 1 else np.zeros(1)
     shares = minority * (1 + spread * positions)
-    features, label = (np.stack(columns) for columns in zip(*panels, strict=True))
     size = held // clients
-    parts = [slice(k * size, (k + 1) * size) for k in range(clients)]
-    judges = [_panel(features[:, part], label[:, part], strength) for part in parts]
-    return _task(judges, _training_rows(training, shares), test)
+    judges = []
+    for part in [slice(k * size, (k + 1) * size) for k in range(clients)]:
+        both = [(features[part], label[part]) for features, label in panels]
+        judges.append(_panel(both, strength, size))
+    problem = Problem(_Upper(), _Lower())
+    return _task(problem, judges, _training_rows(training, shares), test)
 
 
 def _task(
-    panels: list[Rows], training: list[Rows], test: list[_Group], **about: Any
+    problem: Problem,
+    panels: list[Rows],
+    training: list[Rows],
+    test: list[_Group],
+    **about: Any,
 ) -> Task:
     features, label = (np.stack(columns) for columns in zip(*test, strict=True))
     held = held_array(features, float, axis=1), held_array(label, label.dtype, axis=1)
     return Task(
-        PROBLEM,
+        problem,
         ClientData.from_clients(panels, training),
         _tree.filled(2),
         _tree.filled(features.shape[-1]),
@@ -264,8 +301,7 @@ def _own_task(
 ) -> Task:
     """Build the task of a table that has a column of groups.
 
-    Each client's validation rows become its panel, as many of either group as the
-    smallest panel allows; the others train.
+    Each client's validation rows become its panel; the others train.
     """
     pool = _rows.load(data, split, 0, asdict(choices), "fairness")
     if not choices.group:
@@ -283,8 +319,9 @@ def _own_task(
     remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
     pool = _rows.with_constant(pool)
     parts = _rows.partition_rows(pool, clients, partition, 0.6, more=more)
-    panels, training = _cut_panels(parts, names, strength)
-    places = [one.pop("place") for one in training]
+    panels = _panels(parts, names, strength)
+    remarks += _few(parts, panels)
+    places = [one.pop("place") for one in parts.lower]
     test, groups = pool.test, [np.flatnonzero(of_test == j) for j in (0, 1)]
     size = min(map(len, groups))
     if size == 0:
@@ -294,12 +331,22 @@ def _own_task(
         )
     both = [(test.features[one[:size]], test.label[one[:size]]) for one in groups]
     remarks.append(f"testing compares {size} rows of each group")
-    judged = [{"label": one["label"][..., : one["size"][0]].ravel()} for one in panels]
-    held = replace(
-        parts, upper=judged, lower=training, places=places, remarks=tuple(remarks)
-    )
+    held = replace(parts, places=places, remarks=tuple(remarks))
     about = {**held.about(_layers), "classes": ()}  # a panel is no row with a label
-    return _task(panels, training, both, **about)
+    columns = test.features.shape[1] - 1
+    problem = Problem(_Upper(True), _Lower(_OWN_PENALTY / columns, columns))
+    return _task(problem, panels, parts.lower, both, **about)
+
+
+def _few(parts: _rows.Partition, panels: list[Rows]) -> list[str]:
+    """Name the sites that judge by few rows."""
+    sizes = [int(panel["size"].min()) for panel in panels]
+    names = parts.names or [f"client {client}" for client in range(len(panels))]
+    few = [f"{name} ({n})" for name, n in zip(names, sizes, strict=True) if n < _FEW]
+    if not few:
+        return []
+    listed = ", ".join(few[:10]) + (", ..." if few[10:] else "")
+    return [f"fewer than {_FEW} rows of a group judge the gap at {listed}"]
 
 
 def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
@@ -331,27 +378,23 @@ def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndar
     return names, held, test
 
 
-def _cut_panels(
-    parts: _rows.Partition, names: list[str], strength: float
-) -> tuple[list[Rows], list[Rows]]:
-    """Return each client's panel, and its training rows with what the panel left."""
-    size = min(
-        int(np.sum(one["group"] == j)) for one in parts.upper for j in range(len(names))
-    )
-    panels, training = [], []
-    for client, (upper, lower) in enumerate(zip(parts.upper, parts.lower, strict=True)):
-        rows = [np.flatnonzero(upper["group"] == j) for j in range(len(names))]
-        for name, found in zip(names, rows, strict=True):
+def _panels(parts: _rows.Partition, names: list[str], strength: float) -> list[Rows]:
+    """Return each client's panel: all its validation rows, by group."""
+    judges = []
+    for client, upper in enumerate(parts.upper):
+        both = [np.flatnonzero(upper["group"] == j) for j in range(len(names))]
+        for name, found in zip(names, both, strict=True):
             if len(found) == 0:
                 who = parts.names[client] if parts.names else f"client {client}"
                 raise InvalidInputError(
                     f"'{who}' has no row of the group '{name}' for validation. Leave "
                     "its rows out, or ask for fewer clients."
                 )
-        taken = np.stack([found[:size] for found in rows])
-        left = np.setdiff1d(np.arange(len(upper["label"])), taken)
-        panels.append(_panel(upper["features"][taken], upper["label"][taken], strength))
-        training.append(
-            {name: np.concatenate([lower[name], upper[name][left]]) for name in lower}
-        )
-    return panels, training
+        judges.append([(upper["features"][own], upper["label"][own]) for own in both])
+    longest = max(len(label) for both in judges for _, label in both)
+    # One row has no variance that could be subtracted: its gap does not count.
+    counted = [min(len(label) for _, label in both) > 1 for both in judges]
+    return [
+        _panel(both, strength * known, longest)
+        for both, known in zip(judges, counted, strict=True)
+    ]

@@ -23,7 +23,7 @@ NOISY = Experiment(
 def forecast(experiment):
     built = experiment.build()
     job = built.job()
-    return job, noise_forecast(job, Ledger(job), built.rounds)
+    return job, noise_forecast(job, built.rounds)
 
 
 def test_the_ratio_is_that_of_the_largest_block():
@@ -54,5 +54,5 @@ def test_a_run_whose_noise_hides_everything_needs_force():
     with pytest.raises(InvalidInputError, match="hides whatever.*at most.*--force"):
         hopeless.run()
     job, _ = forecast(hopeless)
-    require_signal(replace(hopeless, force=True), job, Ledger(job), 9, said.append)
+    require_signal(replace(hopeless, force=True), job, 9, said.append)
     assert said[0].startswith("Noise: the signal of 4 sites is at most 0.0")

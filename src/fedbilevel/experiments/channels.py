@@ -21,7 +21,7 @@ from fedbilevel.channels import (
     TrimmedMean,
 )
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.runtime import Job, Ledger
+from fedbilevel.runtime import Job
 from fedbilevel.runtime.privacy import noise_forecast
 
 QUANTILE = "quantile"
@@ -152,14 +152,10 @@ def _part(option: str, text: str, known: Known[Part]) -> Part:
 
 
 def require_signal(
-    settings: Settings,
-    job: Job,
-    ledger: Ledger,
-    rounds: int,
-    say: Callable[[str], None],
+    settings: Settings, job: Job, rounds: int, say: Callable[[str], None]
 ) -> None:
     """Say what noise leaves of a run; raise where that is nothing, if not forced."""
-    found = noise_forecast(job, ledger, rounds)
+    found = noise_forecast(job, rounds)
     if found is None:
         return
     if found.whole < 1 and not settings.force:

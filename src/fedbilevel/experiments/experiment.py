@@ -41,7 +41,6 @@ from fedbilevel.runtime import (
     Checkpoints,
     DiskSimulatorRuntime,
     Job,
-    Ledger,
     OnRound,
     ReferenceRuntime,
     Sampling,
@@ -140,7 +139,7 @@ class Experiment(Settings):
         about("checking")
         job = mesh.on_all(lambda: made.job(self.seed))
         about("checking", _cohort(job))
-        require_signal(self, job, Ledger(job), made.rounds, say)
+        require_signal(self, job, made.rounds, say)
         checkpoints = None
         if folder is not None:
             folder = Path(folder)

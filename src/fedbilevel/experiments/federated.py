@@ -112,7 +112,7 @@ def serve(
     runtime.check(stopping)
     rounds, ledger = experiment.sizes(sites.recommended)["rounds"], Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
-    require_signal(experiment, job, ledger, rounds, report)
+    require_signal(experiment, job, rounds, report)
     outcome = execute(
         runtime,
         rounds,

@@ -88,7 +88,7 @@ class NoiseForecast(NamedTuple):
         )
 
 
-def noise_forecast(job: Job, ledger: Ledger, rounds: int) -> NoiseForecast | None:
+def noise_forecast(job: Job, rounds: int) -> NoiseForecast | None:
     """Say before a run what its noise will leave; None without noise."""
     privacy = job.channel.privacy
     if privacy is None or not is_noisy(job):
@@ -98,7 +98,7 @@ def noise_forecast(job: Job, ledger: Ledger, rounds: int) -> NoiseForecast | Non
         for where, phase in job.every_phase().items()
     )
     size = max(block.size for tree in shapes for block in vector_shapes(tree))
-    exchanges = int((ledger.blocks(job.key, rounds) > 0).sum())
+    exchanges = int((Ledger(job).blocks(job.key, rounds) > 0).sum())
     each = privacy.participants / (float(privacy.noise) * math.sqrt(size))
     return NoiseForecast(privacy.participants, size, exchanges, each)
 

@@ -52,9 +52,13 @@ def at_server(**more) -> Experiment:
     return Experiment("regularization", clients=3, rounds=1, **more)
 
 
-def every_site(folder):
-    names = enumerate(SIZES)
-    return {k: build_site(at_site(folder, name), k) for k, name in names}
+def every_site(folder, **options):
+    made = {}
+    for client, name in enumerate(SIZES):
+        experiment = at_site(folder, name)
+        chosen = {**experiment.options, **options}
+        made[client] = build_site(replace(experiment, options=chosen), client)
+    return made
 
 
 def test_prepare_counts_the_rows_of_every_site(folder):
@@ -69,12 +73,14 @@ def test_prepare_counts_the_rows_of_every_site(folder):
 
 def test_unlike_sites_take_the_settings_of_the_largest(folder):
     """Each would be recommended other steps by its own rows."""
-    sites = every_site(folder).values()
+    sites = every_site(folder, folds="1").values()
     weights = [float(one.work.job.data.weights[0]) for one in sites]
-    assert weights == list(SIZES.values())
+    # A fifth of the rows of each is put aside.
+    assert weights == [960, 72, 24]
     first, *others = (one.facts["recommended"] for one in sites)
     assert others == [first, first]
     alone = replace(at_site(folder, "West"), clients=1, weights="task")
+    alone = replace(alone, options={**alone.options, "folds": "1"})
     assert alone.build_task()[0].recommended["upper_step"] != first["upper_step"]
 
 
@@ -87,7 +93,7 @@ def test_unlike_sites_are_deployed(folder):
     result = serve(
         Loopback(sites), at_server(), run, TERMS, report=said.append, preparation=made
     )
-    words = "sites count by their rows: 1200, 90, 30"
+    words = "sites count by their rows: 960, 72, 24"
     assert result.config["data"]["remarks"] == [words]
     assert result.model is not None and result.model.preparation is not None
     assert result.model.preparation.sites == ()  # whoever predicts need not know them

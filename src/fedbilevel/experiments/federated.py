@@ -228,6 +228,7 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
         jr.key(experiment.seed),
         sampling=Sampling(batch, experiment.participants),
         private=Pair(*private),
+        separate=bool(sites.separate),
         channel=experiment.channel(),
         weights=roster.weights,
     )

@@ -109,7 +109,8 @@ class SiteSchema:
     `classes` is a fingerprint of what numbers of x and y mean. `x` and `y` name the
     blocks, `private` says which of them stay at the site. Sites that take steps from
     the server report `tuned_by`; sites of a task that has more than rows report
-    fingerprints of that, `alike`.
+    fingerprints of that, `alike`. With `separate` the lower level is a sum over the
+    first axis of y, of which methods may send less.
     """
 
     algorithm: str = _reported(_is_algorithm)
@@ -125,6 +126,7 @@ class SiteSchema:
     private: list[list[bool]] = _reported(_are_private)
     tuned_by: str | None = _reported(_is_name, default=None)
     alike: Mapping[str, str] | None = _reported(_are_fingerprints, default=None)
+    separate: bool | None = _reported(_is_flag, default=None)
 
     def plain(self) -> dict[str, Any]:
         """Return the fields that a site reports, as JSON has them."""

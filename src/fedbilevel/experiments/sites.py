@@ -319,6 +319,7 @@ def _schema(
             for flags in (job.private.x, job.private.y)
         ],
         alike=None if task.alike is None else dict(task.alike(task)),
+        separate=job.problem.separate or None,
     )
 
 

@@ -17,6 +17,7 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.experiments.built import weighing
 from fedbilevel.experiments.channels import channel_of
 from fedbilevel.tasks import Task
+from fedbilevel.tasks._rows import untested
 
 Weights = tuple[float, ...] | None  # None leaves those of the task's data
 Chosen = TypeVar("Chosen", bound=Settings)
@@ -85,11 +86,12 @@ def decided(
 def counted(experiment: Chosen, preparation: Preparation | None) -> tuple[Chosen, str]:
     """Return an experiment of sites with what they count, and how to say it.
 
-    Their rows are those that the preparation has, on which all agreed beforehand: what
-    a site says of itself while a run goes on counts for nothing.
+    Their rows are those that the preparation has, on which all agreed beforehand, less
+    those that each puts aside for testing: what a site says of itself while a run goes
+    on counts for nothing.
     """
     clients, held = experiment.clients or 0, preparation.sites if preparation else ()
-    rows = held if len(held) == clients else None
+    rows = tuple(map(untested, held)) if len(held) == clients else None
     if rows is None and experiment.weights == "rows":
         raise InvalidInputError(
             f"--weights rows: no preparation says how many rows each of {clients} "

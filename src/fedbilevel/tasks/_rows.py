@@ -143,13 +143,18 @@ def load(
     if marks is not None:
         test = dataset.test or take(dataset, order[marks[order]])
     else:
-        tested = 0 if dataset.test else int(_TESTED * len(order))
+        tested = 0 if dataset.test else len(order) - untested(len(order))
         test = dataset.test or take(dataset, order[:tested])
     held = replace(take(dataset, order[tested:]), test=None)
     about = (scaling, is_own, choices, whole, pixels, split)
     apart = raw.features[order[:tested]] if marks is None else None
     apart = apart if raw.test is None else raw.test.features
     return Pool(held, test, len(order), *about, apart)
+
+
+def untested(rows: int) -> int:
+    """Return how many rows of a table are left once some are put aside for testing."""
+    return rows - int(_TESTED * rows)
 
 
 def _check(dataset: Dataset, rows: int, task: str) -> None:

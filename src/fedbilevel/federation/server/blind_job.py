@@ -42,6 +42,7 @@ def blind_job(
     *,
     sampling: Sampling,
     private: Pair = NOTHING,
+    separate: bool = False,
     channel: Channel = PLAIN,
     weights: Sequence[float] | None = None,
 ) -> Job:
@@ -49,7 +50,7 @@ def blind_job(
     row = [np.ones((1, 1), np.float32)] * clients
     job = Job.of(
         algorithm,
-        Problem(_stand_in, _stand_in, private=private),
+        Problem(_stand_in, _stand_in, private=private, separate=separate),
         ClientData.from_clients(row, row, weights),
         *start,
         sampling=sampling,

@@ -26,6 +26,12 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
     """Raise `InvalidInputError` for losses or a start that no algorithm could use."""
     _check_start(x, "x")
     _check_start(y, "y")
+    axes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(y)}
+    if problem.separate and (len(axes) != 1 or () in axes):
+        raise InvalidInputError(
+            "`Problem(separate=True)`: the lower level is a sum over the first axis of "
+            "y, so all of its leaves need a first axis of one length."
+        )
     levels = (
         ("upper", problem.upper, data.upper),
         ("lower", problem.lower, data.lower),

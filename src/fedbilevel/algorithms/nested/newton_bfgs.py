@@ -59,7 +59,8 @@ _NEWTON = 20  # steps of y at one x, at most
 _POLISH = 2  # more of them at the last x
 _SHORTEST = 1e-6  # of a step of x
 _FARTHEST = 3.0  # first steps that an entry of x moves at once
-_AT_ONCE = 2**22  # numbers in the products of rows with columns of H
+_UNKNOWN = 2.0**100  # a value that nothing has; a server's state is finite
+_AT_ONCE = 2**20  # numbers in the products of rows with columns of H
 _LARGEST = 2000  # parameters in a block
 
 
@@ -117,7 +118,7 @@ class NewtonBFGS(AbstractAlgorithm):
         """Start the first trial at (x, y)."""
         flat, size = ravel_pytree(x)[0], sum(leaf.size for leaf in jax.tree.leaves(x))
         zero, none = _tree.zeros_like(y), jnp.zeros((), jnp.int32)
-        far, one = jnp.full((), jnp.inf, flat.dtype), jnp.ones((), flat.dtype)
+        far, one = jnp.full((), _UNKNOWN, flat.dtype), jnp.ones((), flat.dtype)
         slope, eye = jnp.zeros_like(flat), jnp.eye(size, dtype=flat.dtype)
         counts = (none, none, none - 1)
         start = (Pair(x, y), Pair(x, y), zero, y, far, far)
@@ -160,12 +161,13 @@ class NewtonBFGS(AbstractAlgorithm):
         here = replace(
             again,
             solves=jnp.zeros_like(server.solves),
-            lowest=jnp.full_like(server.lowest, jnp.inf),
+            lowest=jnp.full_like(server.lowest, _UNKNOWN),
         )
         value = sums.upper - _tree.dot(sums.fy, step)
         # A y that cannot be solved for is no place to go to, but there is no other one
         # at the start.
-        value = jnp.where(solved | jnp.isinf(server.value), value, jnp.inf)
+        first = server.value == _UNKNOWN
+        value = jnp.where(solved | first, value, jnp.inf)
         moved = self._moved(here, value, ravel_pytree(sums.h)[0])
         searching = _tree.select(solved | (server.solves >= _NEWTON), moved, again)
         left = jnp.maximum(server.left - 1, 0)
@@ -184,7 +186,7 @@ class NewtonBFGS(AbstractAlgorithm):
         """Move the point to the trial, and look for the next one from there."""
         x, unravel = ravel_pytree(server.trial.x)
         s, q = x - ravel_pytree(server.point.x)[0], h - server.h
-        first = jnp.isinf(server.value)
+        first = server.value == _UNKNOWN
         largest = jnp.max(jnp.abs(h))
         plain = self.first_step / jnp.where(largest > 0, largest, 1)
         eye = jnp.eye(x.size, dtype=x.dtype)

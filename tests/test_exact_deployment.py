@@ -1,5 +1,7 @@
 """Deployed, the exact method gives the model of pooled rows, masked or not."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -24,14 +26,14 @@ def deployed(folder, run, sites, **more):  # noqa: F811
     return serve(Loopback(sites), server, run, TERMS, preparation=made)
 
 
-@pytest.fixture
-def sites(folder):  # noqa: F811
-    return {k: build_site(at_site(folder, name), k) for k, name in enumerate(NAMES)}
-
-
 @pytest.mark.slow
-def test_the_deployed_model_is_that_of_pooled_rows(folder, sites):  # noqa: F811
-    result = deployed(folder, folder / "run", sites)
+@pytest.mark.parametrize("aggregate", ["mean", "secure"])
+def test_the_deployed_model_is_that_of_pooled_rows(folder, aggregate):  # noqa: F811
+    sites = {
+        client: build_site(at_site(folder, name, aggregate=aggregate), client)
+        for client, name in enumerate(NAMES)
+    }
+    result = deployed(folder, folder / "run", sites, aggregate=aggregate)
     assert "reached its own tolerance" in result.ended
     assert result.columns["exchanges"][-1] <= 60
     # scikit-learn on the rows of all sites, in columns scaled for the strengths.
@@ -44,8 +46,8 @@ def test_the_deployed_model_is_that_of_pooled_rows(folder, sites):  # noqa: F811
         for name in ("features", "label")
     )
     each = strengths(result.x)
-    (job,) = (one.work.job for one in list(sites.values())[:1])
-    width = np.sqrt(each[list(job.problem.lower.model.columns)])
+    lower: Any = sites[0].work.job.problem.lower
+    width = np.sqrt(each[list(lower.model.columns)])
     pooled = LogisticRegression(C=1 / len(a), tol=1e-12, max_iter=10_000)
     pooled.fit(a[:, :-1] / width, label)
     last = np.asarray(result.y)[-1, 0]

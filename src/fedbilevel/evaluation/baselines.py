@@ -57,7 +57,8 @@ def baselines(
     Without `features` of the tested rows it is the base rate only.
     """
     everything = np.concatenate([one.label for one in sites])
-    made = [Baseline("base_rate", "base rate", _constant(everything, rows))]
+    simple = "base rate" if rows.classes else "mean of the training rows"
+    made = [Baseline("base_rate", simple, _constant(everything, rows))]
     if features is None:
         return made
     held = [one.features() for one in sites]

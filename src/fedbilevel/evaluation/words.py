@@ -36,7 +36,7 @@ def figure(value: float, like: float | None = None) -> str:
     """Write a number with three digits, or with as many decimals as another one has."""
     size = abs(value if like is None else like)
     decimals = 2 - math.floor(math.log10(size)) if size > 0 else 3
-    return f"{value:,.{min(max(decimals, 0), 6)}f}"
+    return f"{value:,.{min(max(decimals, 0), 4)}f}"
 
 
 def with_interval(metric: Sequence[float]) -> str:
@@ -60,10 +60,7 @@ def sentence(about: Mapping[str, Any]) -> str:
         f"{about['rows']:,} rows that nobody trained on."
     )
     value = found[main][0]
-    simple = (
-        "base rate" if about["predicts"] == "class" else "mean of the training rows"
-    )
-    second = f"The {simple} has {figure(base['metrics'][main][0], value)}"
+    second = f"The {base['name']} has {figure(base['metrics'][main][0], value)}"
     largest = next((one for one in others if one["kind"] == "alone"), None)
     if largest is not None:
         alone = figure(largest["metrics"][main][0], value)

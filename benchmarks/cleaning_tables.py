@@ -194,7 +194,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _printed(rows: list[dict[str, Any]]) -> str:
-    """Return means over seeds; in brackets how often ours is above cleanlab's best."""
+    """Return means over seeds; of models those of plain regression, to ours."""
     lines = [
         "| table | seeds | self-confidence | cleanlab | ours | accuracy "
         "| balanced accuracy | log loss | one class |",

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
@@ -16,6 +18,7 @@ from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site, shared_settings
 from fedbilevel.experiments.weights import counted
 from fedbilevel.federation import Terms
+from fedbilevel.tasks._folds import strengths
 from tests.federation import Loopback
 from tests.test_weights import table_of
 
@@ -45,11 +48,13 @@ def folder(tmp_path):
 def at_site(folder: Path, name: str, **more) -> Experiment:
     options = {"label": "ill", "ignore": "site", "data": str(folder / f"{name}.csv")}
     options["preparation"] = str(folder / "preparation.json")
-    return Experiment("regularization", clients=3, options=options, **more)
+    chosen = {"aggregate": "secure", **more}
+    return Experiment("regularization", clients=3, options=options, **chosen)
 
 
 def at_server(**more) -> Experiment:
-    return Experiment("regularization", clients=3, rounds=1, **more)
+    chosen = {"aggregate": "secure", **more}
+    return Experiment("regularization", clients=3, rounds=1, **chosen)
 
 
 def every_site(folder, **options):
@@ -97,7 +102,7 @@ def test_unlike_sites_are_deployed(folder):
     assert result.config["data"]["remarks"] == [words]
     assert result.model is not None and result.model.preparation is not None
     assert result.model.preparation.sites == ()  # whoever predicts need not know them
-    assert np.isfinite(result.final["upper_loss"])
+    assert np.isfinite(result.y).all()
 
 
 def test_a_site_whose_rows_were_not_counted_refuses_and_keeps_its_number(folder):
@@ -146,5 +151,53 @@ def test_what_the_operator_gives_comes_before_what_was_counted(folder):
     made = read_preparation(str(folder / "preparation.json"))
     assert counted(at_server(weights=(1, 2, 3)), made)[0].weights == (1, 2, 3)
     assert counted(at_server(weights="equal"), made)[0].weights == (1, 1, 1)
-    noisy, words = counted(at_server(clip=1.0, noise=1.0), made)
+    noisy, words = counted(at_server(clip=1.0, noise=1.0, aggregate="mean"), made)
     assert noisy.weights == "task" and "clip and noise" in words
+
+
+# The exact method at sites
+
+
+def deployed(folder, run, sites, **more):
+    run.mkdir()
+    made = read_preparation(str(folder / "preparation.json"))
+    server = Experiment("regularization", clients=3, **more)
+    return serve(Loopback(sites), server, run, TERMS, preparation=made)
+
+
+def test_sums_of_few_rows_need_the_secure_mean(folder):
+    """With 3 parameters and 5 folds, 5 * 60 * (3 + 3)/2 rows."""
+    build_site(at_site(folder, "North", aggregate="mean"), 0)
+    with pytest.raises(InvalidInputError, match="with fewer than 900 could be found"):
+        build_site(at_site(folder, "South", aggregate="mean"), 1)
+    build_site(at_site(folder, "South", aggregate="secure"), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregate", ["mean", "secure"])
+def test_the_deployed_model_is_that_of_pooled_rows(folder, aggregate, monkeypatch):
+    monkeypatch.setattr("fedbilevel.experiments.sites._EXCHANGES", 1)
+    sites = {
+        client: build_site(at_site(folder, name, aggregate=aggregate), client)
+        for client, name in enumerate(SIZES)
+    }
+    result = deployed(folder, folder / "run", sites, aggregate=aggregate)
+    assert "reached its own tolerance" in result.ended
+    assert result.columns["exchanges"][-1] <= 60
+    # scikit-learn on the rows of all sites, in columns scaled for the strengths.
+    rows = [one.work.job.data.lower for one in sites.values()]
+    sizes = [int(one.work.job.data.lower_sizes[0]) for one in sites.values()]
+    a, label = (
+        np.concatenate(
+            [np.asarray(row[name])[0, :n] for row, n in zip(rows, sizes, strict=True)]
+        )
+        for name in ("features", "label")
+    )
+    each = strengths(result.x)
+    lower: Any = sites[0].work.job.problem.lower
+    width = np.sqrt(each[list(lower.model.columns)])
+    pooled = LogisticRegression(C=1 / len(a), tol=1e-12, max_iter=10_000)
+    pooled.fit(a[:, :-1] / width, label)
+    last = np.asarray(result.y)[-1, 0]
+    np.testing.assert_allclose(last[:-1], pooled.coef_[0] / width, atol=1e-6)
+    np.testing.assert_allclose(last[-1:], pooled.intercept_, atol=1e-6)

@@ -199,7 +199,8 @@ class AbstractAlgorithm(eqx.Module):
     is chosen by its name, and `rule` is the hypergradient that is then made of Q and
     theta. `needs_hessian` is False where gradients of the losses are all that a method
     asks for. `finishes` is True where a method says itself when a run is over, and
-    `bears_noise` False where noise in replies would break it.
+    `bears_noise` False where noise in replies would break it. `sends_hessian` is True
+    where a reply has second derivatives over all rows, which say much about few.
     """
 
     reference: ClassVar[str] = "none given"
@@ -212,6 +213,7 @@ class AbstractAlgorithm(eqx.Module):
     needs_hessian: ClassVar[bool] = True
     finishes: ClassVar[bool] = False
     bears_noise: ClassVar[bool] = True
+    sends_hessian: ClassVar[bool] = False
     rule: ClassVar[type[AbstractHypergradient]] = Neumann
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from fedbilevel import _tree, algorithms, tasks
 from fedbilevel.algorithms import Entry
-from fedbilevel.channels import PLAIN
+from fedbilevel.channels import PLAIN, SecureMean
 from fedbilevel.datasets import Preparation, TableChoices
 from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
@@ -47,6 +47,7 @@ from fedbilevel.tasks._base import own_places
 if TYPE_CHECKING:
     from fedbilevel.federation.signatures import SiteIdentity
 
+_EXCHANGES = 60  # of a method that sends second derivatives, at most
 # Where rows lie is each side's own business.
 LOCAL = ("data", *(one.name for one in fields(TableChoices)))
 
@@ -155,6 +156,8 @@ def build_site(
     entry = federated_entry(named)
     with _known_as(client, task.names[client] if trial and task.names else ""):
         job = _job(experiment, task, entry, clients)
+    if not trial:
+        _check_rows(job)
     schema = _schema(task, job, algorithms.identity(named), values, experiment)
     if tune:
         schema = replace(schema, tuned_by=task.tuned_by or HELD_OUT)
@@ -188,6 +191,30 @@ def _job(experiment: Experiment, task: Task, entry: Entry, clients: int) -> Job:
     channel = experiment.channel().joined(algorithm.channel(), entry.name)
     channel = channel.shared_by(participants)
     return replace(job, clients=clients, participants=participants, channel=channel)
+
+
+def _check_rows(job: Job) -> None:
+    """Raise where sums of Hessians would say too much about the rows of a site.
+
+    n rows of c numbers are n c unknowns. An exchange says D (D + 3)/2 numbers of the
+    rows of each block, for D parameters, and those of a fold are a difference of two
+    blocks. Rows are safe by counting while all exchanges say less than they hold.
+    """
+    if not job.algorithm.sends_hessian or isinstance(job.channel.reduction, SecureMean):
+        return
+    parts = jax.tree.leaves(job.y)[0].shape[0] if job.problem.separate else 1
+    size = sum(leaf.size for leaf in jax.tree.leaves(job.y)) // parts
+    # No row has more of its own than a model sees of it.
+    row = min(size, sum(leaf[0, 0].size for leaf in jax.tree.leaves(job.data.lower)))
+    folds = max(parts - 1, 1)
+    needed = folds * _EXCHANGES * size * (size + 3) // (2 * row)
+    if int(job.data.lower_sizes[0]) < needed:
+        raise InvalidInputError(
+            f"`{job.algorithm.title}` sends sums of second derivatives, from which the "
+            f"rows of a site with fewer than {needed:,} could be found. Let the server "
+            "and all sites take the secure mean (--aggregate secure), under which "
+            "nobody sees them, or choose another method (--algorithm fedbio-controls)."
+        )
 
 
 def _following(

@@ -106,6 +106,7 @@ class NewtonBFGS(AbstractAlgorithm):
     allows_private: ClassVar[bool] = False
     finishes: ClassVar[bool] = True
     bears_noise: ClassVar[bool] = False
+    sends_hessian: ClassVar[bool] = True
 
     tolerance: Number = number(
         "ends where <h, B h> is so much of the upper loss", default=1e-4, above=0.0

@@ -14,8 +14,8 @@ and ones for all, and gaps the mean of the others.
 """
 
 import argparse
+import itertools
 import json
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -107,6 +107,11 @@ def dealt(deal: str, y: np.ndarray, seed: int) -> np.ndarray:
     return sites
 
 
+def parted(X: np.ndarray, y: np.ndarray, seed: int, by: np.ndarray | None) -> Any:
+    """Return rows and labels of four fifths, and of the others."""
+    return train_test_split(X, y, test_size=0.2, random_state=seed, stratify=by)
+
+
 class Loss:
     """Test loss; of numbers in units of the training rows' variance."""
 
@@ -146,7 +151,7 @@ def cross_validated(numbers: bool) -> Any:
 def one_strength(X: np.ndarray, y: np.ndarray, numbers: bool, seed: int) -> Any:
     """Return the best of ten strengths on a fifth of the rows."""
     rest = None if numbers or np.bincount(y).min() < 2 else y
-    A, B, a, b = train_test_split(X, y, test_size=0.2, random_state=seed, stratify=rest)
+    A, B, a, b = parted(X, y, seed, rest)
     judge, fitted = Loss(y, B, b), []
     for strength in np.logspace(-4, 4, 10):
         made = (
@@ -187,7 +192,7 @@ def measured(name: str, deal: str, split: int, folder: Path | None) -> dict[str,
     X, y = loaded(name, split, folder)
     numbers = len(np.unique(y)) >= 20
     by = None if numbers else y
-    A, B, a, b = train_test_split(X, y, test_size=0.2, random_state=split, stratify=by)
+    A, B, a, b = parted(X, y, split, by)
     sites, loss = dealt(deal, a, 1000 + split), Loss(a, B, b)
     began = time.perf_counter()
     kind = FederatedRidge if numbers else FederatedRegularizer
@@ -224,37 +229,24 @@ def main() -> None:
     given = parser.parse_args()
     warnings.filterwarnings("ignore", module="sklearn")
     names = given.tables.split(",") + (["a9a"] if given.data else [])
+    shown = ("ours", "largest site", "sites", "one strength")
+    head = ("table", "deal", "pooled", *shown, "exchanges", "seconds")
     ratios, rows = [], []
-    print(
-        "| table | deal | pooled | ours | largest site | sites | one strength | exchanges | seconds |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name in names:
-        for deal in given.deals.split(","):
-            every = [
-                measured(name, deal, split, given.data) for split in range(given.splits)
-            ]
-            found = {key: np.asarray([one[key] for one in every]) for key in every[0]}
-            base = found["pooled"]
-            cells = [
-                interval(found[key] / base)
-                for key in ("ours", "largest site", "sites", "one strength")
-            ]
-            most, typical = found["exchanges"].max(), np.median(found["seconds"])
-            print(
-                f"| {name} | {deal} | {base.mean():.4f} | {' | '.join(cells)} | {most:.0f} | {typical:.1f} |"
-            )
-            sys.stdout.flush()
-            ratios.append(float(np.mean(found["ours"] / base)))
-            rows.append(
-                {
-                    "table": name,
-                    "deal": deal,
-                    **{k: v.tolist() for k, v in found.items()},
-                }
-            )
-            if given.out:
-                given.out.write_text(json.dumps(rows))
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    for name, deal in itertools.product(names, given.deals.split(",")):
+        splits = range(given.splits)
+        every = [measured(name, deal, split, given.data) for split in splits]
+        found = {key: np.asarray([one[key] for one in every]) for key in every[0]}
+        base = found["pooled"]
+        cells = [interval(found[key] / base) for key in shown]
+        most, typical = found["exchanges"].max(), np.median(found["seconds"])
+        line = [name, deal, f"{base.mean():.4f}", *cells, f"{most:.0f}"]
+        print(f"| {' | '.join([*line, f'{typical:.1f}'])} |", flush=True)
+        ratios.append(float(np.mean(found["ours"] / base)))
+        plain = {key: values.tolist() for key, values in found.items()}
+        rows.append({"table": name, "deal": deal, **plain})
+        if given.out:
+            given.out.write_text(json.dumps(rows))
     print(f"\nMean ratio to pooled cross-validation: {np.mean(ratios):.3f}")
 
 

@@ -38,6 +38,7 @@ class _Regularized(Federated):
         folds: int = 5,
         random_state: Any = None,
         options: Mapping[str, Any] | None = None,
+        site_weights: Any = None,
     ) -> None:
         super().__init__(
             clients=clients,
@@ -47,6 +48,7 @@ class _Regularized(Federated):
             algorithm=algorithm,
             random_state=random_state,
             options=options,
+            site_weights=site_weights,
         )
         self.folds = folds
 

@@ -1,6 +1,7 @@
 """What clients keep may be on a disk: the same numbers, and less in memory."""
 
 import errno
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,16 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     assert back["nothing"].shape == (3, 0, 2)
 
 
+@pytest.fixture
+def hasty():
+    """Let threads take turns after every few instructions."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-7)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_rows_are_read_by_two_devices_at_the_same_time(tmp_path):
     """A file has one position: who seeks must read before another one seeks."""
     rows = np.arange(64.0)[:, None] * np.ones(8)

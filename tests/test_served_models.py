@@ -69,7 +69,9 @@ def by_hand(point: dict[str, np.ndarray], rows: list, of: list) -> np.ndarray:
         float,
     )
     whole = np.hstack([features / 2, np.ones((len(rows), 1))])  # sqrt of 4 features
-    chances = np.exp(whole @ point["y"].T.astype(float))
+    # The last model was trained on all rows, and scores the second class.
+    scores = whole @ point["y"][-1].T.astype(float)
+    chances = np.exp(np.hstack([np.zeros_like(scores), scores]))
     return chances / chances.sum(axis=1, keepdims=True)
 
 
@@ -243,12 +245,13 @@ def test_a_trial_whose_y_stayed_at_the_nodes_leaves_no_model(tmp_path):
     table = write(tmp_path / "people.csv", ROWS)
     options = {"data": table, "label": "ill", "site": "hospital"}
     experiment = replace(SETTINGS, options=options)
-    whole = {"x": np.zeros(5), "y": np.ones((2, 5))}
+    x = {"x.common": np.zeros(()), "x.own": np.zeros(2)}
+    whole = {**x, "y": np.ones((6, 1, 5))}
     result = made_up("fedavg", task="regularization", point=whole)
     model = leave_of_trial(experiment, result, tmp_path)
     assert model is not None and isinstance(model.layers[-1], Dense)
-    np.testing.assert_array_equal(model.layers[-1].weight, np.ones((2, 4)))
-    kept = replace(result, point={"x": whole["x"]})
+    np.testing.assert_array_equal(model.layers[-1].weight, [[0] * 4, [1] * 4])
+    kept = replace(result, point=x)
     assert leave_of_trial(experiment, kept, tmp_path) is None
 
 

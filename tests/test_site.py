@@ -35,7 +35,7 @@ def test_every_algorithm_and_task_has_a_page(pages):
     assert "u<sub>t</sub> = (1 - a)" in pages["algorithms/local-bsgvrm.md"]
     for name in tasks.names():
         assert f"# {name}\n" in pages[f"tasks/{name}.md"]
-    assert "| `start` | `-5.0` |" in pages["tasks/regularization.md"]
+    assert "| `start` | `0.0` |" in pages["tasks/regularization.md"]
 
 
 def test_every_command_and_public_name_is_there(pages):

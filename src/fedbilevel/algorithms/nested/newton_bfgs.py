@@ -151,9 +151,13 @@ class NewtonBFGS(AbstractAlgorithm):
         expected = -server.length * jnp.vdot(server.h, server.direction)
         enough = jnp.maximum(_SOLVED * jnp.abs(sums.upper), _SHARE * expected)
         solved = (decrement <= enough) & (apart <= _NEAR * size)
+        first = server.value == _UNKNOWN
+        trial = Pair(server.trial.x, _tree.add_scaled(server.trial.y, -1, step))
         again = replace(
             server,
-            trial=Pair(server.trial.x, _tree.add_scaled(server.trial.y, -1, step)),
+            # As long as none is accepted, the trial is the best that is known.
+            point=_tree.select(first, trial, server.point),
+            trial=trial,
             z=z,
             before=server.trial.y,
             lowest=sums.lower,
@@ -167,7 +171,6 @@ class NewtonBFGS(AbstractAlgorithm):
         value = sums.upper - _tree.dot(sums.fy, step)
         # A y that cannot be solved for is no place to go to, but there is no other one
         # at the start.
-        first = server.value == _UNKNOWN
         value = jnp.where(solved | first, value, jnp.inf)
         moved = self._moved(here, value, ravel_pytree(sums.h)[0])
         searching = _tree.select(solved | (server.solves >= _NEWTON), moved, again)

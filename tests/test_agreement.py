@@ -54,8 +54,8 @@ def test_advice_that_depends_on_rows_is_named_and_can_be_chosen(tmp_path):
     few = write_rows(tmp_path / "a.npz", 40, ("ill", "well"))
     many = write_rows(tmp_path / "b.npz", 2600, ("ill", "well"))
     with pytest.raises(InvalidInputError, match="in lower_step, upper_step"):
-        serve_sites(tmp_path, [few, many])
-    chosen = {"upper_step": "20", "lower_step": "0.5"}
+        serve_sites(tmp_path, [few, many], folds="1")
+    chosen = {"upper_step": "20", "lower_step": "0.5", "folds": "1"}
     result = serve_sites(tmp_path / "chosen", [few, many], **chosen)
     assert result.final["round"] == 2
 

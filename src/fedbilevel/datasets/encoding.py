@@ -10,8 +10,8 @@ import numpy as np
 from fedbilevel._table_choices import TableChoices
 from fedbilevel.datasets._base import Dataset
 from fedbilevel.datasets.labels import as_classes
-from fedbilevel.datasets.preparation import CategoryColumn, Preparation
-from fedbilevel.datasets.sums import Sums, as_numbers, as_texts
+from fedbilevel.datasets.preparation import CategoryColumn, NumericColumn, Preparation
+from fedbilevel.datasets.sums import Sums, as_texts
 from fedbilevel.datasets.tables import Table
 from fedbilevel.errors import InvalidInputError, unknown_name
 
@@ -51,7 +51,12 @@ def encode_table(table: Table, choices: TableChoices) -> Dataset:
     preparation = given or Preparation.fit(
         _sums(kept, roles, choices), gaps=choices.missing == "mean"
     )
-    features = preparation.encode(kept.columns, kept.where)
+    read = {
+        one.name: kept.numbers(one.name)
+        for one in preparation.columns
+        if isinstance(one, NumericColumn)
+    }
+    features = preparation.encode({**kept.columns, **read}, kept.where)
     label = preparation.label.encode(kept.columns[roles.label], kept.where)
     texts = [one for one in preparation.columns if isinstance(one, CategoryColumn)]
     filled = {name: int(kept.is_missing(name).sum()) for name in roles.features}
@@ -169,7 +174,7 @@ def _trouble(table: Table, name: str) -> str:
         return f"holds {table.unreadable[name]}, neither numbers nor text"
     if not table.is_numeric(name):
         return _about_texts(as_texts(table.columns[name]))
-    numbers = as_numbers(name, table.columns[name], table.where)
+    numbers = table.numbers(name)
     counts = len(numbers) >= _FEWEST_TO_COUNT and np.all(np.abs(np.diff(numbers)) == 1)
     rises = counts and len(np.unique(numbers)) == len(numbers)
     return "counts the rows, so it looks like an id" if rises else ""
@@ -218,7 +223,7 @@ def _dropped(table: Table, roles: _Roles, choices: TableChoices) -> tuple[Table,
 def _sums(table: Table, roles: _Roles, choices: TableChoices) -> Sums:
     columns = {name: table.columns[name] for name in roles.features}
     for name in filter(table.is_numeric, roles.features):
-        columns[name] = as_numbers(name, columns[name], table.where)
+        columns[name] = table.numbers(name)
     label = table.columns[roles.label]
     if choices.predict == "number" and not table.is_numeric(roles.label):
         raise InvalidInputError(
@@ -237,7 +242,7 @@ def _has_fractions(table: Table, name: str) -> bool:
     if not table.is_numeric(name):
         return False
     try:
-        numbers = as_numbers(name, table.columns[name])
+        numbers = table.numbers(name)
     except InvalidInputError:
         return False  # most are numbers, some are words: classes
     return bool(np.any(numbers != np.floor(numbers)))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbilevel.datasets._base import open_text, reading
 from fedbilevel.datasets._bounds import check_archive, check_size
-from fedbilevel.datasets.sums import MISSING, as_texts, parse_number
+from fedbilevel.datasets.sums import MISSING, as_numbers, as_texts, parse_number
 from fedbilevel.errors import InvalidInputError, needed
 
 _LONGEST_GAP = max(map(len, MISSING))
@@ -34,6 +34,11 @@ class Table:
     places: np.ndarray
     unit: str = "row"
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    # What was read of the texts of a column: of many rows that takes a while.
+    _numeric: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
+    _numbers: dict[str, np.ndarray] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def where(self, row: int) -> str:
         """Say where a row is."""
@@ -49,24 +54,35 @@ class Table:
 
         A single word in it is then a mistake, and is refused where it is read.
         """
-        values = self.columns[name]
-        if values.dtype.kind in "buif":
-            return True
-        # Each different text is looked at once: a hostile one may be long, and repeat.
-        there = Counter(as_texts(values))
-        for gap in [text for text in there if _is_gap(text)]:
-            del there[gap]
-        numbers = sum(count for text, count in there.items() if _is_number(text))
-        return 2 * numbers > there.total() or not there
+        if name not in self._numeric:
+            self._numeric[name] = _are_numbers(self.columns[name])
+        return self._numeric[name]
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Return a column of numbers, NaN where one is missing."""
+        if name not in self._numbers:
+            self._numbers[name] = as_numbers(name, self.columns[name], self.where)
+        return self._numbers[name]
 
     def is_missing(self, name: str) -> np.ndarray:
         """Mark the rows that have no value in a column."""
-        values = self.columns[name]
+        values = self._numbers.get(name, self.columns[name])
         if values.dtype.kind in "buif":
             return np.isnan(values.astype(float))
         numeric = self.is_numeric(name)
         gaps = [not text or (numeric and _is_gap(text)) for text in as_texts(values)]
         return np.asarray(gaps, bool)
+
+
+def _are_numbers(values: np.ndarray) -> bool:
+    if values.dtype.kind in "buif":
+        return True
+    # Each different text is looked at once: a hostile one may be long, and repeat.
+    there = Counter(as_texts(values))
+    for gap in [text for text in there if _is_gap(text)]:
+        del there[gap]
+    numbers = sum(count for text, count in there.items() if _is_number(text))
+    return 2 * numbers > there.total() or not there
 
 
 def _is_gap(text: str) -> bool:

@@ -1,5 +1,6 @@
 """NewtonBFGS beside a second program of its listing, on tables in three places."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -212,6 +213,17 @@ def test_a_run_ends_by_itself_and_stays_ended(tmp_path: Path):
         jax.tree.leaves(first.state), jax.tree.leaves(again.state), strict=True
     ):
         np.testing.assert_array_equal(left, right)
+
+
+def test_a_search_that_takes_too_long_ends_at_the_best_that_it_found():
+    job = job_of()
+    short = replace(job, algorithm=fb.NewtonBFGS(exchanges=20))
+    whole = execute(SimulatorRuntime(job), 20).state.server
+    found = execute(SimulatorRuntime(short), 90)
+    assert found.columns["round"][-1] == 22 and "tolerance" in found.ended
+    server = found.state.server
+    assert flat(server.point.x).tolist() == flat(whole.point.x).tolist()
+    assert found.columns["lower_gradient_norm"][-1] < 1e-12
 
 
 def test_what_it_cannot_bear_is_refused():

@@ -45,7 +45,7 @@ USUAL = 5
 _LOWEST, _HIGHEST = -18.0, 6.0  # logarithms; beyond them nothing changes any more
 _OWN, _COMMON = 1.0, 2.0  # standard deviations of logarithms
 START = -7.0
-_AT_ONCE = 1024
+_AT_ONCE, _FEW = 1024, 200  # rows, of a model with so many parameters or fewer
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Folded:
         not take the time of the largest: 0.12 s in place of 0.45 for the sums of 16,000
         rows at five sites.
         """
-        some = _AT_ONCE if largest > _AT_ONCE else None
+        few = _AT_ONCE if self.parameters <= _FEW else _AT_ONCE // 4
+        some = few if largest > few else None
         return Problem(_Upper(self), _Lower(self), separate=True, rows_at_once=some)
 
     def start(self, common: float = START) -> tuple[Any, Array]:

@@ -18,9 +18,9 @@ and z is H^-1 fy to 3 %; F is corrected for the rest to first order, so that its
 is of second order. From a y at which g is larger than before it goes half the way back.
 H is damped only where it is not positive definite. The first d moves no entry of x by
 more than `first_step`, the others by three times that. Where <h, B h> <= tolerance F, x
-stays, two more Newton steps make y exact to rounding, and the run ends. Unbiased for
-any clients, deterministic, without a step to choose: sums are all it needs, and they
-are those of pooled rows.
+stays, two more Newton steps make y exact to rounding, and the run ends; so it does at
+x_a where `exchanges` were not enough. Unbiased for any clients, deterministic, without
+a step to choose: sums are all it needs, and they are those of pooled rows.
 
 Where `Problem(separate=True)` says that g is a sum over the first axis of y, over the
 folds of a cross-validation for example, H is a block for each, of D parameters.
@@ -49,7 +49,7 @@ from fedbilevel._types import Lower, Number, Pair, Scalar
 from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Pointed, Turn
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Batch, Oracle
-from fedbilevel.schedules import number
+from fedbilevel.schedules import count, number
 
 __all__ = ["NewtonBFGS"]
 
@@ -80,7 +80,8 @@ class Search(Pointed):
 
     `value`, `h`, `inverse` are F, its gradient and B at the accepted point; the trial
     is `length` along the direction from there. `before` is the y before the trial's,
-    and `lowest` the g there. `solves` counts Newton steps, `left` those until the end.
+    and `lowest` the g there. `spent` counts exchanges, `solves` Newton steps at a
+    trial, `updates` those of B, and `left` the Newton steps until the end.
     """
 
     point: Pair
@@ -93,6 +94,7 @@ class Search(Pointed):
     inverse: Float[Array, "dx dx"]
     direction: Float[Array, " dx"]
     length: Scalar
+    spent: Int[Array, ""]
     solves: Int[Array, ""]
     updates: Int[Array, ""]
     left: Int[Array, ""]
@@ -115,13 +117,15 @@ class NewtonBFGS(AbstractAlgorithm):
         "no entry of x moves more in the first step", default=1.0, above=0.0
     )
 
+    exchanges: int = count("exchanges after which x stays", default=57)
+
     def init_server(self, x, y):
         """Start the first trial at (x, y)."""
         flat, size = ravel_pytree(x)[0], sum(leaf.size for leaf in jax.tree.leaves(x))
         zero, none = _tree.zeros_like(y), jnp.zeros((), jnp.int32)
         far, one = jnp.full((), _UNKNOWN, flat.dtype), jnp.ones((), flat.dtype)
         slope, eye = jnp.zeros_like(flat), jnp.eye(size, dtype=flat.dtype)
-        counts = (none, none, none - 1)
+        counts = (none, none, none, none - 1)
         start = (Pair(x, y), Pair(x, y), zero, y, far, far)
         return Search(*start, slope, eye, slope, one, *counts)
 
@@ -141,7 +145,17 @@ class NewtonBFGS(AbstractAlgorithm):
         half = _tree.scale(0.5, _tree.add(server.trial.y, server.before))
         halved = replace(server, trial=Pair(server.trial.x, half))
         halved = replace(halved, solves=server.solves + 1)
-        return _tree.select(rose, halved, self._newton(server, sums))
+        after = _tree.select(rose, halved, self._newton(server, sums))
+        after = replace(after, spent=server.spent + 1)
+        known = (after.left < 0) & (after.value != _UNKNOWN)
+        most = jnp.full_like(after.lowest, _UNKNOWN)
+        back = replace(
+            after,
+            trial=after.point,
+            lowest=most,
+            left=jnp.full_like(after.left, _POLISH),
+        )
+        return _tree.select(known & (after.spent >= self.exchanges), back, after)
 
     def _newton(self, server: Search, sums: Sums) -> Search:
         """Return the state after a Newton step, which may have solved for y."""

@@ -23,6 +23,7 @@ ROWS = Experiment(
     rounds=3,
     local_steps=1,
     batch=8,
+    weights=(1, 1),  # sites that are started one by one know no rows of others
     options={"data": "breast_cancer"},
 )
 SMALL = Experiment("two-client", "fedbio", 2, rounds=2, local_steps=1)

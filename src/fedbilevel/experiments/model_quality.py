@@ -9,6 +9,7 @@ from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.evaluation import Judged, Rows, Site, is_linear_cheap, quality
 from fedbilevel.models import Model
 from fedbilevel.models.model import softmax
+from fedbilevel.problem.stored_rows import is_stored
 from fedbilevel.tasks import Task
 
 
@@ -48,17 +49,22 @@ def site_rows(task: Task, client: int) -> tuple[Any, np.ndarray]:
     features are parts, of which `_plain` makes an array; none where rows have others.
     """
     data = task.data
-    sizes = int(data.lower_sizes[client]), int(data.upper_sizes[client])
+    sizes = (np.asarray(one)[client] for one in (data.lower_sizes, data.upper_sizes))
     lower, upper = (
         (
-            level["features"][client][:size] if "features" in level else (),
-            np.asarray(level["label"][client])[:size],
+            _on_host(level["features"])[client][:size] if "features" in level else (),
+            _on_host(level["label"])[client][:size],
         )
         for level, size in zip((data.lower, data.upper), sizes, strict=True)
     )
     if upper[1].shape[1:] or _are_same(lower, upper):
         return (lower[0],), lower[1]
     return (lower[0], upper[0]), np.concatenate([lower[1], upper[1]])
+
+
+def _on_host(rows: Any) -> Any:
+    """Return rows of which JAX compiles no program to take some; files stay."""
+    return rows if is_stored(rows) else np.asarray(rows)
 
 
 def _are_same(one: tuple[Any, np.ndarray], other: tuple[Any, np.ndarray]) -> bool:

@@ -271,7 +271,7 @@ def spoiling(times, dies=()):
 def test_epsilon_is_that_of_all_that_was_asked_for(tmp_path, monkeypatch):
     """One node spoils exchanges that are made again, and then the server dies."""
     monkeypatch.setattr(exchanges_module, "_PAUSE", 0.0)
-    channel = {"clip": 1.0, "noise": 20.0, "delta": DELTA}
+    channel = {"clip": 1.0, "noise": 20.0, "delta": DELTA, "force": True}
     experiment = replace(settings("quadratic"), **channel)
     sites = {k: build_site(experiment, k, trial=True) for k in range(2)}
     net, terms = Loopback(sites, spoiling(9, dies=(11,))), Terms(patience=1, minimum=2)
@@ -303,7 +303,7 @@ from fedbilevel.federation import Terms
 from tests.federation import Loopback
 experiment = Experiment(
     "quadratic", "fedbio", clients=2, rounds=1, local_steps=1, batch=4,
-    clip=0.5, noise=4.0, aggregate="secure",
+    clip=0.5, noise=4.0, aggregate="secure", force=True,
 )
 sites = {k: build_site(experiment, k, trial=True) for k in range(2)}
 folder = pathlib.Path(sys.argv[1])

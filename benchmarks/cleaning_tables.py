@@ -18,6 +18,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ import fedbilevel
 from fedbilevel.sklearn import FederatedCleaner
 
 try:
-    from cleanlab.filter import find_label_issues
+    find_label_issues: Any = import_module("cleanlab.filter").find_label_issues
 except ImportError:
     find_label_issues = None
 
@@ -142,7 +143,8 @@ def row(name: str, seed: int) -> dict[str, Any]:
     X, given, wrong, site, X_test, label = spoiled(name, seed)
     plain = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
-    p = cross_val_predict(plain, X, given, cv=folds, method="predict_proba")
+    chances = cross_val_predict(plain, X, given, cv=folds, method="predict_proba")
+    p = np.asarray(chances)
     own = p[np.arange(len(given)), given]
     orders = {"self-confidence": own}
     if find_label_issues is not None:

@@ -219,6 +219,7 @@ def test_limits_are_options_of_a_node(tmp_path):
     data, _ = plant(tmp_path, 0)
     words = ["node", "regularization", "--client", "0", "--clients", "2", "--insecure"]
     words += ["--superlink", "127.0.0.1:1", "--state", str(tmp_path / "state")]
+    words += ["--algorithm", "fedbio-controls"]
     more = ["--data", data, "--batch", "4", "--minimum-batch", "50"]
     found = CliRunner().invoke(app, [*words, *more, "--precision", "float64"])
     assert found.exit_code == 2 and "minimum_batch is 50" in found.output

@@ -34,7 +34,7 @@ from fedbilevel.datasets.preparation import NumericColumn
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _rows
+from fedbilevel.tasks import _parts, _rows
 from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
 from fedbilevel.tasks._search_space import (
@@ -238,7 +238,7 @@ def make(
     become gray, and are shrunk to 8x8 pixels. `split` seeds the first weights, too.
     """
     pool = _rows.load(data, split, rows, table, "architecture", transform=_small_images)
-    parts = _rows.partition_rows(pool, clients, partition, train, usual_clients=4)
+    parts = _parts.partition_rows(pool, clients, partition, train, usual_clients=4)
     upper, lower = (
         [{"image": one["features"], "label": one["label"]} for one in part]
         for part in (parts.upper, parts.lower)

@@ -31,7 +31,7 @@ from fedbilevel._types import Pair, Rows, Scalar
 from fedbilevel.datasets import shrink
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled, _rows
+from fedbilevel.tasks import _labeled, _parts, _rows
 from fedbilevel.tasks._base import Listed, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, MeanLoss, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
@@ -87,8 +87,8 @@ def _corrupt(rows: Rows, share: float, classes: int, draw: np.random.Generator) 
 
 
 def _clean(
-    parts: _rows.Partition, lower: list[Rows]
-) -> tuple[_rows.Partition, list[Rows]]:
+    parts: _parts.Partition, lower: list[Rows]
+) -> tuple[_parts.Partition, list[Rows]]:
     """Leave the corrupted rows out, and number the others again."""
     sound = [~one["corrupted"] for one in lower]
     places = [place[own] for place, own in zip(parts.places, sound, strict=True)]
@@ -301,7 +301,7 @@ def make(
     pool = _rows.load(data, split, rows, table, "cleaning")
     share = pool.usual(0.5, own=0.0) if corrupted == -1 else corrupted
     remark = f"{share:.0%} of the training labels are replaced by wrong ones"
-    parts = _rows.partition_rows(
+    parts = _parts.partition_rows(
         pool, clients, partition, train, remarks=[remark] if share else []
     )
     draw = np.random.default_rng((split, 1))

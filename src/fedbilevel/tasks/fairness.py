@@ -38,7 +38,7 @@ from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Layer
 from fedbilevel.problem import ClientData, Problem, padded_count
-from fedbilevel.tasks import _rows
+from fedbilevel.tasks import _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import check_not_negative, held_array, mean_of_first
 from fedbilevel.tasks._networks import linear_layers
@@ -318,7 +318,7 @@ def _own_task(
     more = {"group": of_held, "place": np.asarray(pool.held.places)}
     remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
     pool = _rows.with_constant(pool)
-    parts = _rows.partition_rows(pool, clients, partition, 0.6, more=more)
+    parts = _parts.partition_rows(pool, clients, partition, 0.6, more=more)
     panels = _panels(parts, names, strength)
     remarks += _few(parts, panels)
     places = [one.pop("place") for one in parts.lower]
@@ -338,7 +338,7 @@ def _own_task(
     return _task(problem, panels, parts.lower, both, **about)
 
 
-def _few(parts: _rows.Partition, panels: list[Rows]) -> list[str]:
+def _few(parts: _parts.Partition, panels: list[Rows]) -> list[str]:
     """Name the sites that judge by few rows."""
     sizes = [int(panel["size"].min()) for panel in panels]
     names = parts.names or [f"client {client}" for client in range(len(panels))]
@@ -378,7 +378,7 @@ def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndar
     return names, held, test
 
 
-def _panels(parts: _rows.Partition, names: list[str], strength: float) -> list[Rows]:
+def _panels(parts: _parts.Partition, names: list[str], strength: float) -> list[Rows]:
     """Return each client's panel: all its validation rows, by group."""
     judges = []
     for client, upper in enumerate(parts.upper):

@@ -29,7 +29,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled, _rows
+from fedbilevel.tasks import _labeled, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, balanced_accuracy, cross_entropies
 from fedbilevel.tasks._networks import Network, NetworkScores, build, network_layers
@@ -157,7 +157,7 @@ def make(
         kept = tail(pool.held.label, pool.classes, imbalance, split)
         pool = _rows.thin(pool, kept)
     thinned = f"rows are left out until the first class is {imbalance:g} times the last"
-    parts = _rows.partition_rows(
+    parts = _parts.partition_rows(
         pool,
         clients,
         partition,

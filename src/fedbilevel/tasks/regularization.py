@@ -27,7 +27,7 @@ from fedbilevel._types import Rows
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _folds, _rows
+from fedbilevel.tasks import _folds, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, MeanLoss, Scaling
 from fedbilevel.tasks._networks import linear_layers
@@ -122,7 +122,7 @@ def make(
     width = int(np.prod(pool.held.features.shape[1:])) + 1
     if pool.held.features.dtype != np.uint8:  # images are scaled where they are used
         pool = _rows.with_constant(pool)
-    parts = _rows.partition_rows(pool, clients, partition, train, usual_train=0.2)
+    parts = _parts.partition_rows(pool, clients, partition, train, usual_train=0.2)
     scores = _Scores(pool.scaling)
     held = ClientData.from_clients(parts.upper, parts.lower)
     if pool.classes:
@@ -167,7 +167,7 @@ def _folded_task(
     features = pool.held.features.shape[1] - 1
     columns = _folds.columns_of(pool.held.preparation, features)
     folded = _folds.Folded(folds, pool.classes, columns)
-    parts = _rows.partition_rows(pool, *dealt, 0.0, folds=folds)
+    parts = _parts.partition_rows(pool, *dealt, 0.0, folds=folds)
     scores = _folds.Predicted(folded)
     labels = [one["label"] for one in parts.lower]
     fields = folded.row_fields(labels, sites or len(labels))

@@ -23,7 +23,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks import _labeled, _rows
+from fedbilevel.tasks import _labeled, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
 from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
@@ -141,7 +141,7 @@ def make(
     usual = _rows.SETTINGS[setting]
     pool = _rows.load(data, split, rows, table, "representation", usual.scaling)
     share = train or usual.train_share(partition)
-    parts = _rows.partition_rows(
+    parts = _parts.partition_rows(
         pool, clients, partition, share, usual_clients=usual.clients
     )
     shape, scores = pool.held.features.shape[1:], _Scores(pool.scaling, dropout)

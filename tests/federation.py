@@ -39,6 +39,7 @@ def site_of(job: Job, client: int, folder: Path | None = None, **more) -> Site:
     """Return one client of a job as a site."""
     fingerprints = Fingerprints(SETTINGS, algorithm_fingerprint(job))
     facts = {"metrics": sorted(jax.eval_shape(job.measured, job.x, job.y))}
+    more.setdefault("largest_weight", float(np.max(job.data.weights)))
     site = Site(
         site_job(job, client), client, fingerprints, facts=facts, folder=folder, **more
     )
@@ -63,6 +64,7 @@ class Loopback:
     script: Script = faithful
     sent: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
     notices: list[tuple[int, bytes]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)  # at the sites, if they report here
     lost: bool = False  # for scripts that cut a node off
 
     def nodes(self) -> set[int]:

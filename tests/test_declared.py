@@ -19,8 +19,8 @@ from fedbilevel.experiments.federated import LEFT_OUT, replay, serve
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.server.measuring import read_conclusion
-from fedbilevel.federation.wire import RefusedError
 from fedbilevel.problem import ClientData, as_weights
 from fedbilevel.result import named_leaves
 from fedbilevel.tasks import quadratic

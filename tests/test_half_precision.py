@@ -12,14 +12,8 @@ from fedbilevel.channels import BFloat16, Channel, Mean, Median, Privacy, Secure
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
-from fedbilevel.federation.wire import (
-    EVERYONE,
-    Header,
-    RefusedError,
-    pack,
-    unpack,
-    unpack_tree,
-)
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.wire import EVERYONE, Header, pack, unpack, unpack_tree
 from fedbilevel.runtime import (
     Job,
     ReferenceRuntime,

@@ -20,7 +20,7 @@ from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site, shared_settings, without_files
 from fedbilevel.federation import Terms
-from fedbilevel.federation.wire import RefusedError
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.tasks import quadratic
 from tests.federation import Loopback
 

@@ -25,14 +25,8 @@ from fedbilevel.federation.flower.messages import (
     record_in,
 )
 from fedbilevel.federation.flower.node import _Mailbox
-from fedbilevel.federation.wire import (
-    EVERYONE,
-    Header,
-    RefusedError,
-    pack,
-    unpack,
-    unpack_tree,
-)
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.wire import EVERYONE, Header, pack, unpack, unpack_tree
 from fedbilevel.runtime import execute
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of

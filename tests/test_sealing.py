@@ -12,6 +12,7 @@ import pytest
 
 from fedbilevel.deployment.serving import make_keys
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.signatures import (
     _REPLY,
     _REQUEST,
@@ -29,7 +30,6 @@ from fedbilevel.federation.wire import (
     START_BYTES,
     Header,
     Parts,
-    RefusedError,
     Seal,
     pack,
     unpack,

@@ -43,15 +43,9 @@ from fedbilevel.federation.flower.messages import (
     record_in,
 )
 from fedbilevel.federation.flower.node import Connection, serve_packets
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.signatures import KeyFiles, server_seal, site_seal
-from fedbilevel.federation.wire import (
-    CHECKSUM,
-    EVERYONE,
-    Header,
-    RefusedError,
-    pack,
-    unpack,
-)
+from fedbilevel.federation.wire import CHECKSUM, EVERYONE, Header, pack, unpack
 from tests.gateway import BLOCK, RULE, Gateway, forwards, make_certificates, make_key
 from tests.planted import assert_plain_arrays, settings, shared_values, sites_with_rows
 

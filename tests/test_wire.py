@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import (
     CHECKSUM,
     START_BYTES,
     Header,
-    RefusedError,
     pack,
     unpack,
     unpack_start,

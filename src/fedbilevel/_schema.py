@@ -350,5 +350,11 @@ class Limits:
         None, "replies that are given, and measurements"
     )
     max_epsilon: float | None = _allows(None, "privacy that is spent, at --delta")
+    largest_point: float = _allows(1e8, "size of a number in what is sent to the site")
+    cohorts: str | None = _allows(
+        None,
+        "any, or apart: masked sums over the same sites as before, or over sites that "
+        "differ by --minimum or more; left out: apart where replies are of all rows",
+    )
     minimum_batch: int = _allows(1, "rows of a sample below which not to start")
     minimum_rows: int = _allows(1, "rows of a level below which not to start")

@@ -66,16 +66,16 @@ class SecureAggregationError(FedbilevelError):
     """A mean cannot be taken, or not be taken safely, under masks."""
 
 
-class MaskRangeError(SecureAggregationError):
-    """A reply holds numbers that the masked integers cannot stand for."""
-
-
 class MaskReuseError(SecureAggregationError):
     """A site was asked to use the masks of an exchange for a second reply."""
 
 
 class RevealRefusedError(SecureAggregationError):
     """A site was asked for seeds that would open more than the sum."""
+
+
+class CohortRefusedError(RevealRefusedError):
+    """A site was asked for a sum whose difference to an earlier one says too much."""
 
 
 class UnmaskingError(SecureAggregationError):

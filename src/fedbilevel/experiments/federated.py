@@ -303,7 +303,6 @@ def _result(
     wire = {"bytes_down": down, "bytes_up": up, "of_them_headers": headers}
     # Only now it is known that the run has ended.
     concluded = runtime.conclude(state, int(outcome.columns["round"][-1]))
-    seconds = {**result.seconds, "slowest_sites": runtime.exchanges.site_seconds}
     own = {**result.final, **point}
     return replace(
         result,
@@ -315,7 +314,6 @@ def _result(
             **own,
         },  # nobody writes over what is our own
         counts={**result.counts, "wire": wire},
-        seconds=seconds,
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from fedbilevel import algorithms
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.foreign import is_plain
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.server.measuring import KINDS
-from fedbilevel.federation.wire import RefusedError
 from fedbilevel.result import to_plain
 from fedbilevel.runtime.job import OWN_COLUMNS
 from fedbilevel.studies.validation import HELD_OUT

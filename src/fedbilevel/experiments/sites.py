@@ -36,7 +36,8 @@ from fedbilevel.federation import (
     algorithm_fingerprint,
     settings_fingerprint,
 )
-from fedbilevel.federation.wire import CHECKSUM, RefusedError, Seal
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
 from fedbilevel.result import named_leaves, to_plain
 from fedbilevel.runtime import Job
@@ -174,6 +175,7 @@ def build_site(
         limits=limits,
         identity=identity,
         minimum=minimum,
+        largest_weight=_largest_weight(experiment, clients),
         follow=_following(asked, task, entry, job, client) if tune else None,
     )
 
@@ -319,6 +321,13 @@ def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> T
             "Give --weights, on the server and at all sites alike."
         )
     return weighing(task, [float(weights[client])])
+
+
+def _largest_weight(experiment: Experiment, clients: int) -> float:
+    """Return the largest weight that was agreed on; all are 1 if none was."""
+    chosen = agreed(experiment)
+    weights = as_weights(None if isinstance(chosen, str) else chosen, clients)
+    return float(weights.max())
 
 
 def _schema(

@@ -22,7 +22,8 @@ import numpy as np
 from fedbilevel import _tree
 from fedbilevel._files import make_private_folder, read_arrays, write_arrays
 from fedbilevel.errors import DamagedFileWarning
-from fedbilevel.federation.wire import PROTOCOL, Header, RefusedError
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.wire import PROTOCOL, Header
 from fedbilevel.runtime.checkpoint import DAMAGED
 from fedbilevel.runtime.job import Kept
 

@@ -16,19 +16,24 @@ protects against a server that lies; with masks or noise nothing is measured by 
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedbilevel._files import write_atomically
 from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.federation.wire import Bytes, Header, RefusedError, sha256_of
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.wire import Bytes, Header, sha256_of
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.privacy import is_noisy, privacy_of_releases
 
 MEASURES = ("none", "scalars")
+COHORTS = ("any", "apart")
 _FEDERATIONS = 64  # of which the last measurement is remembered
 Releases = Counter[tuple[int, int]]
 
@@ -60,7 +65,8 @@ class SiteLimits(Limits):
     `max_exchanges` are the replies that a site gives, and as many measurements at most;
     `max_epsilon` is the privacy that it spends, both over all federations that its
     state folder has seen. `minimum_batch` and `minimum_rows` are refused to go below.
-    Nothing but `measure` is limited by default: a site cannot know how long a run is.
+    `largest_point` bounds what a site is sent, and `cohorts` the sums it is in.
+    How much is given is not limited by default: a site cannot know how long a run is.
     """
 
     def __post_init__(self) -> None:
@@ -68,8 +74,14 @@ class SiteLimits(Limits):
             raise InvalidInputError(
                 f"measure='{self.measure}': choose {' or '.join(MEASURES)}."
             )
-        for one in fields(self)[1:]:
+        if self.cohorts not in (None, *COHORTS):
+            raise InvalidInputError(
+                f"cohorts='{self.cohorts}': choose {' or '.join(COHORTS)}."
+            )
+        for one in fields(self):
             value = getattr(self, one.name)
+            if isinstance(value, str):
+                continue
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InvalidInputError(
                     f"{one.name}={value}: a limit is above 0 and finite; leave it out "
@@ -82,6 +94,26 @@ class SiteLimits(Limits):
             masked = isinstance(job.channel.reduction, SecureMean)
             return not (masked or is_noisy(job))
         return self.measure == "scalars"
+
+    def apart(self, job: Job) -> bool:
+        """Say whether the sites of masked sums must differ by the minimum, if at all.
+
+        Where a reply is of all rows no batch hides the difference of two sums.
+        """
+        if self.cohorts is None:
+            batches = (job.upper_batch, job.lower_batch)
+            return None in batches or job.algorithm.sends_hessian
+        return self.cohorts == "apart"
+
+    def check_point(self, leaves: Sequence[Any]) -> None:
+        """Refuse to work at a point that is farther out than any model is.
+
+        Far out single rows can be told apart in a sum.
+        """
+        for leaf in map(np.asarray, leaves):
+            if np.max(np.abs(leaf), initial=0) > self.largest_point:
+                what = f"holds a number beyond {self.largest_point:g}"
+                raise RefusedError("point", what)
 
     def check(self, job: Job) -> None:
         """Raise unless a site with these rows and settings may start at all."""

@@ -35,12 +35,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
     PROTOCOL,
     Parts,
-    RefusedError,
     Seal,
     sha256_of,
 )

@@ -6,7 +6,7 @@ changes nothing. It executes nothing that it is sent. How much it reports is its
 business: see `SiteLimits` and `SiteLedger`.
 """
 
-import time
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.ledger import SiteLedger, SiteLimits
+from fedbilevel.federation.refusals import RefusedError, refusal_of
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.site_work import SiteWork
 from fedbilevel.federation.wire import (
@@ -33,12 +34,10 @@ from fedbilevel.federation.wire import (
     Bytes,
     Carried,
     Header,
-    RefusedError,
     Seal,
     digest,
     in_mask,
     pack,
-    refusal_of,
     sha256_of,
     size_of,
     unpack,
@@ -46,9 +45,10 @@ from fedbilevel.federation.wire import (
 )
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, common_leaves, start_kept
-from fedbilevel.runtime.job import Job, Where
+from fedbilevel.runtime.job import Job, Kept, Where
 
 if TYPE_CHECKING:
+    from fedbilevel.federation.secure.cohorts import Cohorts
     from fedbilevel.federation.secure.site import SiteSecrets
     from fedbilevel.federation.signatures import SiteIdentity
 
@@ -78,8 +78,9 @@ class Site:
     it knows the server's packets, and the server its own. `limits` are the operator's.
     With `follow` a server may give steps in its hello; without, such a one is refused.
     With a secure mean the site takes part in sums of `minimum` sites or more, and
-    believes the keys of others only if its `identity` knows who signed them. `is_over`
-    is set once the server has said that the federation is.
+    believes the keys of others only if its `identity` knows who signed them; its weight
+    counts in parts of the `largest_weight`, as was agreed. `is_over` is set once the
+    server has said that the federation is.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Site:
         limits: SiteLimits | None = None,
         identity: "SiteIdentity | None" = None,
         minimum: int = 2,
+        largest_weight: float = 1.0,
         follow: Follow | None = None,
     ) -> None:
         self.work, self.client, self.fingerprints = SiteWork(job), client, fingerprints
@@ -104,6 +106,7 @@ class Site:
         self.facts, self.folder, self.holds = facts, folder, holds
         self.conclude, self.report, self.seal = conclude, report, seal
         self.identity, self.minimum = identity, minimum
+        self.largest_weight = largest_weight
         self.ledger = SiteLedger(job, limits or SiteLimits(), folder, client)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self.is_over = False
@@ -138,8 +141,7 @@ class Site:
             self.report(f"{what} refused: {refusal}{more}")
             if header.kind == NOTICE:
                 return b""
-            info = {"reason": refusal.reason, "detail": refusal.detail}
-            return self._reply(replace(header, kind="refused", info=info))
+            return self._reply(replace(header, kind="refused", info=refusal.sent()))
 
     def _heed(self, header: Header, packet: Carried) -> bytes:
         """Take a notice: the server does not take this node, or the federation is over.
@@ -253,7 +255,7 @@ class Site:
             )
 
     def _exchange(self, header: Header, listed: list, body: Bytes) -> bytes:
-        began, where = time.perf_counter(), (header.stage, header.phase)
+        where = (header.stage, header.phase)
         if where not in self.work.links or header.exchange < 1:
             raise RefusedError(
                 "phase", f"there is no phase {header.phase} in this stage"
@@ -264,23 +266,20 @@ class Site:
                 "phase", f"'{header.name:.40}' where '{link.phase.name}' is due"
             )
         sent = unpack_tree(listed, body, self.work.sent[where], self._held)
+        self.ledger.limits.check_point(jax.tree.leaves(sent))
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
-        index = jnp.asarray(header.index, jnp.int32)
-        turn = keys.client_turn(job.key, where, self.client, index)
+        turn = self._turn(header)
         # Before anything is computed: a reply that gets lost was given all the same.
         # Under masks a sum of the minimum can be opened, and none of fewer.
         cohort = job.cohort(link.phase)
         shares = min(self.minimum, cohort) if self._masks else cohort
         self.ledger.exchange(self.work.blocks.get(where, 0), shares)
-        kept, reply, finite = self.work.exchange(
-            where, sent, checkpoints.start if base is None else base, turn
-        )
+        before = checkpoints.start if base is None else base
+        kept, reply, finite = self.work.exchange(where, sent, before, turn)
         if not finite:
-            raise RefusedError(
-                "not-finite", "the reply computed here holds NaN or infinity"
-            )
+            kept = self._bear(before)
         leaves = jax.tree.leaves(reply)
         if self._masks:
             leaves = self._masked(header, link, sent, reply, turn)
@@ -291,23 +290,46 @@ class Site:
                 digest(leaf): leaf.copy() if leaf.nbytes < _SHORT else leaf
                 for leaf in jax.tree.leaves(sent)
             }
-        info = {"renewed": renewed, "seconds": time.perf_counter() - began}
-        return self._reply(replace(header, info=info), leaves)
+        return self._reply(replace(header, info={"renewed": renewed}), leaves)
+
+    def _turn(self, header: Header) -> Turn:
+        """Return the turn of an exchange; a repeat of a masked sum draws anew."""
+        index = jnp.asarray(header.index, jnp.int32)
+        where = (header.stage, header.phase)
+        repeat = 0
+        if self._masks:
+            from fedbilevel.federation.secure.layout import Announcement
+
+            repeat = Announcement.read(header.info or {}).repeat
+        return keys.client_turn(self.work.job.key, where, self.client, index, repeat)
+
+    def _bear(self, before: Kept) -> Kept:
+        """Return what to keep after a reply that is not finite.
+
+        In the clear it is refused. Under masks or noise it is answered all the same,
+        since a refusal would say something about rows; the site's terminal says so.
+        """
+        what = "the reply computed here holds NaN or infinity"
+        if not (self._masks or self.work.is_noisy):
+            raise RefusedError("not-finite", what)
+        self.report(f"{what}, which counts as 0. Smaller steps are the usual cure.")
+        return before
 
     def _masked(
         self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn
     ) -> list[np.ndarray]:
         """Return the leaves of a reply under its masks."""
-        from fedbilevel.federation.secure.layout import context_of
+        from fedbilevel.federation.secure.layout import context_of, question_of
 
         if link.where not in self._common:
             self._common[link.where] = common_leaves(link.sent_shape())
         flags = zip(jax.tree.leaves(sent), self._common[link.where], strict=True)
         context = context_of(header, [leaf for leaf, alike in flags if alike])
-        weight = float(self.work.job.data.weights[0])
+        share = float(self.work.job.data.weights[0]) / self.largest_weight
         about = link.known_in_clear(sent, turn)
+        asked = (context, question_of(header, jax.tree.leaves(sent)))
         secrets = self._secrets_of(header.federation)
-        return list(secrets.mask(header.info or {}, context, reply, weight, about))
+        return list(secrets.mask(header.info or {}, *asked, reply, share, about))
 
     def _agree(self, header: Header, listed: list, body: Bytes) -> bytes:
         if not self._masks or listed or body:
@@ -351,10 +373,18 @@ class Site:
         if federation not in self._secrets:
             from fedbilevel.federation.secure.site import SiteSecrets
 
-            rest = (self.folder, self.minimum, self.identity)
+            rest = (self.folder, self._cohorts, self.identity)
             own = SiteSecrets(federation, self.client, *rest)
             self._secrets = {federation: own}
         return self._secrets[federation]
+
+    @functools.cached_property
+    def _cohorts(self) -> "Cohorts":
+        """What is remembered of all masked sums, over all federations."""
+        from fedbilevel.federation.secure.cohorts import Cohorts
+
+        path = None if self.folder is None else self.folder / "cohorts.jsonl"
+        return Cohorts(self.minimum, self.ledger.limits.apart(self.work.job), path)
 
 
 def _is_name(federation: str) -> bool:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from fedbilevel import _tree
 from fedbilevel.algorithms import Turn
 from fedbilevel.federation.noise import SiteNoise
 from fedbilevel.runtime.exchange import Link, client_scalars, for_place, links_of
@@ -45,6 +46,11 @@ class SiteWork:
             for where, message in self._messages.items()
         }
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether replies carry noise."""
+        return self._noise is not None
+
     def take(self, job: Job, seen: Job | None) -> None:
         """Work on another job of the same shapes, and measure on `seen`."""
         fixed = [eqx.filter((self.job, self.seen), eqx.is_array, inverse=True)]
@@ -59,14 +65,17 @@ class SiteWork:
         """Return what is kept, what travels, and whether all of it was finite.
 
         Noise is drawn between two programs, from bits that are no key of either. What
-        follows it, which may compress, only sees what may be seen.
+        follows it, which may compress, only sees what may be seen. Under noise a change
+        that is not finite is one of 0: that it was not would be seen without noise.
         """
         work = self._program(self._work, self.job, where)
         kept, reply, finite = work(sent, kept, turn)
-        if self._noise is None or not bool(finite):
+        if self._noise is None:
             return kept, reply, bool(finite)
+        if not finite:
+            reply = _tree.zeros_like(reply)
         code = self._program(self._coded, self.job, where)
-        return *code(self._noise.protect(reply), kept, turn), True
+        return *code(self._noise.protect(reply), kept, turn), bool(finite)
 
     def measure(self, server: PyTree, own: PyTree) -> dict[str, np.ndarray]:
         """Return the loss and the metrics at a point."""

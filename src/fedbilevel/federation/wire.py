@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation.foreign import is_plain, read_json, shown
+from fedbilevel.federation.foreign import is_plain, read_json
+from fedbilevel.federation.refusals import RefusedError
 
-PROTOCOL = 5
+PROTOCOL = 6
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
 NOTICE = "notice"  # the kind of a packet that needs no answer
 _MAGIC = b"FBL" + bytes([PROTOCOL])
@@ -46,28 +46,6 @@ Spec = tuple[tuple[str, tuple[int, ...]], ...]
 Bytes = bytes | bytearray | memoryview
 # One after the other: put together they would be held a second time.
 Parts = Iterable[Bytes]
-
-
-class RefusedError(FedbilevelError):
-    """A packet that is not taken; `reason` is one word, `detail` what was wrong.
-
-    Both may quote what a peer sent, so they are cut and escaped here, once for all.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        self.reason, self.detail = shown(reason, 40), shown(detail)
-        super().__init__(f"{self.reason}: {self.detail}")
-
-
-def refusal_of(error: Exception) -> RefusedError:
-    """Return the refusal that an error in reading a packet is.
-
-    What a check foresees is a `RefusedError` already. Anything else is a packet that
-    nobody foresaw, and whoever sent it learns only the type of the error.
-    """
-    if isinstance(error, RefusedError):
-        return error
-    return RefusedError("internal", f"reading it raised {type(error).__name__}")
 
 
 # A packet as it was carried, or why it could not be: then that is its refusal.

@@ -38,11 +38,22 @@ from fedbilevel.runtime import keys
 from fedbilevel.units import OfDistance, relative_kinds
 
 Where = tuple[int, int]  # the stage of a phase, and its number there
-ABSENT, PRESENT, RENEWED = 0, 1, 2  # of a client in an exchange
+# Of a client in an exchange; 2 more for each time the exchange was repeated.
+ABSENT, PRESENT, RENEWED = 0, 1, 2
 _SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds
 _FEWEST = 16  # clients of which it is measured
 OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm")
 OWN_COLUMNS += ("exchanges", "bytes", "samples")
+
+
+def is_renewed(came: Any) -> Any:
+    """Say of entries of a record whether the client had lost what it kept."""
+    return (came > ABSENT) & (came % 2 == RENEWED % 2)
+
+
+def repeats(came: Any) -> Any:
+    """Return how often an exchange was repeated, from its row of a record."""
+    return (came.max().astype(int) - PRESENT) // 2
 
 
 @dataclass(frozen=True)
@@ -171,7 +182,8 @@ class Job(eqx.Module):
         """Return the job with the clients of every exchange as recorded.
 
         ABSENT, PRESENT, or RENEWED: the client took part after it had lost what it
-        kept. A client that is absent keeps what it had before.
+        kept. A client that is absent keeps what it had before. In an exchange that was
+        made again of other rows those who took part have 2 more for each repeat.
         """
         shape = (attendance.ndim, attendance.shape[-1:])
         if shape != (2, (self.clients,)) or not (attendance > ABSENT).any(axis=1).all():

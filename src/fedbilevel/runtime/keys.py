@@ -2,6 +2,7 @@
 
     root -> stage (rounds, setup) -> phase -> client -> t      samples of a client
     root -> stage -> phase -> client -> 2^32 - 2 -> turn       noise on its reply
+    root -> stage -> phase -> client -> 2^32 - 3 -> repeat -> t    the same, asked again
     root -> stage -> phase -> turn                             cohort of an exchange
     root -> stage -> phase -> turn                             what all have in common
     root -> stage -> first phase -> turn                       length of a repeat
@@ -50,10 +51,20 @@ def shared_key(root: Key, stage: int, phase: int, turn: Array | int) -> Key:
 
 
 def client_turn(
-    root: Key, where: tuple[int, int], client: Array | int, index: Array | int
+    root: Key,
+    where: tuple[int, int],
+    client: Array | int,
+    index: Array | int,
+    repeat: Array | int = 0,
 ) -> Turn:
-    """Return the turn of one client in one exchange."""
+    """Return the turn of one client in one exchange.
+
+    `repeat` says how often it was asked the same before, and draws other rows.
+    """
     own, shared = client_key(root, *where, client), shared_key(root, *where, index)
+    if not isinstance(repeat, int) or repeat:
+        other = _folded(own, 2**32 - 3, repeat)
+        own = jnp.where(jnp.asarray(repeat) > 0, other, own)
     return Turn(own, index, shared)
 
 

@@ -30,7 +30,7 @@ from fedbilevel.runtime.exchange import (
     server_turn,
     start_kept,
 )
-from fedbilevel.runtime.job import ABSENT, RENEWED, Job, Kept, State
+from fedbilevel.runtime.job import ABSENT, Job, Kept, State, is_renewed, repeats
 from fedbilevel.runtime.layout import Layout
 from fedbilevel.runtime.phase_loop import compiled_loop, run_phases
 from fedbilevel.runtime.stopping import RUNNING, Track
@@ -244,18 +244,19 @@ def _exchange(
     weights = jnp.where(ids < job.clients, job.data.weights[position], 0)
     all_came = _attendance(job, state, everybody)
     present = jnp.ones(count, bool) if all_came is None else all_came > ABSENT
+    repeat = 0 if all_came is None else repeats(all_came)
     before_replies = server_turn(job, where, index, everybody, jnp.ones(count, bool))
     sent = link.sent(state.server, before_replies)
 
     def local(identity: Array, place: Array, held: Array, kept: Kept):
-        turn = keys.client_turn(job.key, where, identity, index)
+        turn = keys.client_turn(job.key, where, identity, index, repeat)
         return link.answer(for_place(sent, place), kept, turn, held)
 
     before = held = state.clients
     came = _attendance(job, state, jnp.minimum(ids, job.clients - 1))
     if came is not None:
         weights = jnp.where(came > ABSENT, weights, 0)
-        held = _where(came == RENEWED, start_kept(job), held)
+        held = _where(is_renewed(came), start_kept(job), held)
     if not layout.everyone:
         held = jax.tree.map(lambda leaf: leaf[_place_of(state, position)], before)
     held, replies, finite = layout.over_places(local, ids, places, position, held)

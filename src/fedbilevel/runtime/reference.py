@@ -23,7 +23,7 @@ from fedbilevel.runtime.exchange import (
     server_turn,
     start_kept,
 )
-from fedbilevel.runtime.job import ABSENT, RENEWED, Job, State
+from fedbilevel.runtime.job import ABSENT, Job, State, is_renewed, repeats
 from fedbilevel.runtime.phase_loop import phases_in_python
 from fedbilevel.runtime.progress import RUNNING, report
 
@@ -69,14 +69,15 @@ class ReferenceRuntime(Runtime):
         job, link = self.job, Link.of(self.job, phase, where)
         asked = asked_clients(job, phase, where, index)
         came = self._attendance(state, asked)
+        repeat = int(repeats(np.asarray(came)))
         ids, everybody = jnp.asarray(asked, jnp.int32), jnp.ones(len(asked), bool)
         turn = server_turn(job, where, index, ids, everybody)
         sent = self._stage(phase, "down", shown, None, link.sent, state.server, turn)
         kept, replies, bad = state.clients, [], []
         for place, client in enumerate(asked):
             one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
-            one = start_kept(job) if came[place] == RENEWED else one
-            mine = keys.client_turn(job.key, where, client, index)
+            one = start_kept(job) if is_renewed(came[place]) else one
+            mine = keys.client_turn(job.key, where, client, index, repeat)
             arguments = (for_place(sent, place), one, mine, client)
             if came[place] == ABSENT:
                 # Whatever stands in the place of somebody who is not there.

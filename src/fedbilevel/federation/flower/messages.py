@@ -21,7 +21,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
     push_object_contents_from_iterable,
 )
 
-from fedbilevel.federation.wire import Carried, RefusedError
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.wire import Carried
 
 KIND = "train"  # the message type; what a packet is for stands in its header
 PIECE = 1 << 22  # bytes of all pieces of a packet but the last

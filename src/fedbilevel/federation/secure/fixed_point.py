@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.errors import InvalidInputError, MaskRangeError, UnmaskingError
+from fedbilevel.errors import InvalidInputError, UnmaskingError
 
 FRACTION_BITS = 40
+EXTRA_WORDS = 2  # whether numbers were cut, and a check
 
 
 def block_scales(about: Sequence[Any]) -> list[int]:
@@ -37,7 +38,13 @@ def block_scales(about: Sequence[Any]) -> list[int]:
 def encode(
     blocks: Sequence[Any], weight: float, scales: Sequence[int], participants: int
 ) -> np.ndarray:
-    """Return weighted blocks in fixed point, one after the other, and a check word."""
+    """Return weighted blocks in fixed point, one after the other, and two words.
+
+    A number beyond the range is cut to it, and one that is none is 0. The first word is
+    1 if there was such a number, else 0: only its sum over all sites is ever seen. A
+    site that refused instead would say something of its rows in the clear. The second
+    word is a check.
+    """
     if not 0 < weight <= 1:
         raise InvalidInputError(
             f"weight={weight}: divide weights by the largest of all clients, so that "
@@ -45,16 +52,17 @@ def encode(
         )
     arrays = [np.asarray(block, np.float64).ravel() for block in blocks]
     _check_lengths(len(scales), len(arrays))
-    limit = 2**63 / participants
-    pieces = []
-    for number, (array, scale) in enumerate(zip(arrays, scales, strict=True)):
-        with np.errstate(over="ignore"):  # infinity is out of range as well
+    # A double below it: 2^63 / n itself would wrap in a sum of n.
+    limit = np.nextafter(2.0**63 / participants, 0)
+    pieces, cut = [], False
+    for array, scale in zip(arrays, scales, strict=True):
+        with np.errstate(over="ignore", invalid="ignore"):
             whole = np.rint(np.ldexp(weight * array, FRACTION_BITS - scale))
-        if not np.all(np.abs(whole) < limit):
-            raise _out_of_range(number, array, weight, scale, participants)
-        pieces.append(whole.astype(np.int64).view(np.uint64))
+        within = np.clip(np.nan_to_num(whole, nan=0.0), -limit, limit)
+        cut |= not np.array_equal(within, whole)
+        pieces.append(within.astype(np.int64).view(np.uint64))
     word = _check_word([array.size for array in arrays], scales, weight)
-    return np.concatenate([*pieces, np.asarray([word], np.uint64)])
+    return np.concatenate([*pieces, np.asarray([int(cut), word], np.uint64)])
 
 
 def decode_mean(
@@ -62,18 +70,20 @@ def decode_mean(
     weights: Mapping[int, float],
     scales: Sequence[int],
     shapes: Sequence[tuple[int, ...]],
-) -> list[np.ndarray]:
+) -> tuple[list[np.ndarray], int]:
     """Return the weighted mean of each block, as float64, from the sum of replies.
+
+    Also return how many of the replies held numbers that were cut.
 
     `weights` are those of the clients in the sum, by number, as the sites used them.
     Raise `UnmaskingError` if the sum cannot be that of these clients.
     """
     _check_lengths(len(scales), len(shapes))
     sizes = [math.prod(shape) for shape in shapes]
-    if total.shape != (sum(sizes) + 1,):
+    if total.shape != (sum(sizes) + EXTRA_WORDS,):
         raise UnmaskingError(
             f"the sum of shape {total.shape} does not hold blocks of shapes {shapes} "
-            "and a check word. Give the shapes of the blocks that the sites masked."
+            "and two words. Give the shapes of the blocks that the sites masked."
         )
     words = (_check_word(sizes, scales, weight) for weight in weights.values())
     if int(total[-1]) != sum(words) % 2**64:
@@ -82,13 +92,14 @@ def decode_mean(
             "weights, scales and shapes, or not all masks are out of it. Compare them, "
             "the roster, the federation and the exchange between server and sites."
         )
-    parts = np.split(total[:-1].view(np.int64), np.cumsum(sizes)[:-1])
+    parts = np.split(total[:-EXTRA_WORDS].view(np.int64), np.cumsum(sizes)[:-1])
     divisor = math.fsum(weights.values())
-    return [
+    means = [
         np.ldexp(part.astype(np.float64), scale - FRACTION_BITS).reshape(shape)
         / divisor
         for part, scale, shape in zip(parts, scales, shapes, strict=True)
     ]
+    return means, int(total[-EXTRA_WORDS])
 
 
 def _check_lengths(scales: int, blocks: int) -> None:
@@ -104,21 +115,3 @@ def _check_word(sizes: Sequence[int], scales: Sequence[int], weight: float) -> i
     layout = struct.pack(f"<{2 * len(sizes)}q", *sizes, *scales)
     digest = hashlib.sha256(struct.pack("<f", weight) + layout).digest()
     return int.from_bytes(digest[:8], "little")
-
-
-def _out_of_range(
-    number: int, array: np.ndarray, weight: float, scale: int, participants: int
-) -> MaskRangeError:
-    if not np.all(np.isfinite(array)):
-        return MaskRangeError(
-            f"block {number} of the reply holds NaN or infinity; nothing was sent. "
-            "Smaller step sizes are the usual cure."
-        )
-    most = math.ldexp(2.0 ** (63 - FRACTION_BITS) / (participants * weight), scale)
-    largest = np.max(np.abs(array))
-    return MaskRangeError(
-        f"block {number} of the reply holds {largest:.6g}, but with weight "
-        f"{weight:.6g}, scale 2^{scale} and {participants} participants its numbers "
-        f"must stay within {most:.6g} either side of 0; nothing was sent. Choose "
-        "smaller step sizes, or a larger scale for this block on server and sites."
-    )

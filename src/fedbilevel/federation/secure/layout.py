@@ -11,7 +11,6 @@ are digests of numbers nobody can guess, so they reveal nothing of them.
 
 import functools
 import hashlib
-import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,15 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.secure.cohorts import Question
 from fedbilevel.federation.secure.fixed_point import block_scales
 from fedbilevel.federation.secure.shares import SHARE_BYTES
 from fedbilevel.federation.server.roster import Roster
-from fedbilevel.federation.wire import EVERYONE, Header, RefusedError, digest
+from fedbilevel.federation.wire import EVERYONE, Header, digest
 
 MOST_PARTICIPANTS = 2**16
+MOST_REPEATS = 2**16
 _ALL_NEIGHBORS = 64  # up to so many participants
 _NEIGHBORS_PER_BIT = 6  # of the number of participants, above
 _CHECK_BYTES = 8
@@ -92,16 +94,21 @@ class MaskedExchange:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What is sent with an exchange; weights count in parts of the largest."""
+    """What is sent with an exchange; `repeat` counts sums of it that failed.
+
+    Weights count in parts of the largest, which was agreed on with the settings.
+    """
 
     number: int
     participants: list[int]
     keys: dict[str, str]
     signatures: dict[str, str]
-    largest: float
+    repeat: int = 0
 
     @staticmethod
-    def of(roster: Roster, number: int, participants: Sequence[int]) -> "Announcement":
+    def of(
+        roster: Roster, number: int, participants: Sequence[int], repeat: int = 0
+    ) -> "Announcement":
         """Announce an exchange to clients that said hello."""
         members = roster.members
         known = {k: members[k].info for k in participants}
@@ -110,7 +117,7 @@ class Announcement:
             sorted(participants),
             {str(k): str(info.get("key", "")) for k, info in known.items()},
             {str(k): str(info.get("signature", "")) for k, info in known.items()},
-            max(member.weight for member in members.values()),
+            repeat,
         )
 
     @staticmethod
@@ -118,12 +125,13 @@ class Announcement:
         """Read what a packet announces, or refuse it."""
         try:
             found = Announcement(**info)
-            if not all(type(n) is int for n in (found.number, *found.participants)):
+            counts = (found.number, found.repeat, *found.participants)
+            if not all(type(n) is int for n in counts):
                 raise ValueError("numbers that are not whole")
             if any(not 0 <= n < EVERYONE for n in found.participants):
                 raise ValueError("participants that no client can be")
-            if not (isinstance(found.largest, float) and 0 < found.largest < math.inf):
-                raise ValueError("no weight")
+            if not 0 <= found.repeat < MOST_REPEATS:
+                raise ValueError("a repeat that no sum can have")
             _ = found.exchange(b""), found.signed()
             if set(found.roster()) != set(found.participants):
                 raise ValueError("keys of others than the participants")
@@ -134,9 +142,7 @@ class Announcement:
 
     def exchange(self, context: bytes) -> MaskedExchange:
         """Return the exchange as the masks know it, with what else it is about."""
-        unit = struct.pack("<d", self.largest)
-        bound = hashlib.sha256(unit + context).digest()
-        return MaskedExchange(self.number, tuple(self.participants), bound)
+        return MaskedExchange(self.number, tuple(self.participants), context)
 
     def roster(self) -> dict[int, bytes]:
         """Return the public keys by client."""
@@ -157,9 +163,18 @@ def context_of(header: Header, alike: Iterable[np.ndarray]) -> bytes:
     A server that let some work at another point, to know their replies or to take their
     weight, would get masks that do not cancel.
     """
-    where = f"{header.stage} {header.phase} {header.index} {header.exchange} "
+    repeat = (header.info or {}).get("repeat", 0)
+    where = f"{header.stage} {header.phase} {header.index} {header.exchange} {repeat} "
     names = " ".join(digest(np.asarray(leaf)) for leaf in alike)
     return hashlib.sha256((where + names).encode()).digest()
+
+
+def question_of(header: Header, sent: Iterable[np.ndarray]) -> Question:
+    """Return what a site is asked, whatever the exchange is numbered."""
+    repeat = (header.info or {}).get("repeat", 0)
+    where = f"{header.stage} {header.phase} {header.index} {repeat} "
+    names = where + " ".join(map(digest, sent))
+    return Question(header.settings, hashlib.sha256(names.encode()).hexdigest())
 
 
 def scales_of(like: PyTree, about: PyTree | None) -> list[int]:

@@ -11,7 +11,8 @@ made from their X25519 keys, signed by a `SiteIdentity`. An exchange has three s
    can open. Two thirds of the shares give the secret. Replies and masks are integers
    modulo 2^64: what cancels, cancels exactly.
 2. Confirm. The server says who replied. Each of them proves to each other, by a tag
-   under a key of the pair, that it was sent these survivors. It says so for one set.
+   under a key of the pair, that it was sent these survivors. It says so for one set,
+   and for one set wherever it is asked the same (`cohorts`).
 3. Reveal. With tags of two thirds of the participants for the set that it confirmed
    itself, a site gives its shares of the secrets of the survivors, and the seeds of the
    masks it shares with the dropped. The server takes these masks out of the sum.
@@ -30,15 +31,17 @@ together.
 
 A number is encoded in fixed point as round(weight * value * 2^(40 - s)). The scale 2^s
 of its block is known to both sides (`block_scales`), so the resolution is 2^-40 scales.
-With n participants the integers stay below 2^63 / n, beyond which a site raises
-instead of sending: the sum cannot wrap. That leaves weight * value a range of
-2^23 / n scales: 2^20 for 8 participants, 2^7 for 2^16, the most that are allowed. The
-mean is off by at most 2^-41 scales divided by the mean weight of those who replied.
+With n participants the integers stay below 2^63 / n, beyond which they are cut: the
+sum cannot wrap, and no site says in the clear that its numbers are large. That leaves
+weight * value a range of 2^23 / n scales: 2^20 for 8 participants, 2^7 for 2^16, the
+most that are allowed. The mean is off by at most 2^-41 scales divided by the mean
+weight of those who replied.
 
-One more word goes with every reply, a digest of weight, scales and sizes, masked like
-the rest. If its sum is not what the server expects, then exchanges, weights, scales or
-sizes differ somewhere, and `decode_mean` raises. It does not authenticate the numbers:
-a site can send wrong ones.
+Two more words go with every reply, masked like the rest. The sum of the first says in
+how many replies numbers were cut, or were none. The second is a digest of weight,
+scales and sizes. If its sum is not what the server expects, then exchanges, weights,
+scales or sizes differ somewhere, and `decode_mean` raises. It does not authenticate the
+numbers: a site can send wrong ones.
 
 What is protected, and what is not. The server may say what it likes to whom it likes,
 together with fewer than a third of the participants.
@@ -50,8 +53,10 @@ together with fewer than a third of the participants.
   reply. Among two or three participants that is one.
 - Without a list of public keys (`identity`) the keys are the server's word: it can put
   its own in, and opens everything.
-- Sums are exact and without noise. Two sums over nearly the same sites, with values
-  that hardly changed, show the difference; a sum that failed is asked for again. Parts
+- Sums are exact and without noise. The same question is answered in one sum alone; two
+  sums over nearly the same sites, with values that hardly changed, still show the
+  difference unless sites keep cohorts apart (`cohorts`). A sum that failed is asked for
+  again, of other batches. Parts
   of a message that each client gets for itself alone are not in the digest, so that
   they may differ for other reasons than the algorithm's.
 - A site that replies and then is silent lets the sum fail if somebody dropped out
@@ -71,7 +76,13 @@ from typing import Any
 import numpy as np
 from cryptography.exceptions import InvalidTag
 
-from fedbilevel.errors import InvalidInputError, MaskReuseError, RevealRefusedError
+from fedbilevel.errors import (
+    CohortRefusedError,
+    InvalidInputError,
+    MaskReuseError,
+    RevealRefusedError,
+)
+from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.fixed_point import encode
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
@@ -103,11 +114,15 @@ from fedbilevel.federation.secure.shares import (
 
 @dataclass(frozen=True)
 class Answered:
-    """What a site remembers of an exchange: digests, and the survivors it confirmed."""
+    """What a site remembers of an exchange it replied to.
+
+    Its digest, the digest of what it is about, the question that it answers, and the
+    survivors that the site confirmed.
+    """
 
     exchange: bytes
-    reply: bytes
-    context: bytes = b""
+    context: bytes
+    question: Question
     survivors: tuple[int, ...] = ()
 
 
@@ -116,7 +131,8 @@ class SecureSite:
 
     `roster` holds the public key of every client, by number. With fewer than `minimum`
     sites in a sum the site does not take part. `records` are its answers so far, by
-    exchange number: a restarted site is given those that it had.
+    exchange number, and `cohorts` who was in which sum: a restarted site is given those
+    that it had.
     """
 
     def __init__(
@@ -128,6 +144,7 @@ class SecureSite:
         *,
         minimum: int = 2,
         records: Mapping[int, Answered] | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         if minimum < 2:
             raise InvalidInputError(
@@ -135,6 +152,7 @@ class SecureSite:
             )
         self.federation, self.client, self.minimum = federation, client, minimum
         self.records = dict(records or {})
+        self.cohorts = cohorts or Cohorts(minimum)
         self._keys, self._roster = keys, {}
         self._secrets: dict[int, bytes] = {}
         self._pairs: tuple[bytes, dict[int, PairKeys]] = (b"", {})
@@ -160,30 +178,30 @@ class SecureSite:
         blocks: Sequence[Any],
         weight: float,
         scales: Sequence[int],
+        question: Question | None = None,
     ) -> MaskedReply:
         """Return the reply, all blocks in one array of uint64, under its masks.
 
         `weight` is this site's weight divided by the largest of all clients, so it is
-        in (0, 1]; `scales` are those of `block_scales`. The same reply may be asked for
-        again; another one under the same exchange number raises `MaskReuseError`.
+        in (0, 1]; `scales` are those of `block_scales`. Numbers only grow, and a second
+        reply under the same one raises `MaskReuseError`, whatever is in it. `question`
+        is what it answers; without one it is as if each exchange asked another.
         """
         self._check_announced(exchange)
+        if exchange.number <= max(self.records, default=-1):
+            raise MaskReuseError(
+                f"client {self.client}, exchange {exchange.number}: a reply was sent "
+                "under this number or a later one, and a second one would show the "
+                "difference. Number a new exchange anew."
+            )
         words = encode(blocks, weight, scales, len(exchange.participants))
         for other, keys in self._neighbors(exchange).items():
             add_mask(words, keys.seed, sign(self.client, other))
         secret, shares = self._own_shares(exchange)
         add_mask(words, self_seed(secret, exchange.digest), 1)
-        answer = Answered(
-            exchange.digest, hashlib.sha256(words.data).digest(), exchange.context
-        )
-        before = self.records.setdefault(exchange.number, answer)
-        if replace(before, survivors=()) != answer:
-            what = "values" if before.exchange == answer.exchange else "participants"
-            raise MaskReuseError(
-                f"client {self.client}, exchange {exchange.number}: a reply with other "
-                f"{what} was sent under this number, and a second one would show the "
-                "difference. Repeat the exchange as it was, or number a new one anew."
-            )
+        question = question or Question("", exchange.digest.hex())
+        answer = Answered(exchange.digest, exchange.context, question)
+        self.records[exchange.number] = answer
         return MaskedReply(words, self._sealed(exchange, secret, shares))
 
     def confirm(self, exchange: MaskedExchange, survivors: Iterable[int]) -> np.ndarray:
@@ -194,7 +212,10 @@ class SecureSite:
         members = tuple(sorted(set(survivors)))
         self._refuse(exchange, self._why_not_confirm(exchange, members))
         before = self.records[exchange.number]
+        problem = self.cohorts.why_not(before.question, members)
+        self._refuse(exchange, problem, CohortRefusedError)
         self.records[exchange.number] = replace(before, survivors=members)
+        self.cohorts.note(before.question, members)
         statement, tags = _statement(exchange, members), exchange.rows(TAG_BYTES)
         for other, keys in self._pairs_in(exchange).items():
             tag = keys.tag(self.client < other, statement)
@@ -267,9 +288,14 @@ class SecureSite:
             _put(sealed, exchange.places[holder], box + first + last)
         return sealed
 
-    def _refuse(self, exchange: MaskedExchange, problem: str | None) -> None:
+    def _refuse(
+        self,
+        exchange: MaskedExchange,
+        problem: str | None,
+        kind: type[RevealRefusedError] = RevealRefusedError,
+    ) -> None:
         if problem:
-            raise RevealRefusedError(
+            raise kind(
                 f"client {self.client}, exchange {exchange.number}: {problem}. Nothing "
                 "was revealed; ask for what may be revealed, or give this exchange up."
             )

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError, UnmaskingError
-from fedbilevel.federation.secure.fixed_point import decode_mean
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.secure.fixed_point import EXTRA_WORDS, decode_mean
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
     ROW_BYTES,
@@ -25,7 +26,7 @@ from fedbilevel.federation.secure.shares import SHARE_BYTES, threshold
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
 from fedbilevel.federation.server.requests import Answers, Request, RequestFor
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
+from fedbilevel.federation.wire import Bytes, Header, unpack_tree
 
 _FEWEST = 2  # replies in a sum
 _MOST_FAILURES = 3  # sums in a row that cannot be opened, before a person must look
@@ -61,9 +62,16 @@ class MaskedServer:
         self.roster, self._ask, self._asked = roster, ask, 0
         self._failures: list[dict[int, str]] = []  # suspects of failed sums, in a row
         self._avoided: set[int] = set()
+        # The exchange that is made, and how many of its sums may have been opened.
+        self._repeats: tuple[int, int] = (0, 0)
 
-    def announced(self, chosen: list[int]) -> Announcement | None:
-        """Return who of the chosen is announced under a new number, if enough."""
+    def announced(self, chosen: list[int], exchange: int) -> Announcement | None:
+        """Return who of the chosen is announced under a new number, if enough.
+
+        After a sum that failed sites answer others than before only of other batches.
+        """
+        if self._repeats[0] != exchange:
+            self._repeats = (exchange, 0)
         self.roster.refresh()
         present = self._willing(self.roster.reachable(chosen))
         trusted = self._willing([k for k in present if k not in self._avoided])
@@ -72,11 +80,11 @@ class MaskedServer:
             return None
         self._asked += 1
         number = self.roster.identity.attempt * 2**32 + self._asked
-        return Announcement.of(self.roster, number, present)
+        return Announcement.of(self.roster, number, present, self._repeats[1])
 
     def like(self, coded: PyTree, announced: Announcement) -> MaskedReply:
-        """Return the shapes of a masked reply: numbers, a word to check, and rows."""
-        size = sum(leaf.size for leaf in jax.tree.leaves(coded)) + 1
+        """Return the shapes of a masked reply: numbers, two words, and rows."""
+        size = sum(leaf.size for leaf in jax.tree.leaves(coded)) + EXTRA_WORDS
         rows = (len(announced.participants), ROW_BYTES)
         words = jax.ShapeDtypeStruct((size,), np.dtype(np.uint64))
         return MaskedReply(words, jax.ShapeDtypeStruct(rows, np.dtype(np.uint8)))
@@ -108,6 +116,7 @@ class MaskedServer:
             return
         try:
             answers.reply = self._mean(question)
+            answers.repeat = announced.repeat
             self._failures, self._avoided = [], set()
         except UnmaskingError as error:
             self.roster.report(f"exchange {question.header.exchange}: {error}")
@@ -152,14 +161,24 @@ class MaskedServer:
         """Return the mean reply of those who answered, as a tree like the coded one."""
         exchange, replies, like = question.exchange, question.replies, question.coded
         check_replies(exchange, replies)
+        # Sites remember a sum from here on; then only another repeat is answered.
+        self._repeats = (self._repeats[0], self._repeats[1] + 1)
         tags = self._confirmed(question)
         revealed = self._revealed(question, tags)
         unmasking = Unmasking(exchange, replies, revealed)
         total = unmasking.total()
         leaves, scales = jax.tree.leaves(like), scales_of(like, question.about)
-        members, largest = self.roster.members, question.announced.largest
+        members, largest = self.roster.members, max(self.roster.weights)
         weights = {k: members[k].weight / largest for k in replies}
-        means = decode_mean(total, weights, scales, [leaf.shape for leaf in leaves])
+        shapes = [leaf.shape for leaf in leaves]
+        means, cut = decode_mean(total, weights, scales, shapes)
+        if cut:
+            why = "is in a sum with numbers that are not finite or too large for masks"
+            raise UnmaskingError(
+                f"{cut} of {len(replies)} replies hold numbers that are not finite or "
+                "too large for masks. Smaller steps are the usual cure",
+                dict.fromkeys(replies, why),
+            )
         for client, why in unmasking.suspects.items():
             question.answers.refused.setdefault(client, RefusedError("share", why))
         pairs = zip(means, leaves, strict=True)

@@ -10,8 +10,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._files import write_atomically
-from fedbilevel.errors import InvalidInputError, SecureAggregationError
+from fedbilevel.errors import (
+    CohortRefusedError,
+    InvalidInputError,
+    SecureAggregationError,
+)
 from fedbilevel.federation.checkpoints import put_aside
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.layout import (
     BOX_BYTES,
     Announcement,
@@ -23,7 +29,7 @@ from fedbilevel.federation.secure.layout import (
 from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.signatures import SiteIdentity
-from fedbilevel.federation.wire import Bytes, RefusedError, unpack_tree
+from fedbilevel.federation.wire import Bytes, unpack_tree
 from fedbilevel.runtime.checkpoint import DAMAGED
 
 _KEPT = 8  # answers a site remembers; numbers only grow
@@ -41,14 +47,15 @@ class SiteSecrets:
         federation: str,
         client: int,
         folder: Path | None,
-        minimum: int = 2,
+        cohorts: Cohorts,
         identity: SiteIdentity | None = None,
     ) -> None:
         self.federation, self.client = federation, client
-        self.minimum, self.identity = minimum, identity
+        self.minimum, self.identity = cohorts.minimum, identity
         self.path = None if folder is None else folder / f"{federation}.keys.json"
         self._site: SecureSite | None = None
         self.keys, self.records = SiteKeys.generate(), {}
+        self.cohorts = cohorts
         if self.path is not None and self.path.exists():
             try:
                 self.keys, self.records = _read(self.path)
@@ -69,21 +76,21 @@ class SiteSecrets:
         self,
         info: Mapping[str, Any],
         context: bytes,
+        question: Question,
         reply: PyTree,
-        weight: float,
+        share: float,
         about: PyTree | None,
     ) -> MaskedReply:
-        """Return a reply under its masks, and remember that it was given."""
+        """Return a reply under its masks, and remember that it was given.
+
+        `share` is the site's weight in parts of the largest.
+        """
         announced = Announcement.read(info)
-        if announced.number < max(self.records, default=0):
-            number = announced.number
-            raise RefusedError("mask", f"exchange {number} is before the last one")
         site = self._member(announced)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
         scales = self._guarded(scales_of, reply, about)
-        share = weight / announced.largest
-        exchange = announced.exchange(context)
-        masked = self._guarded(site.mask_reply, exchange, blocks, share, scales)
+        known = (announced.exchange(context), blocks, share, scales, question)
+        masked = self._guarded(site.mask_reply, *known)
         self._remember(site)
         return masked
 
@@ -127,7 +134,11 @@ class SiteSecrets:
         site = self._site
         if site is None:
             made = (self.federation, self.client, self.keys, roster)
-            more = {"minimum": self.minimum, "records": self.records}
+            more = {
+                "minimum": self.minimum,
+                "records": self.records,
+                "cohorts": self.cohorts,
+            }
             site = self._site = self._guarded(SecureSite, *made, **more)
         else:
             self._guarded(site.meet, roster)
@@ -136,6 +147,8 @@ class SiteSecrets:
     def _guarded(self, function: Any, *arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
+        except CohortRefusedError as error:
+            raise RefusedError("cohort", str(error)) from error
         except (SecureAggregationError, InvalidInputError) as error:
             raise RefusedError("mask", str(error)) from error
 
@@ -153,7 +166,8 @@ class SiteSecrets:
             "private": self.keys.private_bytes.hex(),
             "records": {
                 number: (
-                    *(one.exchange.hex(), one.reply.hex(), one.context.hex()),
+                    *(one.exchange.hex(), one.context.hex()),
+                    list(one.question),
                     list(one.survivors),
                 )
                 for number, one in self.records.items()
@@ -166,7 +180,8 @@ class SiteSecrets:
 
 def _read(path: Path) -> tuple[SiteKeys, dict[int, Answered]]:
     held, records = json.loads(path.read_text()), {}
-    for number, (*digests, survivors) in held["records"].items():
-        exchange, reply, context = map(bytes.fromhex, digests)
-        records[int(number)] = Answered(exchange, reply, context, tuple(survivors))
+    for number, (*digests, question, survivors) in held["records"].items():
+        exchange, context = map(bytes.fromhex, digests)
+        known = (Question(*question), tuple(survivors))
+        records[int(number)] = Answered(exchange, context, *known)
     return SiteKeys.from_bytes(bytes.fromhex(held["private"])), records

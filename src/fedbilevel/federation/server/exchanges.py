@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from fedbilevel.algorithms import ServerTurn
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.server.guard import (
     implausible,
@@ -33,7 +34,6 @@ from fedbilevel.federation.wire import (
     SPARE,
     Bytes,
     Header,
-    RefusedError,
     digest,
     size_of,
     unpack_tree,
@@ -123,7 +123,6 @@ class Exchanges:
     ) -> None:
         self.job, self.roster, self.left_out = job, roster, left_out
         roster.agree(algorithm_fingerprint(job))
-        self.site_seconds = 0.0  # of the slowest site in every exchange
         self._futile = 0  # how often all answers were refused, in a row
         self._links = links_of(job)
         self._coded = {
@@ -175,7 +174,7 @@ class Exchanges:
                 f"phase '{link.phase.name}' sends each client a message of its own, so "
                 "that masked replies have no common scale. Use another aggregation."
             )
-        announced = self._masked.announced(question.asked)
+        announced = self._masked.announced(question.asked, question.header.exchange)
         if announced is None:
             return Answers()
         header = replace(question.header, info=asdict(announced))
@@ -203,7 +202,7 @@ class Exchanges:
         self, question: Question, clients: list[int], stand: Stand, like: PyTree
     ) -> Answers:
         """Return what came back (tree, whether renewed), each checked by itself."""
-        header, spent = question.header, []
+        header = question.header
         common = frozenset(digest(leaf) for leaf in question.alike())
 
         @functools.cache
@@ -222,13 +221,9 @@ class Exchanges:
         def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes):
             tree = unpack_tree(listed, body, like)
             self.roster.members[client].known = common
-            seconds = info.get("seconds")
-            spent.append(seconds if isinstance(seconds, float) else 0.0)
             return tree, bool(info.get("renewed"))
 
-        answers = self.ask(clients, request_for, read, like)
-        self.site_seconds += max(spent, default=0.0)
-        return answers
+        return self.ask(clients, request_for, read, like)
 
     def _reduce(self, answers: Answers, question: Question) -> None:
         """Decode the replies, leave out those that are far off, reduce the others."""

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation.wire import Header, RefusedError
+from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.wire import Header
 
 _SMALL = 1e-6  # moves of a length below this part of the point harm nobody
 

@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel.federation.foreign import is_plain
+from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.server.exchanges import Exchanges, Stand
 from fedbilevel.federation.server.guard import not_finite
 from fedbilevel.federation.server.requests import Answers, Read, Request
 from fedbilevel.federation.server.roster import Member
-from fedbilevel.federation.wire import Bytes, Header, RefusedError, unpack_tree
+from fedbilevel.federation.wire import Bytes, Header, unpack_tree
 
 KINDS = ("number", "texts")
 _LONGEST_TEXT = 400  # letters

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.federation.foreign import shown
+from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import (
     START_BYTES,
     Bytes,
     Carried,
     Header,
-    RefusedError,
     mask_of,
     pack,
-    refusal_of,
     unpack,
 )
 
@@ -46,7 +45,8 @@ class Answers:
 
     `traffic` are bytes down, bytes up, and of both those that are not leaves. `reply`
     is what the server makes of all that were taken. `came` is how many could be read,
-    whatever became of them; None if nobody was asked.
+    whatever became of them; None if nobody was asked. `repeat` says how often the same
+    was asked of other rows before.
     """
 
     taken: dict[int, Any] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class Answers:
     traffic: np.ndarray = field(default_factory=lambda: np.zeros(3, np.int64))
     reply: Any = None
     came: int | None = None
+    repeat: int = 0
 
 
 def ask(
@@ -152,7 +153,7 @@ def _check(header: Header, client: int, sent: Header) -> None:
     # What could not be read has no number.
     asked = (header.number, header.addressees) == (sent.number, sent.addressees)
     if refuses and (asked or header.number == 0):
-        raise RefusedError(str(info.get("reason")), str(info.get("detail")))
+        raise refusal_read(info)
     if replace(echoed, info=sent.info) != sent:
         raise RefusedError("replayed", "answers another packet than the one sent")
 

@@ -12,6 +12,7 @@ import numpy as np
 from fedbilevel._schema import Terms
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.foreign import shown
+from fedbilevel.federation.refusals import RefusedError, refusal_of
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
@@ -20,11 +21,9 @@ from fedbilevel.federation.wire import (
     Bytes,
     Carried,
     Header,
-    RefusedError,
     Seal,
     digest,
     pack,
-    refusal_of,
     size_of,
     unpack,
     unpack_start,

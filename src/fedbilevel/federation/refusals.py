@@ -1,0 +1,86 @@
+"""Why a packet is not taken: a list of reasons that both sides know.
+
+What a site refuses is sent in the clear, under masks too. So a site sends the name of
+a reason and nothing else: what exactly was wrong, with its numbers, is shown at the
+site, and the server shows the sentence that stands here. Which reason it is follows
+from the packet, the settings and what was answered before, and never from rows. The
+one exception is `not-finite` without masks and noise, where the reply would show it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation.foreign import shown
+
+REASONS: Mapping[str, str] = {
+    "algorithm": "the site built another algorithm",
+    "announcement": "what was said about a masked sum cannot be read",
+    "attempt": "the request is from a server that was replaced since",
+    "client": "the request is from or for somebody else",
+    "cohort": "the same question was answered in a sum over other sites, or the sites "
+    "of this sum differ from those of an earlier one by fewer than the site's minimum. "
+    "Bring the missing sites back; `node --cohorts any` allows sums that differ by few",
+    "damaged": "the checksum differs: the packet was cut off or changed, or one side "
+    "signs packets and the other has no keys",
+    "dtype": "a leaf has another type than is due",
+    "federation": "the site has heard no hello of this federation",
+    "garbage": "the packet cannot be read",
+    "internal": "the site raised an error, which stands on its terminal",
+    "jump": "a counter is beyond what can be reached",
+    "key": "a masking key is not signed by its owner, as far as the site knows",
+    "limit": "the site has given as much as its operator allows",
+    "mask": "the site does not mask, confirm or reveal this; its terminal says why",
+    "measure": "the site does not measure for others",
+    "measured": "the site was asked at another point before",
+    "not-finite": "there is NaN or infinity in what was sent, or computed from it",
+    "oversized": "the packet is longer than what is due",
+    "phase": "there is no such phase, or another one is due",
+    "pieces": "the pieces of the packet do not fit together; install the same version "
+    "of fedbilevel on both sides",
+    "point": "a number in what was sent is larger than the site allows "
+    "(`node --largest-point`)",
+    "privacy": "one more reply would spend more epsilon than the site allows",
+    "replayed": "the request was answered before",
+    "settings": "the site runs with other settings",
+    "shape": "a leaf has another shape than is due",
+    "signature": "the packet is not signed with a key that the site knows",
+    "steps": "the site takes no steps from a server, or not these",
+    "truncated": "the packet is shorter than what is due",
+    "unknown": "the packet refers to a leaf that the site does not hold",
+    "version": "the site speaks another version of the protocol; install the same "
+    "version of fedbilevel on both sides",
+}
+
+
+class RefusedError(FedbilevelError):
+    """A packet that is not taken; `reason` is one word, `detail` what was wrong.
+
+    Both may quote what a peer sent, so they are cut and escaped here, once for all.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = shown(reason, 40), shown(detail)
+        super().__init__(f"{self.reason}: {self.detail}")
+
+    def sent(self) -> dict[str, str]:
+        """Return what a site sends of it: a name of the list, and nothing else."""
+        known = self.reason in REASONS
+        return {"reason": self.reason if known else "internal"}
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """Return the refusal that an error in reading a packet is.
+
+    What a check foresees is a `RefusedError` already. Anything else is a packet that
+    nobody foresaw, and whoever sent it learns nothing more.
+    """
+    if isinstance(error, RefusedError):
+        return error
+    return RefusedError("internal", f"reading it raised {type(error).__name__}")
+
+
+def refusal_read(info: Mapping[str, Any]) -> RefusedError:
+    """Return the refusal that a site sent; its words are those of the list."""
+    reason = str(info.get("reason"))
+    return RefusedError(reason, REASONS.get(reason, "a reason that is not known here"))

@@ -114,9 +114,12 @@ def test_a_search_at_sites_goes_on_also_where_a_site_was_started_again(tmp_path)
     ],
 )
 def test_a_site_takes_no_steps_that_a_search_would_not_try(tmp_path, steps, why):
-    told, net = SiteSteps(steps, 0), Loopback(sites_of(SMALL))
-    with pytest.raises(FedbilevelError, match=why):
+    told, here = SiteSteps(steps, 0), []
+    net = Loopback(sites_of(SMALL))
+    net.sites[0].report = here.append
+    with pytest.raises(FedbilevelError, match="takes no steps from a server, or not"):
         serve_told(net, told, tmp_path)
+    assert why in here[0]
 
 
 def serve_told(net, told, folder):
@@ -134,7 +137,7 @@ def ignore_seal():
 
 def test_a_site_that_allows_no_tuning_is_told_no_steps(tmp_path):
     net = Loopback(sites_of(SMALL, tunes=False))
-    with pytest.raises(FedbilevelError, match="takes only with --tune"):
+    with pytest.raises(FedbilevelError, match="takes no steps from a server"):
         tuned(net, SMALL, tmp_path, terms=SHORT)
 
 

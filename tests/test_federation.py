@@ -16,6 +16,7 @@ from fedbilevel.algorithms.wrappers.base import AbstractWrapper
 from fedbilevel.errors import DamagedFileWarning, FedbilevelError, NonFiniteError
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation.checkpoints import SiteCheckpoints
+from fedbilevel.federation.refusals import REASONS
 from fedbilevel.federation.wire import pack, unpack, unpack_start
 from fedbilevel.runtime import Checkpoints, SimulatorRuntime, count, execute
 from fedbilevel.runtime.exchange import start_kept
@@ -225,7 +226,8 @@ def test_state_of_another_client_or_damaged_is_put_aside(tmp_path):
 
 def test_state_of_an_older_protocol_is_neither_used_nor_lost(tmp_path):
     job = quadratic_job(BSGVRM, quadratic_data(2))
-    net = loopback(job, tmp_path)
+    here: list[str] = []
+    net = loopback(job, tmp_path, report=here.append)
     files = [tmp_path / str(client) / f"{FEDERATION}.npz" for client in range(2)]
     about = np.frombuffer(b'{"client": 0, "attempt": 1, "exchanges": []}', np.uint8)
     for file in files:
@@ -233,7 +235,8 @@ def test_state_of_an_older_protocol_is_neither_used_nor_lost(tmp_path):
     told, before = [], [file.read_bytes() for file in files]
     with pytest.raises(FedbilevelError, match=r"clients \[0, 1\] did not come"):
         server_of(job, net, report=told.append)
-    assert any("version" in line and "protocol 2 or older" in line for line in told)
+    assert any(REASONS["version"] in line for line in told)
+    assert any("version" in line and "protocol 2 or older" in line for line in here)
     assert [file.read_bytes() for file in files] == before
 
 

@@ -18,6 +18,7 @@ from fedbilevel.cli.app import app
 from fedbilevel.deployment import apps
 from fedbilevel.errors import DamagedFileWarning, sentence_of
 from fedbilevel.federation.checkpoints import SiteCheckpoints
+from fedbilevel.federation.secure.cohorts import Cohorts
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.result import Result
 
@@ -117,7 +118,7 @@ def test_damaged_keys_are_put_aside_and_told(tmp_path, content):
     path = tmp_path / "f.keys.json"
     path.write_bytes(content)
     with pytest.warns(DamagedFileWarning, match="f.keys.json is damaged.*put aside"):
-        secrets = SiteSecrets("f", 0, tmp_path)
+        secrets = SiteSecrets("f", 0, tmp_path, Cohorts(2))
     assert len(secrets.keys.public_bytes) == 32 and secrets.records == {}
     assert not path.exists()
     assert path.with_suffix(".damaged").read_bytes() == content

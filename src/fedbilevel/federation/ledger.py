@@ -108,10 +108,11 @@ class SiteLimits(Limits):
     def check_point(self, leaves: Sequence[Any]) -> None:
         """Refuse to work at a point that is farther out than any model is.
 
-        Far out single rows can be told apart in a sum.
+        Far out single rows can be told apart in a sum. Single numbers of a server's
+        state, which travels where blocks are private, may say that nothing is known.
         """
         for leaf in map(np.asarray, leaves):
-            if np.max(np.abs(leaf), initial=0) > self.largest_point:
+            if leaf.ndim and np.max(np.abs(leaf), initial=0) > self.largest_point:
                 what = f"holds a number beyond {self.largest_point:g}"
                 raise RefusedError("point", what)
 

@@ -273,10 +273,14 @@ def _best(job: Job, outcome: Outcome) -> Any:
 
 
 def _final(outcome: Outcome, best: Any) -> dict[str, float]:
-    """Return what was measured at the point of the result."""
+    """Return what was measured at the point of the result; NaN if nothing was."""
     columns, row = outcome.columns, -1
     if best is not None:
-        row = int(np.flatnonzero(columns["round"] == int(best.round))[0])
+        found = np.flatnonzero(columns["round"] == int(best.round))
+        if not found.size:
+            unknown = dict.fromkeys(columns, np.nan)
+            return {**unknown, "round": float(best.round)}
+        row = int(found[0])
     return {name: float(column[row]) for name, column in columns.items()}
 
 

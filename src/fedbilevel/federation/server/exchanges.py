@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.5  # seconds before too few replies are asked for again
 _TRIES = 3  # to ask, if all who answer are refused
+_STUCK = 10  # times in a row that the same clients may be refused and not go without
 # After which exchange a client stands, and which one no restart can undo.
 Stand = Callable[[int], tuple[int, int]]
 
@@ -124,6 +125,7 @@ class Exchanges:
         self.job, self.roster, self.left_out = job, roster, left_out
         roster.agree(algorithm_fingerprint(job))
         self._futile = 0  # how often all answers were refused, in a row
+        self._stuck: list[set[int]] = []  # who was refused each time there were too few
         self._links = links_of(job)
         self._coded = {
             where: job.channel.coded_shape(link.reply_shape())
@@ -309,6 +311,24 @@ class Exchanges:
         self._futile = 0 if answers.taken else self._futile
         return answers
 
+    def settled(self) -> None:
+        """Note that an exchange was made, whoever was refused in it."""
+        self._stuck = []
+
+    def _check_stuck(self, answers: Answers) -> None:
+        """Raise if too few replies are left because the same ones are refused."""
+        self._stuck = [*self._stuck, set(answers.refused)][-_STUCK:]
+        always = set.intersection(*self._stuck)
+        if len(self._stuck) < _STUCK or not always:
+            return
+        reasons = {k: str(answers.refused[k]) for k in sorted(always)}
+        raise FedbilevelError(
+            f"{len(answers.taken)} replies are too few, and clients {sorted(always)} "
+            f"were refused {_STUCK} times in a row: {reasons}. Look at their nodes, or "
+            "serve without them: with fewer clients, a lower --minimum, or another "
+            "--aggregate."
+        )
+
     def name_refused(self, header: Header, answers: Answers) -> None:
         """Say who was left out, and why."""
         for client, refusal in sorted(answers.refused.items()):
@@ -332,6 +352,7 @@ class Exchanges:
         Nodes may come back, however long it takes. But if those that are there are
         refused again and again, somebody must look.
         """
+        self._check_stuck(answers)
         futile = answers.refused and not answers.taken
         self._futile = self._futile + 1 if futile else 0
         if self._futile >= _TRIES:

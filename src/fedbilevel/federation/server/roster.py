@@ -12,7 +12,7 @@ import numpy as np
 from fedbilevel._schema import Terms
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.foreign import shown
-from fedbilevel.federation.refusals import RefusedError, refusal_of
+from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
 from fedbilevel.federation.wire import (
     CHECKSUM,
     EVERYONE,
@@ -279,8 +279,8 @@ class Roster:
     def _member(self, node: int, header: Header, leaves: list, body: Bytes) -> Member:
         info = header.info or {}
         if header.kind == "refused":
-            why = (info.get("reason"), info.get("detail"))
-            raise _RefusedThereError(*map(str, why))
+            refusal = refusal_read(info)
+            raise _RefusedThereError(refusal.reason, refusal.detail)
         self._check_origin(node, header)
         facts, flags = info.get("facts"), (info.get("holds"), info.get("concludes"))
         if not isinstance(facts, dict) or not all(type(one) is bool for one in flags):

@@ -173,6 +173,7 @@ class FederationRuntime(Runtime):
             if not answers.taken and reasons == {"not-finite"}:
                 return state, min(answers.refused)
             if exchanges.enough(answers, asked):
+                exchanges.settled()
                 self.made(
                     {
                         "exchange": number,

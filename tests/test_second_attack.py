@@ -1,0 +1,289 @@
+"""What a server that lies, or a node, wanted to know or to stop, and does not."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.experiments.channels import read_channel
+from fedbilevel.federation import SiteLimits
+from fedbilevel.federation.refusals import REASONS
+from fedbilevel.federation.wire import unpack
+from fedbilevel.runtime import execute
+from tests.cases import quadratic_data, quadratic_job
+from tests.federation import FEDERATION, Loopback, server_of, site_of
+from tests.test_federation import BSGM
+from tests.test_hostile_packets import lying
+from tests.test_lying_server import changed, last_of
+
+COUNT = 4
+
+
+def masked_job(change=lambda rows: rows, **more):
+    """Return a job under masks; `change` makes other rows of its rows, after checks."""
+    channel = read_channel(aggregate="secure")
+    job = quadratic_job(BSGM, quadratic_data(COUNT), channel=channel)
+    rows = change((job.data.upper, job.data.lower))
+    data = replace(job.data, upper=rows[0], lower=rows[1])
+    return replace(job, data=data, **more)
+
+
+def net_of(job, folder=None, **more) -> Loopback:
+    net = Loopback({})
+    more = {"holds": False, "report": net.told.append, **more}
+    for k in range(job.clients):
+        place = None if folder is None else folder / str(k)
+        net.sites[10 + k] = site_of(job, k, place, **more)
+    return net
+
+
+def answer_of(site, packet):
+    header, listed, body = unpack(site.handle(packet), 1 << 30)
+    return header, listed, bytes(body)
+
+
+def numbered(packet: bytes, count: int, **info) -> bytes:
+    """Return a request under a new number, with the same or another announcement."""
+
+    def later(header, leaves):
+        number = header.info["number"] + count
+        said = {**header.info, **info, "number": number}
+        said["keys"] = {str(k): said["keys"][str(k)] for k in said["participants"]}
+        return replace(header, number=header.number + 50 + count, info=said), leaves
+
+    return changed(packet, later)
+
+
+def with_key(key):
+    """Return a change of a request, in which client 0 has another key."""
+
+    def change(header, leaves):
+        keys = {**header.info["keys"], "0": key}
+        return replace(header, info={**header.info, "keys": keys}), leaves
+
+    return change
+
+
+# To read rows in what is said in the clear
+
+
+FAR = [0.0, 1e3, 1e12, -1e12, 1e30, 3e38]
+
+
+def other_rows(rows):
+    """Return other and much larger rows in the same shapes."""
+    return jax.tree.map(lambda leaf: leaf * 1e6 + 3, rows)
+
+
+def test_what_a_site_says_at_any_point_depends_on_no_row():
+    """The text of a refusal, and whether there was one, told rows to nine digits."""
+    heard = []
+    honest = masked_job()
+    first = net_of(honest)
+    execute(server_of(honest, first), 1)
+    packets = [last_of(first, 10, kind) for kind in ("hello", "exchange")]
+    for change in (lambda rows: rows, other_rows):
+        job, said = masked_job(change), []
+        site = site_of(job, 0, limits=SiteLimits(largest_point=1e300))
+        assert answer_of(site, packets[0])[0].kind == "hello"
+        # Its keys are not those that were announced then.
+        key = site._secrets_of(FEDERATION).keys.public_bytes.hex()
+        packet = changed(packets[1], with_key(key))
+        for count, value in enumerate(FAR, 1):
+            asked = changed(
+                numbered(packet, count),
+                lambda header, leaves, value=value: (
+                    header,
+                    [np.full_like(leaf, value) for leaf in leaves],
+                ),
+            )
+            header, listed, body = answer_of(site, asked)
+            assert header.kind == "exchange", value
+            # What is not masked is about keys, which are drawn anew.
+            said.append((replace(header, info=None), listed, len(body)))
+        heard.append(said)
+    assert heard[0] == heard[1]
+
+
+def test_no_request_chooses_the_range_of_masks(tmp_path):
+    job = masked_job()
+    net = net_of(job)
+    execute(server_of(job, net), 1)
+    packet = last_of(net, 10, "exchange")
+    header, _, _ = answer_of(net.sites[10], numbered(packet, 1, largest=1e-9))
+    assert (header.kind, header.info) == ("refused", {"reason": "announcement"})
+
+
+def test_a_site_does_not_work_far_out():
+    job = masked_job()
+    net = net_of(job)
+    execute(server_of(job, net), 1)
+    far = changed(
+        numbered(last_of(net, 10, "exchange"), 1),
+        lambda header, leaves: (header, [leaf + 1e9 for leaf in leaves]),
+    )
+    header, _, body = answer_of(net.sites[10], far)
+    assert (header.kind, header.info, body) == ("refused", {"reason": "point"}, b"")
+    assert "beyond 1e+08" in net.told[-1]
+
+
+def test_every_refusal_is_a_name_of_the_list(tmp_path):
+    job = masked_job()
+    net = net_of(job, tmp_path)
+    execute(server_of(job, net), 1)
+    for kind in ("exchange", "agree", "reveal"):
+        packet = last_of(net, 10, kind)
+        for place in range(0, len(packet), 7):
+            wrong = packet[:place] + bytes([packet[place] ^ 1]) + packet[place + 1 :]
+            header, listed, body = answer_of(net.sites[10], wrong)
+            assert header.kind == "refused" and not listed and not body
+            assert set(header.info or {}) == {"reason"}
+            assert (header.info or {})["reason"] in REASONS
+
+
+@pytest.mark.parametrize("many", [1, COUNT])
+def test_replies_that_are_not_finite_are_summed_and_the_run_says_so(many):
+    """Under masks nobody sees whose they are; the sites' own terminals say it."""
+    nothing = lambda leaf: leaf.at[:many].set(np.nan)  # noqa: E731
+    job = masked_job(lambda rows: jax.tree.map(nothing, rows))
+    net = net_of(job)
+    said: list[str] = []
+    with pytest.raises(FedbilevelError, match="3 sums in a row could not be opened"):
+        execute(server_of(job, net, report=said.append), 1)
+    assert any(
+        f"{many} of {COUNT} replies hold numbers that are not" in s for s in said
+    )
+    assert sum("holds NaN or infinity, which counts as 0" in s for s in net.told)
+    refused = [answer for _, _, answer in net.sent if b'"kind":"refused"' in answer]
+    assert refused == []
+
+
+# To open a reply by two sums
+
+
+def fewer(packet, count, **more):
+    return numbered(packet, count, participants=[0, 1, 2], **more)
+
+
+def sum_over(net, members, packet, count, **more):
+    """Ask some sites for a sum; return what they answer to its steps."""
+    kinds, asked = [], numbered(packet, count, participants=members, **more)
+    for client in members:
+        header, _, _ = answer_of(net.sites[10 + client], asked)
+        kinds.append((header.kind, (header.info or {}).get("reason")))
+
+    def agree(header, leaves):
+        info = {**header.info, "survivors": members}
+        return replace(header, kind="agree", number=header.number + 1, info=info), []
+
+    for client in members:
+        header, _, _ = answer_of(net.sites[10 + client], changed(asked, agree))
+        kinds.append((header.kind, (header.info or {}).get("reason")))
+    return kinds
+
+
+ANSWERED = [("exchange", None)] * 3
+REFUSED = [("refused", "cohort")] * 3
+
+
+@pytest.mark.parametrize("again", ["at once", "restarted", "another federation"])
+def test_the_same_question_is_answered_in_one_sum(tmp_path, again):
+    """{0, 1, 2, 3} and then {0, 1, 2}: the difference is the reply of site 3."""
+    job = masked_job()
+    net = net_of(job, tmp_path)
+    execute(server_of(job, net), 1)
+    packet = last_of(net, 10, "exchange")
+    if again == "restarted":
+        net = replace(net_of(job, tmp_path), sent=net.sent)
+    if again == "another federation":
+        net = renamed(job, tmp_path)
+        packet = last_of(net, 10, "exchange")
+    assert sum_over(net, [0, 1, 2], packet, 1) == ANSWERED + REFUSED
+    # In a sum over the same sites it is answered again: a server may have lost it.
+    same = sum_over(net, [0, 1, 2, 3], packet, 2)
+    assert [kind for kind, _ in same] == ["exchange"] * 4 + ["agree"] * 4
+
+
+def renamed(job, folder):
+    """Return sites with what they remember, in a federation of another name."""
+    net = net_of(job, folder)
+    for site in net.sites.values():
+        (site.folder / f"{FEDERATION}.npz").unlink()
+        (site.folder / f"{FEDERATION}.keys.json").unlink()
+    execute(server_of(job, net), 1)
+    return net
+
+
+def test_another_repeat_is_of_other_rows():
+    job = masked_job()
+    net = net_of(job)
+    execute(server_of(job, net), 1)
+    packet = last_of(net, 10, "exchange")
+    site, drawn = net.sites[10], []
+    for repeat in (0, 1, 2, 1):
+        header = unpack(numbered(packet, 1, repeat=repeat), 1 << 30)[0]
+        drawn.append(jax.random.key_data(site._turn(header).key).tolist())
+    assert drawn[0] != drawn[1] != drawn[2] and drawn[1] == drawn[3]
+    kinds = [kind for kind, _ in sum_over(net, [0, 1, 2], packet, 1, repeat=1)]
+    assert kinds == ["exchange"] * 3 + ["agree"] * 3
+
+
+def test_replies_of_all_rows_are_summed_over_cohorts_apart():
+    """Without batches a point nearby has the same answer, so that sums may not differ
+    by one site, whatever is asked."""
+    job = masked_job(upper_batch=None, lower_batch=None)
+    net = net_of(job)
+    execute(server_of(job, net), 1)
+    packet = last_of(net, 10, "exchange")
+
+    def nearby(header, leaves):
+        return header, [leaf + 1e-9 for leaf in leaves]
+
+    moved = changed(packet, nearby)
+    assert sum_over(net, [0, 1, 2], moved, 1) == ANSWERED + REFUSED
+    kinds = [kind for kind, _ in sum_over(net, [0, 1], moved, 2)]
+    assert kinds == ["exchange"] * 2 + ["agree"] * 2  # two fewer are a sum of two
+    any_of_them = net_of(job, limits=SiteLimits(cohorts="any"))
+    execute(server_of(job, any_of_them), 1)
+    moved = changed(last_of(any_of_them, 10, "exchange"), nearby)
+    kinds = [kind for kind, _ in sum_over(any_of_them, [0, 1, 2], moved, 1)]
+    assert kinds == ["exchange"] * 3 + ["agree"] * 3
+
+
+def test_what_is_remembered_of_sums_is_not_forgotten_when_it_is_damaged(tmp_path):
+    job = masked_job()
+    execute(server_of(job, net_of(job, tmp_path)), 1)
+    path = tmp_path / "0" / "cohorts.jsonl"
+    whole = path.read_bytes()
+    assert path.stat().st_mode & 0o077 == 0
+    assert all(json.loads(line)[2] == [0, 1, 2, 3] for line in whole.splitlines())
+    path.write_bytes(whole + b'["cut')  # by a crash, before anything was answered
+    site = site_of(job, 0, tmp_path / "0")
+    assert len(site._cohorts.sums) == len(whole.splitlines())
+    assert path.read_bytes() == whole
+    path.write_bytes(b"{}\n" + whole)
+    with pytest.raises(FedbilevelError, match="damaged .*Put back a copy, or move it"):
+        _ = site_of(job, 0, tmp_path / "0")._cohorts
+
+
+# To stop a run
+
+
+def test_one_node_does_not_keep_a_run_from_ending():
+    """krum:1 of five needs all five replies, and one of them is never a number."""
+    channel = read_channel(aggregate="krum:1")
+    job = quadratic_job(BSGM, quadratic_data(5), channel=channel)
+
+    def spoiled(answer):
+        return changed(
+            answer, lambda header, leaves: (header, [leaf * np.nan for leaf in leaves])
+        )
+
+    net = Loopback(
+        {10 + k: site_of(job, k) for k in range(5)}, lying(13, "exchange", spoiled)
+    )
+    with pytest.raises(FedbilevelError, match=r"clients \[3\] were refused 10 times"):
+        execute(server_of(job, net), 2)

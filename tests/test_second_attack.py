@@ -123,7 +123,7 @@ def test_a_site_does_not_work_far_out():
     execute(server_of(job, net), 1)
     far = changed(
         numbered(last_of(net, 10, "exchange"), 1),
-        lambda header, leaves: (header, [leaf + 1e9 for leaf in leaves]),
+        lambda header, leaves: (header, [leaf - 1e9 for leaf in leaves]),
     )
     header, _, body = answer_of(net.sites[10], far)
     assert (header.kind, header.info, body) == ("refused", {"reason": "point"}, b"")
@@ -159,6 +159,20 @@ def test_replies_that_are_not_finite_are_summed_and_the_run_says_so(many):
     assert sum("holds NaN or infinity, which counts as 0" in s for s in net.told)
     refused = [answer for _, _, answer in net.sent if b'"kind":"refused"' in answer]
     assert refused == []
+
+
+def test_a_reply_that_is_not_finite_is_answered_under_noise():
+    """A refusal has no noise: it would say of rows what epsilon does not count."""
+    channel = read_channel(clip=1.0, noise=2.0)
+    job = quadratic_job(BSGM, quadratic_data(COUNT), channel=channel)
+    nothing = lambda leaf: leaf.at[:1].set(np.nan)  # noqa: E731
+    rows = jax.tree.map(nothing, (job.data.upper, job.data.lower))
+    job = replace(job, data=replace(job.data, upper=rows[0], lower=rows[1]))
+    net = net_of(job)
+    end = execute(server_of(job, net), 2)
+    assert (end.state.attendance == 1).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(end.state.server))
+    assert any("which counts as 0" in line for line in net.told)
 
 
 # To open a reply by two sums

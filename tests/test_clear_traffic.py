@@ -97,7 +97,7 @@ def run_beside(task: str, privacy: str, folder: Path) -> list[tuple]:
     def script(node, packet, net):
         answer = net.sites[node].handle(packet)
         if node == 0:
-            own, theirs = net.sites[0].folder, beside.folder
+            own, theirs = (Path(str(one.folder)) for one in (net.sites[0], beside))
             for name in own.glob("*.keys.json"):
                 theirs.mkdir(exist_ok=True)
                 if not (theirs / name.name).exists():

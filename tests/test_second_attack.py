@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -157,7 +158,9 @@ def test_replies_that_are_not_finite_are_summed_and_the_run_says_so(many):
         f"{many} of {COUNT} replies hold numbers that are not" in s for s in said
     )
     assert sum("holds NaN or infinity, which counts as 0" in s for s in net.told)
-    refused = [answer for _, _, answer in net.sent if b'"kind":"refused"' in answer]
+    refused = [
+        answer for _, _, answer in net.sent if b'"kind":"refused"' in (answer or b"")
+    ]
     assert refused == []
 
 
@@ -225,8 +228,8 @@ def renamed(job, folder):
     """Return sites with what they remember, in a federation of another name."""
     net = net_of(job, folder)
     for site in net.sites.values():
-        (site.folder / f"{FEDERATION}.npz").unlink()
-        (site.folder / f"{FEDERATION}.keys.json").unlink()
+        for name in ("npz", "keys.json"):
+            Path(str(site.folder), f"{FEDERATION}.{name}").unlink()
     execute(server_of(job, net), 1)
     return net
 

@@ -77,7 +77,7 @@ def cost_of_ledger(experiment: Experiment) -> None:
     """Print the milliseconds of one more line on a site's disk."""
     job = experiment.build().setting.job(experiment.build().algorithm, 0)
     with tempfile.TemporaryDirectory() as name:
-        ledger = SiteLedger(job, SiteLimits(), Path(name), 0)
+        ledger = SiteLedger(job, SiteLimits(), Path(name))
         print(
             f"an entry in a ledger: {median_ms(lambda: ledger.exchange(4, 4)):.2f} ms"
         )

@@ -69,6 +69,12 @@ def asked_for(job, packet, seed, kind="measure", **changed):
     return pack(replace(header, kind=kind, info=None, **changed), point)
 
 
+def ledger_in(folder):
+    """Read the one ledger that a site keeps."""
+    (file,) = folder.glob("*.ledger.json")
+    return json.loads(file.read_text())
+
+
 def told(site, packet):
     """Return how a site answers: by so many numbers, or with a reason."""
     header, listed, body = unpack(site.handle(renewed(packet)), 1 << 30)
@@ -130,12 +136,17 @@ def test_replies_and_measurements_end_at_the_limit_whatever_restarts(tmp_path):
 def test_a_ledger_that_cannot_be_read_is_not_begun_anew(tmp_path):
     job = job_with(PLAIN)
     federation(job, folder=tmp_path)
-    file = tmp_path / "0" / "client0.ledger.json"
+    file = next((tmp_path / "0").glob("*.ledger.json"))
     whole = json.loads(file.read_text())
     assert (whole["exchanges"], whole["measurements"]) == (1, 1)
-    for held in (b"", b"[]", json.dumps({**whole, "exchanges": -5}).encode()):
+    kind = {**whole["releases"][0], "participants": 0}
+    for changed in ({"exchanges": -5}, {"releases": [kind]}, {"releases": [[2, 3]]}):
+        file.write_text(json.dumps({**whole, **changed}))
+        with pytest.raises(CheckpointError, match="ledger.json is damaged"):
+            site_of(job, 0, tmp_path / "0")
+    for held in (b"", b"[]"):
         file.write_bytes(held)
-        with pytest.raises(CheckpointError, match="client0.ledger.json is damaged"):
+        with pytest.raises(CheckpointError, match="ledger.json is damaged"):
             site_of(job, 0, tmp_path / "0")
         assert file.read_bytes() == held
 
@@ -240,16 +251,18 @@ def test_a_site_refuses_the_reply_that_would_exceed_its_epsilon(tmp_path):
     # Another process goes on counting.
     site = site_of(job, 0, tmp_path / "0", limits=limits)
     assert [told(site, packet) for _ in range(3)] == [numbers, "privacy", "privacy"]
-    held = json.loads((tmp_path / "0" / "client0.ledger.json").read_text())
-    assert held["releases"] == [[2, 3, 3]] and held["exchanges"] == 3
+    held = ledger_in(tmp_path / "0")
+    (kind,) = held["releases"]
+    assert (kind["blocks"], kind["shares"], kind["times"]) == (2, 3, 3)
+    assert held["exchanges"] == 3
 
 
 def test_under_masks_epsilon_is_that_of_the_smallest_sum(tmp_path):
     """A server may say of all others but one that they dropped out."""
     job = job_with(MASKED | NOISY)
     federation(job, folder=tmp_path, minimum=2)
-    held = json.loads((tmp_path / "0" / "client0.ledger.json").read_text())
-    assert held["releases"] == [[2, 2, 1]]
+    (kind,) = ledger_in(tmp_path / "0")["releases"]
+    assert (kind["blocks"], kind["shares"], kind["times"]) == (2, 2, 1)
 
 
 def spoiling(times, dies=()):
@@ -285,7 +298,7 @@ def test_epsilon_is_that_of_all_that_was_asked_for(tmp_path, monkeypatch):
     assert result.counts["epsilon"] == direct_epsilon(*events)
     assert result.counts["releases"] == 12
     # The sites counted the same.
-    assert [site.ledger.exchanges for site in sites.values()] == [12, 12]
+    assert [site.ledger.spent.exchanges for site in sites.values()] == [12, 12]
     assert json.loads((tmp_path / "releases.json").read_text()) == [
         [3, 1, 9],
         [3, 2, 3],

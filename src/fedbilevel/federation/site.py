@@ -78,7 +78,8 @@ class Site:
     it knows the server's packets, and the server its own. `limits` are the operator's.
     With `follow` a server may give steps in its hello; without, such a one is refused.
     With a secure mean the site takes part in sums of `minimum` sites or more, and
-    believes the keys of others only if its `identity` knows who signed them. `is_over`
+    believes the keys of others only if its `identity` knows who signed them. `source`
+    is the file or folder that has its rows, by which its ledger knows them. `is_over`
     is set once the server has said that the federation is.
     """
 
@@ -98,13 +99,16 @@ class Site:
         identity: "SiteIdentity | None" = None,
         minimum: int = 2,
         follow: Follow | None = None,
+        source: Path | None = None,
     ) -> None:
         self.work, self.client, self.fingerprints = SiteWork(job), client, fingerprints
         self.follow, self._followed = follow, ""
         self.facts, self.folder, self.holds = facts, folder, holds
         self.conclude, self.report, self.seal = conclude, report, seal
         self.identity, self.minimum = identity, minimum
-        self.ledger = SiteLedger(job, limits or SiteLimits(), folder, client)
+        self.ledger = SiteLedger(job, limits or SiteLimits(), folder, source)
+        if remark := self.ledger.remark():
+            report(remark)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self.is_over = False
         self._held: dict[str, np.ndarray] = {}

@@ -1,0 +1,253 @@
+"""What was released of rows counts for them, whatever federation it was in."""
+
+import json
+import math
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel.errors import CheckpointError
+from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.sites import build_site
+from fedbilevel.federation import Site, SiteLimits
+from fedbilevel.federation.ledger import SiteLedger
+from fedbilevel.federation.own_rows import rows_of_files
+from fedbilevel.federation.wire import RefusedError
+from fedbilevel.runtime import execute
+from fedbilevel.runtime.privacy import epsilon_of
+from tests.federation import Loopback, server_of, site_job, site_of
+from tests.test_channels import DELTA, direct_epsilon
+from tests.test_site_limits import (
+    MASKED,
+    NOISY,
+    PLAIN,
+    an_exchange,
+    asked_for,
+    federation,
+    job_with,
+    told,
+)
+
+QUIET = {"clip": 0.1, "noise": 1.0, "delta": DELTA}
+LOUD = {"clip": 0.1, "noise": 30.0, "delta": DELTA}
+FEW = SiteLimits(max_epsilon=8.0)
+
+
+def again(job, folder, rounds):
+    """Run another federation, after a first one, over the same state folders."""
+    net = Loopback({10 + k: site_of(job, k, folder / str(k)) for k in range(3)})
+    execute(server_of(job, net, attempt=2), rounds)
+
+
+def reply_of(job, folder, limits=FEW):
+    """Ask client 0, started anew, for a reply as no federation did before."""
+    net, _ = federation(job)
+    site = site_of(job, 0, folder, limits=limits)
+    told(site, net.sent[0][1])  # hello
+    return told(site, an_exchange(net))
+
+
+def refuses(job, folder, limits=FEW):
+    """Say whether a site with these rows gives no reply at all."""
+    try:
+        SiteLedger(job, limits, folder).exchange(1, 3)
+    except RefusedError as error:
+        return error.reason
+    return ""
+
+
+def test_replies_are_priced_at_the_noise_that_they_had(tmp_path):
+    """40 replies at noise 1 are an epsilon of more than 100, whatever comes then."""
+    federation(job_with(QUIET), 40, folder=tmp_path)
+    assert reply_of(job_with(LOUD), tmp_path / "0") == "privacy"
+    # Rows of which nothing was released.
+    assert isinstance(reply_of(job_with(LOUD), tmp_path / "fresh"), int)
+
+
+def test_another_number_of_the_client_has_the_same_ledger(tmp_path):
+    """Client 1 comes with the rows and the state folder that were client 0's."""
+    job, limits = job_with(PLAIN), SiteLimits(max_exchanges=3)
+    federation(job, 3, folder=tmp_path)
+    net, _ = federation(job)
+    (tmp_path / "0" / "f1.npz").unlink()  # that of client 0
+    own = Site(
+        site_job(job, 0),
+        1,
+        net.sites[11].fingerprints,
+        facts={},
+        folder=tmp_path / "0",
+        limits=limits,
+    )
+    told(own, net.sent[0][1])
+    assert told(own, an_exchange(net)) == "limit"
+    # Other rows have a ledger of their own.
+    assert not refuses(site_job(job, 1), tmp_path / "0", limits)
+    assert len(list((tmp_path / "0").glob("*.ledger.json"))) == 2
+
+
+@pytest.mark.parametrize("channel", [PLAIN, MASKED], ids=["plain", "masked"])
+def test_a_federation_without_noise_is_an_infinite_epsilon(channel, tmp_path):
+    federation(job_with(channel), folder=tmp_path)
+    said = []
+    assert reply_of(job_with(LOUD), tmp_path / "0") == "privacy"
+    site_of(job_with(LOUD), 0, tmp_path / "0", report=said.append)
+    assert "an epsilon of inf" in said[0] and "without noise" in said[0]
+
+
+@pytest.mark.parametrize("kind", ["measure", "conclude"])
+def test_a_measurement_alone_is_an_infinite_epsilon(kind, tmp_path):
+    job = job_with(PLAIN)
+    net, _ = federation(job)
+    site = site_of(job, 0, tmp_path / "0", conclude=lambda _: {"share": 0.5})
+    told(site, net.sent[0][1])  # hello
+    assert not isinstance(told(site, asked_for(job, an_exchange(net), 0, kind)), str)
+    assert reply_of(job_with(LOUD), tmp_path / "0") == "privacy"
+
+
+def test_two_federations_compose_at_their_own_noise(tmp_path):
+    """2 blocks in sums of 3 shares, and under masks of 2, at noise 20 and 30."""
+    other = MASKED | LOUD
+    federation(job_with(NOISY), 5, folder=tmp_path)
+    again(job_with(other), tmp_path, 7)
+    ledger = SiteLedger(site_job(job_with(other), 0), SiteLimits(), tmp_path / "0")
+    events = ((20 / math.sqrt(2), 5), (30 * math.sqrt(2 / 3 / 2), 7))
+    assert epsilon_of(ledger.spent.releases, DELTA) == direct_epsilon(*events)
+    file = next((tmp_path / "0").glob("*.ledger.json"))
+    first, second = json.loads(file.read_text())["releases"]
+    assert first == {
+        "noise": 20.0,
+        "participants": 3,
+        "blocks": 2,
+        "shares": 3,
+        "delta": DELTA,
+        "times": 5,
+    }
+    assert (second["noise"], second["shares"], second["times"]) == (30.0, 2, 7)
+
+
+def test_rows_in_common_count_together(tmp_path):
+    """A row more, or the same rows in another order and split, begin nothing anew."""
+    job = site_job(job_with(LOUD), 0)
+    federation(job_with(PLAIN), folder=tmp_path)
+    data, folder = job.data, tmp_path / "0"
+    turned = jax.tree.map(lambda leaf: leaf[:, 2::-1], (data.upper, data.lower))
+    fewer = {"upper_sizes": data.upper_sizes - 1, "lower_sizes": data.lower_sizes - 1}
+    for changed in (
+        {"upper": turned[0], "lower": turned[1]},
+        {"upper": data.lower, "lower": data.upper},
+        fewer,
+        {"weights": data.weights + 1},
+        {"lower": jax.tree.map(lambda leaf: leaf.astype("float32"), data.lower)},
+    ):
+        some = replace(data, **changed)
+        assert refuses(replace(job, data=some), folder) == "privacy"
+    moved = jax.tree.map(lambda leaf: leaf + 1, (data.upper, data.lower))
+    other = replace(data, upper=moved[0], lower=moved[1])
+    assert not refuses(replace(job, data=other), folder)
+
+
+def table(path, rows):
+    """Write a table of rows, by their numbers."""
+    lines = [f"{n / 7:.6f},{n % 5},{'yn'[n % 2]}" for n in rows]
+    path.write_text("\n".join(["age,dose,ill", *lines]) + "\n")
+    return path
+
+
+def at_site(path, folder, **more):
+    chosen = {"clients": 2, "batch": 4, **more}
+    options = {"data": str(path), "label": "ill", "missing": "drop"}
+    experiment = Experiment(
+        "regularization", "fedbio-controls", options=options, **chosen
+    )
+    return build_site(experiment, 0, folder=folder, report=lambda _: None).ledger
+
+
+@pytest.mark.slow
+def test_a_table_is_known_whatever_is_made_of_it(tmp_path):
+    rows, state = list(range(60)), tmp_path / "state"
+    first = at_site(table(tmp_path / "a.csv", rows), state)
+    first.exchange(0, 2)
+
+    def counted(name, these, **more):
+        with at_site(table(tmp_path / name, these), state, **more)._all() as before:
+            return before.exchanges
+
+    assert counted("a.csv", rows, seed=5) == 1
+    assert counted("b.csv", rows[::-1]) == 1
+    assert counted("c.csv", [*rows, 60]) == 1
+    assert counted("d.csv", rows[40:]) == 1
+    assert counted("e.csv", range(100, 160)) == 0
+
+
+def test_rows_of_files_are_lines_and_rows_of_arrays(tmp_path):
+    one = table(tmp_path / "one.csv", range(4))
+    assert list(rows_of_files(one)) == one.read_bytes().split(b"\n")[1:-1]
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    features = np.arange(6.0).reshape(3, 2)
+    np.save(folder / "features.npy", features)
+    np.save(folder / "label.npy", np.arange(3))
+    wanted = [row.astype(np.float32).tobytes() for row in features]
+    assert list(rows_of_files(folder)) == wanted
+    np.savez(tmp_path / "both.npz", features=features, label=np.arange(3))
+    assert list(rows_of_files(tmp_path / "both.npz")) == wanted
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\1")
+    assert len(list(rows_of_files(tmp_path / "image.png"))) == 1
+
+
+def test_two_processes_see_what_the_other_released(tmp_path):
+    job = site_job(job_with(PLAIN), 0)
+    both = [SiteLedger(job, SiteLimits(max_exchanges=5), tmp_path) for _ in range(2)]
+    for number in range(5):
+        both[number % 2].exchange(0, 3)
+    for ledger in both:
+        with pytest.raises(RefusedError, match="5 replies, no more"):
+            ledger.exchange(0, 3)
+    assert both[0].spent.exchanges == 5
+
+
+def test_a_ledger_of_before_counts_as_without_noise(tmp_path):
+    """It says neither about which rows it is, nor what their noise was."""
+    old = tmp_path / "client7.ledger.json"
+    held = {"exchanges": 2, "measurements": 1, "releases": [[2, 3, 2]]}
+    old.write_text(json.dumps({**held, "measured": {}, "concluded": {}}))
+    before, said = old.read_bytes(), []
+    assert reply_of(job_with(LOUD), tmp_path) == "privacy"
+    site_of(job_with(LOUD), 0, tmp_path, report=said.append)
+    assert "client7.ledger.json, of an earlier version" in said[0]
+    assert "move it away" in said[0] and old.read_bytes() == before
+    some, job = SiteLimits(max_exchanges=3), site_job(job_with(PLAIN), 0)
+    assert [refuses(job, tmp_path, some) for _ in range(2)] == ["", "limit"]
+    old.write_text("{}")
+    with pytest.raises(CheckpointError, match="client7.ledger.json is damaged"):
+        site_of(job_with(PLAIN), 0, tmp_path)
+
+
+def test_what_rows_are_known_by_stays_here_and_cannot_be_guessed(tmp_path):
+    """Two folders know the same rows by other names, of which none travels."""
+    job, names = job_with(PLAIN), set()
+    net, _ = federation(job, folder=tmp_path)
+    federation(job, folder=tmp_path / "again")
+    for folder in (tmp_path / "0", tmp_path / "again" / "0"):
+        files = list(folder.iterdir())
+        assert all(one.stat().st_mode & 0o077 == 0 for one in files)
+        names |= {one.name.partition(".")[0] for one in folder.glob("*.rows.npy")}
+        rows = np.load(next(folder.glob("*.rows.npy"))).tobytes()
+        for _, packet, answer in net.sent:
+            assert rows[:8] not in packet and rows[:8] not in (answer or b"")
+            assert not any(name.encode() in (answer or b"") for name in names)
+    assert len(names) == 2
+    (tmp_path / "0" / "ledger.key").unlink()
+    with pytest.raises(CheckpointError, match=r"ledger.key is damaged or gone"):
+        site_of(job, 0, tmp_path / "0")
+
+
+def test_a_refusal_tells_no_number_of_the_ledger(tmp_path):
+    ledger = SiteLedger(site_job(job_with(QUIET), 0), FEW, tmp_path)
+    with pytest.raises(RefusedError) as refused:
+        for _ in range(9):
+            ledger.exchange(2, 3)
+    assert refused.value.reason == "privacy"
+    assert not any(map(str.isdigit, refused.value.detail))

@@ -14,10 +14,11 @@ from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Site, SiteLimits
 from fedbilevel.federation.ledger import SiteLedger
 from fedbilevel.federation.own_rows import rows_of_files
-from fedbilevel.federation.wire import RefusedError
+from fedbilevel.federation.wire import RefusedError, pack, unpack, unpack_start
 from fedbilevel.runtime import execute
 from fedbilevel.runtime.privacy import epsilon_of
 from tests.federation import Loopback, server_of, site_job, site_of
+from tests.tampering import renewed, with_header
 from tests.test_channels import DELTA, direct_epsilon
 from tests.test_site_limits import (
     MASKED,
@@ -49,10 +50,10 @@ def reply_of(job, folder, limits=FEW):
     return told(site, an_exchange(net))
 
 
-def refuses(job, folder, limits=FEW):
-    """Say whether a site with these rows gives no reply at all."""
+def refuses(job, folder, limits=FEW, reply="a"):
+    """Say why a site with these rows gives no reply, if so."""
     try:
-        SiteLedger(job, limits, folder).exchange(1, 3)
+        SiteLedger(job, limits, folder).exchange(1, 3, "f2", [reply])
     except RefusedError as error:
         return error.reason
     return ""
@@ -168,7 +169,7 @@ def at_site(path, folder, **more):
 def test_a_table_is_known_whatever_is_made_of_it(tmp_path):
     rows, state = list(range(60)), tmp_path / "state"
     first = at_site(table(tmp_path / "a.csv", rows), state)
-    first.exchange(0, 2)
+    first.exchange(0, 2, "f1", ["a reply"])
 
     def counted(name, these, **more):
         with at_site(table(tmp_path / name, these), state, **more)._all() as before:
@@ -201,10 +202,10 @@ def test_two_processes_see_what_the_other_released(tmp_path):
     job = site_job(job_with(PLAIN), 0)
     both = [SiteLedger(job, SiteLimits(max_exchanges=5), tmp_path) for _ in range(2)]
     for number in range(5):
-        both[number % 2].exchange(0, 3)
+        both[number % 2].exchange(0, 3, "f1", [str(number)])
     for ledger in both:
         with pytest.raises(RefusedError, match="5 replies, no more"):
-            ledger.exchange(0, 3)
+            ledger.exchange(0, 3, "f1", ["another"])
     assert both[0].spent.exchanges == 5
 
 
@@ -219,7 +220,7 @@ def test_a_ledger_of_before_counts_as_without_noise(tmp_path):
     assert "client7.ledger.json, of an earlier version" in said[0]
     assert "move it away" in said[0] and old.read_bytes() == before
     some, job = SiteLimits(max_exchanges=3), site_job(job_with(PLAIN), 0)
-    assert [refuses(job, tmp_path, some) for _ in range(2)] == ["", "limit"]
+    assert [refuses(job, tmp_path, some, n) for n in "ab"] == ["", "limit"]
     old.write_text("{}")
     with pytest.raises(CheckpointError, match="client7.ledger.json is damaged"):
         site_of(job_with(PLAIN), 0, tmp_path)
@@ -247,7 +248,69 @@ def test_what_rows_are_known_by_stays_here_and_cannot_be_guessed(tmp_path):
 def test_a_refusal_tells_no_number_of_the_ledger(tmp_path):
     ledger = SiteLedger(site_job(job_with(QUIET), 0), FEW, tmp_path)
     with pytest.raises(RefusedError) as refused:
-        for _ in range(9):
-            ledger.exchange(2, 3)
+        for number in range(9):
+            ledger.exchange(2, 3, "f1", [str(number)])
     assert refused.value.reason == "privacy"
     assert not any(map(str.isdigit, refused.value.detail))
+
+
+def answer_to(site, packet):
+    """Return the numbers that a site answers with, as they travel."""
+    header, _, body = unpack(site.handle(renewed(packet)), 1 << 30)
+    assert header.kind == "exchange", header.info
+    return bytes(body)
+
+
+@pytest.mark.parametrize("channel", [PLAIN, NOISY], ids=["plain", "noisy"])
+def test_the_same_reply_given_again_is_one_release(channel, tmp_path):
+    job, folder = job_with(channel), tmp_path / "0"
+    net, _ = federation(job, folder=tmp_path)
+    site, packet = site_of(job, 0, folder), an_exchange(net)
+    first, counted = answer_to(site, packet), site.ledger.spent.exchanges
+    # The first process of the site gave a reply with other noise.
+    assert counted == (2 if channel == NOISY else 1)
+    assert [answer_to(site, packet) for _ in range(3)] == [first] * 3
+    assert site.ledger.spent.exchanges == counted
+    # A server that was started again asks for it, too.
+    assert answer_to(site, with_header(packet, attempt=2)) == first
+    # Another batch, another point and another state are other replies.
+    others = [with_header(packet, attempt=2, index=7), moved(job, packet)]
+    assert first not in [answer_to(site, one) for one in others]
+    assert site.ledger.spent.exchanges == counted + 2
+    assert answer_to(site, with_header(packet, attempt=2)) != b""
+    assert site.ledger.spent.exchanges == counted + 3
+
+
+def moved(job, packet):
+    """Return an exchange at another point."""
+    header, listed, body = unpack(packet, 1 << 30)
+    leaves = [np.asarray(leaf) + 1 for leaf in unpack_start(listed, body)]
+    return pack(replace(header, attempt=2), leaves)
+
+
+def test_after_a_restart_noise_is_drawn_anew_and_counts_anew(tmp_path):
+    job = job_with(NOISY)
+    net, _ = federation(job, folder=tmp_path)
+    packet = an_exchange(net)
+    given = set()
+    for number in range(3):
+        site = site_of(job, 0, tmp_path / "0")
+        given |= {answer_to(site, packet), answer_to(site, packet)}
+        assert site.ledger.spent.releases.total() == 2 + number
+    assert len(given) == 3
+
+
+def test_a_request_that_was_refused_is_charged_once(tmp_path, monkeypatch):
+    """Whoever carries packets could else use up the ledger of a site with one."""
+    job = job_with(NOISY)
+    net, _ = federation(job)
+    site = site_of(job, 0, tmp_path)
+    told(site, net.sent[0][1])  # hello
+    work = site.work.exchange
+    monkeypatch.setattr(
+        site.work, "exchange", lambda *asked: (*work(*asked)[:2], False)
+    )
+    refused = renewed(an_exchange(net))
+    for _ in range(5):
+        assert unpack(site.handle(refused), 1 << 30)[0].kind == "refused"
+    assert site.ledger.spent.exchanges == 1

@@ -25,7 +25,7 @@ from fedbilevel.runtime.job import start_server
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
 from tests.planted import plant, settings
-from tests.tampering import renewed
+from tests.tampering import renewed, with_header
 from tests.test_channels import DELTA, direct_epsilon
 
 CHEAPEST = case_of("momentum-local-sgd").algorithm
@@ -121,7 +121,7 @@ def test_replies_and_measurements_end_at_the_limit_whatever_restarts(tmp_path):
     packet, answers = an_exchange(net), []
     for number in range(4):
         site = site_of(job, 0, tmp_path / "0", limits=limits)
-        answers.append(told(site, packet))
+        answers.append(told(site, with_header(packet, index=10 + number)))
         measure = asked_for(job, packet, number, exchange=10 + number)
         answers.append(told(site, measure))
     # Three of each were given before.
@@ -247,10 +247,11 @@ def test_a_site_refuses_the_reply_that_would_exceed_its_epsilon(tmp_path):
     limits = SiteLimits(max_epsilon=most)
     net, _ = federation(job, folder=tmp_path, limits=limits)
     packet = an_exchange(net)
-    numbers = told(net.sites[10], packet)
+    later = [with_header(packet, index=10 + number) for number in range(4)]
+    numbers = told(net.sites[10], later[0])
     # Another process goes on counting.
     site = site_of(job, 0, tmp_path / "0", limits=limits)
-    assert [told(site, packet) for _ in range(3)] == [numbers, "privacy", "privacy"]
+    assert [told(site, one) for one in later[1:]] == [numbers, "privacy", "privacy"]
     held = ledger_in(tmp_path / "0")
     (kind,) = held["releases"]
     assert (kind["blocks"], kind["shares"], kind["times"]) == (2, 3, 3)
@@ -263,6 +264,12 @@ def test_under_masks_epsilon_is_that_of_the_smallest_sum(tmp_path):
     federation(job, folder=tmp_path, minimum=2)
     (kind,) = ledger_in(tmp_path / "0")["releases"]
     assert (kind["blocks"], kind["shares"], kind["times"]) == (2, 2, 1)
+
+
+def asked_of(net, node):
+    """Return the exchanges that a node was asked for and answered."""
+    kinds = {id(one): unpack(one[1], 1 << 30)[0].kind for one in net.sent}
+    return [one for one in net.sent if one[0] == node and kinds[id(one)] == "exchange"]
 
 
 def spoiling(times, dies=()):
@@ -297,8 +304,10 @@ def test_epsilon_is_that_of_all_that_was_asked_for(tmp_path, monkeypatch):
     events = ((multiplier / np.sqrt(2), 9), (multiplier, 3))
     assert result.counts["epsilon"] == direct_epsilon(*events)
     assert result.counts["releases"] == 12
-    # The sites counted the same.
-    assert [site.ledger.spent.exchanges for site in sites.values()] == [12, 12]
+    # The sites gave the same bytes again: of each round they released one reply.
+    assert [site.ledger.spent.exchanges for site in sites.values()] == [2, 2]
+    told_of = {bytes(unpack(a or b"", 1 << 30)[2]) for _, _, a in asked_of(net, 0)}
+    assert len(told_of) == 2
     assert json.loads((tmp_path / "releases.json").read_text()) == [
         [3, 1, 9],
         [3, 2, 3],

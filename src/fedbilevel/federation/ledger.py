@@ -2,8 +2,9 @@
 
 Everything is written down before it leaves, so that no crash and no restart forgets it,
 and is counted over all federations: a server that begins another one gains nothing. A
-server counts what it asked for under noise. An exchange that is made again, after a
-restart or for want of replies, is one release more: sites draw other noise.
+server counts what it asked for under noise, and an exchange that is made again, after a
+restart or for want of replies, as one release more. A site gives the last reply again
+byte for byte, if it still has it, which is none; else it draws other noise.
 
 What a server can still learn of a site that measures: one loss and one value of each
 metric, at a point of its choice, for every exchange that it claims to have made. The
@@ -16,7 +17,7 @@ protects against a server that lies; with masks or noise nothing is measured by 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -210,21 +211,28 @@ class SiteLedger:
             with self._all():
                 pass  # what cannot be read is said before anything is asked
 
-    def exchange(self, blocks: int, shares: int) -> None:
+    def exchange(
+        self, blocks: int, shares: int, federation: str, given: Sequence[str]
+    ) -> None:
         """Count one more reply, or refuse to give it.
 
         It is of so many blocks, to go into a sum with so many shares of noise: those of
         all who are asked, since a site cannot know who stays away, which the server
-        counts; under masks the fewest that the site takes part with.
+        counts; under masks the fewest that the site takes part with. `given` names
+        what it answers, and all its numbers: the last one may be given again.
         """
         release = release_of(self.job, blocks, shares)
+        about = sha256_of([" ".join(given).encode()]).hex()
         with self._all() as before:
+            if before.given.get(federation) == about:
+                return
             most = self.limits.max_exchanges
             if most is not None and before.exchanges >= most:
                 raise RefusedError("limit", f"this site gives {most} replies, no more")
             self._check_epsilon(before.releases + Counter([release]))
             self.spent.exchanges += 1
             self.spent.releases[release] += 1
+            self.spent.given = _newest(self.spent.given, federation, about)
 
     def measure(self, header: Header, body: Bytes) -> None:
         """Count one more measurement, or refuse it.
@@ -327,6 +335,18 @@ class SiteLedger:
 def _digest(header: Header, body: Bytes) -> str:
     """Return a name for the point that was sent, with this client's own blocks."""
     return sha256_of([f"{header.accepted} ".encode(), body]).hex()
+
+
+def name_of_reply(header: Header, names: list[str], masked: bool) -> str:
+    """Return a name for all that a reply depends on, and its place in sums.
+
+    `names` are those of what was sent. Under masks every sum is another release: the
+    noise of the others in it may be new.
+    """
+    where = (header.stage, header.phase, header.index, header.accepted)
+    about = [header.federation, header.algorithm, where, names]
+    about.append(header.info if masked else None)
+    return sha256_of([json.dumps(about).encode()]).hex()
 
 
 def _newest(held: dict, federation: str, value: Any) -> dict:

@@ -22,7 +22,7 @@ from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.foreign import shown
-from fedbilevel.federation.ledger import SiteLedger, SiteLimits
+from fedbilevel.federation.ledger import SiteLedger, SiteLimits, name_of_reply
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.site_work import SiteWork
 from fedbilevel.federation.wire import (
@@ -46,7 +46,8 @@ from fedbilevel.federation.wire import (
 )
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, common_leaves, start_kept
-from fedbilevel.runtime.job import Job, Where
+from fedbilevel.runtime.job import Job, Kept, Where
+from fedbilevel.runtime.privacy import is_noisy
 
 if TYPE_CHECKING:
     from fedbilevel.federation.secure.site import SiteSecrets
@@ -114,6 +115,8 @@ class Site:
         self._held: dict[str, np.ndarray] = {}
         # The digest of the last request, and its reply.
         self._answered: tuple[Any, bytes] = (None, b"")
+        # Under noise, what the last exchange was about, and what came of it.
+        self._computed: tuple[str | None, Any] = (None, None)
         self._masks = isinstance(job.channel.reduction, SecureMean)
         self._secrets: dict[str, SiteSecrets] = {}
         self._common: dict[Where, list[bool]] = {}
@@ -273,14 +276,10 @@ class Site:
         renewed = base is None
         index = jnp.asarray(header.index, jnp.int32)
         turn = keys.client_turn(job.key, where, self.client, index)
-        # Before anything is computed: a reply that gets lost was given all the same.
-        # Under masks a sum of the minimum can be opened, and none of fewer.
-        cohort = job.cohort(link.phase)
-        shares = min(self.minimum, cohort) if self._masks else cohort
-        self.ledger.exchange(self.work.blocks.get(where, 0), shares)
-        kept, reply, finite = self.work.exchange(
-            where, sent, checkpoints.start if base is None else base, turn
-        )
+        names = [digest(leaf) for leaf in jax.tree.leaves(sent)]
+        start = checkpoints.start if base is None else base
+        about = name_of_reply(header, names, self._masks)
+        kept, reply, finite = self._given(header, about, (where, sent, start, turn))
         if not finite:
             raise RefusedError(
                 "not-finite", "the reply computed here holds NaN or infinity"
@@ -292,11 +291,35 @@ class Site:
         if self.holds:
             # A short leaf is copied, so that it does not keep its whole packet.
             self._held = {
-                digest(leaf): leaf.copy() if leaf.nbytes < _SHORT else leaf
-                for leaf in jax.tree.leaves(sent)
+                name: leaf.copy() if leaf.nbytes < _SHORT else leaf
+                for name, leaf in zip(names, jax.tree.leaves(sent), strict=True)
             }
         info = {"renewed": renewed, "seconds": time.perf_counter() - began}
         return self._reply(replace(header, info=info), leaves)
+
+    def _given(
+        self, header: Header, about: str, asked: tuple[Where, PyTree, Kept, Turn]
+    ) -> tuple[Kept, PyTree, bool]:
+        """Return what comes of an exchange, counted before anything of it leaves.
+
+        Whoever asks for the same again gets the same noise, and no new release.
+        """
+        if self._computed[0] != about:
+            self._computed = (about, self.work.exchange(*asked))
+        (where, *_), job, found = asked, self.work.job, self._computed[1]
+        if not is_noisy(job):
+            self._computed = (None, None)  # it would come out the same
+        told = jax.tree.leaves(found[1]) if found[2] else []
+        # Under masks a sum of the minimum can be opened, and none of fewer.
+        cohort = job.cohort(self.work.links[where].phase)
+        shares = min(self.minimum, cohort) if self._masks else cohort
+        self.ledger.exchange(
+            self.work.blocks.get(where, 0),
+            shares,
+            header.federation,
+            [about, *map(digest, told)],
+        )
+        return found
 
     def _masked(
         self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn

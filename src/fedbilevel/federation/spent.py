@@ -17,7 +17,8 @@ from fedbilevel.runtime.privacy import IN_THE_CLEAR, Release
 class Spent:
     """What was released of some rows: how often, and with which noise.
 
-    `measured` and `concluded` are the last such question of each federation.
+    `given`, `measured` and `concluded` name the last reply, and the last such question,
+    of each federation.
     """
 
     exchanges: int = 0
@@ -25,6 +26,7 @@ class Spent:
     releases: Counter[Release] = field(default_factory=Counter)
     measured: dict[str, list] = field(default_factory=dict)
     concluded: dict[str, str] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def read(path: Path) -> "Spent":
@@ -41,6 +43,8 @@ class Spent:
                     spent.releases[_release(one)] += times
             spent.measured = {str(k): list(v) for k, v in held["measured"].items()}
             spent.concluded = {str(k): str(v) for k, v in held["concluded"].items()}
+            given = held.get("given", {}) if is_old(path) else held["given"]
+            spent.given = {str(k): str(v) for k, v in given.items()}
             return spent
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
@@ -66,6 +70,7 @@ class Spent:
             self.releases + other.releases,
             measured,
             {**self.concluded, **other.concluded},
+            {**other.given, **self.given},
         )
 
 

@@ -15,8 +15,13 @@ from fedbilevel.federation import Site, SiteLimits
 from fedbilevel.federation.ledger import SiteLedger
 from fedbilevel.federation.own_rows import rows_of_files
 from fedbilevel.federation.wire import RefusedError, pack, unpack, unpack_start
-from fedbilevel.runtime import execute
-from fedbilevel.runtime.privacy import epsilon_of
+from fedbilevel.runtime import Ledger, execute
+from fedbilevel.runtime.privacy import (
+    epsilon_of,
+    privacy_of_releases,
+    privacy_spent,
+    release_of,
+)
 from tests.federation import Loopback, server_of, site_job, site_of
 from tests.tampering import renewed, with_header
 from tests.test_channels import DELTA, direct_epsilon
@@ -104,6 +109,12 @@ def test_a_measurement_alone_is_an_infinite_epsilon(kind, tmp_path):
     site = site_of(job, 0, tmp_path / "0", conclude=lambda _: {"share": 0.5})
     told(site, net.sent[0][1])  # hello
     assert not isinstance(told(site, asked_for(job, an_exchange(net), 0, kind)), str)
+    assert site.ledger.spent.measurements == 1
+    few = site_of(job, 0, tmp_path / "0", limits=SiteLimits(max_exchanges=1))
+    few.conclude = site.conclude
+    asked = asked_for(job, an_exchange(net), 0, "conclude", federation="f2")
+    told(few, with_header(net.sent[0][1], federation="f2"))
+    assert told(few, asked) == "limit"
     assert reply_of(job_with(LOUD), tmp_path / "0") == "privacy"
 
 
@@ -252,6 +263,49 @@ def test_a_refusal_tells_no_number_of_the_ledger(tmp_path):
             ledger.exchange(2, 3, "f1", [str(number)])
     assert refused.value.reason == "privacy"
     assert not any(map(str.isdigit, refused.value.detail))
+
+
+# Whether replies are added up, so that the noise of all hides a client.
+ADDED_UP = {
+    "mean": True,
+    "secure": True,
+    "median": False,
+    "trimmed-mean:0.1": False,
+    "geometric-median": False,
+    "krum:1": False,
+}
+
+
+@pytest.mark.parametrize("compress", [None, "quantize:8"])
+@pytest.mark.parametrize("rule", ADDED_UP)
+def test_simulated_and_deployed_runs_spend_the_same(rule, compress):
+    """Of 5 replies of 2 blocks in 3 rounds, by a formula and by all who count."""
+    if compress and rule == "secure":
+        pytest.skip("masked numbers are not compressed")
+    job = job_with(NOISY | {"aggregate": rule, "compress": compress}, clients=5)
+    alone = compress is not None or not ADDED_UP[rule]
+    wanted = direct_epsilon((20.0 * math.sqrt((1 if alone else 5) / 5 / 2), 3))
+    assert privacy_spent(job, Ledger(job), 3)["epsilon"] == wanted
+    assert privacy_of_releases(job, {(2, 5): 3})["epsilon"] == wanted
+    kind = release_of(job, 2, 5)
+    assert epsilon_of({kind: 3}, DELTA) == wanted
+    # With two who stayed away there is less noise in a sum.
+    fewer = direct_epsilon((20.0 * math.sqrt((1 if alone else 3) / 5 / 2), 3))
+    assert privacy_of_releases(job, {(2, 3): 3})["epsilon"] == fewer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ADDED_UP)
+def test_a_deployed_run_and_its_sites_say_what_a_simulation_does(rule):
+    job = job_with(NOISY | {"aggregate": rule}, clients=5)
+    sites = {10 + k: site_of(job, k, minimum=5) for k in range(5)}
+    server = server_of(job, Loopback(sites))
+    execute(server, 3)
+    spent = privacy_spent(job, Ledger(job), 3)
+    assert server.privacy_spent() == {**spent, "releases": 3}
+    for site in sites.values():
+        found = epsilon_of(site.ledger.spent.releases, DELTA)
+        assert found == pytest.approx(spent["epsilon"])
 
 
 def answer_to(site, packet):

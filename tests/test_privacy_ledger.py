@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,15 +15,17 @@ from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Site, SiteLimits
 from fedbilevel.federation.ledger import SiteLedger
 from fedbilevel.federation.own_rows import rows_of_files
+from fedbilevel.federation.server import exchanges as exchanges_module
 from fedbilevel.federation.wire import RefusedError, pack, unpack, unpack_start
-from fedbilevel.runtime import Ledger, execute
+from fedbilevel.runtime import Job, Ledger, execute
 from fedbilevel.runtime.privacy import (
     epsilon_of,
     privacy_of_releases,
     privacy_spent,
     release_of,
 )
-from tests.federation import Loopback, server_of, site_job, site_of
+from tests import federation as own_federation
+from tests.federation import TERMS, Loopback, server_of, site_job, site_of
 from tests.tampering import renewed, with_header
 from tests.test_channels import DELTA, direct_epsilon
 from tests.test_site_limits import (
@@ -55,10 +58,10 @@ def reply_of(job, folder, limits=FEW):
     return told(site, an_exchange(net))
 
 
-def refuses(job, folder, limits=FEW, reply="a"):
+def refuses(job, folder, limits=FEW, reply="a", blocks=1):
     """Say why a site with these rows gives no reply, if so."""
     try:
-        SiteLedger(job, limits, folder).exchange(1, 3, "f2", [reply])
+        SiteLedger(job, limits, folder).exchange(blocks, 3, "f3", [reply])
     except RefusedError as error:
         return error.reason
     return ""
@@ -368,3 +371,71 @@ def test_a_request_that_was_refused_is_charged_once(tmp_path, monkeypatch):
     for _ in range(5):
         assert unpack(site.handle(refused), 1 << 30)[0].kind == "refused"
     assert site.ledger.spent.exchanges == 1
+
+
+@dataclass
+class Unsteady:
+    """A script in which sites are killed, before and after they answer.
+
+    `given` are the replies that each site computed, as they would have traveled.
+    """
+
+    job: Job
+    folder: Path
+    seed: int
+    given: dict[int, set[bytes]]
+    killed: int = 0
+
+    def __post_init__(self) -> None:
+        self.draw = np.random.default_rng(self.seed)
+
+    def __call__(self, node, packet, net):
+        if self.draw.random() < 0.2:
+            self._kill(node, net)
+        answer = net.sites[node].handle(packet)
+        header, _, body = unpack(answer, 1 << 30)
+        if header.kind == "exchange":
+            self.given[node].add(bytes(body))
+            if self.draw.random() < 0.1:
+                self._kill(node, net)
+                return None  # it was counted, and got lost
+        return answer
+
+    def _kill(self, node, net):
+        self.killed += 1
+        net.sites[node] = site_of(self.job, node - 10, self.folder / str(node - 10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [LOUD, MASKED | LOUD], ids=["plain", "masked"])
+def test_two_federations_with_kills_leave_an_exact_ledger(
+    second, tmp_path, monkeypatch
+):
+    """Every reply with noise of its own counts once, at the noise that it had."""
+    monkeypatch.setattr(exchanges_module, "_PAUSE", 0.0)
+    counts, killed = [], 0
+    for number, channel in enumerate([NOISY, second], 1):
+        monkeypatch.setattr(own_federation, "FEDERATION", f"f{number}")
+        job = job_with(channel)
+        script = Unsteady(job, tmp_path, number, {10 + k: set() for k in range(3)})
+        sites = {10 + k: site_of(job, k, tmp_path / str(k)) for k in range(3)}
+        terms = replace(TERMS, minimum=3)  # so that what got lost is asked for again
+        execute(server_of(job, Loopback(sites, script), terms=terms), 40)
+        counts.append(script.given)
+        killed += script.killed
+    assert killed > 50
+    shares = 2 if second is not LOUD else 3
+    for client in range(3):
+        first, then = (len(one[10 + client]) for one in counts)
+        assert first > 40 and then > 40
+        events = ((20 / math.sqrt(2), first), (30 * math.sqrt(shares / 3 / 2), then))
+        rows = site_job(job_with(second), client)
+        ledger = SiteLedger(rows, SiteLimits(), tmp_path / str(client))
+        assert ledger.spent.exchanges == first + then
+        assert epsilon_of(ledger.spent.releases, DELTA) == direct_epsilon(*events)
+        # The next reply is refused just below what it would be, and given above.
+        more = (30 / math.sqrt(2), 1)
+        after = direct_epsilon(*events, more).expected
+        for factor, reason in ((0.999, "privacy"), (1.001, "")):
+            limits = SiteLimits(max_epsilon=after * factor)
+            assert refuses(rows, tmp_path / str(client), limits, blocks=2) == reason

@@ -357,6 +357,22 @@ def test_after_a_restart_noise_is_drawn_anew_and_counts_anew(tmp_path):
     assert len(given) == 3
 
 
+def test_a_restart_between_equal_questions_changes_nothing(tmp_path):
+    """The same point is measured again, and counts once; another is refused."""
+    job = job_with(PLAIN)
+    net, _ = federation(job)
+    packet, hello = an_exchange(net), net.sent[0][1]
+    one, other = (asked_for(job, packet, seed, exchange=9) for seed in range(2))
+    answers = []
+    for _ in range(3):
+        site = site_of(job, 0, tmp_path)
+        told(site, hello)
+        answers.append(told(site, one))
+        assert site.ledger.spent.measurements == 1
+        assert told(site, other) == "measured"
+    assert len(set(answers)) == 1 and isinstance(answers[0], int)
+
+
 def test_a_request_that_was_refused_is_charged_once(tmp_path, monkeypatch):
     """Whoever carries packets could else use up the ledger of a site with one."""
     job = job_with(NOISY)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -77,10 +78,9 @@ def cost_of_ledger(experiment: Experiment) -> None:
     """Print the milliseconds of one more line on a site's disk."""
     job = experiment.build().setting.job(experiment.build().algorithm, 0)
     with tempfile.TemporaryDirectory() as name:
-        ledger = SiteLedger(job, SiteLimits(), Path(name), 0)
-        print(
-            f"an entry in a ledger: {median_ms(lambda: ledger.exchange(4, 4)):.2f} ms"
-        )
+        ledger, replies = SiteLedger(job, SiteLimits(), Path(name)), count()
+        cost = median_ms(lambda: ledger.exchange(4, 4, "f", [str(next(replies))]))
+        print(f"an entry in a ledger: {cost:.2f} ms")
 
 
 def cost_of_seals(megabytes: float) -> None:

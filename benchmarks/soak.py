@@ -97,9 +97,9 @@ class Killer:
 
 def ledgers(folder: Path) -> list[dict]:
     """Read what every site says that it told."""
-    files = [folder / f"nodes/{k}/client{k}.ledger.json" for k in range(NODES)]
     empty = {"exchanges": 0, "releases": []}
-    return [json.loads(one.read_text()) if one.exists() else empty for one in files]
+    every = [[*(folder / f"nodes/{k}").glob("*.ledger.json")] for k in range(NODES)]
+    return [json.loads(one[0].read_text()) if one else empty for one in every]
 
 
 def check_replay(folder: Path, rounds: int) -> None:
@@ -119,7 +119,10 @@ def check_ledgers(folder: Path, record: np.ndarray, result: Result) -> None:
     total = sum(asked.values())
     for client, ledger in enumerate(ledgers(folder)):
         took_part = int((record[:, client] != ABSENT).sum())
-        told, released = ledger["exchanges"], sum(one[2] for one in ledger["releases"])
+        told, released = (
+            ledger["exchanges"],
+            sum(one["times"] for one in ledger["releases"]),
+        )
         print(
             f"site {client}: {took_part} replies taken, {told} told, {total} asked for"
         )

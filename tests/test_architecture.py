@@ -129,6 +129,27 @@ def test_retraining_depends_on_choice_and_seed_only(task):
     assert first == architecture.retrained_accuracy(moved, choice, steps=60)
 
 
+def test_retraining_goes_down_the_loss_with_its_penalty():
+    """One image many times is every batch: two steps, with momentum, by hand."""
+    rows = {"image": jnp.tile(IMAGES[:1], (5, 1)), "label": jnp.full(5, 3, jnp.int32)}
+    choice = ("convolution_3", "average")
+
+    def loss(y):
+        scores = single_scores(choice, y, rows["image"][:1])[0]
+        square = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(y))
+        return jnp.log(jnp.exp(scores).sum()) - scores[3] + 0.0005 * square
+
+    start, once, twice = (
+        architecture._train(choice, steps, 10, rows, jr.key(4)) for steps in range(3)
+    )
+    first, second = jax.grad(loss)(start), jax.grad(loss)(once)
+    for a, b, c, g, h in zip(
+        *map(jax.tree.leaves, (start, once, twice, first, second)), strict=True
+    ):
+        np.testing.assert_allclose(b, a - 0.02 * g, atol=1e-12)
+        np.testing.assert_allclose(c, b - 0.02 * (h + 0.9 * g), atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "choice", [("identity",), ("identity", "zero"), ("identity",) * 3]
 )

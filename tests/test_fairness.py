@@ -154,6 +154,23 @@ def test_all_validation_rows_of_own_tables_judge():
     assert "fewer than 30 rows of a group judge the gap at" in told and "small" in told
 
 
+def rows_of(features):
+    """Return rows as a set, without those of padding."""
+    every = np.asarray(features).reshape(-1, features.shape[-1])
+    return {row.tobytes() for row in every if row.any()}
+
+
+@pytest.mark.parametrize("data", ["synthetic", "breast_cancer", "own"])
+def test_nobody_judges_what_he_trained_on(data):
+    """Panels, training rows and tested rows have none in common."""
+    task = own_task() if data == "own" else make(3, data=data)
+    upper, lower = task.data.upper["features"], task.data.lower["features"]
+    tested = np.concatenate(rows_for_testing(task)[0])
+    panels, training = rows_of(upper), rows_of(lower)
+    assert panels and training and not panels & training
+    assert not rows_of(tested) & (panels | training)
+
+
 def test_a_gap_by_chance_is_subtracted():
     """The mean over many panels is the squared gap of whole groups."""
     draw = np.random.default_rng(0)

@@ -36,7 +36,7 @@ from tests.tampering import closed, kind_of, opened
 
 BSGM = case_of("local-bsgm").algorithm
 KINDS = ("hello", "exchange", "measure", "conclude", "agree", "reveal")
-LEDGER = ("exchanges", "measurements", "measured", "concluded")
+LEDGER = ("spent",)
 CONCLUDED = {"one": 1.0, "names": ["a", "b"]}
 CONCLUDES = {"one": "number", "names": "texts"}
 VALUES: list[Any] = [

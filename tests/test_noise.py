@@ -151,6 +151,13 @@ def test_the_noise_is_as_large_as_was_asked_for_and_fits_masks():
             SiteNoise(Privacy(clip, noise))
 
 
+def restarted(job, node, net):
+    """Return a site in another process, which heard the hello."""
+    again = site_of(job, node - 10)
+    again.handle(next(p for n, p, _ in net.sent if n == node))
+    return again
+
+
 def released_by(job, rounds):
     """Return what sites sent in exchanges, also when asked for the same again."""
     net = Loopback({10 + k: site_of(job, k) for k in range(job.clients)})
@@ -164,12 +171,14 @@ def released_by(job, rounds):
     answers = [answer for node, packet, answer in net.sent if (node, packet) in asked]
     # A site that was started again holds nothing: the first packets have all leaves.
     for node, packet in asked[: job.clients]:
-        again = site_of(job, node - 10)
-        again.handle(next(p for n, p, _ in net.sent if n == node))
+        again = restarted(job, node, net)
         # The very same packet gets the very same reply, which releases nothing more.
         assert again.handle(packet) == again.handle(packet)
         answers.append(again.handle(renewed(packet)))
-        answers.append(again.handle(renewed(packet)))
+        # So does the same question under another number.
+        same = [again.handle(renewed(packet)), answers[-1]]
+        assert len({bytes(unpack(one, 1 << 30)[2]) for one in same}) == 1
+        answers.append(restarted(job, node, net).handle(renewed(packet)))
     bodies = [unpack(answer, 1 << 30) for answer in answers if answer is not None]
     assert all(header.kind == "exchange" for header, _, _ in bodies)
     return [_vectors(listed, body) for _, listed, body in bodies]
@@ -182,7 +191,7 @@ def _vectors(listed, body):
 
 
 def test_no_noise_is_used_twice():
-    """Not for another round, client, block, process or request for the same."""
+    """Not for another round, client, block or process."""
     clip, noise, clients = 1e-3, 1e4, 2
     job = quadratic_job(
         CHEAPEST, quadratic_data(clients), channel=Channel((Privacy(clip, noise),))

@@ -25,7 +25,7 @@ from fedbilevel.runtime.job import start_server
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
 from tests.planted import plant, settings
-from tests.tampering import renewed
+from tests.tampering import renewed, with_header
 from tests.test_channels import DELTA, direct_epsilon
 
 CHEAPEST = case_of("momentum-local-sgd").algorithm
@@ -67,6 +67,12 @@ def asked_for(job, packet, seed, kind="measure", **changed):
     ]
     header = unpack(packet, 1 << 30)[0]
     return pack(replace(header, kind=kind, info=None, **changed), point)
+
+
+def ledger_in(folder):
+    """Read the one ledger that a site keeps."""
+    (file,) = folder.glob("*.ledger.json")
+    return json.loads(file.read_text())
 
 
 def told(site, packet):
@@ -115,7 +121,7 @@ def test_replies_and_measurements_end_at_the_limit_whatever_restarts(tmp_path):
     packet, answers = an_exchange(net), []
     for number in range(4):
         site = site_of(job, 0, tmp_path / "0", limits=limits)
-        answers.append(told(site, packet))
+        answers.append(told(site, with_header(packet, index=10 + number)))
         measure = asked_for(job, packet, number, exchange=10 + number)
         answers.append(told(site, measure))
     # Three of each were given before.
@@ -130,12 +136,17 @@ def test_replies_and_measurements_end_at_the_limit_whatever_restarts(tmp_path):
 def test_a_ledger_that_cannot_be_read_is_not_begun_anew(tmp_path):
     job = job_with(PLAIN)
     federation(job, folder=tmp_path)
-    file = tmp_path / "0" / "client0.ledger.json"
+    file = next((tmp_path / "0").glob("*.ledger.json"))
     whole = json.loads(file.read_text())
     assert (whole["exchanges"], whole["measurements"]) == (1, 1)
-    for held in (b"", b"[]", json.dumps({**whole, "exchanges": -5}).encode()):
+    kind = {**whole["releases"][0], "participants": 0}
+    for changed in ({"exchanges": -5}, {"releases": [kind]}, {"releases": [[2, 3]]}):
+        file.write_text(json.dumps({**whole, **changed}))
+        with pytest.raises(CheckpointError, match="ledger.json is damaged"):
+            site_of(job, 0, tmp_path / "0")
+    for held in (b"", b"[]"):
         file.write_bytes(held)
-        with pytest.raises(CheckpointError, match="client0.ledger.json is damaged"):
+        with pytest.raises(CheckpointError, match="ledger.json is damaged"):
             site_of(job, 0, tmp_path / "0")
         assert file.read_bytes() == held
 
@@ -236,20 +247,29 @@ def test_a_site_refuses_the_reply_that_would_exceed_its_epsilon(tmp_path):
     limits = SiteLimits(max_epsilon=most)
     net, _ = federation(job, folder=tmp_path, limits=limits)
     packet = an_exchange(net)
-    numbers = told(net.sites[10], packet)
+    later = [with_header(packet, index=10 + number) for number in range(4)]
+    numbers = told(net.sites[10], later[0])
     # Another process goes on counting.
     site = site_of(job, 0, tmp_path / "0", limits=limits)
-    assert [told(site, packet) for _ in range(3)] == [numbers, "privacy", "privacy"]
-    held = json.loads((tmp_path / "0" / "client0.ledger.json").read_text())
-    assert held["releases"] == [[2, 3, 3]] and held["exchanges"] == 3
+    assert [told(site, one) for one in later[1:]] == [numbers, "privacy", "privacy"]
+    held = ledger_in(tmp_path / "0")
+    (kind,) = held["releases"]
+    assert (kind["blocks"], kind["shares"], kind["times"]) == (2, 3, 3)
+    assert held["exchanges"] == 3
 
 
 def test_under_masks_epsilon_is_that_of_the_smallest_sum(tmp_path):
     """A server may say of all others but one that they dropped out."""
     job = job_with(MASKED | NOISY)
     federation(job, folder=tmp_path, minimum=2)
-    held = json.loads((tmp_path / "0" / "client0.ledger.json").read_text())
-    assert held["releases"] == [[2, 2, 1]]
+    (kind,) = ledger_in(tmp_path / "0")["releases"]
+    assert (kind["blocks"], kind["shares"], kind["times"]) == (2, 2, 1)
+
+
+def asked_of(net, node):
+    """Return the exchanges that a node was asked for and answered."""
+    kinds = {id(one): unpack(one[1], 1 << 30)[0].kind for one in net.sent}
+    return [one for one in net.sent if one[0] == node and kinds[id(one)] == "exchange"]
 
 
 def spoiling(times, dies=()):
@@ -284,8 +304,10 @@ def test_epsilon_is_that_of_all_that_was_asked_for(tmp_path, monkeypatch):
     events = ((multiplier / np.sqrt(2), 9), (multiplier, 3))
     assert result.counts["epsilon"] == direct_epsilon(*events)
     assert result.counts["releases"] == 12
-    # The sites counted the same.
-    assert [site.ledger.exchanges for site in sites.values()] == [12, 12]
+    # The sites gave the same bytes again: of each round they released one reply.
+    assert [site.ledger.spent.exchanges for site in sites.values()] == [2, 2]
+    told_of = {bytes(unpack(a or b"", 1 << 30)[2]) for _, _, a in asked_of(net, 0)}
+    assert len(told_of) == 2
     assert json.loads((tmp_path / "releases.json").read_text()) == [
         [3, 1, 9],
         [3, 2, 3],

@@ -238,6 +238,8 @@ def check_bound_and_costs(plan, problem, run, T, start, sizes):
     for name, value in terms.items():
         same(plan.terms[name], value)
     same(plan.promise, sum(terms.values()))
+    counts = (plan.local_steps, plan.first_batch, plan.rounds, plan.q)
+    assert all(type(count) is int for count in counts)
     series = terms["truncated series"]
     assert series <= 0.1 * (plan.promise - series)
     assert plan.dominating == max(terms, key=lambda name: terms[name])
@@ -246,6 +248,18 @@ def check_bound_and_costs(plan, problem, run, T, start, sizes):
     assert plan.bytes_up == 4 * plan.floats_up
     # xi, zeta, zeta_0 .. zeta_Q in every iteration, and B times in the first.
     assert plan.samples_per_client == (T - 1 + plan.first_batch) * (plan.q + 3)
+
+
+@pytest.mark.parametrize("theorem", [1, 2, 3])
+@pytest.mark.parametrize("T", [10**4, 10**7, 10**10, 10**13])
+def test_a_period_is_a_whole_number_of_steps(theorem, T):
+    """Also where one step is all that the drift allows, and half of it is none."""
+    problem = SETS[0][0]
+    theta = 0.5 / problem["L1"]
+    given = {"sizes": (5, 6), "iterations": T, "start": (1.7, 2.3), "theta": theta}
+    plan = theory_plan(theorem, ours(problem, 0.1, 1).inputs, 3, **given)
+    counts = (plan.local_steps, plan.first_batch, plan.rounds)
+    assert all(type(count) is int and count >= 1 for count in counts)
 
 
 @pytest.mark.parametrize(("problem", "i"), MILD)

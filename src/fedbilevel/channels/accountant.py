@@ -71,7 +71,18 @@ def epsilon_of_releases(
     `participants` is of how many shares the noise was to consist.
     """
     _check(noise, delta)
-    events, library = _events(noise, releases, participants), _library()
+    return epsilon_of_events(_events(noise, releases, participants), delta)
+
+
+def epsilon_of_events(events: Sequence[tuple[float, int]], delta: float) -> float:
+    """Return the epsilon of Gaussian releases, by noise multipliers and their counts.
+
+    A multiplier of 0 is a release without noise, for which there is no finite one.
+    """
+    if any(times and not multiplier for multiplier, times in events):
+        return math.inf
+    _check(max((multiplier for multiplier, _ in events), default=1.0), delta)
+    library = _library()
     if not events:
         return 0.0
     together = 1 / math.sqrt(sum(times / one**2 for one, times in events))

@@ -16,7 +16,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel import _tree, algorithms, tasks
+from fedbilevel import _tree, algorithms, datasets, tasks
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN, SecureMean
 from fedbilevel.datasets import Preparation, TableChoices
@@ -177,7 +177,17 @@ def build_site(
         minimum=minimum,
         largest_weight=_largest_weight(experiment, clients),
         follow=_following(asked, task, entry, job, client) if tune else None,
+        source=None if trial else _source(experiment),
     )
+
+
+def _source(experiment: Experiment) -> Path | None:
+    """Return the file or folder that has the rows of a site, where there is one."""
+    named = experiment.options.get("data")
+    if not isinstance(named, str) or datasets.is_named(named):
+        return None
+    place = Path(named).expanduser()
+    return place if place.exists() else None
 
 
 def _job(experiment: Experiment, task: Task, entry: Entry, clients: int) -> Job:

@@ -2,8 +2,9 @@
 
 Everything is written down before it leaves, so that no crash and no restart forgets it,
 and is counted over all federations: a server that begins another one gains nothing. A
-server counts what it asked for under noise. An exchange that is made again, after a
-restart or for want of replies, is one release more: sites draw other noise.
+server counts what it asked for under noise, and an exchange that is made again, after a
+restart or for want of replies, as one release more. A site gives the last reply again
+byte for byte, if it still has it, which is none; else it draws other noise.
 
 What a server can still learn of a site that measures: one loss and one value of each
 metric, at a point of its choice, for every exchange that it claims to have made. The
@@ -16,7 +17,9 @@ protects against a server that lies; with masks or noise nothing is measured by 
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,10 +30,24 @@ from fedbilevel._files import write_atomically
 from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.federation.own_rows import (
+    OwnRows,
+    is_old,
+    rows_of_data,
+    rows_of_files,
+)
 from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.spent import Spent
 from fedbilevel.federation.wire import Bytes, Header, sha256_of
 from fedbilevel.runtime.job import Job
-from fedbilevel.runtime.privacy import is_noisy, privacy_of_releases
+from fedbilevel.runtime.privacy import (
+    IN_THE_CLEAR,
+    Release,
+    epsilon_of,
+    is_noisy,
+    privacy_of_releases,
+    release_of,
+)
 
 MEASURES = ("none", "scalars")
 COHORTS = ("any", "apart")
@@ -201,39 +218,53 @@ class ServerReleases:
 
 
 class SiteLedger:
-    """Counts what one site released, and keeps its limits.
+    """Counts what was released of a site's rows, and keeps its limits.
 
-    Without a `folder` it is forgotten with the process.
+    All ledgers in the `folder` that have rows in common count together, whoever asked
+    and under whatever number of a client. Without a folder all is forgotten with the
+    process. `source` is the file or folder that has the rows; without one they are
+    those of the job. `spent` is what was released of exactly these rows.
     """
 
     def __init__(
-        self, job: Job, limits: SiteLimits, folder: Path | None, client: int
+        self,
+        job: Job,
+        limits: SiteLimits,
+        folder: Path | None,
+        source: Path | None = None,
     ) -> None:
         limits.check(job)
         self.job, self.limits = job, limits
         self.measures = limits.measures(job)
-        self.path = None if folder is None else folder / f"client{client}.ledger.json"
-        self.exchanges = self.measurements = 0
-        self.releases: Releases = Counter()
-        self.measured: dict[str, list] = {}
-        self.concluded: dict[str, str] = {}
-        self._load()
+        self.spent, self.rows = Spent(), None
+        if folder is not None:
+            files = None if source is None else rows_of_files(source)
+            self.rows = OwnRows(folder, files or rows_of_data(job.data))
+            with self._all():
+                pass  # what cannot be read is said before anything is asked
 
-    def exchange(self, blocks: int, shares: int) -> None:
+    def exchange(
+        self, blocks: int, shares: int, federation: str, given: Sequence[str]
+    ) -> None:
         """Count one more reply, or refuse to give it.
 
         It is of so many blocks, to go into a sum with so many shares of noise: those of
         all who are asked, since a site cannot know who stays away, which the server
-        counts; under masks the fewest that the site takes part with.
+        counts; under masks the fewest that the site takes part with. `given` names
+        what it answers, and all its numbers: the last one may be given again.
         """
-        most = self.limits.max_exchanges
-        if most is not None and self.exchanges >= most:
-            raise RefusedError("limit", f"this site gives {most} replies, no more")
-        if is_noisy(self.job):
-            self._check_epsilon(blocks, shares)
-            self.releases[blocks, shares] += 1
-        self.exchanges += 1
-        self._save()
+        release = release_of(self.job, blocks, shares)
+        about = sha256_of([" ".join(given).encode()]).hex()
+        with self._all() as before:
+            if before.given.get(federation) == about:
+                return
+            most = self.limits.max_exchanges
+            if most is not None and before.exchanges >= most:
+                raise RefusedError("limit", f"this site gives {most} replies, no more")
+            self._check_epsilon(before.releases + Counter([release]))
+            self.spent.exchanges += 1
+            self.spent.releases[release] += 1
+            self.spent.given = _newest(self.spent.given, federation, about)
 
     def measure(self, header: Header, body: Bytes) -> None:
         """Count one more measurement, or refuse it.
@@ -243,93 +274,111 @@ class SiteLedger:
         """
         self._check_allowed()
         about = [header.attempt, header.exchange, _digest(header, body)]
-        last = self.measured.get(header.federation)
-        if about == last:
-            return
-        if last is not None and about[:2] <= last[:2]:
-            raise RefusedError(
-                "measured", f"after exchange {header.exchange}, at another point"
-            )
-        self._count_measurement()
-        self.measured = _newest(self.measured, header.federation, about)
-        self._save()
+        with self._all() as before:
+            last = before.measured.get(header.federation)
+            if about == last:
+                return
+            if last is not None and about[:2] <= last[:2]:
+                raise RefusedError(
+                    "measured", f"after exchange {header.exchange}, at another point"
+                )
+            self._count_measurement(before)
+            self.spent.measured = _newest(self.spent.measured, header.federation, about)
 
     def conclude(self, header: Header, body: Bytes) -> None:
         """Count the one conclusion of a federation, or refuse another one."""
         self._check_allowed()
         about = _digest(header, body)
-        last = self.concluded.get(header.federation)
-        if about == last:
+        with self._all() as before:
+            last = before.concluded.get(header.federation)
+            if about == last:
+                return
+            if last is not None:
+                raise RefusedError("measured", "this federation was concluded before")
+            self._count_measurement(before)
+            self.spent.concluded = _newest(
+                self.spent.concluded, header.federation, about
+            )
+
+    def remark(self) -> str:
+        """Say to the operator what was released before, under noise."""
+        privacy, old = self.job.channel.privacy, []
+        if privacy is None or not is_noisy(self.job):
+            return ""
+        with self._all() as before:
+            if self.rows is not None:
+                old = [one.name for one in self.rows.others() if is_old(one)]
+        if not before.releases.total():
+            return ""
+        found = epsilon_of(before.releases, privacy.delta)
+        text = (
+            f"rows of this site were released {before.releases.total()} times before, "
+            f"with an epsilon of {found:.4g} at delta {privacy.delta:g}"
+        )
+        if math.isinf(found):
+            text += ": some of them without noise"
+        if old:
+            text += (
+                f". {', '.join(old)}, of an earlier version, has not noted any noise, "
+                "and counts as without. If it is about other rows, move it away"
+            )
+        return text
+
+    @contextmanager
+    def _all(self) -> Iterator[Spent]:
+        """Give all that was released before, and write what is counted meanwhile.
+
+        Nothing is written if it is refused. Other processes wait, so that each sees
+        what the others released.
+        """
+        if self.rows is None:
+            yield self.spent
             return
-        if last is not None:
-            raise RefusedError("measured", "this federation was concluded before")
-        self._count_measurement()
-        self.concluded = _newest(self.concluded, header.federation, about)
-        self._save()
+        with self.rows.locked():
+            path = self.rows.path
+            self.spent = Spent.read(path) if path.exists() else Spent()
+            before = deepcopy(self.spent)
+            others = map(Spent.read, self.rows.others())
+            yield sum(others, start=before)
+            if self.spent != before:
+                self.spent.write(path)
 
     def _check_allowed(self) -> None:
         if not self.measures:
             raise RefusedError("measure", "this site does not measure for others")
 
-    def _count_measurement(self) -> None:
+    def _count_measurement(self, before: Spent) -> None:
         most = self.limits.max_exchanges
-        if most is not None and self.measurements >= most:
+        if most is not None and before.measurements >= most:
             raise RefusedError("limit", f"this site measures {most} times, no more")
-        self.measurements += 1
+        self.spent.measurements += 1
+        self.spent.releases[IN_THE_CLEAR] += 1
 
-    def _check_epsilon(self, blocks: int, shares: int) -> None:
-        most = self.limits.max_epsilon
-        if most is None:
+    def _check_epsilon(self, after: Counter[Release]) -> None:
+        most, privacy = self.limits.max_epsilon, self.job.channel.privacy
+        if most is None or privacy is None:
             return
-        after = self.releases + Counter({(blocks, shares): 1})
-        spent = privacy_of_releases(self.job, after)["epsilon"]
-        if spent > most:
+        if epsilon_of(after, privacy.delta) > most:
             raise RefusedError(
-                "privacy",
-                f"one more reply would spend an epsilon of {spent:.4g}, this site "
-                f"allows {most:g}",
+                "privacy", "one more reply would exceed the epsilon of this site"
             )
-
-    def _save(self) -> None:
-        if self.path is None:
-            return
-        held = {
-            "exchanges": self.exchanges,
-            "measurements": self.measurements,
-            "releases": write_releases(self.releases),
-            "measured": self.measured,
-            "concluded": self.concluded,
-        }
-        text = json.dumps(held) + "\n"
-        write_atomically(self.path, text)
-
-    def _load(self) -> None:
-        if self.path is None or not self.path.exists():
-            return
-        try:
-            held = json.loads(self.path.read_text())
-            self.exchanges = _count(held["exchanges"])
-            self.measurements = _count(held["measurements"])
-            self.releases = read_releases(held["releases"])
-            self.measured = {str(k): list(v) for k, v in held["measured"].items()}
-            self.concluded = {str(k): str(v) for k, v in held["concluded"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # To begin anew would forget what was released.
-            raise CheckpointError(
-                f"{self.path} is damaged ({error}), so that nobody knows what this "
-                "site has released. Put back a copy, or move it away to begin anew."
-            ) from error
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"a count of {value!r:.40}")
-    return value
 
 
 def _digest(header: Header, body: Bytes) -> str:
     """Return a name for the point that was sent, with this client's own blocks."""
     return sha256_of([f"{header.accepted} ".encode(), body]).hex()
+
+
+def name_of_reply(header: Header, names: list[str], masked: bool) -> str:
+    """Return a name for all that a reply depends on, and its place in sums.
+
+    `names` are those of what was sent. Under masks every sum is another release: the
+    noise of the others in it may be new.
+    """
+    where = (header.stage, header.phase, header.index, header.accepted)
+    about = [header.federation, header.algorithm, where, names]
+    about.append(header.info if masked else None)
+    return sha256_of([json.dumps(about).encode()]).hex()
 
 
 def _newest(held: dict, federation: str, value: Any) -> dict:

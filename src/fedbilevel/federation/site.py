@@ -22,7 +22,7 @@ from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.foreign import shown
-from fedbilevel.federation.ledger import SiteLedger, SiteLimits
+from fedbilevel.federation.ledger import SiteLedger, SiteLimits, name_of_reply
 from fedbilevel.federation.refusals import RefusedError, refusal_of
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.site_work import SiteWork
@@ -79,7 +79,8 @@ class Site:
     With `follow` a server may give steps in its hello; without, such a one is refused.
     With a secure mean the site takes part in sums of `minimum` sites or more, and
     believes the keys of others only if its `identity` knows who signed them; its weight
-    counts in parts of the `largest_weight`, as was agreed. `is_over` is set once the
+    counts in parts of the `largest_weight`, as was agreed. `source` is the file or
+    folder that has its rows, by which its ledger knows them. `is_over` is set once the
     server has said that the federation is.
     """
 
@@ -100,6 +101,7 @@ class Site:
         minimum: int = 2,
         largest_weight: float = 1.0,
         follow: Follow | None = None,
+        source: Path | None = None,
     ) -> None:
         self.work, self.client, self.fingerprints = SiteWork(job), client, fingerprints
         self.follow, self._followed = follow, ""
@@ -107,12 +109,16 @@ class Site:
         self.conclude, self.report, self.seal = conclude, report, seal
         self.identity, self.minimum = identity, minimum
         self.largest_weight = largest_weight
-        self.ledger = SiteLedger(job, limits or SiteLimits(), folder, client)
+        self.ledger = SiteLedger(job, limits or SiteLimits(), folder, source)
+        if remark := self.ledger.remark():
+            report(remark)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self.is_over = False
         self._held: dict[str, np.ndarray] = {}
         # The digest of the last request, and its reply.
         self._answered: tuple[Any, bytes] = (None, b"")
+        # Under noise, what the last exchange was about, and what came of it.
+        self._computed: tuple[str | None, Any] = (None, None)
         self._masks = isinstance(job.channel.reduction, SecureMean)
         self._secrets: dict[str, SiteSecrets] = {}
         self._common: dict[Where, list[bool]] = {}
@@ -260,7 +266,7 @@ class Site:
             raise RefusedError(
                 "phase", f"there is no phase {header.phase} in this stage"
             )
-        link, job = self.work.links[where], self.work.job
+        link = self.work.links[where]
         if link.phase.name != header.name:
             raise RefusedError(
                 "phase", f"'{header.name:.40}' where '{link.phase.name}' is due"
@@ -271,13 +277,10 @@ class Site:
         base = checkpoints.at(header.accepted)
         renewed = base is None
         turn = self._turn(header)
-        # Before anything is computed: a reply that gets lost was given all the same.
-        # Under masks a sum of the minimum can be opened, and none of fewer.
-        cohort = job.cohort(link.phase)
-        shares = min(self.minimum, cohort) if self._masks else cohort
-        self.ledger.exchange(self.work.blocks.get(where, 0), shares)
+        names = [digest(leaf) for leaf in jax.tree.leaves(sent)]
         before = checkpoints.start if base is None else base
-        kept, reply, finite = self.work.exchange(where, sent, before, turn)
+        about = name_of_reply(header, names, self._masks)
+        kept, reply, finite = self._given(header, about, (where, sent, before, turn))
         if not finite:
             kept = self._bear(before)
         leaves = jax.tree.leaves(reply)
@@ -287,8 +290,8 @@ class Site:
         if self.holds:
             # A short leaf is copied, so that it does not keep its whole packet.
             self._held = {
-                digest(leaf): leaf.copy() if leaf.nbytes < _SHORT else leaf
-                for leaf in jax.tree.leaves(sent)
+                name: leaf.copy() if leaf.nbytes < _SHORT else leaf
+                for name, leaf in zip(names, jax.tree.leaves(sent), strict=True)
             }
         return self._reply(replace(header, info={"renewed": renewed}), leaves)
 
@@ -314,6 +317,30 @@ class Site:
             raise RefusedError("not-finite", what)
         self.report(f"{what}, which counts as 0. Smaller steps are the usual cure.")
         return before
+
+    def _given(
+        self, header: Header, about: str, asked: tuple[Where, PyTree, Kept, Turn]
+    ) -> tuple[Kept, PyTree, bool]:
+        """Return what comes of an exchange, counted before anything of it leaves.
+
+        Whoever asks for the same again gets the same noise, and no new release.
+        """
+        if self._computed[0] != about:
+            self._computed = (about, self.work.exchange(*asked))
+        (where, *_), job, found = asked, self.work.job, self._computed[1]
+        if not self.work.is_noisy:
+            self._computed = (None, None)  # it would come out the same
+        told = jax.tree.leaves(found[1]) if found[2] else []
+        # Under masks a sum of the minimum can be opened, and none of fewer.
+        cohort = job.cohort(self.work.links[where].phase)
+        shares = min(self.minimum, cohort) if self._masks else cohort
+        self.ledger.exchange(
+            self.work.blocks.get(where, 0),
+            shares,
+            header.federation,
+            [about, *map(digest, told)],
+        )
+        return found
 
     def _masked(
         self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn

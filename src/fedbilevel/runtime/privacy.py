@@ -1,6 +1,7 @@
 """How much a run with noise reveals of a client: the accountant, asked for a job."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 
 from fedbilevel.channels import count_blocks, vector_shapes
-from fedbilevel.channels.accountant import epsilon, epsilon_of_releases
+from fedbilevel.channels.accountant import epsilon, epsilon_of_events
 from fedbilevel.runtime.counts import Ledger
 from fedbilevel.runtime.exchange import Link, start_kept
 from fedbilevel.runtime.job import ABSENT, Job, Where
@@ -103,6 +104,51 @@ def noise_forecast(job: Job, rounds: int) -> NoiseForecast | None:
     return NoiseForecast(privacy.participants, size, exchanges, each)
 
 
+class Release(NamedTuple):
+    """What one release reveals, whatever the run that it was made in.
+
+    The sum of replies of so many `blocks` had so many `shares` of the noise, which was
+    to consist of those of all `participants`. Without `noise` it is 0. A `delta` is
+    noted with it; what many releases reveal can be said at any.
+    """
+
+    noise: float
+    participants: int
+    blocks: int
+    shares: int
+    delta: float
+
+    @property
+    def multiplier(self) -> float:
+        """The deviation of the noise, over the most that a client moves the sum."""
+        share = self.shares / self.participants
+        return self.noise * math.sqrt(share / max(self.blocks, 1))
+
+
+IN_THE_CLEAR = Release(0.0, 1, 1, 1, 0.0)
+
+
+def release_of(job: Job, blocks: int, shares: int) -> Release:
+    """Return what a reply of a job is, in a sum with so many shares of noise."""
+    privacy = job.channel.privacy
+    if privacy is None or not is_noisy(job):
+        return IN_THE_CLEAR
+    seen = shares if _adds_up(job) else 1
+    noise, participants = float(privacy.noise), privacy.participants
+    return Release(noise, participants, blocks, seen, privacy.delta)
+
+
+def epsilon_of(releases: Mapping[Release, int], delta: float) -> float:
+    """Return the epsilon of all releases together, each with the noise that it had."""
+    # Noise hides wholly where there is nothing to hide.
+    events = [
+        (one.multiplier, times)
+        for one, times in releases.items()
+        if times and (one.blocks or not one.noise)
+    ]
+    return epsilon_of_events(events, delta)
+
+
 def privacy_of_releases(
     job: Job, releases: Mapping[tuple[int, int], int]
 ) -> dict[str, float]:
@@ -114,15 +160,11 @@ def privacy_of_releases(
     privacy = job.channel.privacy
     if privacy is None or not is_noisy(job):
         return {}
-    alone = not _adds_up(job)
-    counted: dict[tuple[int, int], int] = {}
-    for (blocks, present), times in releases.items():
-        kind = (blocks, 1 if alone else present)
-        counted[kind] = counted.get(kind, 0) + times
-    found = epsilon_of_releases(
-        float(privacy.noise), counted, privacy.participants, privacy.delta
-    )
-    total = sum(times for (blocks, _), times in counted.items() if blocks)
+    counted: Counter[Release] = Counter()
+    for (blocks, shares), times in releases.items():
+        counted[release_of(job, blocks, shares)] += times
+    found = epsilon_of(counted, privacy.delta)
+    total = sum(times for one, times in counted.items() if one.blocks)
     return {"epsilon": found, "delta": privacy.delta, "releases": total}
 
 

@@ -1,0 +1,158 @@
+"""Which ledgers of a state folder are about a site's rows.
+
+A row is known by a keyed digest of 64 bits. The key and the digests stay in files that
+only their owner reads, and never travel: without the key nobody can try whether a row
+that he guessed is there. Rows of a file are its lines, or those of its arrays, whatever
+a task, a random seed or a precision makes of them; without a file they are the rows
+that the site computes with. Data sets that have a row in common count together: to add
+a row to a table, or to take some of it, begins nothing anew.
+"""
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbilevel._files import make_private_folder, write_atomically
+from fedbilevel.errors import CheckpointError
+from fedbilevel.problem import Data
+from fedbilevel.problem.stored_rows import is_stored
+
+LEDGER = ".ledger.json"
+_KEY, _ROWS, _LOCK = "ledger.key", ".rows.npy", "ledger.lock"
+_KEY_BYTES = 32
+_CHUNK = 4096  # rows of a file that are read at a time
+
+
+class OwnRows:
+    """The rows of one site, and the ledgers in its state folder that have any of them.
+
+    `path` is the ledger of exactly these rows.
+    """
+
+    def __init__(self, folder: Path, rows: Iterable[bytes]) -> None:
+        self.folder = folder
+        make_private_folder(folder)
+        with self.locked():
+            key = self._key()
+            self.rows = _names(key, rows)
+            whole = blake2b(self.rows.tobytes(), digest_size=16, key=key).hexdigest()
+            self.path = folder / f"{whole}{LEDGER}"
+            held = folder / f"{whole}{_ROWS}"
+            if not held.exists():
+                save = lambda file: np.save(file, self.rows)  # noqa: E731
+                write_atomically(held, save, mode=0o600)
+        self._shared = {whole: True}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out that write ledgers into this folder."""
+        # Not on every system; there, nodes do not run at all.
+        import fcntl
+
+        number = os.open(self.folder / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(number)
+
+    def others(self) -> list[Path]:
+        """Return the other ledgers in the folder that are about some of these rows.
+
+        Those of earlier versions say not about which, so that they are among them.
+        """
+        found = sorted(self.folder.glob(f"*{LEDGER}"))
+        return [one for one in found if one != self.path and self._shares(one)]
+
+    def _shares(self, ledger: Path) -> bool:
+        name = ledger.name.removesuffix(LEDGER)
+        if is_old(ledger):
+            return True
+        if name not in self._shared:
+            held = ledger.with_name(f"{name}{_ROWS}")
+            try:
+                rows = np.load(held, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise CheckpointError(
+                    f"{held} cannot be read ({error}), so that nobody knows whether "
+                    f"{ledger.name} is about rows of this site. Put back a copy, or "
+                    "move both away to begin anew."
+                ) from error
+            self._shared[name] = bool(np.isin(self.rows, rows).any())
+        return self._shared[name]
+
+    def _key(self) -> bytes:
+        path = self.folder / _KEY
+        if path.exists():
+            key = path.read_bytes()
+            if len(key) == _KEY_BYTES:
+                return key
+        elif not any(self.folder.glob(f"*{_ROWS}")):
+            write_atomically(path, os.urandom(_KEY_BYTES), mode=0o600)
+            return path.read_bytes()
+        raise CheckpointError(
+            f"{path} is damaged or gone, so that nobody knows which ledgers are about "
+            "the rows of this site. Put back a copy, or move the ledgers away, too, to "
+            "begin anew."
+        )
+
+
+def is_old(ledger: Path) -> bool:
+    """Say whether a ledger was written when they were named by clients."""
+    return ledger.name.startswith("client")
+
+
+def rows_of_data(data: Data) -> Iterator[bytes]:
+    """Return the rows that a site computes with, of both levels.
+
+    Numbers are taken in single precision: another one has the same rows.
+    """
+    levels = ((data.upper, data.upper_sizes), (data.lower, data.lower_sizes))
+    for level, sizes in levels:
+        leaves = jax.tree.leaves(level, is_leaf=is_stored)
+        own = [leaf[0] if is_stored(leaf) else np.asarray(leaf)[0] for leaf in leaves]
+        for start in range(0, int(sizes[0]), _CHUNK):
+            stop = min(start + _CHUNK, int(sizes[0]))
+            columns = [_plain(np.asarray(leaf[start:stop])) for leaf in own]
+            for row in zip(*columns, strict=True):
+                yield b"".join(one.tobytes() for one in row)
+
+
+def rows_of_files(place: Path) -> Iterator[bytes]:
+    """Return the rows of a file, or of all files in a folder.
+
+    Of arrays with one number a row, which are labels, there are none. Files that are
+    neither text nor arrays are a row each.
+    """
+    inside = sorted(place.rglob("*")) if place.is_dir() else [place]
+    for file in filter(Path.is_file, inside):
+        if file.suffix in (".npy", ".npz"):
+            held: Any = np.load(file, mmap_mode="r", allow_pickle=False)
+            for array in [held] if file.suffix == ".npy" else held.values():
+                yield from (_plain(row).tobytes() for row in array if row.ndim)
+            continue
+        with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as opened:
+            text = b"\0" not in opened.read(1 << 16)
+            opened.seek(0)
+            if not text:
+                yield file_digest(opened, "sha256").digest()
+                continue
+            if ".csv" in file.suffixes:
+                opened.readline()  # names of columns, which other tables have, too
+            yield from filter(None, (line.strip() for line in opened))
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _names(key: bytes, rows: Iterable[bytes]) -> np.ndarray:
+    every = b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows)
+    return np.unique(np.frombuffer(every, np.uint64))

@@ -13,7 +13,7 @@ LAYERS = [
     {"_types", "errors", "units"},
     {
         *("_tree", "_files", "_folders", "_registry", "_blocks", "_evaluation"),
-        *("_schema", "_table_choices", "schedules"),
+        *("_schema", "_table_choices", "_text", "schedules"),
     },
     {"pytorch"},
     {"startup"},

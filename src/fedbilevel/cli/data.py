@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from fedbilevel._folders import check_file, require_new_file
 from fedbilevel._table_choices import TableChoices
@@ -20,6 +19,7 @@ from fedbilevel.cli.arguments import (
     option,
     takes,
 )
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import InvalidInputError, unknown_name
 

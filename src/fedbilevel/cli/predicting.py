@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedbilevel._folders import require_new_file
 from fedbilevel.cli.arguments import AsJson
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import unknown_name
 

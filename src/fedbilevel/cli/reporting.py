@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedbilevel._folders import require_new_file
+from fedbilevel.cli.console import Console
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 FILE_NAME = "report.html"

@@ -4,6 +4,7 @@ import http.client
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from typer.testing import CliRunner
@@ -38,10 +39,19 @@ def served(runs) -> Iterator[Dashboard]:
         thread.join()
 
 
-def get(server: Dashboard, path: str, host: str | None = None, method: str = "GET"):
+def get(
+    server: Dashboard,
+    path: str,
+    host: str | None = None,
+    method: str = "GET",
+    cookie: str | None = None,
+):
+    """Ask for a path; `cookie` is that of a browser which was there, if left out."""
     link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    known = f"{server.cookie}={server.token}" if cookie is None else cookie
     try:
         link.putrequest(method, path, skip_host=host is not None)
+        link.putheader("Cookie", known)
         if host:
             link.putheader("Host", host)
         link.endheaders()
@@ -105,6 +115,65 @@ def test_it_listens_on_this_machine_alone_and_only_answers(served):
         assert get(served, "/", method=method)[0] == 501
 
 
+ROUTES = ("/", "/run/first%20run", "/run/going", "/run/broken", "/run/none", "/x", "")
+WRONG = ("", "{}", "{}x", "x{}", "\0", "\u00e9", "' or 1=1")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_nothing_is_answered_without_the_token(served, path):
+    """Neither a page nor whether there is one."""
+    token, name = served.token, served.cookie
+    pages = {get(served, path, cookie="")[2]}
+    for one in WRONG:
+        word = quote(one.replace("{}", token[:-1]))
+        asked = [(f"{path}?token={word}", ""), (path, f"{name}={word}")]
+        asked += [(path, f"x={token}")]
+        for address, cookie in asked:
+            status, headers, text = get(served, address, cookie=cookie)
+            assert status == 403 and "Set-Cookie" not in headers
+            pages.add(text)
+    assert len(pages) == 1 and "token" in pages.pop()
+    assert token not in get(served, "/")[2]
+
+
+def test_the_address_that_is_printed_makes_a_browser_known(served):
+    assert len(served.token) >= 43 and served.address.endswith(f"?token={served.token}")
+    path = served.address.partition(served.name)[2]
+    status, headers, _ = get(served, path, cookie="")
+    assert status == 200
+    cookie, *rules = headers["Set-Cookie"].split("; ")
+    assert set(rules) == {"Path=/", "HttpOnly", "SameSite=Strict"}
+    assert get(served, "/run/going", cookie=cookie)[0] == 200
+    assert get(served, f"/run/going?token={served.token}", cookie="")[0] == 200
+    with Dashboard(served.folder, 0) as other:
+        assert other.token != served.token
+
+
+def test_tokens_are_compared_in_constant_time(served, monkeypatch):
+    compared = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append({one, other})
+        return False
+
+    monkeypatch.setattr("fedbilevel.cli.dashboard.secrets.compare_digest", compare)
+    assert get(served, "/?token=a", cookie=f"{served.cookie}=b")[0] == 403
+    assert {b"a", served.token.encode()} in compared
+    assert {b"b", served.token.encode()} in compared
+
+
+@pytest.mark.parametrize("linked", ["result.json", "deep/inside", "folder"])
+def test_what_is_linked_from_a_run_is_not_shown(served, runs, linked):
+    place, secret = runs / "first run" / linked, runs.parent / "secret"
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(secret if linked == "folder" else secret / "result.json")
+    status, _, text = get(served, "/run/first%20run")
+    assert status == 409 and "holds a link" in text and "stowaway" not in text
+    status, _, text = get(served, "/")
+    assert status == 200 and "holds a link" in text and "stowaway" not in text
+
+
 def test_a_port_in_use_and_no_folder_are_told(served, tmp_path):
     invoke, port = CliRunner().invoke, str(served.server_port)
     done = invoke(app, ["dashboard", str(tmp_path), "--port", port])
@@ -117,9 +186,11 @@ def test_a_port_in_use_and_no_folder_are_told(served, tmp_path):
 def test_a_browser_goes_from_the_list_to_a_report(served):
     with opened(offline=False) as page:
         address = f"http://{served.name}/"
-        page.open(address, width=400)
+        page.open(served.address, width=400)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         page.evaluate("document.querySelector('a[href$=compared]').click()")
         page.wait_for("document.documentElement.dataset.drawn === 'yes'")
         assert page.complaints == []
-        assert page.requests == [address, f"{address}run/deep/compared"]
+        assert page.requests == [served.address, f"{address}run/deep/compared"]
+        # The cookie is enough for what a browser asks for by itself.
+        assert page.evaluate("document.cookie") == ""

@@ -63,7 +63,11 @@ def dashboard(
     folder: Annotated[Path, typer.Argument(help="folder with folders of runs")],
     port: Annotated[int, typer.Option(help="port; 0 takes any that is free")] = 8765,
 ) -> None:
-    """Show all runs of a folder in a browser on this machine, also while they run."""
+    """Show all runs of a folder in a browser on this machine, also while they run.
+
+    The address that is printed holds a token, without which nothing is shown: other
+    users of the machine reach the port, too.
+    """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder} is not a folder.")
     if not 0 <= port <= 65535:
@@ -78,6 +82,6 @@ def dashboard(
         raise InvalidInputError(
             f"port {port} is in use. Choose another with --port."
         ) from error
-    Console().print(f"http://{server.name} until Ctrl-C", soft_wrap=True)
+    Console().print(f"{server.address} until Ctrl-C", soft_wrap=True)
     with server, suppress(KeyboardInterrupt):
         server.serve_forever()

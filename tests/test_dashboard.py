@@ -1,14 +1,17 @@
 """The dashboard shows the runs of its folder to this machine, and nothing else."""
 
 import http.client
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.cli.app import app
 from fedbilevel.cli.dashboard import Dashboard
 from tests.browser import needs_chromium, opened
@@ -172,6 +175,36 @@ def test_what_is_linked_from_a_run_is_not_shown(served, runs, linked):
     assert status == 409 and "holds a link" in text and "stowaway" not in text
     status, _, text = get(served, "/")
     assert status == 200 and "holds a link" in text and "stowaway" not in text
+
+
+ODD = {
+    "round": lambda place: change_column(place, "round", np.nan),
+    "endless": lambda place: change_column(place, "round", np.inf),
+    "bytes": lambda place: change_result(place, "counts", {"bytes_up": None}),
+    "versions": lambda place: change_result(place, "versions", 3),
+    "algorithm": lambda place: change_result(place, "algorithm", []),
+}
+
+
+def change_column(place: Path, name: str, value: float) -> None:
+    columns = read_arrays(place / "columns.npz")
+    columns[name] = columns[name].astype(float)
+    columns[name][-1] = value
+    write_arrays(place / "columns.npz", columns)
+
+
+def change_result(place: Path, name: str, value: object) -> None:
+    path = place / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_one_folder_of_odd_numbers_does_not_hide_the_others(served, runs, odd):
+    ODD[odd](save_run(runs / "odd", made_up("one")))
+    status, _, text = get(served, "/")
+    assert status == 200 and "/run/first%20run" in text and "odd" in text
+    status, _, text = get(served, "/run/odd")
+    assert status == 409 and "is damaged" in text
 
 
 def test_a_port_in_use_and_no_folder_are_told(served, tmp_path):

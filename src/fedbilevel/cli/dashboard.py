@@ -37,9 +37,15 @@ _NO_TOKEN = "Ask by the address that `fedbilevel dashboard` printed, with its to
 
 def page_of(folder: Path, *, refresh: int = 0) -> str:
     """Return the page of a folder; an unfinished one asks to be read again."""
-    saved = read_saved(folder)
-    again = refresh if saved.unfinished else 0
-    return write_page(saved, command_of(saved), refresh=again)
+    try:
+        saved = read_saved(folder)
+        again = refresh if saved.unfinished else 0
+        return write_page(saved, command_of(saved), refresh=again)
+    except (FedbilevelError, OSError):
+        raise
+    except Exception as error:  # of whatever somebody wrote into the files
+        about = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{folder} is damaged: {about}.") from error
 
 
 class Dashboard(ThreadingHTTPServer):
@@ -130,7 +136,7 @@ def _listing(folder: Path) -> str:
         try:
             _require_no_links(place)
             lines.append(Listed(name, read_saved(place)))
-        except (FedbilevelError, OSError) as error:
+        except Exception as error:  # what one folder holds must not hide the others
             lines.append(Listed(name, None, sentence_of(error)))
     return write_listing(folder.resolve().name, lines, _LIST_SECONDS)
 

@@ -23,16 +23,16 @@ def report(
     """Write one HTML file about a run, which opens without a network."""
     path = folder / FILE_NAME if out is None else out
     _check_place(path, given=out is not None)
-    from fedbilevel._files import write_atomically
+    from fedbilevel._files import mode_in, write_atomically
     from fedbilevel.cli.dashboard import page_of
 
-    write_atomically(path, page_of(folder))
+    write_atomically(path, page_of(folder), mode=mode_in(folder))
     Console().print(f"Saved in {path}", markup=False, soft_wrap=True)
 
 
 def write_report(folder: Path) -> None:
     """Write the report of a run that has just ended, where Plotly is installed."""
-    from fedbilevel._files import write_atomically
+    from fedbilevel._files import mode_in, write_atomically
     from fedbilevel.cli.dashboard import page_of
 
     try:
@@ -41,7 +41,7 @@ def write_report(folder: Path) -> None:
         # The run itself is done and saved.
         Console(stderr=True).print(f"No {FILE_NAME}: {error}", markup=False)
         return
-    write_atomically(folder / FILE_NAME, page)
+    write_atomically(folder / FILE_NAME, page, mode=mode_in(folder))
 
 
 def _check_place(path: Path, given: bool) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedbilevel import _registry
+from fedbilevel import _registry, algorithms, tasks
 from fedbilevel.cli.app import _COMMANDS, app
 from fedbilevel.cli.dashboard import _listing, page_of
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import ATTENDANCE
 from tests.reports import made_up, save_comparison, save_run
@@ -146,6 +147,20 @@ def test_a_package_that_a_folder_names_is_not_loaded_unasked(
     assert trace.exists()
     sys.modules.pop("evil", None)
     _registry._points.cache_clear()
+
+
+def test_a_file_that_nobody_agreed_to_is_not_run_however_it_is_found(evil):
+    """Whoever looks a name up, and wherever a command got it from."""
+    _, trace = evil
+
+    def refuse(name: str, kind: str) -> None:
+        raise InvalidInputError(f"{kind} {name}")
+
+    for find, kind in ((tasks.find, "task"), (algorithms.find, "algorithm")):
+        with _registry.asking(refuse), pytest.raises(InvalidInputError) as told:
+            find("evil.py:make")
+        assert str(told.value) == f"{kind} {Path('evil.py').resolve()}:make"
+    assert not trace.exists()
 
 
 def test_names_of_code_do_not_reach_the_terminal_as_they_are(evil):

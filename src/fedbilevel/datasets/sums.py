@@ -103,10 +103,8 @@ class Sums:
         found: dict[str, Found] = {}
         for name, values in columns.items():
             if values.dtype.kind in "buif":
-                moments = Moments.of(as_numbers(name, values))
-                found[name] = (
-                    moments if moments.count >= minimum else Moments(0, 0.0, 0.0)
-                )
+                held = Moments.of(as_numbers(name, values))
+                found[name] = held if held.count >= minimum else Moments(0, 0.0, 0.0)
             else:
                 found[name] = _frequent(as_texts(values), min(_FEW, minimum))
         if is_target:

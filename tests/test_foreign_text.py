@@ -13,9 +13,12 @@ from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel._text import csv_text, for_terminal, without_apostrophe
 from fedbilevel.cli.app import app
 from fedbilevel.cli.console import Console
+from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.built import _write_listed
 from fedbilevel.report.page.grid import Grid
+from fedbilevel.result import Result
 from fedbilevel.tasks._base import Listed
+from tests.reports import made_up, save_run
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e"
 FORMULAS = (
@@ -90,3 +93,11 @@ def test_an_archive_that_grows_is_refused_before_it_is_read(tmp_path, monkeypatc
     monkeypatch.undo()
     write_arrays(path, {"one": np.zeros(100_000), "none": np.zeros(0)})
     assert read_arrays(path)["one"].shape == (100_000,)
+
+
+@pytest.mark.parametrize("name", ["columns.npz", "point.npz", "last_point.npz"])
+def test_results_that_grow_are_refused_in_a_sentence(tmp_path, name):
+    folder = save_run(tmp_path / "run", made_up("one"))
+    np.savez_compressed(folder / name, one=np.zeros(100_000))
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged: it would unpack"):
+        Result.load(folder)

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.cli.app import app
 from fedbilevel.cli.dashboard import Dashboard
+from fedbilevel.report.page import Listed, write_listing
+from fedbilevel.saved import Saved
 from tests.browser import needs_chromium, opened
 from tests.reports import HOSTILE, Read, made_up, save_comparison, save_run
 from tests.test_report import unfinished
@@ -205,6 +207,15 @@ def test_one_folder_of_odd_numbers_does_not_hide_the_others(served, runs, odd):
     assert status == 200 and "/run/first%20run" in text and "odd" in text
     status, _, text = get(served, "/run/odd")
     assert status == 409 and "is damaged" in text
+
+
+def test_a_line_that_cannot_be_written_says_so():
+    result = made_up("one")
+    columns = {**result.columns, "round": np.full(12, np.nan)}
+    odd = Saved("odd", {"one": [made_up("one", columns=columns)]}, "upper_loss")
+    fine = Saved("fine", {"one": [result]}, "upper_loss")
+    page = write_listing("runs", [Listed("odd", odd), Listed("fine", fine)], 0)
+    assert "it is damaged: ValueError" in page and "/run/fine" in page
 
 
 def test_a_port_in_use_and_no_folder_are_told(served, tmp_path):

@@ -19,12 +19,14 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.version import package_version
 
+from fedbilevel.deployment import superlink
 from fedbilevel.deployment.guarded_superlink import FLEET, TOKEN, Guard
 from fedbilevel.deployment.processes import free_port, wait_for_port
-from fedbilevel.deployment.superlink import SuperLink
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.deployment.superlink import SuperLink, insisting
+from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 NOBODY = 65534
+DOWN = subprocess.CompletedProcess([], 1, "connection refused")
 VERSION = {
     "flwr-package-name": "flwr",
     "flwr-package-version": package_version,
@@ -251,3 +253,51 @@ def test_a_superlink_open_to_the_network_takes_no_orders_from_it(tmp_path):
 def test_an_address_of_a_network_is_refused(tmp_path, host):
     with pytest.raises(InvalidInputError, match="takes orders from this machine alone"):
         SuperLink(f"{host}:8000", tmp_path, None).process()
+
+
+@pytest.mark.parametrize("failures", [0, 1, 4])
+def test_what_a_superlink_could_not_do_is_asked_again(tmp_path, monkeypatch, failures):
+    """It was killed between its start and the first question, in runs with kills."""
+    waits, revived = [], []
+    monkeypatch.setattr(superlink.time, "sleep", waits.append)
+    done = subprocess.CompletedProcess([], 0, '{"run-id": 7}')
+    answers = [*failures * [DOWN], done, *failures * [DOWN], done]
+    monkeypatch.setattr(SuperLink, "_flwr", lambda *_: answers.pop(0))
+    link = SuperLink("127.0.0.1:1", tmp_path, None)
+
+    def revive() -> None:
+        revived.append(len(answers))
+
+    insisting(lambda: link.register([tmp_path / "key.pub"]), revive)
+    assert insisting(lambda: link.submit({}), revive) == 7 and not answers
+    assert len(revived) == 2 * failures + 2
+    assert waits == 2 * [0.5 * 2**k for k in range(failures)]
+
+
+def test_a_superlink_that_never_can_is_an_error_and_a_mistake_is_one_at_once(
+    tmp_path, monkeypatch
+):
+    waits = []
+    monkeypatch.setattr(superlink.time, "sleep", waits.append)
+    monkeypatch.setattr(SuperLink, "_flwr", lambda *_: DOWN)
+    link = SuperLink("127.0.0.1:1", tmp_path, None)
+    with pytest.raises(FedbilevelError, match=r"key.pub could not be registered: conn"):
+        insisting(lambda: link.register([tmp_path / "key.pub"]), lambda: None)
+    assert len(waits) == 5
+
+    def mistaken() -> None:
+        raise InvalidInputError("the superlink cannot take part")
+
+    with pytest.raises(InvalidInputError):
+        insisting(lambda: None, mistaken)
+    assert len(waits) == 5
+
+
+def test_a_command_of_flower_that_says_nothing_is_a_failure(tmp_path, monkeypatch):
+    def silent(command: list[str], **_):
+        raise subprocess.TimeoutExpired(command, 120)
+
+    monkeypatch.setattr(subprocess, "run", silent)
+    link = SuperLink("127.0.0.1:1", tmp_path, None)
+    with pytest.raises(FedbilevelError, match="did not start the run: no answer in"):
+        link.submit({})

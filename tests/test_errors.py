@@ -360,6 +360,24 @@ def test_a_damaged_checkpoint(finished, tmp_path, share):
         run(data_with(9, 9), keeping={"folder": folder, "resume": True})
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_checkpoint_that_grows_is_refused_unread(
+    finished, tmp_path, monkeypatch, packed
+):
+    """Zeros take a thousandth packed; and a state has the size of the job's."""
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    path = folder / "checkpoint.npz"
+    arrays = {**read_arrays(path), "state/more": np.zeros(2**20, np.uint8)}
+    if packed:
+        np.savez_compressed(path, **arrays)
+    else:
+        write_arrays(path, arrays)
+        monkeypatch.setattr(checkpoint, "_ROOM", 2**19)
+    monkeypatch.setattr(np.lib.format, "read_array", None)
+    with pytest.raises(CheckpointError, match=r"it would unpack to 1,\d\d\d,\d\d\d by"):
+        run(data_with(9, 9), keeping={"folder": folder, "resume": True})
+
+
 def test_a_checkpoint_of_an_older_format(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "copy")
     path = folder / "checkpoint.npz"

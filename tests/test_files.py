@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from fedbilevel import _files
 from fedbilevel.cli.app import app
+from fedbilevel.cli.reporting import write_report
 from fedbilevel.deployment import apps
 from fedbilevel.errors import DamagedFileWarning, sentence_of
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.secure.cohorts import Cohorts
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.result import Result
+from tests.reports import made_up, save_run
 
 NODE = (
     "node quadratic --clients 2 --client 0 --superlink 127.0.0.1:1 --insecure --trial"
@@ -82,6 +84,25 @@ def test_the_results_of_a_plain_run_are_as_open_as_the_user_wants(tmp_path):
         os.umask(before)
     modes = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.iterdir()}
     assert modes == {"open": 0o644, "group": 0o640, "own": 0o600, "again": 0o640}
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_the_report_of_a_closed_folder_is_closed(tmp_path, mode):
+    """Whoever writes it, after a run or by a command of its own, there or elsewhere."""
+    folder = save_run(tmp_path / "run", made_up("one"))
+    folder.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        write_report(folder)
+        modes = {(folder / "report.html").stat().st_mode & 0o777}
+        elsewhere = tmp_path / "elsewhere.html"
+        for more in ((), ("--out", elsewhere)):
+            assert invoke("report", folder, *more).exit_code == 0
+        modes |= {(folder / "report.html").stat().st_mode & 0o777}
+        modes |= {elsewhere.stat().st_mode & 0o777}
+    finally:
+        os.umask(before)
+    assert modes == {0o600 if mode == 0o700 else 0o644}
 
 
 @pytest.mark.slow

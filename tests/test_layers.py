@@ -13,7 +13,7 @@ LAYERS = [
     {"_types", "errors", "units"},
     {
         *("_tree", "_files", "_folders", "_registry", "_blocks", "_evaluation"),
-        *("_schema", "_table_choices", "schedules"),
+        *("_schema", "_table_choices", "_text", "schedules"),
     },
     {"pytorch"},
     {"startup"},
@@ -56,11 +56,12 @@ FORBIDDEN = {
     "studies": {"datasets", "tasks"},
     "federation": {"datasets", "tasks", "theory", "studies"},
     "evaluation": set(RANK) - {"evaluation"},
-    "report": set(RANK) - {"saved", "result", "report", "errors", "evaluation"},
+    "report": set(RANK)
+    - {"saved", "result", "report", "errors", "evaluation", "_text"},
     "tracking": set(RANK) - {"tracking", "runtime", *LOWEST},
     "models": set(RANK) - {"models", "datasets", *LOWEST},
     "result": set(RANK) - {"result", "models", *LOWEST},
-    "saved": set(RANK) - {"saved", "result", "_files", "_folders", "errors"},
+    "saved": set(RANK) - {"saved", "result", "_files", "_folders", "_text", "errors"},
 }
 READS_TEXT = {"experiments", "sklearn", "deployment", "cli"}
 CORE = {"jax", "jaxlib", "equinox", "jaxtyping", "numpy"}

@@ -94,7 +94,7 @@ def test_the_command_runs_a_task_and_an_algorithm_of_files(home, tmp_path, monke
     assert (summary["task"], summary["algorithm"]) == ("own_task.py:make", "LocalBSG")
     assert summary["config"]["task"] == {"shift": 3.0, "spread": 1, "odd": False}
     monkeypatch.chdir(tmp_path)  # resumed from anywhere: the path was kept whole
-    again = command("resume", out, "--json")
+    again = command("resume", out, "--trust-code", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["final"] == summary["final"]
 

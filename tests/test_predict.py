@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pandas
 import pytest
 from typer.testing import CliRunner
 
 from fedbilevel import Result
+from fedbilevel._text import without_apostrophe
 from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
@@ -95,6 +97,24 @@ def test_predictions_are_those_of_the_exported_arrays(folder, tmp_path):
     assert np.allclose(chances, expected, rtol=0, atol=1e-6)
     named = [("no", "yes")[place] for place in expected.argmax(axis=1)]
     assert [line[1] for line in lines] == named
+
+
+def test_predictions_hold_no_formula(folder, tmp_path, monkeypatch):
+    """Read back, one apostrophe less is the name; what is a number is as it was."""
+    named = dataclasses.replace(Model.load(folder), classes=("=1+1", "-1"))
+    monkeypatch.setattr(Model, "load", lambda _: named)
+    table = [[row[2], row[1], row[3]] for row in people(30)]
+    path = write(tmp_path / "new.csv", ["color", "age", "dose"], table)
+    out = tmp_path / "predictions.csv"
+    done = command("predict", folder, path, "--out", out)
+    assert done.exit_code == 0, done.output
+    with out.open() as file:
+        header, *lines = list(csv.reader(file))
+    assert header[2:] == ["probability of =1+1", "probability of -1"]
+    assert {line[1] for line in lines} == {"'=1+1", "-1"}
+    assert {without_apostrophe(line[1]) for line in lines} == set(named.classes)
+    frame = pandas.read_csv(out)
+    assert frame["predicted"].str.removeprefix("'").isin(named.classes).all()
 
 
 def test_labels_in_the_data_tell_the_accuracy(folder, tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel.datasets import Preparation, Sums
+from fedbilevel.datasets.sums import OTHER, Moments
 from fedbilevel.errors import InvalidInputError
 
 COLOURS = np.asarray(["red", "green", "blue", "gray"])
@@ -129,9 +130,60 @@ def test_sites_that_differ_are_refused():
         target = Sums.of({"a": np.ones(2)}, "kind", np.ones(2), is_target=True)
         Sums.merged([one, target])
     empty = sums_of({"a": np.full(2, np.nan)}, np.arange(2))
-    with fails("column 'a' is empty in every row. Leave it out with --ignore a"):
+    with fails("column 'a' is empty in every row.*Leave it out with --ignore a"):
         fit(empty)
     assert fit(Sums.merged([one, empty])).columns[0].center == 1
+
+
+FEW = {
+    "age": np.asarray([40.0, *[np.nan] * 11]),
+    "dose": np.arange(12.0),
+    "colour": np.asarray(["mauve", *["red"] * 5, *["blue"] * 4, *[""] * 2]),
+}
+
+
+def test_nothing_of_few_rows_is_told():
+    """Not even in the text of a file: one number, and texts of one and four rows."""
+    label = np.arange(12) % 2
+    told = Sums.of(FEW, "kind", label, minimum=10)
+    text = told.to_json()
+    assert "40" not in text and "mauve" not in text and "blue" not in text
+    assert told.columns["age"] == Moments(0, 0.0, 0.0)
+    assert told.columns["dose"] == Moments.of(FEW["dose"])
+    assert told.columns["colour"] == (OTHER, "red")
+    whole = Sums.of(FEW, "kind", label)
+    assert whole.columns["colour"] == ("blue", "mauve", "red")
+    assert whole.columns["age"] == Moments(1, 40.0, 0.0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_a_site_of_few_rows_tells_nothing(rows):
+    few = {name: values[:rows] for name, values in FEW.items()}
+    with fails(f"{rows} rows are too few: their sums would tell them. Give 10 at"):
+        Sums.of(few, "kind", np.arange(rows), minimum=10)
+    assert Sums.of(few, "kind", np.arange(rows)).rows == rows
+
+
+def test_texts_that_no_site_holds_often_are_one_feature():
+    """Here and at prediction; one that another site holds often keeps its name."""
+    label = np.arange(12) % 2
+    there = {**FEW, "colour": np.asarray(["blue"] * 12)}
+    sites = [Sums.of(one, "kind", label, minimum=10) for one in (FEW, there)]
+    with fails("column 'age' is empty in every row, or told by no site since few"):
+        fit(Sums.merged(sites))
+    both = [{**one, "age": np.arange(12.0)} for one in (FEW, there)]
+    sites = [Sums.of(one, "kind", label, minimum=10) for one in both]
+    made = fit(Sums.merged(sites), gaps=True)
+    made = Preparation.from_json(made.to_json())
+    assert made.feature_names[2:] == (f"colour={OTHER}", "colour=blue", "colour=red")
+    colours = ["mauve", "blue", "red", "never seen", "", OTHER]
+    rows = {name: np.zeros(6) for name in FEW} | {"colour": np.asarray(colours)}
+    other, blue, red, none = [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]
+    expected = [other, blue, red, other, none, other]
+    assert made.encode(rows)[:, 2:].tolist() == expected
+    rare = {**both[0], "colour": np.asarray(list("abcdefghijkl"))}
+    with fails("column 'colour' is empty in every row, or told by no site"):
+        fit(Sums.of(rare, "kind", label, minimum=10))
 
 
 GOOD = json.loads(

@@ -14,13 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from fedbilevel import experiments
 from fedbilevel._evaluation import ACCELERATOR, PROCESSOR
+from fedbilevel.errors import UntrustedCacheWarning
 from fedbilevel.problem import Problem
 from fedbilevel.problem.stored_rows import stored
 from fedbilevel.runtime import counts, program
-from fedbilevel.startup import own_process, stored_traces
+from fedbilevel.startup import (
+    compiled_programs,
+    own_cache,
+    own_process,
+    stored_traces,
+)
 from fedbilevel.startup.identity import UnnamedError, exact_description
 from fedbilevel.startup.stored_traces import as_lists, from_lists, name_of
 
@@ -83,6 +90,7 @@ def in_a_command(monkeypatch, tmp_path):
 
 
 def forget() -> None:
+    own_cache._is_trusted.cache_clear()
     stored_traces._surroundings.cache_clear()
     stored_traces._is_settled.cache_clear()
 
@@ -248,8 +256,100 @@ def test_the_oldest_are_forgotten(in_a_command, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_costs_no_run(in_a_command):
     (in_a_command / "fedbilevel").write_text("a file in the place of the folder")
-    stored_traces.write("one", b"content")
+    with pytest.warns(UntrustedCacheWarning, match="a file is where a folder"):
+        stored_traces.write("one", b"content")
     assert stored_traces.read("one") is None
+
+
+def _linked(place: Path) -> None:
+    """Put a link in the place of something, to where it was moved."""
+    moved = place.with_name(f"{place.name}-moved")
+    place.rename(moved)
+    place.symlink_to(moved.name)
+
+
+def _linked_into_an_open_folder(place: Path) -> None:
+    elsewhere = place.parents[2] / f"elsewhere-{place.name}"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    place.rename(elsewhere / "moved")
+    place.symlink_to(elsewhere / "moved")
+
+
+def _given_away(place: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    os.chown(place, 12345, 12345, follow_symlinks=False)
+
+
+def _given_to_root_by_another(place: Path) -> None:
+    """Link to a folder of this user, by a link of another's."""
+    _linked(place)
+    _given_away(place)
+
+
+OTHERS = {
+    "file of another": (_given_away, "{}/one"),
+    "folder of another": (_given_away, "{}"),
+    "parent of another": (_given_away, "{}/.."),
+    "base of another": (_given_away, "{}/../.."),
+    "link of another": (_given_to_root_by_another, "{}/.."),
+    "linked file": (_linked, "{}/one"),
+    "linked into an open folder": (_linked_into_an_open_folder, "{}"),
+    "folder open to its group": (lambda place: place.chmod(0o770), "{}"),
+    "folder open to all": (lambda place: place.chmod(0o707), "{}"),
+    "open and sticky": (lambda place: place.chmod(0o1777), "{}"),
+    "parent open": (lambda place: place.chmod(0o777), "{}/.."),
+    "base open to its group": (lambda place: place.chmod(0o775), "{}/../.."),
+    "no file": (lambda place: (place.unlink(), place.mkdir()), "{}/one"),
+}
+
+
+@pytest.fixture
+def kept(in_a_command):
+    """Keep something in both folders of programs; then look at them anew."""
+    cache = in_a_command / "home" / "cache"
+    os.environ["XDG_CACHE_HOME"] = str(cache)  # which `in_a_command` sets back
+    before = jax.config.values["jax_compilation_cache_dir"]
+    for kind in ("traced", "compiled"):
+        folder = own_cache.cache_folder(kind)
+        assert folder is not None and folder == cache / "fedbilevel" / kind
+        assert [one.stat().st_mode & 0o777 for one in (folder, cache)] == [0o700] * 2
+        (folder / "one").write_bytes(stored_traces._head(b"content") + b"content")
+    assert stored_traces.read("one") == b"content"
+    own_cache._is_trusted.cache_clear()
+    yield cache / "fedbilevel"
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_programs_that_others_could_have_written_are_not_used(kept, name):
+    plant, where = OTHERS[name]
+    for kind in ("traced", "compiled"):
+        place = Path(os.path.normpath(where.format(kept / kind)))
+        if place.is_relative_to(kept / kind) or kind == "traced":
+            plant(place)
+    with pytest.warns(UntrustedCacheWarning, match="traced are not used"):
+        assert stored_traces.read("one") is None
+    stored_traces.write("two", b"content")  # and nothing is said again
+    assert not (kept / "traced" / "two").exists()
+    with pytest.warns(UntrustedCacheWarning, match="compiled are not used"):
+        compiled_programs.keep_compiled_programs()
+    assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_folders_that_nobody_else_could_change_are_used(kept, mode):
+    """A folder that others could read is closed; one like /tmp lies above it."""
+    (kept / "traced" if mode == 0o755 else kept.parent).chmod(mode)
+    assert stored_traces.read("one") == b"content"
+    assert (kept / "traced").stat().st_mode & 0o777 == 0o700
+    _linked(kept.parent)  # a link of one's own leads to one's own
+    own_cache._is_trusted.cache_clear()
+    assert stored_traces.read("one") == b"content"
+    compiled_programs.keep_compiled_programs()
+    assert jax.config.values["jax_compilation_cache_dir"] == str(kept / "compiled")
 
 
 def test_lists_hold_what_modules_held():

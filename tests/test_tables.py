@@ -610,6 +610,28 @@ def test_sites_prepare_alike_from_their_sums(tmp_path):
     assert shared_settings(site)["options"] == {}
 
 
+def test_what_a_site_sends_tells_nothing_of_few_rows(tmp_path):
+    rows = [{"age": 30.5 + k, "colour": "red", "sick": k % 2} for k in range(12)]
+    rows[3]["colour"] = "mauve"
+    path, few = write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", rows[:9])
+
+    def prepare(*words: object):
+        return CliRunner().invoke(app, ["prepare", *map(str, words)])
+
+    for option in ("--sums", "--out"):
+        done = prepare(few, "--label", "sick", option, tmp_path / "few.json")
+        assert done.exit_code == 2 and "9 rows are too few" in done.output
+    assert not (tmp_path / "few.json").exists()
+    done = prepare(path, "--label", "sick", "--sums", tmp_path / "a.json")
+    assert done.exit_code == 0 and "of colour not all is told" in done.output
+    assert "mauve" not in (tmp_path / "a.json").read_text()
+    more = ("--minimum-rows", 1, "--sums", tmp_path / "b.json")
+    done = prepare(few, "--label", "sick", *more)
+    assert done.exit_code == 0 and "not all is told" not in done.output
+    assert "mauve" in (tmp_path / "b.json").read_text()
+    assert prepare(few, "--minimum-rows", 0, *more[2:]).exit_code == 2
+
+
 def test_prepare_overwrites_nothing(table):
     before = Path(table).read_bytes()
     for option in ("--sums", "--out"):

@@ -85,7 +85,20 @@ def write_arrays(
     write_atomically(path, write, mode=mode)
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read an npz file without pickle, and close it even when it is damaged."""
+def read_arrays(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
+    """Read an npz file without pickle, and close it even when it is damaged.
+
+    What `write_arrays` wrote is not packed. A file that would unpack to more bytes than
+    it has, or than `most`, is refused before any of them is read.
+    """
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        held = sum(one.file_size for one in file.zip.infolist())
+        size = os.fstat(stream.fileno()).st_size
+        if held > (size if most is None else min(size, most)):
+            raise ValueError(f"it would unpack to {held:,} bytes")
         return {name: file[name] for name in file.files}
+
+
+def mode_in(folder: Path) -> int:
+    """Return the permissions of a new file there: its owner's in a closed folder."""
+    return 0o666 if folder.stat().st_mode & 0o077 else 0o600

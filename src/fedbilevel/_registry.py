@@ -4,7 +4,8 @@ A folder is a registry: every public module of a package, or of a folder inside 
 is one entry, and so is every preset of its `presets.py`. An installed package adds
 entries by an entry point (`fedbilevel.tasks`, `fedbilevel.algorithms`). A file of one's
 own is named by its path: `path/to/file.py:name`. Only whoever types such a path has the
-file run; `is_file` lets others refuse one that comes from elsewhere.
+file run: `is_file` lets others refuse one that comes from elsewhere, and `asking` has
+somebody asked before any of them runs.
 """
 
 import ast
@@ -14,7 +15,8 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +32,8 @@ _PRESETS, _WRAPPERS = "presets.py", "wrappers"
 _LARGEST = 2**24  # bytes of a source file
 _loaded: dict[tuple[str, str], ModuleType] = {}
 _given: dict[str, Any] = {}  # objects of this process, by the name they were given
+Agrees = Callable[[str, str], None]  # raises unless what is so named may run; its kind
+_agrees: Agrees | None = None  # whoever writes Python names files himself
 
 
 def names(package: ModuleType) -> list[str]:
@@ -89,12 +93,30 @@ def is_file(name: str) -> bool:
     return ".py" in name
 
 
+@contextmanager
+def asking(agrees: Agrees) -> Iterator[None]:
+    """Have somebody asked before a file of code is run, meanwhile."""
+    global _agrees
+    before, _agrees = _agrees, agrees
+    try:
+        yield
+    finally:
+        _agrees = before
+
+
+def require_agreement(package: ModuleType, name: str, kind: str) -> None:
+    """Raise unless code that a folder names may run; ours may, and no other unasked."""
+    if _agrees is not None and name not in _listed(Path(package.__path__[0])):
+        _agrees(whole(name), kind)
+
+
 def entry(package: ModuleType, name: str, kind: str) -> Any:
     """Return a module of ours, or what a package or a file holds under a name."""
     if name in _given:
         return _given[name]
     if is_file(name):
         path, attribute = _parts(name, kind)
+        require_agreement(package, name, kind)
         return _attribute(_module_at(path, kind), attribute, path, kind)
     ours = _listed(Path(package.__path__[0]))
     if name in ours:
@@ -188,10 +210,7 @@ def _from_package(point: "EntryPoint", kind: str) -> Any:
 def resolved(package: ModuleType, given: Any, kind: str) -> str:
     """Return the name of an object, or a name as it holds in any folder."""
     if isinstance(given, str):
-        match = _FILE.fullmatch(given)
-        if match is None:
-            return given
-        return f"{Path(match['path']).expanduser().resolve()}:{match['name']}"
+        return whole(given)
     name = getattr(given, "__name__", "")
     module = sys.modules.get(getattr(given, "__module__", ""))
     if module is None or getattr(module, name, None) is not given:
@@ -213,6 +232,14 @@ def resolved(package: ModuleType, given: Any, kind: str) -> str:
     text = f"{Path(source).resolve()}:{name}"
     _given[text] = given
     return text
+
+
+def whole(name: str) -> str:
+    """Return a name as it holds in any folder."""
+    match = _FILE.fullmatch(name)
+    if match is None:
+        return name
+    return f"{Path(match['path']).expanduser().resolve()}:{match['name']}"
 
 
 def short(name: str) -> str:

@@ -50,6 +50,10 @@ class DamagedFileWarning(UserWarning):
     """What a site kept could not be read, and was put aside."""
 
 
+class UntrustedCacheWarning(UserWarning):
+    """Stored programs are not used, since others could have written them."""
+
+
 class CheckpointError(FedbilevelError):
     """A run folder cannot be written, read or continued."""
 

@@ -4,6 +4,8 @@ import html
 import json
 import math
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,11 +200,11 @@ class Result:
                 f"a run folder. {how_to_continue(place)}".rstrip()
             )
         about = json.loads((place / RESULT).read_text())
-        columns, point = read_arrays(place / COLUMNS), read_arrays(place / POINT)
+        columns, point = _arrays(place / COLUMNS), _arrays(place / POINT)
         levels = like and (shaped("x", like[0], point), shaped("y", like[1], point))
         kept = with_model and (place / MODEL).exists() and can_be_kept()
         model = Model.load(place) if kept else None
-        last = read_arrays(place / LAST) if (place / LAST).exists() else {}
+        last = _arrays(place / LAST) if (place / LAST).exists() else {}
         held: dict[str, Any] = {"columns": columns, "point": point, "last": last}
         held |= {"levels": levels, "model": model}
         if (place / QUALITY).exists():
@@ -267,6 +269,13 @@ def shaped(
             "the start that the run was begun with."
         )
     return jax.tree.unflatten(structure, leaves)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return read_arrays(path)
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def _as_json(about: Any) -> str:

@@ -25,6 +25,7 @@ from fedbilevel._folders import (
     QUALITY,
     RESULT,
 )
+from fedbilevel._text import without_apostrophe
 from fedbilevel.errors import CheckpointError
 from fedbilevel.result import Result
 
@@ -249,7 +250,8 @@ def _check_columns(columns: Mapping[str, np.ndarray], path: Path) -> None:
     shapes = {column.shape for column in columns.values()}
     numbers = all(column.dtype.kind in "iufb" for column in columns.values())
     right = len(shapes) == 1 and len(next(iter(shapes))) == 1 and numbers
-    if not right or "round" not in columns or len(columns) < 2:
+    right = right and bool(np.isfinite(columns.get("round", np.nan)).all())
+    if not right or len(columns) < 2:
         raise CheckpointError(f"{path} is damaged: its columns are not measurements.")
     if not len(columns["round"]):
         raise CheckpointError(f"{path}: no round was measured yet.")
@@ -295,7 +297,7 @@ def _suspicious(path: Path) -> list[dict[str, str]]:
         return []
     with _reading(path), _small(path).open(newline="") as file:
         rows = [
-            {str(name): str(cell) for name, cell in row.items()}
+            {str(name): without_apostrophe(str(cell)) for name, cell in row.items()}
             for row in islice(csv.DictReader(file), _MOST_ROWS)
         ]
         for row in rows:

@@ -15,6 +15,7 @@ from fedbilevel.cli.predicting import export, predict
 from fedbilevel.cli.reporting import dashboard, report
 from fedbilevel.cli.running import compare, resume, run, tune
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
+from fedbilevel.cli.trust import only_typed
 
 app = typer.Typer(
     help="Federated bilevel optimization: tune, clean, re-weight across sites whose "
@@ -96,4 +97,4 @@ def _program(
 
 for _name, (_function, _example) in _COMMANDS.items():
     _epilog = f"Example: fedbilevel {_name} {_example}"
-    app.command(_name, epilog=_epilog)(plain_errors()(_function))
+    app.command(_name, epilog=_epilog)(plain_errors()(only_typed(_function)))

@@ -1,12 +1,19 @@
-"""Pages of run folders, and a dashboard of them in a browser, on this machine alone."""
+"""Pages of run folders, and a dashboard of them in a browser, on this machine alone.
 
+Every user of the machine reaches its port, so that the address that is printed holds a
+token; a browser that brought it once is known by a cookie.
+"""
+
+import os
+import secrets
 from contextlib import suppress
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from fedbilevel.errors import FedbilevelError, sentence_of
+from fedbilevel.errors import CheckpointError, FedbilevelError, sentence_of
 from fedbilevel.experiments.run_folder import command_of
 from fedbilevel.report.page import Listed, write_listing, write_page, write_sentence
 from fedbilevel.saved import find_saved, read_saved
@@ -25,17 +32,24 @@ _NO_FRAMES = "frame-ancestors 'none'"
 _NO_PROGRAMS = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {_NO_FRAMES}"
 )
+_NO_TOKEN = "Ask by the address that `fedbilevel dashboard` printed, with its token."
 
 
 def page_of(folder: Path, *, refresh: int = 0) -> str:
     """Return the page of a folder; an unfinished one asks to be read again."""
-    saved = read_saved(folder)
-    again = refresh if saved.unfinished else 0
-    return write_page(saved, command_of(saved), refresh=again)
+    try:
+        saved = read_saved(folder)
+        again = refresh if saved.unfinished else 0
+        return write_page(saved, command_of(saved), refresh=again)
+    except (FedbilevelError, OSError):
+        raise
+    except Exception as error:  # of whatever somebody wrote into the files
+        about = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{folder} is damaged: {about}.") from error
 
 
 class Dashboard(ThreadingHTTPServer):
-    """Serves the runs of a folder to browsers on this machine."""
+    """Serves the runs of a folder to whoever on this machine has its address."""
 
     daemon_threads = True
 
@@ -43,6 +57,9 @@ class Dashboard(ThreadingHTTPServer):
         self.folder = folder
         super().__init__((_HERE, port), _Handler)
         self.name = f"{_HERE}:{self.server_port}"
+        self.token = secrets.token_urlsafe(32)
+        self.address = f"http://{self.name}/?token={self.token}"
+        self.cookie = f"fedbilevel-{self.server_port}"  # ports share their cookies
         # A page of elsewhere whose name was made to mean this machine has another.
         self.names = {self.name, f"localhost:{self.server_port}"}
 
@@ -57,6 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in self.server.names:
             self._refuse(HTTPStatus.FORBIDDEN, "Ask for this by its own address.")
             return
+        if not any(map(self._is_token, (self._in_address(), self._in_cookie()))):
+            self._refuse(HTTPStatus.FORBIDDEN, _NO_TOKEN)
+            return
         path = unquote(urlsplit(self.path).path)
         if path == "/":
             listing = _listing(self.server.folder)
@@ -68,11 +88,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such run.")
             return
         try:
+            _require_no_links(place)
             page = page_of(place, refresh=_RUN_SECONDS)
         except (FedbilevelError, OSError) as error:
             self._refuse(HTTPStatus.CONFLICT, sentence_of(error))
             return
         self._answer(HTTPStatus.OK, page, _NO_FRAMES)
+
+    def _in_address(self) -> str:
+        return parse_qs(urlsplit(self.path).query).get("token", [""])[0]
+
+    def _in_cookie(self) -> str:
+        with suppress(CookieError):
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+            return found.value if found else ""
+        return ""
+
+    def _is_token(self, word: str) -> bool:
+        return secrets.compare_digest(word.encode(), self.server.token.encode())
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
         self._answer(status, write_sentence(sentence), _NO_PROGRAMS)
@@ -84,6 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Security-Policy", policy)
         self.send_header("Content-Length", str(len(content)))
+        if self._is_token(self._in_address()):
+            known = f"{self.server.cookie}={self.server.token}"
+            strict = "Path=/; HttpOnly; SameSite=Strict"
+            self.send_header("Set-Cookie", f"{known}; {strict}")
         self.end_headers()
         # A browser that asks again does not wait for what it asked for before.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -97,7 +134,16 @@ def _listing(folder: Path) -> str:
     lines = []
     for name, place in find_saved(folder).items():
         try:
+            _require_no_links(place)
             lines.append(Listed(name, read_saved(place)))
-        except (FedbilevelError, OSError) as error:
+        except Exception as error:  # what one folder holds must not hide the others
             lines.append(Listed(name, None, sentence_of(error)))
     return write_listing(folder.resolve().name, lines, _LIST_SECONDS)
+
+
+def _require_no_links(folder: Path) -> None:
+    """Raise if something in a folder lies elsewhere: it would be shown from there."""
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if (Path(place) / name).is_symlink():
+                raise CheckpointError(f"{folder.name} holds a link, {name}.")

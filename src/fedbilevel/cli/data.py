@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from fedbilevel._folders import check_file, require_new_file
 from fedbilevel._table_choices import TableChoices
@@ -17,9 +16,11 @@ from fedbilevel.cli.arguments import (
     Argument,
     AsJson,
     Group,
+    at_least_one,
     option,
     takes,
 )
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import InvalidInputError, unknown_name
 
@@ -131,15 +132,20 @@ def prepare(
         Path | None,
         typer.Option(help="file for the preparation, which all sites then use"),
     ] = None,
+    minimum_rows: Annotated[
+        int, typer.Option(help="fewest rows of a table of which anything is told")
+    ] = 10,
 ) -> None:
     """Fit how columns become features, from tables or from the sums of sites.
 
     Each site writes its sums with --sums; one of them merges all with --out, given in
     the order of the sites' numbers: their rows are what they count in a federation.
     Sums are counts, means and squared deviations of numbers, and the values of text and
-    label.
+    label. Fewer than --minimum-rows numbers of a column are not told, and a text in
+    fewer than 5 rows of every site is "(other)", here and at prediction.
     """
     files, choices = asked
+    at_least_one(minimum_rows=minimum_rows)
     if sums is None and out is None:
         raise InvalidInputError(
             "give --sums FILE for what this site gives, or --out FILE for the "
@@ -151,7 +157,7 @@ def prepare(
     from fedbilevel._files import write_atomically
     from fedbilevel.datasets import Preparation, Sums
 
-    merged = Sums.merged([_sums_in(path, choices) for path in files])
+    merged = Sums.merged([_sums_in(path, choices, minimum_rows) for path in files])
     if sums is not None:
         write_atomically(sums, merged.to_json())
     if out is not None:
@@ -167,15 +173,24 @@ def prepare(
             say(f"In a federation {held}." if held else _UNCOUNTED)
 
 
-def _sums_in(path: Path, choices: TableChoices) -> "Sums":
-    """Return the sums in a file, or those of the table in it."""
+def _sums_in(path: Path, choices: TableChoices, minimum: int) -> "Sums":
+    """Return the sums in a file, or those of its table; say what they withhold."""
     from fedbilevel.datasets import Sums
     from fedbilevel.datasets.encoding import sums_of_table
     from fedbilevel.datasets.tables import read_table
 
-    if path.suffix.lower() != ".json":
-        return sums_of_table(read_table(path), choices)
-    try:
-        return Sums.from_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of its encoding, or of what it says
-        raise InvalidInputError(f"{path}: {error}") from None
+    if path.suffix.lower() == ".json":
+        try:
+            return Sums.from_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # of its encoding, or of what it says
+            raise InvalidInputError(f"{path}: {error}") from None
+    table = read_table(path)
+    told, whole = (sums_of_table(table, choices, few) for few in (minimum, 1))
+    kept = [name for name in told.columns if told.columns[name] != whole.columns[name]]
+    if kept:
+        Console(stderr=True).print(
+            f"{path}: of {', '.join(kept)} not all is told: too few rows have it.",
+            markup=False,
+            soft_wrap=True,
+        )
+    return told

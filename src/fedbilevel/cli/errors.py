@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
 
+from fedbilevel.cli.console import Console
 from fedbilevel.errors import FedbilevelError, HeterogeneityWarning, sentence_of
 
 _errors = Console(stderr=True)

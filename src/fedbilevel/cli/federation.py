@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedbilevel import _folders
 from fedbilevel._schema import Terms
@@ -26,9 +25,11 @@ from fedbilevel.cli.arguments import (
     option,
     takes,
 )
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.node import Insecure, check_security, require_flower
 from fedbilevel.cli.output import print_json, show_result
 from fedbilevel.cli.progress import watched
+from fedbilevel.cli.trust import TrustCode, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.startup.own_process import collect_as_usual
 
@@ -239,9 +240,11 @@ def _folder_of_trial(out: Path | None) -> Iterator[Path]:
 
 def replay(
     folder: Annotated[Path, typer.Argument(help="folder of a finished federation")],
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Repeat a federation in the simulator, with the clients that took part."""
+    del trust_code  # was heard before
     if not (folder / _folders.RESULT).exists():
         raise CheckpointError(f"{folder} holds no finished federation.")
     import numpy as np
@@ -250,7 +253,9 @@ def replay(
     from fedbilevel.runtime import configure
     from fedbilevel.studies.single import named_leaves
 
-    configure(Experiment.load(folder).precision)
+    experiment = Experiment.load(folder)
+    require_trust(experiment)
+    configure(experiment.precision)
     deployed, outcome, algorithm = federated.replay(folder)
     point = algorithm.point(outcome.state.server)
     simulated = {**named_leaves("x", point.x), **named_leaves("y", point.y)}

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import AsJson
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name

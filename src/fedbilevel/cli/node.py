@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedbilevel import _folders
 from fedbilevel._schema import SITES, Limits, Settings, options_of
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import FEDERATED, declared, option, takes
+from fedbilevel.cli.console import Console
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.startup.own_process import collect_as_usual
 

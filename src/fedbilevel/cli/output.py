@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from fedbilevel.cli.console import Console
 
 if TYPE_CHECKING:
     from fedbilevel.result import Result

@@ -1,15 +1,13 @@
 """Commands that use a finished run: `predict` and `export`."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedbilevel._folders import require_new_file
 from fedbilevel.cli.arguments import AsJson
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import unknown_name
 
@@ -36,17 +34,13 @@ def predict(
     if out is not None:
         require_new_file(out)
     from fedbilevel._files import write_atomically
+    from fedbilevel._text import csv_text
     from fedbilevel.cli import predictions
     from fedbilevel.models import Model
 
     found = predictions.predicted(Model.load(folder), data)
     if out is not None:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(found.header())
-        writer.writerows(found.rows())
-        content = text.getvalue().encode()
-        write_atomically(out, content)
+        write_atomically(out, csv_text([found.header(), *found.rows()]))
     if as_json:
         print_json(found.summary())
         return

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table as Shown
 
 from fedbilevel import datasets
@@ -104,9 +105,10 @@ def first_rows(found: Predicted) -> Shown:
     """Return the first rows as a table."""
     shown = Shown(title="Predictions", title_justify="left")
     for name in found.header():
-        shown.add_column(name, justify="right")
+        shown.add_column(escape(name), justify="right")
     for row in found.rows()[:_SHOWN]:
-        shown.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+        cells = (f"{v:.4g}" if isinstance(v, float) else escape(str(v)) for v in row)
+        shown.add_row(*cells)
     return shown
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedbilevel._folders import require_new_file
+from fedbilevel.cli.console import Console
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 FILE_NAME = "report.html"
@@ -23,16 +23,16 @@ def report(
     """Write one HTML file about a run, which opens without a network."""
     path = folder / FILE_NAME if out is None else out
     _check_place(path, given=out is not None)
-    from fedbilevel._files import write_atomically
+    from fedbilevel._files import mode_in, write_atomically
     from fedbilevel.cli.dashboard import page_of
 
-    write_atomically(path, page_of(folder))
+    write_atomically(path, page_of(folder), mode=mode_in(folder))
     Console().print(f"Saved in {path}", markup=False, soft_wrap=True)
 
 
 def write_report(folder: Path) -> None:
     """Write the report of a run that has just ended, where Plotly is installed."""
-    from fedbilevel._files import write_atomically
+    from fedbilevel._files import mode_in, write_atomically
     from fedbilevel.cli.dashboard import page_of
 
     try:
@@ -41,7 +41,7 @@ def write_report(folder: Path) -> None:
         # The run itself is done and saved.
         Console(stderr=True).print(f"No {FILE_NAME}: {error}", markup=False)
         return
-    write_atomically(folder / FILE_NAME, page)
+    write_atomically(folder / FILE_NAME, page, mode=mode_in(folder))
 
 
 def _check_place(path: Path, given: bool) -> None:
@@ -63,7 +63,11 @@ def dashboard(
     folder: Annotated[Path, typer.Argument(help="folder with folders of runs")],
     port: Annotated[int, typer.Option(help="port; 0 takes any that is free")] = 8765,
 ) -> None:
-    """Show all runs of a folder in a browser on this machine, also while they run."""
+    """Show all runs of a folder in a browser on this machine, also while they run.
+
+    The address that is printed holds a token, without which nothing is shown: other
+    users of the machine reach the port, too.
+    """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder} is not a folder.")
     if not 0 <= port <= 65535:
@@ -78,6 +82,6 @@ def dashboard(
         raise InvalidInputError(
             f"port {port} is in use. Choose another with --port."
         ) from error
-    Console().print(f"http://{server.name} until Ctrl-C", soft_wrap=True)
+    Console().print(f"{server.address} until Ctrl-C", soft_wrap=True)
     with server, suppress(KeyboardInterrupt):
         server.serve_forever()

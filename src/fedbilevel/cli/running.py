@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedbilevel import _folders
 from fedbilevel._folders import EXPERIMENT as EXPERIMENT_FILE
@@ -21,10 +20,12 @@ from fedbilevel.cli.arguments import (
     Track,
     takes,
 )
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
 from fedbilevel.cli.output import print_json, show_data, show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.reporting import write_report
+from fedbilevel.cli.trust import TrustCode, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -189,10 +190,12 @@ def _extends(experiment: "Experiment", out: Path | None) -> bool:
 def resume(
     hosts: Hosts,
     folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
+    trust_code: TrustCode = False,
     track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
+    del trust_code  # was heard before
     if (folder / _folders.FEDERATION).exists():
         raise CheckpointError(
             f"{folder} holds a federation. Go on with it by the command `serve` that "
@@ -201,6 +204,7 @@ def resume(
     from fedbilevel.experiments import Experiment
 
     experiment = Experiment.load(folder)
+    require_trust(experiment)
     hosts.join_if_asked()
     _execute(experiment, folder, track, resume=True, as_json=as_json)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedbilevel import _folders
 from fedbilevel.cli import checks
@@ -25,6 +24,7 @@ from fedbilevel.cli.arguments import (
     read_settings,
     takes,
 )
+from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name

@@ -32,11 +32,14 @@ class _Roles(NamedTuple):
     aside: Mapping[str, str]
 
 
-def sums_of_table(table: Table, choices: TableChoices) -> Sums:
-    """Return what a site reports of its table so that all can be prepared alike."""
+def sums_of_table(table: Table, choices: TableChoices, minimum: int = 1) -> Sums:
+    """Return what a site reports of its table so that all can be prepared alike.
+
+    Nothing of fewer than `minimum` rows is reported.
+    """
     roles = _roles(table, choices)
     kept, _ = _dropped(table, roles, choices)
-    return _sums(kept, roles, choices)
+    return _sums(kept, roles, choices, minimum)
 
 
 def encode_table(table: Table, choices: TableChoices) -> Dataset:
@@ -220,7 +223,7 @@ def _dropped(table: Table, roles: _Roles, choices: TableChoices) -> tuple[Table,
     return table, 0
 
 
-def _sums(table: Table, roles: _Roles, choices: TableChoices) -> Sums:
+def _sums(table: Table, roles: _Roles, choices: TableChoices, minimum: int = 1) -> Sums:
     columns = {name: table.columns[name] for name in roles.features}
     for name in filter(table.is_numeric, roles.features):
         columns[name] = table.numbers(name)
@@ -235,7 +238,8 @@ def _sums(table: Table, roles: _Roles, choices: TableChoices) -> Sums:
     )
     if not is_target:
         as_classes(f"{table.source}, column '{roles.label}'", label)  # or why not
-    return Sums.of(columns, roles.label, label, is_target=is_target)
+    how = {"is_target": is_target, "minimum": minimum}
+    return Sums.of(columns, roles.label, label, **how)
 
 
 def _has_fractions(table: Table, name: str) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets.labels import as_classes, class_names
 from fedbilevel.datasets.sums import (
+    OTHER,
     Moments,
     Sums,
     as_numbers,
@@ -65,8 +66,9 @@ class NumericColumn:
 class CategoryColumn:
     """A column of text: one feature for each value, 1 where the row has it, else 0.
 
-    A value that was not there when the columns were prepared is refused by its name. A
-    missing one, the empty text, gives zeros where `gaps` are allowed.
+    A value that was not there when the columns were prepared is `OTHER` where sites had
+    such, and else refused by its name. A missing one, the empty text, gives zeros where
+    `gaps` are allowed.
     """
 
     name: str
@@ -83,8 +85,8 @@ class CategoryColumn:
         places = {value: place for place, value in enumerate(self.values)}
         ones = np.zeros((len(values), len(places)))
         for row, text in enumerate(as_texts(values)):
-            if text in places:
-                ones[row, places[text]] = 1
+            if text and (text in places or OTHER in places):
+                ones[row, places.get(text, places.get(OTHER))] = 1
             elif text:
                 raise InvalidInputError(
                     f"{where(row)}, column '{self.name}': '{text:.80}' is none of the "
@@ -208,10 +210,13 @@ class Preparation:
         """
         columns: list[Column] = []
         for name, found in sums.columns.items():
-            if found == () or (isinstance(found, Moments) and found.count == 0):
+            count = (
+                found.count if isinstance(found, Moments) else len({*found} - {OTHER})
+            )
+            if count == 0:
                 raise InvalidInputError(
-                    f"column '{name}' is empty in every row. Leave it out with "
-                    f"--ignore {name}."
+                    f"column '{name}' is empty in every row, or told by no site since "
+                    f"few rows have the same. Leave it out with --ignore {name}."
                 )
             if isinstance(found, Moments):
                 fill = found.mean if gaps else None

@@ -2,10 +2,12 @@
 
 Of a column of numbers the count, the mean and the sum of squared deviations leave it;
 of a column of text the values that occur; of the label its classes or, where it is a
-number to be predicted, the same as of any numbers. Which row has which value stays.
+number to be predicted, the same as of any numbers. Which row has which value stays. Of
+few rows nothing leaves: neither their mean, which may be one of them, nor their text.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +19,8 @@ from fedbilevel.errors import InvalidInputError
 
 # What stands in columns of numbers where there is none, in lower case.
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})
+OTHER = "(other)"  # stands for all texts that no site holds in enough rows
+_FEW = 5  # rows: a text of fewer is not told
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,26 @@ class Sums:
         label: np.ndarray,
         *,
         is_target: bool = False,
+        minimum: int = 1,
     ) -> "Sums":
-        """Sum up the columns of one site, which are arrays of numbers or of text."""
+        """Sum up the columns of one site, which are arrays of numbers or of text.
+
+        Fewer than `minimum` numbers of a column count as none. A text in fewer than 5
+        rows, or than `minimum` if that is less, is `OTHER`. Classes are told as they
+        are: sites cannot predict what they have no name for.
+        """
+        if len(label) < minimum:
+            raise InvalidInputError(
+                f"{len(label)} rows are too few: their sums would tell them. Give "
+                f"{minimum} at least, or allow fewer with --minimum-rows."
+            )
         found: dict[str, Found] = {}
         for name, values in columns.items():
             if values.dtype.kind in "buif":
-                found[name] = Moments.of(as_numbers(name, values))
+                held = Moments.of(as_numbers(name, values))
+                found[name] = held if held.count >= minimum else Moments(0, 0.0, 0.0)
             else:
-                found[name] = tuple(sorted({*as_texts(values)} - {""}))
+                found[name] = _frequent(as_texts(values), min(_FEW, minimum))
         if is_target:
             labels: Found = Moments.of(as_targets(label_name, label))
         else:
@@ -136,6 +152,12 @@ class Sums:
         if sites and sum(sites) != rows:
             raise InvalidInputError(f"sums: the rows of its sites are not {rows}.")
         return Sums(rows, found, label.text("name"), _read_found(label), sites)
+
+
+def _frequent(texts: Iterable[str], least: int) -> tuple[str, ...]:
+    """Return the different texts, sorted; `OTHER` for those in fewer rows."""
+    counts = Counter(text for text in texts if text)
+    return tuple(sorted({t if n >= least else OTHER for t, n in counts.items()}))
 
 
 def _written(name: str, found: Found) -> dict[str, object]:

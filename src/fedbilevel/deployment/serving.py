@@ -27,7 +27,7 @@ from fedbilevel.deployment.processes import (
     read_json,
     wait_for_port,
 )
-from fedbilevel.deployment.superlink import SuperLink, key_of, program
+from fedbilevel.deployment.superlink import SuperLink, insisting, key_of, program
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.served_model import leave_of_trial
@@ -84,9 +84,14 @@ def serve_over_flower(
         look = _Look(folder, watch, say, about, crowd)
         look.say(f"starting the SuperLink at {link.address}")
         wait_for_port(link.address, superlink, look=look)
-        link.register(node_keys)
+
+        def revive() -> None:
+            if superlink.revive():
+                wait_for_port(link.address, superlink, look=look)
+
+        insisting(lambda: link.register(node_keys), revive)
         look()
-        serving = _Serving(folder, link, config, servers)
+        serving = _Serving(folder, link, config, servers, revive)
         return _until_done(serving, superlink, look)
     except KeyboardInterrupt:
         done = read_json(folder / apps.PROGRESS).get("done", 0)
@@ -100,13 +105,15 @@ def serve_over_flower(
 class _Serving:
     """The server's process: started for a run, and for another if it was lost.
 
-    `servers` has all that were started, for whoever ends them.
+    `servers` has all that were started, for whoever ends them; `revive` starts the
+    SuperLink again where it was ended.
     """
 
     folder: Path
     link: SuperLink
     settings: dict
     servers: list[Process]
+    revive: Callable[[], None]
     run: int | None = None
     since: float = 0.0
 
@@ -122,7 +129,8 @@ class _Serving:
         self.kill()
         if self.run is not None:
             self.link.stop(self.run)
-        self.run, self.since = self.link.submit(self.settings), time.monotonic()
+        self.run = insisting(lambda: self.link.submit(self.settings), self.revive)
+        self.since = time.monotonic()
         self.servers.append(self.link.server(self.run).start())
 
     def wait(self) -> None:

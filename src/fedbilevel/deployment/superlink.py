@@ -5,9 +5,11 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.cli.constant import (
     ACCESS_TOKEN_STORE_KEY,
@@ -26,6 +28,9 @@ from fedbilevel.federation.signatures import read_public_key
 KEPT = "superlink.json"  # of the SuperLink, by number and key
 _DATABASE = "superlink.db"  # what it had before
 _CONNECTION = "federation"
+_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before it is asked again
+_LONGEST = 120  # seconds that one of Flower's commands has
+T = TypeVar("T")
 _LOCAL = ("127.0.0.1", "localhost", "0.0.0.0")
 _PROJECT = """\
 [project]
@@ -54,6 +59,24 @@ server_app = apps.server_app
 def program(name: str) -> str:
     """Return a command that was installed beside this Python."""
     return str(Path(sys.executable).parent / name)
+
+
+def insisting(ask: Callable[[], T], revive: Callable[[], object]) -> T:
+    """Ask a SuperLink again while it fails, after longer and longer waits.
+
+    It may have been ended meanwhile; `revive` starts it then. Mistakes of the user are
+    raised at once, and other errors in the end.
+    """
+    for seconds in _WAITS:
+        try:
+            revive()
+            return ask()
+        except InvalidInputError:
+            raise
+        except FedbilevelError:
+            time.sleep(seconds)
+    revive()
+    return ask()
 
 
 def key_of(path: Path) -> str:
@@ -177,14 +200,18 @@ class SuperLink:
         held = {"config.toml": config, "credentials.yaml": self._credentials()}
         for name, text in held.items():
             write_atomically(client.home / name, text, mode=0o600)
-        return subprocess.run(
-            tied(client.command),
-            env=client.environment(),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=120,
-        )
+        try:
+            return subprocess.run(
+                tied(client.command),
+                env=client.environment(),
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_LONGEST,
+            )
+        except subprocess.TimeoutExpired:
+            silent = f"no answer in {_LONGEST} seconds"
+            return subprocess.CompletedProcess(client.command, 1, silent)
 
     def _credentials(self) -> str:
         """Return the token as Flower's commands keep one after `flwr login`."""

@@ -1,8 +1,6 @@
 """What the names of an experiment stand for, and what its result leaves in a folder."""
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 
 from fedbilevel import tasks
 from fedbilevel._files import write_arrays, write_atomically
+from fedbilevel._text import csv_text
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import AtClientError
 from fedbilevel.experiments.model_quality import model_quality
@@ -121,9 +120,8 @@ def _write_listed(path: Path, listed: Listed) -> None:
     """Write a table as CSV, atomically, and its pictures before it, as npz."""
     if listed.pictures is not None:
         write_arrays(path.with_suffix(".npz"), {"pictures": listed.pictures})
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows([listed.header, *listed.rows])
-    write_atomically(path, text.getvalue())
+    rows = [listed.header, *listed.rows]
+    write_atomically(path, csv_text(rows, line_end="\r\n"))
 
 
 def weighing(task: tasks.Task, weights: Sequence[float]) -> tasks.Task:

@@ -2,24 +2,12 @@
 
 import json
 import math
-import re
 from typing import Any
 
-_LONGEST = 400  # letters of anything that is shown
+from fedbilevel._text import shown as shown
+
 _DEEPEST = 12  # levels of lists and objects in one another
 _DIGITS = 20  # of a whole number: all below 2^64 have no more
-_MARKUP = re.compile(r"\[(?=[a-zA-Z#/@])")  # what rich would read as a style
-
-
-def shown(text: str, most: int = _LONGEST) -> str:
-    """Return a text of others as it may be printed or logged.
-
-    It is one line of at most `most` letters and three dots, without control characters,
-    and without what a terminal library would take for markup.
-    """
-    whole, text = len(text) <= most, text[:most]
-    plain = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return _MARKUP.sub(r"\\[", "".join(plain)) + ("" if whole else "...")
 
 
 def is_plain(text: Any, most: int) -> bool:

@@ -28,6 +28,7 @@ from fedbilevel.runtime.job import Job
 from fedbilevel.startup.identity import description
 
 _FORMAT = 5
+_ROOM = 2**28  # bytes of all but the state: a million rounds of thirty columns
 # What readers raise at damage: a flipped bit of an archive may ask for a password
 # (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
 # or its packing.
@@ -102,7 +103,8 @@ def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    arrays, about = _read(path)
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    arrays, about = _read(path, state + _ROOM)
     if about.get("format") != _FORMAT:
         raise CheckpointError(
             f"{path} has format {about.get('format')}, this version reads {_FORMAT}. "
@@ -130,9 +132,9 @@ def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
     return Snapshot(state, columns, about["round"], about["seconds"])
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(path: Path, most: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
-        arrays = read_arrays(path)
+        arrays = read_arrays(path, most)
         return arrays, json.loads(arrays.pop("about").tobytes())
     except DAMAGED as error:
         raise CheckpointError(

@@ -9,24 +9,19 @@ optimizations.
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from fedbilevel._evaluation import Evaluation
-
-
-def cache_folder() -> Path:
-    """Return where compiled programs are kept between processes."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fedbilevel" / "compiled"
+from fedbilevel.startup.own_cache import cache_folder
 
 
 def keep_compiled_programs() -> None:
     """Let JAX keep the programs of this process, and find those of earlier ones."""
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+    folder = cache_folder("compiled")
+    jax.config.update("jax_compilation_cache_dir", folder and str(folder))
     # Every program counts: the default skips those that compile in under a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

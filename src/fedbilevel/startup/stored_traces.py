@@ -32,9 +32,10 @@ from jaxtyping import PyTree
 from fedbilevel import _tree
 from fedbilevel._files import write_atomically
 from fedbilevel.startup import own_process
-from fedbilevel.startup.compiled_programs import cache_folder
 from fedbilevel.startup.identity import UnnamedError, exact_description
+from fedbilevel.startup.own_cache import cache_folder
 
+_KIND = "traced"
 _MOST = 512  # files, of some 100 KB each; those of older sources are never read again
 
 
@@ -57,9 +58,12 @@ def name_of(*parts: PyTree) -> str | None:
 
 
 def read(name: str) -> bytes | None:
-    """Return what is kept under a name, if it is whole."""
+    """Return what is kept under a name, if it is whole and this user's."""
+    folder = cache_folder(_KIND)
+    if folder is None:
+        return None
     try:
-        with (_folder() / name).open("rb") as file:
+        with (folder / name).open("rb") as file:
             head, content = file.readline(), file.read()
     except OSError:
         return None
@@ -68,11 +72,14 @@ def read(name: str) -> bytes | None:
 
 def write(name: str, content: bytes) -> None:
     """Keep bytes under a name, where there is room."""
+    folder = cache_folder(_KIND)
+    if folder is None:
+        return
     # A folder that cannot be written costs time, not a run.
     with contextlib.suppress(OSError):
         whole = _head(content) + content
-        write_atomically(_folder() / name, lambda file: file.write(whole))
-        kept = sorted(_folder().iterdir(), key=lambda file: file.stat().st_mtime)
+        write_atomically(folder / name, lambda file: file.write(whole))
+        kept = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
         for old in kept[:-_MOST]:
             old.unlink(missing_ok=True)
 
@@ -113,10 +120,6 @@ def from_lists(tree: PyTree, like: PyTree) -> PyTree:
 
 def _is_module(part: Any) -> bool:
     return isinstance(part, eqx.Module)
-
-
-def _folder() -> Path:
-    return cache_folder().parent / "traced"
 
 
 def _head(content: bytes) -> bytes:

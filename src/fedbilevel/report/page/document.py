@@ -109,15 +109,22 @@ def write_sentence(sentence: str) -> str:
 
 
 def _line(one: Listed) -> dict[str, str]:
-    saved = one.saved
-    if saved is None:
+    if one.saved is None:
         return {"name": one.name, "problem": one.problem}
+    try:
+        return _about_run(one.name, one.saved)
+    except Exception as error:  # what one folder holds must not hide the others
+        problem = f"it is damaged: {type(error).__name__}: {error}."
+        return {"name": one.name, "problem": problem}
+
+
+def _about_run(name: str, saved: Saved) -> dict[str, str]:
     standings, _ = standings_of(saved)
     last = saved.every[0].columns[saved.headline][-1]
     return {
-        "name": one.name,
+        "name": name,
         "problem": "",
-        "address": "/run/" + quote(one.name),
+        "address": "/run/" + quote(name),
         "title": title_of(saved),
         "state": "not finished" if saved.unfinished else "finished",
         "rounds": amount(max(int(one.columns["round"][-1]) for one in saved.every)),

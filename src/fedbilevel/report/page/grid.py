@@ -1,9 +1,9 @@
 """Tables of a page: their content, to be copied, as CSV and as LaTeX."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from fedbilevel._text import csv_text
 
 _LATEX = str.maketrans(
     {
@@ -37,10 +37,7 @@ class Grid:
 
     def as_csv(self, separator: str = ",") -> str:
         """Return the table for programs, or for a spreadsheet to paste."""
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-        writer.writerows([self.headings, *self.rows])
-        return text.getvalue()
+        return csv_text([self.headings, *self.rows], separator=separator)
 
     def as_latex(self) -> str:
         """Return the table for a paper; it needs the package booktabs."""

@@ -1,0 +1,71 @@
+"""Text of others as it may be shown: in a terminal, in a log, in a spreadsheet."""
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_LONGEST = 400  # letters of anything that is shown
+_MARKUP = re.compile(r"\[(?=[a-zA-Z#/@])")  # what rich would read as a style
+
+# What a spreadsheet computes: cells that begin so, and are no numbers.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_DIGITS = r"[+-]?(\d[\d,]*\.?\d*|\.\d+)([eE][+-]?\d+)?"
+_NUMBER = re.compile(f"{_DIGITS}( \u00b1 {_DIGITS})?( ?%)?", re.ASCII)
+
+
+def shown(text: str, most: int = _LONGEST) -> str:
+    """Return a text of others as it may be printed or logged.
+
+    It is one line of at most `most` letters and three dots, without control characters,
+    and without what a terminal library would take for markup.
+    """
+    whole, text = len(text) <= most, text[:most]
+    plain = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return _MARKUP.sub(r"\\[", "".join(plain)) + ("" if whole else "...")
+
+
+def for_terminal(text: str) -> str:
+    """Return a text with its lines and spaces, and with no code for a terminal.
+
+    Escape sequences begin with a control character, which is spelled out.
+    """
+    return "".join(c if _is_harmless(c) else ascii(c)[1:-1] for c in text)
+
+
+def _is_harmless(letter: str) -> bool:
+    return (
+        letter.isprintable() or letter == "\n" or unicodedata.category(letter) == "Zs"
+    )
+
+
+def csv_text(
+    rows: Iterable[Sequence[Any]], *, separator: str = ",", line_end: str = "\n"
+) -> str:
+    """Write rows as CSV whose cells no spreadsheet computes.
+
+    A text that begins like a formula has an apostrophe before it, and so does one that
+    begins with apostrophes and such a letter, so that `without_apostrophe` finds the
+    text again. Numbers stay as they are, also as texts.
+    """
+    lines = []
+    for row in rows:
+        text = io.StringIO(newline="")
+        # It quotes the letters of its own end of line alone, and readers end at others.
+        writer = csv.writer(text, delimiter=separator, lineterminator="\r\n")
+        writer.writerow([_as_cell(value) for value in row])
+        lines.append(text.getvalue().removesuffix("\r\n") + line_end)
+    return "".join(lines)
+
+
+def _as_cell(value: Any) -> Any:
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}" if _FORMULA.match(value) else value
+
+
+def without_apostrophe(cell: str) -> str:
+    """Return the text that `csv_text` wrote as this cell."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell

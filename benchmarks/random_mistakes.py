@@ -13,7 +13,6 @@ decorators, imports, what is raised, and what only type checkers read are left a
 """
 
 import ast
-import copy
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -89,15 +88,19 @@ def area_of(file: str) -> str:
 
 def drawn(sources: Path, count: int, seed: int, areas: list[str]) -> list[Change]:
     """Return so many different mistakes, as many in each area, every kind as often."""
+    paths = {
+        path.relative_to(sources).as_posix(): path for path in sources.rglob("*.py")
+    }
+    known = sorted({area_of(file) for file in paths})
+    if unknown := set(areas) - set(known):
+        raise SystemExit(f"no such area: {unknown}; there are {known}")
+    names = sorted(areas or known)
     found: dict[str, dict[str, list[Change]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(sources.rglob("*.py")):
-        file = path.relative_to(sources).as_posix()
-        for change in changes_of(file, path.read_text()):
-            found[area_of(file)][change.kind].append(change)
-    if unknown := set(areas) - set(found):
-        raise SystemExit(f"no such area: {unknown}; there are {sorted(found)}")
+    for file in sorted(paths):
+        if area_of(file) in names:
+            for change in changes_of(file, paths[file].read_text()):
+                found[area_of(file)][change.kind].append(change)
     draw, chosen = random.Random(seed), []
-    names = sorted(areas or found)
     draw.shuffle(names)  # or the last of the alphabet always get one less
     for number in range(count):
         kinds = found[names[number % len(names)]]
@@ -108,19 +111,22 @@ def drawn(sources: Path, count: int, seed: int, areas: list[str]) -> list[Change
 
 def changes_of(file: str, text: str) -> Iterator[Change]:
     """Yield every mistake that can be made in a file."""
-    starts = [0]
-    for line in text.encode().splitlines(keepends=True):
+    tree, lines, starts = ast.parse(text), text.splitlines(keepends=True), [0]
+    for line in lines:
         starts.append(starts[-1] + len(line))
-    whole, tree = text.encode(), ast.parse(text)
+
+    def offset(line: int | None, column: int | None) -> int:
+        """Return a place in the text; columns are those of bytes."""
+        number = (line or 1) - 1
+        return starts[number] + len(lines[number].encode()[:column].decode())
+
     runs = _lines_that_run(tree)
     for kind, node, new in _found(tree):
-        start = starts[node.lineno - 1] + node.col_offset
-        end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        place = offset(node.lineno, node.col_offset)
+        end = offset(node.end_lineno, node.end_col_offset)
         written = f"({ast.unparse(new)})" if isinstance(new, ast.expr) else "pass"
-        before = len(whole[:start].decode())
-        after = before + len(whole[start:end].decode())
-        lines = runs.get(node.lineno, frozenset({node.lineno}))
-        yield Change(file, kind, node.lineno, lines, before, after, written)
+        near = runs.get(node.lineno, frozenset({node.lineno}))
+        yield Change(file, kind, node.lineno, near, place, end, written)
 
 
 def _lines_that_run(tree: ast.Module) -> dict[int, frozenset[int]]:
@@ -236,9 +242,8 @@ def _of_expression(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         case ast.Compare():
             for place, operator in enumerate(node.ops):
                 for other in _COMPARISONS[type(operator)]:
-                    new = copy.deepcopy(node)
-                    new.ops[place] = other()
-                    yield "comparison", new
+                    ops = [*node.ops[:place], other(), *node.ops[place + 1 :]]
+                    yield "comparison", ast.Compare(node.left, ops, node.comparators)
         case ast.BinOp() if not (_is_string(node.left) or _is_string(node.right)):
             for other in _OPERATORS[type(node.op)]:
                 yield "arithmetic", ast.BinOp(node.left, other(), node.right)
@@ -290,11 +295,9 @@ def _other_arguments(node: ast.Call) -> Iterator[ast.expr]:
         first, second = node.args[place : place + 2]
         starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
         if not starred and ast.dump(first) != ast.dump(second):
-            new = copy.deepcopy(node)
-            new.args[place : place + 2] = [second, first]
-            yield new
+            args = [*node.args[:place], second, first, *node.args[place + 2 :]]
+            yield ast.Call(node.func, args, node.keywords)
     for place, keyword in enumerate(node.keywords):
         if keyword.arg is not None:
-            new = copy.deepcopy(node)
-            del new.keywords[place]
-            yield new
+            named = [*node.keywords[:place], *node.keywords[place + 1 :]]
+            yield ast.Call(node.func, node.args, named)

@@ -97,10 +97,11 @@ def _varied(tests: Iterable[Ran]) -> list[Ran]:
     return [one for *_, one in sorted(order)]
 
 
-class _Lines:
-    """The lines of the package that ran since they were last taken."""
+class Lines:
+    """The lines of the package that run; `tool` is a number for `sys.monitoring`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tool: int) -> None:
+        self.tool = tool
         self.seen: dict[str, int] = defaultdict(int)
 
     def add(self, code: CodeType, line: int) -> None:
@@ -133,7 +134,7 @@ class _Lines:
     @contextmanager
     def _monitored(self) -> Iterator[None]:
         tool: Any = sys.monitoring  # pyright: ignore
-        number, event = tool.COVERAGE_ID, tool.events.LINE
+        number, event = self.tool, tool.events.LINE
 
         def ran(code: CodeType, line: int) -> object:
             if PACKAGE in code.co_filename:
@@ -151,7 +152,7 @@ class _Lines:
             tool.free_tool_id(number)
 
 
-_lines = _Lines()
+_lines = Lines(tool=1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,7 +24,7 @@ CELLS = [
 ]
 SHAPES = [(), (0,), (1,), (3, 3), (2, 0), (1, 1, 1, 1, 1)]
 KINDS = ["<f8", "<f4", "<i8", "|u1", "|b1", "<U3", "<c16", "<M8[s]", "|V4", "<f2"]
-HEADERS = ["(2**40,)", "(-1,)", "(10**30, 10**30)", "(2,) * 40", "[1]", "1", "None"]
+HEADERS = [(2**40,), (-1,), (10**30, 10**30), (2,) * 40, [1], 1, None]
 
 
 def changed_file(name: str, content: bytes, draw: random.Random) -> bytes:
@@ -96,16 +96,19 @@ def as_npy(array: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
+def announcing(shape: object, kind: str) -> bytes:
+    """Return the header of an npy file, whatever shape it may announce."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape!r}}}\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
 def changed_array(content: bytes, draw: random.Random) -> bytes:
     """Return another array, one of another kind or shape, or with a made up header."""
     how = draw.randrange(4)
     if how == 0:
         return changed_bytes(content, draw)
     if how == 1:
-        shape = draw.choice(HEADERS)
-        text = f"{{'descr': '{draw.choice(KINDS)}', 'fortran_order': False, "
-        text = f"{text}'shape': {eval(shape)!r}}}\n"
-        return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+        return announcing(draw.choice(HEADERS), draw.choice(KINDS))
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
         shape = array.shape if how == 2 else draw.choice(SHAPES)

@@ -11,6 +11,7 @@ import json
 import random
 import tracemalloc
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from fedbilevel import saved
+from fedbilevel._files import read_arrays
 from fedbilevel.datasets import Preparation, load
 from fedbilevel.datasets.sums import Sums
 from fedbilevel.datasets.texts import read_texts
@@ -53,7 +55,7 @@ from fedbilevel.result import Result
 from fedbilevel.runtime import checkpoint
 from fedbilevel.theory.plan import Calibration, Parameters, practical_plan
 from fedbilevel.tracking import _end_before
-from tests.changed_files import as_npy, changed_file
+from tests.changed_files import announcing, as_npy, changed_file
 from tests.test_checkpoints import CONFIG, MADE, PLACES, kept, moved
 
 LARGEST_COST = 64 * 2**20  # bytes that reading a small file may take
@@ -148,12 +150,18 @@ def of_runs(folder: Path) -> dict[str, Decoder]:
     snapshot = checkpoint.Snapshot(like, columns, 2, {"run": 1.0})
     written = checkpoint.save(folder, snapshot, "f").read_bytes()
     unfinished = {"checkpoint.npz": written, **setting}
+
+    def continued(place: Path) -> None:
+        found = checkpoint.load(place, like, "f")
+        assert found is not None and found.state["x"].shape == (3,)
+        assert found.state["y"].shape == (2, 2)
+
     return {
         "experiment": Decoder(Experiment.load, setting),
         "result": Decoder(lambda place: Result.load(place, with_model=False), parts),
         "report": Decoder(saved.read_saved, parts | setting | of(files, "model.json")),
         "unfinished": Decoder(saved.read_saved, unfinished),
-        "checkpoint": Decoder(lambda at: checkpoint.load(at, like, "f"), unfinished),
+        "checkpoint": Decoder(continued, unfinished),
         "model": Decoder(
             Model.load, of(files, "model.json", "model.safetensors"), mend_model
         ),
@@ -318,6 +326,18 @@ def test_a_file_that_was_changed_is_read_or_refused(decoders, name, tmp_path):
         target(float(reached))
 
     attack()
+
+
+@pytest.mark.parametrize("shape", [(2**40,), (2**62, 2**62), (3,)])
+def test_an_array_that_announces_what_it_has_not_is_refused(tmp_path, shape):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("more.npy", announcing(shape, "<f8") + bytes(16))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="more.npy announces [0-9]+ bytes, and has"):
+        read_arrays(tmp_path / "a.npz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < LARGEST_COST
 
 
 @pytest.mark.exhaustive

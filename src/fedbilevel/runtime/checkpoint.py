@@ -119,6 +119,8 @@ def _snapshot(
         held = arrays[f"state/{name}"]
         if held.shape != leaf.shape:
             raise ValueError(f"{name} has the shape {held.shape}, not {leaf.shape}")
+        if held.dtype.kind not in (np.dtype(leaf.dtype).kind, "V"):  # V: bfloat16
+            raise ValueError(f"{name} holds {held.dtype}, not {leaf.dtype}")
         leaves.append(held.astype(leaf.dtype, copy=False))
     columns = {
         name.removeprefix("column/"): value

@@ -48,9 +48,16 @@ test-all: install
 test-exhaustive: install
 	$(BIN)/pytest -m exhaustive -n 2 --dist loadfile
 
-# Plants mistakes one at a time: do the tests notice?
+# Plants mistakes one at a time, those of a list and random ones: do the tests notice? To
+# choose tests for the latter, all are run once, and the lines that each runs recorded.
+LINES := .pytest_cache/lines
+
 mutants: install
 	$(BIN)/python benchmarks/mutants.py
+	rm -rf $(LINES) && mkdir -p $(LINES)
+	-LINES_OF_TESTS=$(LINES) PYTHONPATH=benchmarks $(BIN)/pytest -p tests_of_lines \
+	  -m 'not exhaustive' -n 2 --dist loadfile
+	$(BIN)/python benchmarks/mutants.py --random 120 --lines $(LINES)
 
 # The table of methods, from the algorithms themselves.
 readme: install

@@ -1,14 +1,30 @@
 """Writes that are either wholly there or not there at all."""
 
+import csv
+import math
 import os
 import secrets
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+
+from fedbilevel.errors import CheckpointError
+
+# What readers raise at damage: a flipped bit of an archive may ask for a password
+# (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
+# or its packing.
+DAMAGED = (
+    *(AttributeError, EOFError, IndexError, KeyError, MemoryError, OSError),
+    *(OverflowError, RuntimeError, SyntaxError, TypeError, ValueError),
+    *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 def write_atomically(
@@ -54,6 +70,17 @@ def naming_file(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Name the file in whatever damaged content makes libraries raise."""
+    try:
+        yield
+    except DAMAGED as error:
+        if isinstance(error, OSError) and error.filename:
+            raise  # there is no such file, or it may not be read
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
 def make_private_folder(path: Path) -> None:
     """Make a folder that only its owner can look into, or make it such a one."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,12 +118,42 @@ def read_arrays(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
     What `write_arrays` wrote is not packed. A file that would unpack to more bytes than
     it has, or than `most`, is refused before any of them is read.
     """
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-        held = sum(one.file_size for one in file.zip.infolist())
+    with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+        held = sum(one.file_size for one in archive.infolist())
         size = os.fstat(stream.fileno()).st_size
         if held > (size if most is None else min(size, most)):
             raise ValueError(f"it would unpack to {held:,} bytes")
-        return {name: file[name] for name in file.files}
+        names = archive.namelist()
+        return {one.removesuffix(".npy"): read_member(archive, one) for one in names}
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read one array; what its header announces is checked first."""
+    with archive.open(name) as file:
+        shape, kind = _header(file)
+        announced = file.tell() + math.prod(shape) * kind.itemsize
+    size = archive.getinfo(name).file_size
+    if min(shape, default=0) < 0 or announced != size:
+        raise ValueError(f"{name} announces {announced} bytes, and has {size}")
+    with archive.open(name) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
+    version = np.lib.format.read_magic(file)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"version {version} of the npy format is not known")
+    try:
+        shape, _, kind = readers[version](file)
+    except tokenize.TokenError as error:  # which is no ValueError
+        raise ValueError(f"a header is no description: {error}") from error
+    if kind.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they could run programs")
+    return shape, kind
 
 
 def mode_in(folder: Path) -> int:

@@ -98,7 +98,9 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, Mapping)
     if kind in (int, float):
         number = isinstance(value, int | float) and type(value) is not bool
-        return number and (kind is float or value == value // 1)
+        # A whole number of JSON may have any number of digits, and then is no float.
+        right = number and (isinstance(value, float) or abs(value) < 2**1000)
+        return right and (kind is float or value == value // 1)
     return isinstance(value, kind)
 
 

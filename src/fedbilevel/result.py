@@ -17,7 +17,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel import _tree
-from fedbilevel._files import read_arrays, write_arrays, write_atomically
+from fedbilevel._files import (
+    naming_damage,
+    read_arrays,
+    write_arrays,
+    write_atomically,
+)
 from fedbilevel._folders import (
     COLUMNS,
     LAST,
@@ -199,17 +204,20 @@ class Result:
                 f"{place} holds no {RESULT}: the run has not finished, or this is not "
                 f"a run folder. {how_to_continue(place)}".rstrip()
             )
-        about = json.loads((place / RESULT).read_text())
-        columns, point = _arrays(place / COLUMNS), _arrays(place / POINT)
+        held: dict[str, Any] = {}
+        for kind, name in (("columns", COLUMNS), ("point", POINT), ("last", LAST)):
+            with naming_damage(place / name):
+                there = kind != "last" or (place / name).exists()
+                held[kind] = read_arrays(place / name) if there else {}
+        point = held["point"]
         levels = like and (shaped("x", like[0], point), shaped("y", like[1], point))
         kept = with_model and (place / MODEL).exists() and can_be_kept()
-        model = Model.load(place) if kept else None
-        last = _arrays(place / LAST) if (place / LAST).exists() else {}
-        held: dict[str, Any] = {"columns": columns, "point": point, "last": last}
-        held |= {"levels": levels, "model": model}
+        held |= {"levels": levels, "model": Model.load(place) if kept else None}
         if (place / QUALITY).exists():
-            held["quality"] = json.loads((place / QUALITY).read_text())
-        return Result(**about, **held)
+            with naming_damage(place / QUALITY):
+                held["quality"] = json.loads((place / QUALITY).read_text())
+        with naming_damage(place / RESULT):
+            return Result(**json.loads((place / RESULT).read_text()), **held)
 
     def _metrics(self) -> list[tuple[str, Any]]:
         """Return what was measured in the end, the headline first."""

@@ -2,11 +2,8 @@
 
 import csv
 import json
-import struct
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel._files import read_arrays
+from fedbilevel._files import naming_damage, read_arrays
 from fedbilevel._folders import (
     CHECKPOINT,
     COLUMNS,
@@ -35,11 +32,6 @@ _MOST_PICTURES, _LARGEST_PICTURE = 24, 96  # their number, and the pixels of a s
 _LARGEST = 2**28  # bytes of a file that is read whole
 _MOST_ROWS = 1_000_000
 _DEEPEST = 3  # folders below each other in which runs are looked for
-_DAMAGED = (
-    *(AttributeError, EOFError, IndexError, KeyError, MemoryError, OverflowError),
-    *(RuntimeError, SyntaxError, TypeError, ValueError),
-    *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 @dataclass(frozen=True)
@@ -172,7 +164,7 @@ def _unfinished(folder: Path) -> Saved:
         raise CheckpointError(
             f"{folder}: the run has begun, but there is no checkpoint yet."
         )
-    with _reading(path):
+    with naming_damage(path):
         arrays = read_arrays(_unpacks_small(path))
         about = json.loads(arrays["about"].tobytes())
         columns = {
@@ -199,12 +191,15 @@ def _unfinished(folder: Path) -> Saved:
 def _headline(result: Result) -> str:
     """Return the column that decides: the one that is named, or else a loss."""
     costs = {"round", "exchanges", "bytes", "samples"}
-    named = [result.config.get("headline"), "upper_loss", *result.columns]
-    return next(n for n in named if n in result.columns and n not in costs)
+    named = [str(result.config.get("headline")), "upper_loss", *result.columns]
+    found = [n for n in named if n in result.columns and n not in costs]
+    if not found:
+        raise CheckpointError("the columns of a run are damaged: they are costs alone.")
+    return found[0]
 
 
 def _result(folder: Path) -> Result:
-    with _reading(folder / RESULT):
+    with naming_damage(folder / RESULT):
         _small(folder / RESULT)
         _json(folder / QUALITY)  # or the name of the file that is damaged
         for name in (COLUMNS, POINT):
@@ -213,9 +208,11 @@ def _result(folder: Path) -> Result:
         kinds = (result.config, result.final, result.counts, result.seconds)
         if not all(isinstance(one, dict) for one in kinds):
             raise TypeError("settings, costs or seconds are no objects")
+        if not isinstance(result.algorithm, str) or not isinstance(result.task, str):
+            raise TypeError("task and algorithm are no names")
         float(result.seconds["run"])
     if result.quality:
-        with _reading(folder / QUALITY):
+        with naming_damage(folder / QUALITY):
             _check_quality(result.quality)
     _check_columns(result.columns, folder / COLUMNS)
     return result
@@ -257,15 +254,6 @@ def _check_columns(columns: Mapping[str, np.ndarray], path: Path) -> None:
         raise CheckpointError(f"{path}: no round was measured yet.")
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Name the file in whatever damaged content makes libraries raise."""
-    try:
-        yield
-    except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
-
-
 def _small(path: Path) -> Path:
     if path.stat().st_size > _LARGEST:
         raise CheckpointError(f"{path} is too large: above {_LARGEST:,} bytes.")
@@ -284,7 +272,7 @@ def _json(path: Path) -> dict[str, Any]:
     """Return the object in a file, or an empty one where there is no file."""
     if not path.is_file():
         return {}
-    with _reading(path):
+    with naming_damage(path):
         found = json.loads(_small(path).read_text())
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it holds no JSON object.")
@@ -295,7 +283,7 @@ def _suspicious(path: Path) -> list[dict[str, str]]:
     """Return the rows of a cleaning run; none where there is no file."""
     if not path.is_file():
         return []
-    with _reading(path), _small(path).open(newline="") as file:
+    with naming_damage(path), _small(path).open(newline="") as file:
         rows = [
             {str(name): without_apostrophe(str(cell)) for name, cell in row.items()}
             for row in islice(csv.DictReader(file), _MOST_ROWS)
@@ -311,7 +299,7 @@ def _pictures(
     """Return the images of the first rows of a file, each with its row."""
     if not path.is_file():
         return []
-    with _reading(path):
+    with naming_damage(path):
         images = read_arrays(_unpacks_small(path))["pictures"]
     sides, channels = images.shape[1:3], images.shape[3:]
     small = len(sides) == 2 and all(1 <= side <= _LARGEST_PICTURE for side in sides)
@@ -325,7 +313,7 @@ def _features(path: Path) -> list[str]:
     """Return the names of features: one for numbers, for texts one of each value."""
     about = _json(path).get("preparation")
     names: list[str] = []
-    with _reading(path):
+    with naming_damage(path):
         for column in about["columns"] if about else ():
             name, values = str(column["name"]), column.get("values")
             names += [name] if values is None else [f"{name}={one}" for one in values]

@@ -107,7 +107,7 @@ def _end_before(place: Path, number: int) -> int:
     for line in place.read_bytes().splitlines(keepends=True):
         try:
             held = json.loads(line)["round"] if line.endswith(b"\n") else number
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise CheckpointError(
                 f"{place} holds lines that are not those of a run. Choose another file."
             ) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel._files import read_member
 from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import InvalidInputError
@@ -59,34 +60,8 @@ def load_npz(path: Path) -> Dataset:
         with zipfile.ZipFile(path) as archive:
             check_archive(path, archive)
             names = [one for one in archive.namelist() if one.endswith(".npy")]
-            arrays = {name[:-4]: _read_member(archive, name) for name in names}
+            arrays = {name[:-4]: read_member(archive, name) for name in names}
     return _from_named(path, path.stem, arrays)
-
-
-def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read one array; what its header announces is checked first."""
-    with archive.open(name) as file:
-        shape, _, kind = _header(file)
-        announced = file.tell() + math.prod(shape) * kind.itemsize
-    size = archive.getinfo(name).file_size
-    if min(shape, default=0) < 0 or announced != size:
-        raise ValueError(f"{name} announces {announced} bytes, and has {size}")
-    with archive.open(name) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(file)
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in readers:
-        raise ValueError(f"version {version} of the npy format is not known")
-    shape, order, kind = readers[version](file)
-    if kind.hasobject:
-        raise ValueError("Object arrays cannot be loaded: they could run programs")
-    return shape, order, kind
 
 
 def load_folder(path: Path) -> Dataset:

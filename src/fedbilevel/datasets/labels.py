@@ -28,7 +28,7 @@ def _plain(name: str, label: np.ndarray) -> np.ndarray:
             return label
     if label.dtype.kind == "f":
         # Beyond this neighbors among the whole numbers would be the same class.
-        whole = (label == np.floor(label)) & (np.abs(label) < 2**53)
+        whole = (label == np.floor(label)) & (np.abs(label.astype(float)) < 2**53)
         wrong = np.flatnonzero(~np.isfinite(label) | ~whole)
         if len(wrong):
             raise InvalidInputError(

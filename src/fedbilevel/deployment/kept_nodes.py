@@ -23,7 +23,7 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.run import RunStatus
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from fedbilevel._files import write_atomically
+from fedbilevel._files import DAMAGED, write_atomically
 from fedbilevel.errors import InvalidInputError
 
 _FORMAT = 1
@@ -111,7 +111,7 @@ def _read(file: Path) -> list[NodeInfo]:
         if held["format"] != _FORMAT:
             raise ValueError(f"format {held['format']}")
         return [ParseDict(node, NodeInfo()) for node in held["nodes"]]
-    except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
+    except (*DAMAGED, ParseError) as error:
         raise InvalidInputError(
             f"{file} cannot be read as the nodes of a SuperLink ({error}). It says "
             "whose key was revoked: put it back from a copy, or serve in a new folder."

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel import algorithms, tasks
-from fedbilevel._files import write_atomically
+from fedbilevel._files import naming_damage, write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
 from fedbilevel._schema import Settings, checked
 from fedbilevel.algorithms import (
@@ -372,10 +372,8 @@ class Experiment(Settings):
                 f"{folder} holds no {EXPERIMENT}: no run of `fedbilevel run` began "
                 f"there. {how_to_continue(folder)}".rstrip()
             )
-        try:
+        with naming_damage(path):
             return checked(Experiment, json.loads(path.read_text()))
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}.") from error
 
     def save(self, folder: Path) -> None:
         """Write the experiment into a run folder."""

@@ -18,7 +18,12 @@ import jax.random as jr
 import numpy as np
 
 from fedbilevel import algorithms
-from fedbilevel._files import read_arrays, write_arrays, write_atomically
+from fedbilevel._files import (
+    naming_damage,
+    read_arrays,
+    write_arrays,
+    write_atomically,
+)
 from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
@@ -185,13 +190,14 @@ def _identity(folder: Path, experiment: Experiment) -> Identity:
 
 def _begun(path: Path) -> dict[str, Any]:
     """Read which federation was begun in a folder."""
-    try:
+    with naming_damage(path):
         held = json.loads(path.read_text())
         written = held.get("protocol", "2 or older")
         if written == PROTOCOL:
-            return {n: held[n] for n in ("federation", "settings", "attempt")}
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+            kinds = {"federation": str, "settings": str, "attempt": int}
+            if not all(isinstance(held[name], kind) for name, kind in kinds.items()):
+                raise TypeError("it names no federation")
+            return {name: held[name] for name in kinds}
     raise CheckpointError(
         f"{path.parent} holds a federation that was begun under protocol {written}, "
         f"this version of fedbilevel speaks {PROTOCOL}. Finish it with the version "

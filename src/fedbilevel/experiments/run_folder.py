@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbilevel._files import write_atomically
+from fedbilevel._files import naming_damage, write_atomically
 from fedbilevel._folders import (
     CHECKPOINT,
     EXPERIMENT,
@@ -22,10 +22,8 @@ from fedbilevel.saved import Saved
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a folder; raise with its name if it is damaged."""
-    try:
+    with naming_damage(path):
         return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

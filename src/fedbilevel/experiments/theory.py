@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel import algorithms
+from fedbilevel._files import DAMAGED
+from fedbilevel._schema import checked as of_right_types
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import InvalidInputError, sentence_of, unknown_name
 from fedbilevel.experiments.built import Built
@@ -145,10 +147,10 @@ def follow_file(path: Path, experiment: Experiment) -> Experiment:
     try:
         written = json.loads(path.read_text())
         written.pop("algorithm", None)  # the theorem says it
-        found = Plan.from_plain(written)
+        found = Plan.from_plain(of_right_types(Plan, written).plain())
     except OSError as error:
         raise InvalidInputError(f"--plan {sentence_of(error)}") from error
-    except (AttributeError, TypeError, ValueError) as error:
+    except DAMAGED as error:
         raise InvalidInputError(
             f"--plan {path}: not a plan of `fedbilevel plan --out` ({error})."
         ) from error

@@ -20,11 +20,10 @@ import jax
 import numpy as np
 
 from fedbilevel import _tree
-from fedbilevel._files import make_private_folder, read_arrays, write_arrays
+from fedbilevel._files import DAMAGED, make_private_folder, read_arrays, write_arrays
 from fedbilevel.errors import DamagedFileWarning
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import PROTOCOL, Header
-from fedbilevel.runtime.checkpoint import DAMAGED
 from fedbilevel.runtime.job import Kept
 
 START = 0  # the exchange after which a client stands before any

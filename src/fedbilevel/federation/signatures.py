@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedbilevel._files import write_atomically
+from fedbilevel._files import DAMAGED, write_atomically
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import (
@@ -78,7 +78,7 @@ def _read_key(
     named = "private" if kind is PrivateKey else "public"
     try:
         key = load(path.read_bytes())
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (*DAMAGED, UnsupportedAlgorithm) as error:
         raise InvalidInputError(
             f"{path} cannot be read as a {named} key ({error}). {advice}"
         ) from error

@@ -6,9 +6,8 @@ and the fingerprint of the job, so that it is never continued under another one.
 
 import hashlib
 import json
-import struct
-import zipfile
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel import _tree
-from fedbilevel._files import read_arrays, write_arrays
+from fedbilevel._files import DAMAGED, read_arrays, write_arrays
 from fedbilevel._folders import CHECKPOINT
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem.stored_rows import sources
@@ -29,14 +28,6 @@ from fedbilevel.startup.identity import description
 
 _FORMAT = 5
 _ROOM = 2**28  # bytes of all but the state: a million rounds of thirty columns
-# What readers raise at damage: a flipped bit of an archive may ask for a password
-# (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
-# or its packing.
-DAMAGED = (
-    *(AttributeError, EOFError, KeyError, MemoryError, OSError, OverflowError),
-    *(RuntimeError, SyntaxError, TypeError, ValueError),
-    *(zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 class Snapshot(eqx.Module):
@@ -111,31 +102,49 @@ def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
             "Finish the run with the version of fedbilevel that began it, or start it "
             "again in a new folder."
         )
-    if about["fingerprint"] != fingerprint:
+    if about.get("fingerprint") != fingerprint:
         raise CheckpointError(
             f"{path} belongs to another configuration (algorithm, parameters, data, "
             "start, batch, cohort, channel or random seed differ). Continue it with "
             "the settings it was made with, or choose a new folder."
         )
-    leaves = [
-        arrays[f"state/{name}"].astype(leaf.dtype, copy=False)
-        for name, leaf in zip(
-            _tree.leaf_names(like), jax.tree.leaves(like), strict=True
-        )
-    ]
+    with _reading(path):
+        return _snapshot(arrays, about, like)
+
+
+def _snapshot(
+    arrays: dict[str, np.ndarray], about: dict[str, Any], like: PyTree
+) -> Snapshot:
+    leaves = []
+    named = zip(_tree.leaf_names(like), jax.tree.leaves(like), strict=True)
+    for name, leaf in named:
+        held = arrays[f"state/{name}"]
+        if held.shape != leaf.shape:
+            raise ValueError(f"{name} has the shape {held.shape}, not {leaf.shape}")
+        if held.dtype.kind not in (np.dtype(leaf.dtype).kind, "V"):  # V: bfloat16
+            raise ValueError(f"{name} holds {held.dtype}, not {leaf.dtype}")
+        leaves.append(held.astype(leaf.dtype, copy=False))
     columns = {
         name.removeprefix("column/"): value
         for name, value in arrays.items()
         if name.startswith("column/")
     }
     state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return Snapshot(state, columns, about["round"], about["seconds"])
+    seconds = {str(name): float(value) for name, value in about["seconds"].items()}
+    return Snapshot(state, columns, int(about["round"]), seconds)
 
 
 def _read(path: Path, most: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    try:
+    with _reading(path):
         arrays = read_arrays(path, most)
-        return arrays, json.loads(arrays.pop("about").tobytes())
+        return arrays, dict(json.loads(arrays.pop("about").tobytes()))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file in whatever damaged content makes libraries raise."""
+    try:
+        yield
     except DAMAGED as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({error}). It is damaged or not "

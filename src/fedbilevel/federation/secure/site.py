@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel._files import write_atomically
+from fedbilevel._files import DAMAGED, write_atomically
 from fedbilevel.errors import (
     CohortRefusedError,
     InvalidInputError,
@@ -30,7 +30,6 @@ from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import Bytes, unpack_tree
-from fedbilevel.runtime.checkpoint import DAMAGED
 
 _KEPT = 8  # answers a site remembers; numbers only grow
 

@@ -115,10 +115,7 @@ def recommend(
         well = list(KNOWN).index(known_how(entry))
         return (*ranking.order(entry.name), own, well, len(traits_of(entry.name)))
 
-    best = sorted(entries, key=lambda one: (*order(one), one.name))[:MOST]
-    exact = [one for one in entries if one.kind.sends_hessian and one not in best]
-    best = [*best[: MOST - 1], exact[0]] if exact else best
-    best.sort(key=lambda one: not (one in exact and one.name == known.algorithm))
+    ordered = sorted(entries, key=lambda one: (*order(one), one.name))
     return [
         Advice(
             one.name,
@@ -127,8 +124,16 @@ def recommend(
             one.provenance,
             ranking.measured(one.name),
         )
-        for one in best
+        for one in _with_exact(ordered, known)
     ]
+
+
+def _with_exact(ordered: list[Entry], known: _Known) -> list[Entry]:
+    """Return the first ones, among them one that sends Hessians, if there is any."""
+    best = ordered[:MOST]
+    exact = [one for one in ordered[MOST:] if one.kind.sends_hessian][:1]
+    best = [*best[: MOST - len(exact)], *exact]
+    return sorted(best, key=lambda one: one not in exact or one.name != known.algorithm)
 
 
 def _known_of(task: str | None, asked: Situation) -> _Known:

@@ -1,6 +1,7 @@
 """Tables at unlike sites: our default, and what a user would pick instead.
 
     python -m benchmarks.tables --splits 20 --tables wine,diabetes --deals iid,size
+    python -m benchmarks.tables --summarize a.jsonl b.jsonl
 
 For every table, deal and split: test loss of `FederatedRegularizer` or `FederatedRidge`
 with nothing chosen, of LogisticRegressionCV or RidgeCV on pooled rows, of the same at
@@ -10,14 +11,17 @@ everybody takes part. The loss is log loss, or half the squared error of a targe
 variance 1. Ratios are to the pooled column, with 95 % intervals over splits.
 
 a9a is read from the folder of --data, and left out without one. Text columns are zeros
-and ones for all, and gaps the mean of the others.
+and ones for all, and gaps the mean of the others. --out takes a line of JSON a split:
+several processes can share the work, by tables, deals or --first-split.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import time
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +85,10 @@ def loaded(name: str, seed: int, folder: Path | None) -> tuple[np.ndarray, np.nd
         return generated(name, seed)
     if name == "a9a":
         assert folder is not None
-        X, y = known.load_svmlight_file(str(folder / "a9a"), n_features=123)
+        path = next(
+            folder / one for one in ("a9a", "a9a.gz") if (folder / one).exists()
+        )
+        X, y = known.load_svmlight_file(str(path), n_features=123)
         return np.asarray(X.todense()), (y > 0).astype(int)
     X, y = PLAIN[name](return_X_y=True)
     return X, y
@@ -187,21 +194,33 @@ def alone(
     }
 
 
-def measured(name: str, deal: str, split: int, folder: Path | None) -> dict[str, float]:
-    """Return the test losses of all on one split."""
+@functools.cache
+def in_one_place(
+    name: str, split: int, folder: Path | None
+) -> tuple[np.ndarray, np.ndarray, Loss, dict[str, float]]:
+    """Return training rows, what judges, and the losses that no deal changes."""
     X, y = loaded(name, split, folder)
     numbers = len(np.unique(y)) >= 20
-    by = None if numbers else y
-    A, B, a, b = parted(X, y, split, by)
-    sites, loss = dealt(deal, a, 1000 + split), Loss(a, B, b)
+    A, B, a, b = parted(X, y, split, None if numbers else y)
+    loss = Loss(a, B, b)
+    found = {
+        "pooled": loss(cross_validated(numbers).fit(A, a)),
+        "one strength": loss(one_strength(A, a, numbers, split)),
+    }
+    return A, a, loss, found
+
+
+def measured(name: str, deal: str, split: int, folder: Path | None) -> dict[str, float]:
+    """Return the test losses of all on one split."""
+    A, a, loss, pooled = in_one_place(name, split, folder)
+    sites = dealt(deal, a, 1000 + split)
     began = time.perf_counter()
-    kind = FederatedRidge if numbers else FederatedRegularizer
+    kind = FederatedRidge if loss.numbers else FederatedRegularizer
     ours = kind(random_state=split).fit(A, a, sites=sites)
     seconds = time.perf_counter() - began
     return {
         "ours": loss(ours),
-        "pooled": loss(cross_validated(numbers).fit(A, a)),
-        "one strength": loss(one_strength(A, a, numbers, split)),
+        **pooled,
         **alone(A, a, sites, loss),
         "exchanges": float(ours.result_.columns["exchanges"][-1]),
         "seconds": seconds,
@@ -218,36 +237,60 @@ def interval(values: np.ndarray) -> str:
     )
 
 
+def every_split(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure what is asked for, split by split."""
+    names = given.tables.split(",") + (["a9a"] if given.data else [])
+    splits = range(given.first_split, given.first_split + given.splits)
+    deals = given.deals.split(",")
+    for name, split, deal in itertools.product(filter(None, names), splits, deals):
+        found = measured(name, deal, split, given.data)
+        row = {"table": name, "deal": deal, "split": split, **found}
+        if given.out:
+            with given.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        yield row
+
+
+def summarize(rows: Iterable[dict[str, Any]]) -> None:
+    """Print a row for every table and deal, and the mean of all ratios."""
+    shown = ("ours", "largest site", "sites", "one strength")
+    head = ("table", "deal", "splits", "pooled", *shown, "exchanges", "seconds")
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["table"], row["deal"]), []).append(row)
+    ratios = []
+    for (name, deal), every in groups.items():
+        found = {
+            key: np.asarray([one[key] for one in every])
+            for key in (*shown, "pooled", "exchanges", "seconds")
+        }
+        base = found["pooled"]
+        cells = [interval(found[key] / base) for key in shown]
+        most, typical = found["exchanges"].max(), np.median(found["seconds"])
+        line = [name, deal, str(len(every)), f"{base.mean():.4f}", *cells]
+        print(f"| {' | '.join([*line, f'{most:.0f}', f'{typical:.1f}'])} |")
+        ratios.append(float(np.mean(found["ours"] / base)))
+    print(f"\nMean ratio to pooled cross-validation: {np.mean(ratios):.3f}")
+
+
 def main() -> None:
-    """Print a row for every table and deal."""
+    """Measure, or read what was measured, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", default=",".join([*PLAIN, *GENERATED]))
     parser.add_argument("--deals", default="iid,size,dirichlet")
     parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--first-split", type=int, default=0)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--summarize", type=Path, nargs="+", metavar="FILE")
     given = parser.parse_args()
     warnings.filterwarnings("ignore", module="sklearn")
-    names = given.tables.split(",") + (["a9a"] if given.data else [])
-    shown = ("ours", "largest site", "sites", "one strength")
-    head = ("table", "deal", "pooled", *shown, "exchanges", "seconds")
-    ratios, rows = [], []
-    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
-    for name, deal in itertools.product(names, given.deals.split(",")):
-        splits = range(given.splits)
-        every = [measured(name, deal, split, given.data) for split in splits]
-        found = {key: np.asarray([one[key] for one in every]) for key in every[0]}
-        base = found["pooled"]
-        cells = [interval(found[key] / base) for key in shown]
-        most, typical = found["exchanges"].max(), np.median(found["seconds"])
-        line = [name, deal, f"{base.mean():.4f}", *cells, f"{most:.0f}"]
-        print(f"| {' | '.join([*line, f'{typical:.1f}'])} |", flush=True)
-        ratios.append(float(np.mean(found["ours"] / base)))
-        plain = {key: values.tolist() for key, values in found.items()}
-        rows.append({"table": name, "deal": deal, **plain})
-        if given.out:
-            given.out.write_text(json.dumps(rows))
-    print(f"\nMean ratio to pooled cross-validation: {np.mean(ratios):.3f}")
+    if given.summarize:
+        lines = [line for one in given.summarize for line in one.open()]
+        summarize(map(json.loads, lines))
+    else:
+        summarize(every_split(given))
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ def names(task=None, rows=ROWS, **situation) -> list[str]:
 
 def test_the_order_is_that_of_the_results_of_those_that_fit():
     # local-bsgvrm was better, but inverts every client's own Hessian.
-    assert names("regularization") == ["simfbo", "fedbio", "fednest"]
+    assert names("regularization")[:2] == ["simfbo", "fedbio"]
     assert names("regularization", differ=False)[0] == "local-bsgvrm"
-    assert names("regularization", few_rounds=True) == ["fednest", "simfbo", "fedbio"]
+    assert names("regularization", few_rounds=True)[:2] == ["fednest", "simfbo"]
     assert names("regularization", differ=True)[:2] == ["fednest", "fedbio"]
 
 
@@ -64,9 +64,9 @@ def test_few_rounds_are_few_exchanges():
         row("regularization", "fedbio", 0.6, early=0.9),
         row("regularization", "fedmsa", 0.5, early=0.8, exchanges=402),
     ]
-    order = ["fedmsa", "fedbio", "fednest"]
-    assert names("regularization", rows=rows, few_rounds=True) == order
-    assert names("regularization", rows=rows) == ["fednest", "fedmsa", "fedbio"]
+    order = ["fedmsa", "fedbio"]
+    assert names("regularization", rows=rows, few_rounds=True)[:2] == order
+    assert names("regularization", rows=rows)[:2] == ["fednest", "fedmsa"]
 
 
 def test_what_is_told_is_what_was_measured():
@@ -93,13 +93,30 @@ def test_a_method_that_drifts_is_said_to():
 def test_a_task_that_was_not_measured_goes_by_the_mean_place_elsewhere():
     # fedbio: 2 of 3, 2 of 2 and 2 of 2; fednest: last of 3, and the first of 2.
     first, second, third = recommend("two-client", rows=ROWS)
-    assert [first.name, second.name, third.name] == ["simfbo", "fednest-sgd", "fednest"]
+    assert [first.name, second.name, third.name] == [
+        "simfbo",
+        "fednest-sgd",
+        "newton-bfgs",
+    ]
     assert (
         second.measured == "not measured on two-client; elsewhere 1 of 2 on quadratic"
     )
-    assert third.measured.endswith(
-        "3 of 3 on regularization, 1 of 2 on regularization-shards"
-    )
+    assert first.measured.endswith("1 of 3 on regularization")
+
+
+def test_a_method_that_sends_hessians_is_for_small_levels():
+    assert names("regularization")[-1] == "newton-bfgs"
+    (exact,) = (one for one in recommend("regularization", rows=ROWS)[-1:])
+    assert "no rounds or steps to choose" in " ".join(exact.reasons)
+    assert "newton-bfgs" not in names("representation")  # x has some thousand entries
+    assert "newton-bfgs" not in names("regularization", participants=3)
+    assert "newton-bfgs" not in names("regularization", hessian=False)
+
+
+def test_it_leads_where_the_task_chooses_it(monkeypatch):
+    known = recommendation._Known("regularization", "newton-bfgs", 3, small=True)
+    monkeypatch.setattr(recommendation, "_known_of", lambda *_: known)
+    assert names("regularization")[:2] == ["newton-bfgs", "simfbo"]
 
 
 def test_without_measurements_the_choice_of_the_task_leads():

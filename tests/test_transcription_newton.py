@@ -69,8 +69,13 @@ class Pooled:
         common, own = x[0], x[1:]
         strength = np.append(np.exp(common + own), 0.0)
         usual, pull = self.usual
-        f = np.sum(self.pull * own**2) / 2 + np.mean(pull * (common - usual) ** 2) / 8
-        h = np.append(np.mean(pull * (common - usual)) / 4, self.pull * own)
+        f = (
+            np.sum(self.pull * (own / np.log(2)) ** 2) / 2
+            + np.mean(pull * (common - usual) ** 2) / 8
+        )
+        h = np.append(
+            np.mean(pull * (common - usual)) / 4, self.pull * own / np.log(2) ** 2
+        )
         g, fy, gy, H = 0.0, np.zeros_like(W), np.zeros_like(W), []
         for b, w in enumerate(W):
             s = self.a @ w
@@ -177,22 +182,30 @@ def test_the_model_is_that_of_pooled_rows_at_the_strengths_that_were_found(class
     np.testing.assert_allclose(last[:, -1], bias, atol=2e-6)
 
 
-def test_blocks_of_the_hessian_are_those_of_the_whole():
-    model, data, _ = problem_of(3)
+@pytest.mark.parametrize("classes", [0, 2, 3])
+@pytest.mark.parametrize("client", [0, 2])  # the second has 10 rows, and padding
+def test_blocks_of_the_hessian_are_those_of_the_whole(classes, client):
+    model, data, _ = problem_of(classes)
     x, y = model.start(-1.0)
-    y = y + 0.1 * jnp.asarray(np.random.default_rng(1).normal(size=y.shape))
-    found = []
-    for separate in (True, False):
-        problem = fb.Problem(model.problem(60).upper, model.problem(60).lower)
-        problem = model.problem(60) if separate else problem
-        oracle = Oracle(problem, data, 0, None, None)
+    y = y + 0.3 * jnp.asarray(np.random.default_rng(1).normal(size=y.shape))
+    folded = model.problem(60)
+    ways = {
+        "closed": folded,
+        "in pieces": replace(folded, rows_at_once=16),
+        "by products": replace(folded, lower_hessian=None),
+        "whole": fb.Problem(folded.upper, folded.lower),
+    }
+    found = {}
+    for name, problem in ways.items():
+        oracle = Oracle(problem, data, client, None, None)
         packed = packed_hessian(oracle, fb.Pair(x, y), oracle.all_lower())
-        found.append(np.array(Inverse(packed).matrix))
-    blocks, (whole,) = found
-    size = blocks.shape[1]
-    for number, block in enumerate(blocks):
+        found[name] = np.array(Inverse(packed).matrix)
+    (whole,) = found.pop("whole")
+    size = found["closed"].shape[1]
+    for number in range(FOLDS + 1):
         here = slice(number * size, (number + 1) * size)
-        np.testing.assert_allclose(whole[here, here], block, atol=1e-12)
+        for blocks in found.values():
+            np.testing.assert_allclose(whole[here, here], blocks[number], atol=1e-12)
         whole[here, here] = 0
     np.testing.assert_allclose(whole, 0, atol=1e-12)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._blocks import is_any
@@ -22,8 +23,10 @@ from fedbilevel.experiments.traits import (
     question_of,
     traits_of,
 )
+from fedbilevel.tasks import Task
 
 MOST = 3
+_SMALL = 1000  # entries of x and of y, of which a server can hold a square
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class _Known(NamedTuple):
     clients: int | None = None
     private: bool = False  # whether clients keep blocks to themselves
     own_lower: bool = False  # whether those are blocks of y
+    small: bool = False  # whether Hessians of y can travel
 
 
 def recommend(
@@ -95,7 +99,9 @@ def recommend(
     `rows` are measured ones, as `fedbilevel.experiments.field` describes them; those
     that come with the package if left out. Where a task was measured the order is that
     of its results; else that of the mean place in all that was measured, and where
-    there is nothing of that how well a method is known.
+    there is nothing of that how well a method is known. Where both levels are small, a
+    method that sends Hessians is among them: it needs no steps, and is exact. It leads
+    where the task itself chooses it.
     """
     asked = situation or Situation()
     known = _known_of(task, asked)
@@ -109,7 +115,7 @@ def recommend(
         well = list(KNOWN).index(known_how(entry))
         return (*ranking.order(entry.name), own, well, len(traits_of(entry.name)))
 
-    best = sorted(entries, key=lambda one: (*order(one), one.name))[:MOST]
+    ordered = sorted(entries, key=lambda one: (*order(one), one.name))
     return [
         Advice(
             one.name,
@@ -118,8 +124,16 @@ def recommend(
             one.provenance,
             ranking.measured(one.name),
         )
-        for one in best
+        for one in _with_exact(ordered, known)
     ]
+
+
+def _with_exact(ordered: list[Entry], known: _Known) -> list[Entry]:
+    """Return the first ones, among them one that sends Hessians, if there is any."""
+    best = ordered[:MOST]
+    exact = [one for one in ordered[MOST:] if one.kind.sends_hessian][:1]
+    best = [*best[: MOST - len(exact)], *exact]
+    return sorted(best, key=lambda one: one not in exact or one.name != known.algorithm)
 
 
 def _known_of(task: str | None, asked: Situation) -> _Known:
@@ -129,7 +143,18 @@ def _known_of(task: str | None, asked: Situation) -> _Known:
     private = built.problem.private
     own_lower = any(jax.tree.leaves(private.y))
     name, count = tasks.label(tasks.as_name(task)), built.data.clients
-    return _Known(name, built.algorithm, count, is_any(private), own_lower)
+    most = max(
+        sum(jnp.size(leaf) for leaf in jax.tree.leaves(built.x)), _largest(built)
+    )
+    small = most <= _SMALL
+    return _Known(name, built.algorithm, count, is_any(private), own_lower, small)
+
+
+def _largest(built: Task) -> int:
+    """Return how many entries of y its Hessian couples."""
+    every = jax.tree.leaves(built.y)
+    blocks = every[0].shape[0] if built.problem.separate else 1
+    return sum(jnp.size(leaf) for leaf in every) // blocks
 
 
 def _question(known: _Known) -> str:
@@ -154,6 +179,8 @@ def _candidates(known: _Known, asked: Situation, question: str) -> list[Entry]:
     found = fitting(question=question, without=left_out)
     if known.own_lower and question == "own-y":
         found += fitting(question="shared-y", without=left_out)
+    if not known.small:
+        found = [one for one in found if not one.kind.sends_hessian]
     if known.private:
         found = [one for one in found if one.kind.allows_private]
     if not found:
@@ -174,6 +201,8 @@ def _reasons(entry: Entry, known: _Known, question: str) -> tuple[str, ...]:
         reasons.append("is right where clients differ, and drifts with local_steps > 1")
     elif question == "shared-y":
         reasons.append("is right where clients differ, too")
+    if entry.kind.sends_hessian:
+        reasons.append("sends Hessians of y: exact, with no rounds or steps to choose")
     hessian = "hessian" in needs
     reasons.append("multiplies by Hessians" if hessian else "asks for gradients alone")
     if question != "single-machine":

@@ -67,7 +67,9 @@ class Problem(eqx.Module):
     the start. `rows_at_once` bounds memory: losses and derivatives of
     more rows are taken in pieces, one client after the other. `separate` says that the
     lower loss is a sum over the first axis of all leaves of y, such as the folds of a
-    cross-validation: its Hessian then has a block for each.
+    cross-validation: its Hessian then has a block for each. `lower_hessian(x, y, batch,
+    weights)` is that Hessian in closed form, if there is one, summed over rows by their
+    weights: an array of blocks. Methods that need all of it take it from there.
     """
 
     upper: Loss = eqx.field(static=True)
@@ -80,6 +82,7 @@ class Problem(eqx.Module):
     rows_at_once: int | None = eqx.field(static=True, default=None)
     model_devices: int = eqx.field(static=True, default=1)
     separate: bool = eqx.field(static=True, default=False)
+    lower_hessian: Callable[..., Array] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         if self.rows_at_once is not None and self.rows_at_once < 1:
@@ -192,6 +195,20 @@ def upper_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
 def lower_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
     """Return g on a batch."""
     return _score(problem, problem.lower, x, y, batch)
+
+
+def lower_hessian(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Array | None:
+    """Return the blocks of d2 g / dy dy on a batch, where they have a closed form."""
+    if (closed := problem.lower_hessian) is None:
+        return None
+
+    def summed(piece: Batch) -> Array:
+        count = jax.tree.leaves(piece.rows)[0].shape[0]
+        alike = jnp.full(count, 1 / count, jax.tree.leaves(y)[0].dtype)
+        weights = alike if piece.weights is None else piece.weights
+        return closed(*problem.whole(x, y), piece.rows, weights, *problem.inputs)
+
+    return over_pieces(problem, batch, summed)
 
 
 def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) -> T:

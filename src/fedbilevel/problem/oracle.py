@@ -25,6 +25,7 @@ from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import (
     Batch,
     Problem,
+    lower_hessian,
     lower_loss,
     over_pieces,
     upper_loss,
@@ -131,6 +132,12 @@ class Oracle(eqx.Module):
         if self.damping is None:
             return product
         return _tree.add_scaled(product, self.damping, v)
+
+    def lower_hessian(self, x: Upper, y: Lower, batch: Batch) -> Array | None:
+        """Return d2 g / dy dy, where it has a closed form and nothing changes it."""
+        if self.radius is not None or self.damping is not None:
+            return None
+        return lower_hessian(self.problem, x, y, batch)
 
     def cross_product(self, x: Upper, y: Lower, v: Lower, batch: Batch) -> Upper:
         """Return (d2 g / dx dy) v = d/dx <gy(x, y), v>."""

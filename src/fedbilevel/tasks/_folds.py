@@ -16,13 +16,13 @@ There is a strength for every column of a table, shared by the values of a text 
 x_j = common + own_j, and p pulls them together, without which many strengths fit the
 validation rows by chance,
 
-    p(x) = 1/2 sum_j own_j^2 + 1/8 (common + log(n d))^2
+    p(x) = 1/2 sum_j (own_j / log 2)^2 + 1/8 (common + log(n d))^2
 
 that is, n f + p is the negative logarithm of a posterior density: own strengths are
-lognormal around the common one with deviation 1, and that one, with deviation 2, around
-1/(n d), which is scikit-learn's C = 1 for d columns of variance 1/d. A site with n_k of
-the rows counts n_k/n among K and so adds p/(K n_k): the sum is p/n, and no site need
-know n.
+lognormal around the common one, two of three within a factor of 2, and that one, with
+deviation 2, around 1/(n d), which is scikit-learn's C = 1 for d columns of variance
+1/d, and where a search starts. A site with n_k of the rows counts n_k/n among K and so
+adds p/(K n_k): the sum is p/n, and no site need know n.
 """
 
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ from fedbilevel.tasks._networks import linear_layers
 
 USUAL = 5
 _LOWEST, _HIGHEST = -18.0, 6.0  # logarithms; beyond them nothing changes any more
-_OWN, _COMMON = 1.0, 2.0  # standard deviations of logarithms
-START = -7.0
+_OWN, _COMMON = float(np.log(2)), 2.0  # standard deviations of logarithms
+START = -7.0  # where nobody knows how many rows there are
 _AT_ONCE, _FEW = 1024, 200  # rows, of a model with so many parameters or fewer
 
 
@@ -78,7 +78,17 @@ class Folded:
         """
         few = _AT_ONCE if self.parameters <= _FEW else _AT_ONCE // 4
         some = few if largest > few else None
-        return Problem(_Upper(self), _Lower(self), separate=True, rows_at_once=some)
+        return Problem(
+            _Upper(self),
+            _Lower(self),
+            separate=True,
+            rows_at_once=some,
+            lower_hessian=_Hessian(self),
+        )
+
+    def usual(self, rows: int) -> float:
+        """Return the logarithm of the strength that is likeliest before a search."""
+        return float(-np.log(rows * len(self.columns)))
 
     def start(self, common: float = START) -> tuple[Any, Array]:
         """Return where both levels begin: at one strength, and at nothing."""
@@ -92,10 +102,25 @@ class Folded:
         both = [np.zeros_like(last), last] if self.classes == 2 else [last]
         return linear_layers(x, np.concatenate(both))
 
+    def scored(self, W: Array, rows: Rows) -> Array:
+        """Return the scores of every row under every block."""
+        flat = rows["features"] @ W.reshape(-1, W.shape[-1]).T
+        return flat.reshape(-1, *W.shape[:2])
+
+    def shares(self, W: Array, rows: Rows) -> Array:
+        """Return how much a row counts in the training of every block."""
+        own = jax.nn.one_hot(rows["fold"], self.folds + 1, dtype=W.dtype)
+        share = [self.folds / (self.folds - 1)] * self.folds + [1.0]
+        return (1 - own) * jnp.asarray(share, W.dtype)
+
+    def strengths(self, x: Any) -> Array:
+        """Return the strength of every feature."""
+        each = jnp.exp(jnp.clip(x["common"] + x["own"], _LOWEST, _HIGHEST))
+        return each[np.asarray(self.columns)]
+
     def losses(self, W: Array, rows: Rows) -> Array:
         """Return the loss of every row under every block."""
-        flat = rows["features"] @ W.reshape(-1, W.shape[-1]).T
-        scores = flat.reshape(-1, *W.shape[:2])
+        scores = self.scored(W, rows)
         if not self.classes:
             apart = scores[..., 0] - rows["label"][:, None].astype(scores.dtype)
             return 0.5 * apart**2
@@ -111,7 +136,7 @@ class Folded:
         return [self._fields(label, sites) for label in labels]
 
     def _fields(self, label: np.ndarray, sites: int) -> Rows:
-        size, width = len(label), len(self.columns)
+        size = len(label)
         alike = label if self.classes else np.zeros(size, np.int32)
         order = np.argsort(alike, kind="stable")
         fold = np.zeros(size, np.int32)
@@ -120,7 +145,7 @@ class Folded:
         return {
             "fold": fold,
             "pull": np.full(size, 1 / (size * sites), kind),
-            "usual": np.full(size, -np.log(size * sites * width), kind),
+            "usual": np.full(size, self.usual(size * sites), kind),
         }
 
 
@@ -145,16 +170,53 @@ class _Lower:
     model: Folded
 
     def __call__(self, x: Any, W: Array, rows: Rows) -> Scalar:
-        folds = self.model.folds
-        own = jax.nn.one_hot(rows["fold"], folds + 1, dtype=W.dtype)
-        share = jnp.asarray([folds / (folds - 1)] * folds + [1.0], W.dtype)
-        weight = (1 - own) * share
-        strength = jnp.exp(jnp.clip(x["common"] + x["own"], _LOWEST, _HIGHEST))
-        penalty = strength[np.asarray(self.model.columns)] * W[..., :-1] ** 2
-        data = jnp.mean(jnp.sum(weight * self.model.losses(W, rows), axis=1))
+        penalty = self.model.strengths(x) * W[..., :-1] ** 2
+        losses = self.model.shares(W, rows) * self.model.losses(W, rows)
+        data = jnp.mean(jnp.sum(losses, axis=1))
         # Of several classes, only differences of intercepts mean anything.
         gauge = jnp.sum(W[..., -1], axis=1) if self.model.classes > 2 else 0 * data
         return data + 0.5 * jnp.sum(penalty) + 0.5 * jnp.sum(gauge**2)
+
+
+@dataclass(frozen=True)
+class _Hessian:
+    """d2 g / dW dW of every block, in sums over rows by their weights.
+
+    With chances p of the classes, that of a row is (diag(p) - p p^T) x a a^T: a product
+    a class for the first part, and one of all p_c a for the second.
+    """
+
+    model: Folded
+
+    def __call__(self, x: Any, W: Array, rows: Rows, weights: Array) -> Array:
+        (blocks, scores, width), a = W.shape, rows["features"]
+        weight = weights[:, None] * self.model.shares(W, rows)
+        found = self.model.scored(W, rows)
+        several = self.model.classes > 2
+        if several:
+            chance = jax.nn.softmax(found, axis=-1)
+        elif self.model.classes:
+            chance = jax.nn.sigmoid(found) * jax.nn.sigmoid(-found)
+        else:
+            chance = jnp.ones_like(found)
+        by_row = (weight[..., None] * chance).reshape(len(a), -1).T
+        diagonal = ((by_row[..., None] * a).swapaxes(1, 2) @ a).reshape(
+            blocks, scores, width, width
+        )
+        same = jnp.eye(scores, dtype=W.dtype)
+        H = jnp.einsum("bcij,cd->bcidj", diagonal, same)
+        penalty = jnp.append(self.model.strengths(x), 0) * jnp.sum(weights)
+        H += jnp.einsum("cd,ij->cidj", same, jnp.diag(penalty))
+        H = H.reshape(blocks, scores * width, scores * width)
+        if not several:
+            return H
+        chance = jnp.sqrt(weight)[..., None] * chance
+        both = (chance[..., None] * a[:, None, None]).transpose(1, 0, 2, 3)
+        both = both.reshape(blocks, len(a), -1)
+        gauge = jnp.tile(jnp.zeros(width, W.dtype).at[-1].set(1), scores)
+        return (
+            H - both.swapaxes(1, 2) @ both + jnp.sum(weights) * gauge[:, None] * gauge
+        )
 
 
 @dataclass(frozen=True)

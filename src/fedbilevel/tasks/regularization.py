@@ -99,7 +99,7 @@ def make(
     start: Annotated[
         float,
         "all strengths begin at exp(start); what does not tune x leaves them there; 0 "
-        "is usual: -5, or -7 of your own table",
+        "is usual: -5, or scikit-learn's C = 1 for your own table",
     ] = 0.0,
     folds: Annotated[
         int,
@@ -117,7 +117,7 @@ def make(
     count = _fold_count(pool, folds, train)
     if count > 1:
         dealt = (clients, partition)
-        return _folded_task(pool, count, dealt, start or _folds.START, sites)
+        return _folded_task(pool, count, dealt, start, sites)
     start = start or _START
     width = int(np.prod(pool.held.features.shape[1:])) + 1
     if pool.held.features.dtype != np.uint8:  # images are scaled where they are used
@@ -178,10 +178,14 @@ def _folded_task(
         tested = _tested_numbers(pool, scores)
     parts = replace(parts, upper=every, lower=every)
     exact = folded.parameters <= _MOST_EXACT
+    # Sites of a federation start alike: they know what the preparation counted.
+    made = pool.held.preparation
+    counted = made.sites if sites and made else tuple(map(len, labels))
+    usual = folded.usual(sum(counted)) if counted else _folds.START
     return Task(
         folded.problem(max(map(len, labels))),
         ClientData.from_clients(every, every),
-        *folded.start(start),
+        *folded.start(start or usual),
         tested,
         headline="upper_loss",
         recommended=_RECOMMENDED | _RECOMMENDED_FOR_MANY,

@@ -41,6 +41,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
@@ -280,7 +281,7 @@ def local_sums(message: Any, client: Any, oracle: Oracle, turn: Turn):
 
 
 def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
-    """Return the lower triangles of H, column by column, one for each block."""
+    """Return the lower triangles of H, row by row, one for each block."""
     blocks = _blocks(oracle, point.y)
     _, size = (flat := _as_matrix(point.y, blocks)).shape
     if size > _LARGEST:
@@ -290,6 +291,17 @@ def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
             "most. Use a method of one loop, such as FedBiOControls."
         )
 
+    matrix = oracle.lower_hessian(point.x, point.y, zeta)
+    if matrix is None:
+        matrix = _by_products(oracle, point, zeta, flat)
+    down, across = np.tril_indices(size)
+    return matrix[:, down, across]
+
+
+def _by_products(oracle: Oracle, point: Pair, zeta: Batch, flat: Array) -> Array:
+    """Return the blocks of H, column by column."""
+    blocks, size = flat.shape
+
     def column(place: Array) -> Array:
         along = jnp.zeros_like(flat).at[:, place].set(1)
         v = _like(point.y, along)
@@ -298,8 +310,7 @@ def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
     rows = jax.tree.leaves(zeta.rows)[0].shape[0]
     some = min(size, max(1, _AT_ONCE // (rows * blocks)))
     columns = jax.lax.map(column, jnp.arange(size, dtype=jnp.int32), batch_size=some)
-    down, across = jnp.tril_indices(size)
-    return columns[across, :, down].T
+    return jnp.transpose(columns, (1, 2, 0))
 
 
 class Inverse:
@@ -307,11 +318,11 @@ class Inverse:
 
     def __init__(self, packed: Array) -> None:
         size = int((2 * packed.shape[1] + 0.25) ** 0.5 - 0.5)
-        down, across = jnp.tril_indices(size)
-        lower = jnp.zeros((len(packed), size, size), packed.dtype)
-        lower = lower.at[:, down, across].set(packed)
-        strict = lower - jax.vmap(jnp.diag)(jax.vmap(jnp.diag)(lower))
-        self.matrix = lower + jnp.swapaxes(strict, 1, 2)
+        # Entry (i, j) of a lower triangle is number i (i + 1)/2 + j, row by row.
+        place = jnp.arange(size, dtype=jnp.int32)
+        down = jnp.maximum(place[:, None], place)
+        across = jnp.minimum(place[:, None], place)
+        self.matrix = packed[:, down * (down + 1) // 2 + across]
         scale = jnp.mean(jnp.abs(jax.vmap(jnp.diag)(self.matrix)))
         least = 10 * jnp.finfo(packed.dtype).eps * scale
         eye = jnp.eye(size, dtype=packed.dtype)

@@ -39,6 +39,7 @@ from fedbilevel.experiments.federated import _begun
 from fedbilevel.experiments.theory import follow_file
 from fedbilevel.federation import PROTOCOL
 from fedbilevel.federation.checkpoints import SiteCheckpoints
+from fedbilevel.federation.secure.cohorts import Cohorts
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.federation.signatures import (
     make_key_pair,
@@ -174,7 +175,7 @@ def of_federations(folder: Path) -> dict[str, Decoder]:
     kept = SiteCheckpoints(start, folder, "f", 0)
     kept.put(1, start, 0)
     kept.save()
-    secrets = SiteSecrets("f", 0, folder)
+    secrets = SiteSecrets("f", 0, folder, Cohorts(2))
     secrets._save()
     make_key_pair(folder / "key")
     keys = {name: (folder / name).read_bytes() for name in ("key", "key.pub")}
@@ -191,7 +192,7 @@ def of_federations(folder: Path) -> dict[str, Decoder]:
             {"federation.json": json.dumps(begun).encode()},
         ),
         "keys": Decoder(key_pair, keys),
-        "masks": Decoder(lambda place: SiteSecrets("f", 0, place), masks),
+        "masks": Decoder(lambda place: SiteSecrets("f", 0, place, Cohorts(2)), masks),
         "states": Decoder(lambda place: SiteCheckpoints(start, place, "f", 0), states),
     }
 

@@ -469,10 +469,10 @@ def test_a_secure_mean_is_the_mean_and_no_reply_is_seen(lost, tmp_path):
     )
     if not lost:
         costs, (down, up, headers) = count(job, 3), deployed.state.traffic
-        # A check word each, and for every two clients a row that goes up with the reply
+        # Two words each, and for every two clients a row that goes up with the reply
         # (a box of 36 and checks of 16 bytes), a tag up and down, the box down, and a
         # share and a seed up.
-        more = 4 * 8 + 4 * 4 * ((36 + 16) + 2 * 16 + 36 + (16 + 32))
+        more = 4 * 16 + 4 * 4 * ((36 + 16) + 2 * 16 + 36 + (16 + 32))
         assert costs["exchanges"] == 4
         total = costs["bytes_down"] + costs["bytes_up"] + 4 * more
         assert down + up - headers == total

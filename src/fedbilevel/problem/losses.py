@@ -67,9 +67,9 @@ class Problem(eqx.Module):
     the start. `rows_at_once` bounds memory: losses and derivatives of
     more rows are taken in pieces, one client after the other. `separate` says that the
     lower loss is a sum over the first axis of all leaves of y, such as the folds of a
-    cross-validation: its Hessian then has a block for each. `lower_hessian(x, y, batch,
-    weights)` is that Hessian in closed form, if there is one, summed over rows by their
-    weights: an array of blocks. Methods that need all of it take it from there.
+    cross-validation: its Hessian then has a block for each. `lower_hessian`, of x, y, a
+    batch and weights, is that Hessian in closed form, if there is one, summed over rows
+    by their weights: an array of blocks. Methods that need all of it take it from there.
     """
 
     upper: Loss = eqx.field(static=True)

@@ -94,8 +94,7 @@ def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-    arrays, about = _read(path, state + _ROOM)
+    arrays, about = _read(path, _most(jax.tree.leaves(like)))
     if about.get("format") != _FORMAT:
         raise CheckpointError(
             f"{path} has format {about.get('format')}, this version reads {_FORMAT}. "
@@ -112,6 +111,13 @@ def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
         return _snapshot(arrays, about, like)
 
 
+def _most(leaves: list[Any]) -> int | None:
+    """Return the most bytes of a checkpoint; records that grow have no such number."""
+    if not all(leaf.size for leaf in leaves):
+        return None
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _ROOM
+
+
 def _snapshot(
     arrays: dict[str, np.ndarray], about: dict[str, Any], like: PyTree
 ) -> Snapshot:
@@ -119,7 +125,9 @@ def _snapshot(
     named = zip(_tree.leaf_names(like), jax.tree.leaves(like), strict=True)
     for name, leaf in named:
         held = arrays[f"state/{name}"]
-        if held.shape != leaf.shape:
+        # A record that is empty at the start grows along its first axis.
+        grows = leaf.ndim > 0 and leaf.shape[0] == 0
+        if held.shape[grows:] != leaf.shape[grows:] or held.ndim != leaf.ndim:
             raise ValueError(f"{name} has the shape {held.shape}, not {leaf.shape}")
         if held.dtype.kind not in (np.dtype(leaf.dtype).kind, "V"):  # V: bfloat16
             raise ValueError(f"{name} holds {held.dtype}, not {leaf.dtype}")
@@ -134,7 +142,7 @@ def _snapshot(
     return Snapshot(state, columns, int(about["round"]), seconds)
 
 
-def _read(path: Path, most: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(path: Path, most: int | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     with _reading(path):
         arrays = read_arrays(path, most)
         return arrays, dict(json.loads(arrays.pop("about").tobytes()))

@@ -173,7 +173,7 @@ class Batch(eqx.Module):
     """Samples, and weights where rows may be padding; over all rows they sum to one."""
 
     rows: Rows
-    weights: Float[Array, " rows"] | None = None
+    weights: Float[Array, " *rows"] | None = None
 
 
 def _score(problem: Problem, loss: Loss, x: Upper, y: Lower, batch: Batch) -> Scalar:

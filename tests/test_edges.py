@@ -6,10 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
+import fedbilevel as fb
+from fedbilevel import _evaluation
 from fedbilevel.channels import Privacy
 from fedbilevel.channels.coders import Levels, Quantize
-from fedbilevel.errors import CheckpointError
+from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.estimators._base import at_both
+from fedbilevel.evaluation.metrics import _area
 from fedbilevel.federation.checkpoints import Newest
 from fedbilevel.federation.ledger import ServerReleases
 from fedbilevel.federation.refusals import RefusedError
@@ -20,6 +25,9 @@ from fedbilevel.federation.server.measuring import (
     together,
 )
 from fedbilevel.federation.wire import Header, digest
+from fedbilevel.hypergradient.conjugate_gradient import solve_if_convex
+from fedbilevel.sklearn import FederatedCleaner
+from fedbilevel.theory.plan import _given_or_least
 from tests.cases import quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
 from tests.test_federation import BSGM
@@ -111,3 +119,59 @@ def test_a_hello_whose_flags_are_none_is_not_taken(flag):
     assert sorted(members) == [0, 1]
     refused = [line for line in told if line.startswith("node 12 is not taken")]
     assert refused and refused[0].endswith("client 2 reports no facts")
+
+
+def test_a_direction_that_curves_downwards_is_seen_at_once():
+    diagonal = jnp.asarray([-1.0, 2.0])
+    for size in (1.0, 1e-6):
+        b = size * jnp.asarray([1.0, 0.1])
+        _, convex = solve_if_convex(lambda v: diagonal * v, b, 3)
+        assert not convex
+        _, convex = solve_if_convex(lambda v: jnp.abs(diagonal) * v, b, 3)
+        assert convex
+
+
+def test_the_area_counts_a_negative_row_on_top():
+    score, label = np.asarray([0.1, 0.4, 0.6, 0.9]), np.asarray([0, 1, 1, 0])
+    area = _area(score, label == 1, np.ones((4, 1)))
+    assert area == pytest.approx(roc_auc_score(label, score)) == 0.5
+
+
+@pytest.mark.parametrize(("kind", "name"), [("bfloat16", "bfloat16"), ("float32", "")])
+def test_frozen_numbers_are_coarse_below_float32(kind, name):
+    frozen = {"w": jnp.ones(2, kind), "n": jnp.ones(2, "int8")}
+    problem = fb.Problem(
+        lambda *_: jnp.zeros(()), lambda *_: jnp.zeros(()), frozen=frozen
+    )
+    assert problem.coarse_type == name
+
+
+def test_two_points_are_evaluated_in_every_way():
+    for way in (_evaluation.WIDE_PRODUCTS, _evaluation.ACCELERATOR):
+        with _evaluation.using(way):
+            found = at_both(lambda w: 2 * w, jnp.ones(2), jnp.zeros(2))
+        np.testing.assert_array_equal(found[0], 2 * np.ones(2))
+        np.testing.assert_array_equal(found[1], np.zeros(2))
+
+
+def test_one_iteration_is_enough_and_none_is_not():
+    assert _given_or_least(1, None, abs) == 1
+    with pytest.raises(InvalidInputError, match="iterations=0: at least 1"):
+        _given_or_least(0, None, abs)
+
+
+@pytest.mark.parametrize("level", [{}, {"a": np.zeros((0, 2))}, {"a": np.zeros(())}])
+def test_a_client_without_rows_is_named(level):
+    rows = {"a": np.ones((2, 2))}
+    with pytest.raises(InvalidInputError, match="client 1 has no upper samples|differ"):
+        fb.ClientData.from_clients([rows, level], [rows, rows])
+    with pytest.raises(InvalidInputError, match="client 0 has no upper samples"):
+        fb.ClientData.from_clients([level], [rows])
+
+
+def test_the_class_of_a_row_is_the_likeliest_by_its_bound(monkeypatch):
+    cleaner = FederatedCleaner()
+    cleaner.classes_, cleaner.bounds_ = np.asarray(["no", "yes"]), np.asarray([1, 0.2])
+    chances = np.asarray([[0.7, 0.3], [0.95, 0.05]])
+    monkeypatch.setattr(FederatedCleaner, "predict_proba", lambda self, X: chances)
+    assert cleaner.predict(np.zeros((2, 1))).tolist() == ["yes", "no"]

@@ -270,6 +270,26 @@ def test_replies_of_all_rows_are_summed_over_cohorts_apart():
     assert kinds == ["exchange"] * 3 + ["agree"] * 3
 
 
+@pytest.mark.parametrize("away", [range(1, 4), range(9, 13)], ids=["first", "later"])
+def test_a_run_keeps_to_its_cohort_where_cohorts_are_apart(away):
+    """Whoever was missing at first stays out; whoever goes away later is waited for."""
+    job = masked_job(upper_batch=None, lower_batch=None)
+    net, asked, said = net_of(job), [], []
+
+    def script(node, packet, net):
+        if node == 13 and unpack(packet, 1 << 30)[0].kind != "hello":
+            asked.append(node)
+            if len(asked) in away:
+                return None
+        return net.sites[node].handle(packet)
+
+    net.script = script
+    end = execute(server_of(job, net, report=said.append), 4)
+    record = end.state.attendance > 0
+    assert (record == record[0]).all()
+    assert any("keep the sites of their sums apart" in line for line in said)
+
+
 def test_what_is_remembered_of_sums_is_not_forgotten_when_it_is_damaged(tmp_path):
     job = masked_job()
     execute(server_of(job, net_of(job, tmp_path)), 1)

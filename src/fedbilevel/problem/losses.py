@@ -69,7 +69,7 @@ class Problem(eqx.Module):
     lower loss is a sum over the first axis of all leaves of y, such as the folds of a
     cross-validation: its Hessian then has a block for each. `lower_hessian`, of x, y, a
     batch and weights, is that Hessian in closed form, if there is one, summed over rows
-    by their weights: an array of blocks. Methods that need all of it take it from there.
+    by their weights: an array of blocks. Methods that need all of it take it there.
     """
 
     upper: Loss = eqx.field(static=True)

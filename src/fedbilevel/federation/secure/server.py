@@ -1,6 +1,6 @@
 """The server's side of secure aggregation: it sees masked replies, and their mean."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Header, unpack_tree
 
 _FEWEST = 2  # replies in a sum
+_APART = "since sites keep the sites of their sums apart (`node --cohorts`)"
 _MOST_FAILURES = 3  # sums in a row that cannot be opened, before a person must look
 
 
@@ -64,6 +65,9 @@ class MaskedServer:
         self._avoided: set[int] = set()
         # The exchange that is made, and how many of its sums may have been opened.
         self._repeats: tuple[int, int] = (0, 0)
+        # Who was in the last sum, and whether sites answer no sum but over the same.
+        self._opened: set[int] = set()
+        self._bound = False
 
     def announced(self, chosen: list[int], exchange: int) -> Announcement | None:
         """Return who of the chosen is announced under a new number, if enough.
@@ -73,14 +77,25 @@ class MaskedServer:
         if self._repeats[0] != exchange:
             self._repeats = (exchange, 0)
         self.roster.refresh()
-        present = self._willing(self.roster.reachable(chosen))
-        trusted = self._willing([k for k in present if k not in self._avoided])
-        present = trusted or present
+        reachable = self.roster.reachable(chosen)
+        if self._is_bound_to(chosen):
+            away = sorted(self._opened - set(reachable))
+            if away:
+                self.roster.report(f"waiting for clients {away}, {_APART}")
+            present = [] if away else sorted(self._opened)
+        else:
+            present = self._willing(reachable)
+            trusted = self._willing([k for k in present if k not in self._avoided])
+            present = trusted or present
         if not present:
             return None
         self._asked += 1
         number = self.roster.identity.attempt * 2**32 + self._asked
         return Announcement.of(self.roster, number, present, self._repeats[1])
+
+    def _is_bound_to(self, clients: Sequence[int]) -> bool:
+        """Say whether only the sum over the sites of the last one can be had."""
+        return self._bound and self._opened <= set(clients)
 
     def like(self, coded: PyTree, announced: Announcement) -> MaskedReply:
         """Return the shapes of a masked reply: numbers, two words, and rows."""
@@ -105,6 +120,8 @@ class MaskedServer:
         known = (announced, sent[0], announced.exchange(context_of(*sent)))
         question = _Question(answers, replies, *known, coded, about)
         needed = max(_FEWEST, question.needed, *map(self._minimum, replies))
+        if self._is_bound_to(announced.participants):
+            needed = len(announced.participants)
         if len(replies) < needed:
             silent = sorted(set(announced.participants) - set(replies))
             self._avoided = set(silent)
@@ -118,13 +135,19 @@ class MaskedServer:
             answers.reply = self._mean(question)
             answers.repeat = announced.repeat
             self._failures, self._avoided = [], set()
+            self._opened = set(replies)
         except UnmaskingError as error:
             self.roster.report(f"exchange {question.header.exchange}: {error}")
             suspects = error.suspects or dict.fromkeys(replies, "is in a wrong sum")
             for client, why in suspects.items():
                 answers.refused.setdefault(client, RefusedError("sum", why))
-            self._failures.append(suspects)
-            self._avoided = set(error.suspects)
+            reasons = {refusal.reason for refusal in answers.refused.values()}
+            if "cohort" in reasons and self._opened and not self._bound:
+                self._bound = True
+                self.roster.report(f"sums go on over {sorted(self._opened)}, {_APART}")
+            else:
+                self._failures.append(suspects)
+                self._avoided = set(error.suspects)
             answers.taken.clear()
 
     def check_progress(self) -> None:

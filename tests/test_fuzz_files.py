@@ -343,8 +343,8 @@ def test_an_array_that_announces_what_it_has_not_is_refused(tmp_path, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_150_files_that_were_changed(decoders, name, tmp_path):
+def test_60_files_that_were_changed(decoders, name, tmp_path):
     draw, one = random.Random(11), decoders[name]
-    for _ in range(150):
+    for _ in range(60):
         with TemporaryDirectory(dir=tmp_path) as place:
             one.attack(draw, Path(place), LINES)

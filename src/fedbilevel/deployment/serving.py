@@ -39,7 +39,7 @@ from fedbilevel.runtime import Watch
 
 KINDS = ("persistent", "stock")
 _LOOK = 0.2  # seconds between two looks at the processes
-_APPEAR = 60.0  # seconds that a ServerApp has to come up
+_APPEAR = 180.0  # seconds that a ServerApp has to come up
 _FAREWELL = 15.0  # seconds that it has to take leave of the nodes
 _EVERY = 10.0  # seconds between two exchanges that are reported
 

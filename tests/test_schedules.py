@@ -104,6 +104,14 @@ def test_parse_schedule_names_what_it_cannot_read(text):
         parse_schedule(text, clients=8, local_steps=4, rho1=0.25)
 
 
+def test_a_number_that_the_precision_does_not_hold_is_refused():
+    with jax.enable_x64(False):
+        for value in (1e39, -1e308):
+            with pytest.raises(InvalidInputError, match="too large for this prec"):
+                as_number(value)
+        assert np.isinf(as_number(np.inf)) and as_number(3e38).dtype == jnp.float32
+
+
 def test_numbers_become_array_leaves_that_do_not_recompile():
     for value in (1, 0.5, np.float32(0.5), jnp.asarray(2)):
         number = as_number(value)

@@ -33,8 +33,14 @@ def as_number(value: Any) -> Any:
 
     One that a run fixes, such as `OfCurvature(0.5)`, stays as it is.
     """
-    is_relative = isinstance(value, AbstractRelative)
-    return value if is_relative else jnp.asarray(value, dtype=float)
+    if isinstance(value, AbstractRelative):
+        return value
+    most = float(jnp.finfo(jnp.asarray(0.0)).max)
+    if isinstance(value, float) and most < abs(value) < np.inf:
+        raise InvalidInputError(
+            f"{value:g} is too large for this precision, which ends at {most:.3g}."
+        )
+    return jnp.asarray(value, dtype=float)
 
 
 def as_optional_number(value: Any) -> Any:

@@ -134,6 +134,14 @@ def extended(folder: Path) -> None:
     save_file({**load_file(path), "model.extra": np.ones(2)}, path)
 
 
+def infinite(folder: Path) -> None:
+    path = folder / "model-0.safetensors"
+    content = load_file(path)
+    name = min(content)
+    content[name] = np.full(content[name].shape, np.inf)
+    save_file(content, path)
+
+
 def damaged(folder: Path) -> None:
     (folder / "model-0.safetensors").write_bytes(b"not tensors")
 
@@ -145,6 +153,7 @@ def damaged(folder: Path) -> None:
         (shard_of_code, "names 'model-1.bin': only files .safetensors"),
         (only_code, "holds pytorch_model.bin and no model.safetensors"),
         (damaged, "model-0.safetensors is damaged"),
+        (infinite, "holds numbers that float64 does not, or none at all"),
         (extended, "has a tensor model.extra, of which config.json says nothing"),
         (config(model_type="mamba"), "architecture 'mamba' is not known. Known are"),
         (config(vocab_size=12), r"shape \(11, 8\), but config.json makes it \(12, 8\)"),

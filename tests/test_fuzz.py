@@ -111,7 +111,7 @@ def changed_text(text: bytes, draw: random.Random) -> bytes:
             text[:place] + draw.choice(TEXTS) + text[place:],
             text[:-1] + b',"kind":"hello"}',
             text + text,
-            text.decode().encode("utf-16"),
+            text.decode(errors="replace").encode("utf-16"),
             bytes(draw.randrange(256) for _ in range(20)),
         ]
     )

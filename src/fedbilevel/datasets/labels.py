@@ -23,7 +23,8 @@ def _plain(name: str, label: np.ndarray) -> np.ndarray:
     if label.dtype.kind in "OSU":
         label = label.astype(str)
         try:
-            label = label.astype(float)
+            with np.errstate(over="ignore"):  # what that makes infinite is named below
+                label = label.astype(float)
         except ValueError:
             return label
     if label.dtype.kind == "f":

@@ -169,7 +169,14 @@ class _Reader:
                 f"{self._place}: {name} holds {part.get_dtype()}, not plain floats."
             )
         self._read.add(name)
-        return np.asarray(self._tensors[name].get_tensor(name)).astype(self._kind)
+        with np.errstate(over="ignore"):
+            found = np.asarray(self._tensors[name].get_tensor(name)).astype(self._kind)
+        if not np.isfinite(found).all():
+            raise InvalidInputError(
+                f"{self._place}: {name} holds numbers that {np.dtype(self._kind)} does "
+                "not, or none at all."
+            )
+        return found
 
     def _own(self, name: str, *shape: int) -> np.ndarray:
         return self._array(self._prefix + name, *shape)

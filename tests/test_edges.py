@@ -1,6 +1,8 @@
 """Small rules that a mistake drawn at random had got by, one test for each."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +12,15 @@ from sklearn.metrics import roc_auc_score
 
 import fedbilevel as fb
 from fedbilevel import _evaluation
+from fedbilevel.algorithms.wrappers.measured_steps.safeguard import Guard
 from fedbilevel.channels import Privacy
 from fedbilevel.channels.coders import Levels, Quantize
+from fedbilevel.datasets import Dataset
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.estimators._base import at_both
 from fedbilevel.evaluation.metrics import _area
+from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.memory import _more_devices
 from fedbilevel.federation.checkpoints import Newest
 from fedbilevel.federation.ledger import ServerReleases
 from fedbilevel.federation.refusals import RefusedError
@@ -26,7 +32,11 @@ from fedbilevel.federation.server.measuring import (
 )
 from fedbilevel.federation.wire import Header, digest
 from fedbilevel.hypergradient.conjugate_gradient import solve_if_convex
+from fedbilevel.models._configurations import Config
+from fedbilevel.report.page.holdings import _site
 from fedbilevel.sklearn import FederatedCleaner
+from fedbilevel.studies import single
+from fedbilevel.tasks import _rows
 from fedbilevel.theory.plan import _given_or_least
 from tests.cases import quadratic_data, quadratic_job
 from tests.federation import Loopback, server_of, site_of
@@ -175,3 +185,51 @@ def test_the_class_of_a_row_is_the_likeliest_by_its_bound(monkeypatch):
     chances = np.asarray([[0.7, 0.3], [0.95, 0.05]])
     monkeypatch.setattr(FederatedCleaner, "predict_proba", lambda self, X: chances)
     assert cleaner.predict(np.zeros((2, 1))).tolist() == ["yes", "no"]
+
+
+def test_an_official_test_part_stays_where_rows_are_marked_for_validation():
+    label = np.zeros(6, np.int32)
+    official = Dataset("t", np.ones((2, 1)), label[:2], ("a", "b"))
+    marked = np.arange(6) < 3
+    data = Dataset(
+        "d", np.zeros((6, 1)), label, ("a", "b"), test=official, validation=marked
+    )
+    assert len(_rows.load(data, 0, 0, {}).test.label) == 2
+
+
+@pytest.mark.parametrize(("devices", "said"), [(2, [2]), (6, [2]), (7, [7]), (1, [])])
+def test_a_model_may_be_spread_over_all_devices(monkeypatch, devices, said):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_device_count", lambda: devices)
+    advice = _more_devices(Experiment("quadratic"))
+    assert advice == [f"--model-devices {n}" for n in said]
+
+
+def test_where_measuring_takes_long_clients_are_not_compared(monkeypatch):
+    job = quadratic_job(BSGM, quadratic_data(3))
+    monkeypatch.setattr(single, "is_soon_measured", lambda job: False)
+    monkeypatch.setattr(single, "warn_where_clients_differ", lambda *_: pytest.fail())
+    fb.run(job.problem, job.data, (job.x, job.y), job.algorithm, rounds=1)
+
+
+def test_a_safeguard_expects_the_mean_of_the_rounds_before():
+    guard = Guard.of({}, {})
+    assert guard.expected() == 0
+    assert guard.record is not None
+    record = guard.record.seen(jnp.asarray(2.0)).seen(jnp.asarray(4.0))
+    assert replace(guard, record=record).expected() == 3
+    assert Guard.of({}, {}, measures=False).expected() == 0
+
+
+def test_an_old_configuration_has_the_usual_epsilon():
+    sizes = {"vocab_size": 5, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 3}
+    assert Config(Path("here"), sizes).gpt2().epsilon == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("told", "rows"),
+    [({"rows": 9, "training": 4}, 9), ({"training": 4, "validation": 2}, 6)],
+)
+def test_rows_of_a_site_are_those_told_or_their_sum(told, rows):
+    assert _site({**told, "classes": {"a": 1}})["rows"] == rows
+    assert _site({"classes": {"a": 1, "b": 2}})["rows"] == 3

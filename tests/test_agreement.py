@@ -15,7 +15,7 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.federated import replay, serve
+from fedbilevel.experiments.federated import ATTENDANCE, replay, serve
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.wire import unpack
@@ -98,6 +98,9 @@ def test_a_run_that_ends_early_is_replayed_as_far_as_it_went(tmp_path):
     point = algorithm.point(outcome.state.server)
     np.testing.assert_allclose(deployed.point["x"], point.x, rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-11, atol=1e-11)
+    (tmp_path / ATTENDANCE).write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(CheckpointError, match="attendance.npz is damaged"):
+        replay(tmp_path)
 
 
 @pytest.mark.slow

@@ -131,6 +131,24 @@ def test_a_site_does_not_work_far_out():
     assert "beyond 1e+08" in net.told[-1]
 
 
+def test_a_site_measures_nothing_far_out():
+    job = quadratic_job(BSGM, quadratic_data(2))
+    net = net_of(job)
+    execute(server_of(job, net), 1)
+    packet = last_of(net, 10, "measure")
+
+    def at(distance):
+        def moved(header, leaves):
+            header = replace(header, number=header.number + 50)
+            return header, [leaf - distance for leaf in leaves]
+
+        header, _, _ = answer_of(net.sites[10], changed(packet, moved))
+        return (header.info or {})["reason"]
+
+    assert at(1e9) == "point"
+    assert at(1.0) == "measured"  # at another point, after the same exchange
+
+
 def test_every_refusal_is_a_name_of_the_list(tmp_path):
     job = masked_job()
     net = net_of(job, tmp_path)

@@ -347,7 +347,8 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
             "replayed, made by `fedbilevel federate --out` or `fedbilevel serve`."
         )
     deployed = Result.load(folder)
-    record = read_arrays(folder / ATTENDANCE)["attendance"]
+    with naming_damage(folder / ATTENDANCE):
+        record = read_arrays(folder / ATTENDANCE)["attendance"]
     built = replace(experiment, weights=agreed_weights(experiment)).build()
     job = built.setting.job(built.algorithm, experiment.seed)
     outcome = execute(

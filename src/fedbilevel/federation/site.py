@@ -391,6 +391,7 @@ class Site:
     def _point(self, header: Header, listed: list, body: Bytes) -> tuple[Any, Any]:
         """Return the server's state that was sent, and this client's own blocks."""
         server = unpack_tree(listed, body, self.work.state)
+        self.ledger.limits.check_point(jax.tree.leaves(server))
         checkpoints = self.checkpoints[header.federation]
         kept = checkpoints.at(header.accepted) or checkpoints.start
         return server, kept.own

@@ -248,9 +248,17 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p / "hostile.csv", b"a,label\n1,x\n2,x\0\n"),
         "line 3: it holds a byte 0",
     ),
-    "csv in another encoding": (
+    "csv of one row in another encoding": (
         lambda p: written(p / "hostile.csv", "a,label\n1,männlich\n".encode("latin-1")),
+        "none of the columns a differs between rows",
+    ),
+    "csv of half letters": (
+        lambda p: written(p / "hostile.csv", "a,label\n1,0\n".encode("utf-16")[:-1]),
         "cannot be read as CSV",
+    ),
+    "csv of texts that no terminal shows": (
+        lambda p: written(p / "hostile.csv", b'a,label\n1,0\n2,1\n"\x1b[3\n1m",1\n'),
+        "line 4, column 'a': ",
     ),
     "csv with endless labels": (
         lambda p: written(p / "hostile.csv", b"a,label\n1,0\n2,inf\n"),

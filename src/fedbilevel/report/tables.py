@@ -200,6 +200,8 @@ def holdings_notes(summary: Mapping[str, Any]) -> list[str]:
     predicted = f", label '{summary['label']}'" if "label" in summary else ""
     size = f"{summary['rows']} rows and {summary['tested']} for testing{predicted}"
     lines = [f"{summary['source']}: {size}."] if summary["own"] else []
+    if summary.get("read_as"):
+        lines.append(f"Read as: {summary['read_as']}.")
     if "layout" in summary:
         lines.append(f"Images were understood as {summary['layout']}.")
     if summary.get("numbers"):

@@ -21,7 +21,8 @@ _TICKS = "▁▂▃▄▅▆▇█"
 _LENGTH = 12  # of a spark line
 _WIDE = 100  # columns of a terminal that has room for a bar, too
 _PATIENCE = 3.0  # seconds that an orderly stop has before the first round
-_STOPPED = b"\x1b[?25h\nStopped where no round was computed. What was kept is whole.\n"
+_CURSOR = b"\x1b[?25h"  # shows it again
+_STOPPED = b"\nStopped where no round was computed. What was kept is whole.\n"
 _FIELDS = ("curve", "metric", "rate", "who")
 
 
@@ -114,7 +115,7 @@ def ending_soon(rests: Callable[[], bool]) -> Iterator[None]:
         while (number := os.read(reader, 1)) and number[0] not in stops:
             pass
         if number and not over.wait(_PATIENCE) and rests():
-            os.write(2, _STOPPED)
+            os.write(2, (_CURSOR if os.isatty(2) else b"") + _STOPPED)
             os._exit(130)
 
     over = threading.Event()

@@ -27,7 +27,7 @@ from fedbilevel.datasets.sums import as_texts, is_gap, is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 
 _SAMPLE = 2**16  # letters from which a separator is found
-_TEXTS = 10_000  # different texts of a column from which a decimal mark is found
+_TEXTS = 1_000  # different texts of a column from which a decimal mark is found
 _SHOWN = 5  # problems of a kind that are quoted
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
@@ -96,7 +96,7 @@ def _whole_rows(
         row = next(reader, None)
         if row is None:
             break
-        if any("\0" in text for text in row):
+        if "\0" in "".join(row):
             raise InvalidInputError(
                 f"{path}, line {line}: it holds a byte 0, so it is no text. Save the "
                 "table again, as UTF-8."
@@ -212,18 +212,22 @@ def decimal_of(
 
 def _vote(texts: Iterable[str]) -> str:
     """Return the mark of a column, a number of which two are made, or nothing."""
-    counts, unclear = Counter[str](), ""
-    different = dict.fromkeys(text for text in texts if not is_gap(text))
-    for text in islice(different, _TEXTS):
-        marked = "." in text or "," in text
-        fits = [mark for mark in DECIMALS.values() if is_number(text, mark)]
-        counts["numbers"] += bool(fits)
-        counts[fits[0] if len(fits) == 1 else "both"] += marked and bool(fits)
-        counts["all"] += 1
-        if marked and len(fits) == 2:
-            unclear = unclear or text
-    if 2 * counts["numbers"] <= counts["all"]:
+    different = dict.fromkeys(texts)
+    first = [text for text in islice(different, _TEXTS) if not is_gap(text)]
+    if 2 * sum(bool(_marks(text)) for text in first) <= len(first):
         return ""
+    counts, unclear = Counter[str](), ""
+    marked = (text for text in different if "." in text or "," in text)
+    for text in islice(marked, _TEXTS):
+        fits = _marks(text)
+        counts[fits[0] if len(fits) == 1 else ""] += 1
+        if len(fits) == 2:
+            unclear = unclear or text
     if counts["."] == counts[","]:
         return unclear
     return max(DECIMALS.values(), key=lambda mark: counts[mark])
+
+
+def _marks(text: str) -> list[str]:
+    """Return the decimal marks with which a text is a number."""
+    return [mark for mark in DECIMALS.values() if is_number(text, mark)]

@@ -239,14 +239,14 @@ def parse_number(text: str, decimal: str = ".") -> float:
     Thousands may be apart by a comma, or a point where `decimal` is a comma, by a space
     or by an apostrophe.
     """
-    text = text.strip()
-    if is_gap(text):
-        return math.nan
     if decimal == "." or not ("." in text or "," in text):
         try:
             return float(text)
         except ValueError:
             pass
+    text = text.strip()
+    if is_gap(text):
+        return math.nan
     found = len(text) <= _LONGEST_NUMBER and _WRITTEN[decimal].fullmatch(text)
     if not found:
         raise ValueError(f"{text:.80} is no number")
@@ -268,13 +268,17 @@ def parsed(values: np.ndarray, decimal: str = ".") -> np.ndarray:
     values = np.asarray(values)
     if values.dtype.kind in "buif":
         return values.astype(float)
-    numbers = np.empty(len(values))
-    for row, text in enumerate(as_texts(values)):
-        try:
-            numbers[row] = parse_number(text, decimal)
-        except ValueError:
-            numbers[row] = math.inf
-    return numbers
+    texts = as_texts(values)
+    # Each different text is looked at once: a hostile one may be long, and repeat.
+    known = {text: _or_infinity(text, decimal) for text in dict.fromkeys(texts)}
+    return np.fromiter(map(known.__getitem__, texts), float, len(texts))
+
+
+def _or_infinity(text: str, decimal: str) -> float:
+    try:
+        return parse_number(text, decimal)
+    except ValueError:
+        return math.inf
 
 
 def as_numbers(

@@ -14,7 +14,7 @@ from fedbilevel._table_choices import DECIMALS, SEPARATORS, TableChoices
 from fedbilevel.datasets._base import reading
 from fedbilevel.datasets._bounds import check_archive, check_size
 from fedbilevel.datasets.delimited import decimal_of, read_cells, spelled
-from fedbilevel.datasets.sums import as_texts, is_gap, is_number, parsed
+from fedbilevel.datasets.sums import as_texts, is_number, parsed
 from fedbilevel.errors import InvalidInputError, needed
 
 
@@ -38,7 +38,6 @@ class Table:
     encoding: str = ""
     decimal: str = "."
     # What was read of the texts of a column: of many rows that takes a while.
-    _numeric: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
     _numbers: dict[str, np.ndarray] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -77,9 +76,9 @@ class Table:
 
         A single word in it is then a mistake, and is refused where it is read.
         """
-        if name not in self._numeric:
-            self._numeric[name] = _are_numbers(self.columns[name], self.decimal)
-        return self._numeric[name]
+        numbers = self.numbers(name)
+        there = np.count_nonzero(~np.isnan(numbers))
+        return 2 * np.count_nonzero(np.isfinite(numbers)) > there or not there
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers: NaN where one is missing, infinity at a word."""
@@ -89,23 +88,9 @@ class Table:
 
     def is_missing(self, name: str) -> np.ndarray:
         """Mark the rows that have no value in a column."""
-        values = self._numbers.get(name, self.columns[name])
-        if values.dtype.kind in "buif":
-            return np.isnan(values.astype(float))
-        numeric = self.is_numeric(name)
-        gaps = [not text or (numeric and is_gap(text)) for text in as_texts(values)]
-        return np.asarray(gaps, bool)
-
-
-def _are_numbers(values: np.ndarray, decimal: str) -> bool:
-    if values.dtype.kind in "buif":
-        return True
-    # Each different text is looked at once: a hostile one may be long, and repeat.
-    there = Counter(as_texts(values))
-    for gap in [text for text in there if is_gap(text)]:
-        del there[gap]
-    numbers = sum(count for text, count in there.items() if is_number(text, decimal))
-    return 2 * numbers > there.total() or not there
+        if self.is_numeric(name):
+            return np.isnan(self.numbers(name))
+        return np.asarray([not text for text in as_texts(self.columns[name])], bool)
 
 
 def column_of(values: Sequence[Any]) -> np.ndarray | str:

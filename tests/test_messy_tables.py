@@ -228,7 +228,8 @@ def test_all_that_is_wrong_is_said_at_once_and_as_a_shell_takes_it(tmp_path):
     rest = ["Größe"]
     assert TableChoices(ignore=words).ignored == (*header[:2], *rest)
     found = datasets.load(str(path), choices=TableChoices(ignore=words, missing="drop"))
-    assert found.notes["dropped_rows"] == 3 and found.notes["numbers"] == ["Einkommen"]
+    assert found.notes["dropped_rows"] == 3
+    assert found.notes["learned"] == ["Einkommen", "Ort"]
     with path.open("a") as file:
         file.write("a,b\nc\n")
     with fails(r"2 values; line \d+: 1 values, but the header names 6 columns"):

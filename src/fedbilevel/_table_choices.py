@@ -93,3 +93,7 @@ class TableChoices:
                     f"{one.name}={getattr(self, one.name)}: {name} is no table with "
                     "named columns. Give a CSV, Parquet or Excel file."
                 )
+
+
+# Names in the options of an experiment that are flags of their own.
+FLAGS = ("data", *(one.name for one in fields(TableChoices)))

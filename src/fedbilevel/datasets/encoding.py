@@ -87,7 +87,7 @@ def _notes(
     return {
         "label": roles.label,
         "read_as": table.reading(),
-        "numbers": numbers,
+        "learned": learned,
         "encoded": {one.name: list(one.values) for one in texts},
         "left_out": {**roles.aside, **dict.fromkeys(alike, "the same in every row")},
         "filled": {name: count for name, count in filled.items() if count},

@@ -239,14 +239,14 @@ def parse_number(text: str, decimal: str = ".") -> float:
     Thousands may be apart by a comma, or a point where `decimal` is a comma, by a space
     or by an apostrophe.
     """
-    text = text.strip()
-    if is_gap(text):
-        return math.nan
     if decimal == "." or not ("." in text or "," in text):
         try:
             return float(text)
         except ValueError:
             pass
+    text = text.strip()
+    if is_gap(text):
+        return math.nan
     found = len(text) <= _LONGEST_NUMBER and _WRITTEN[decimal].fullmatch(text)
     if not found:
         raise ValueError(f"{text:.80} is no number")

@@ -15,7 +15,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -213,8 +213,7 @@ def decimal_of(
 def _vote(texts: Iterable[str]) -> str:
     """Return the mark of a column, a number of which two are made, or nothing."""
     counts, unclear = Counter[str](), ""
-    different = dict.fromkeys(text for text in texts if not is_gap(text))
-    for text in islice(different, _TEXTS):
+    for text in islice(filterfalse(is_gap, dict.fromkeys(texts)), _TEXTS):
         marked = "." in text or "," in text
         fits = [mark for mark in DECIMALS.values() if is_number(text, mark)]
         counts["numbers"] += bool(fits)

@@ -81,15 +81,17 @@ def _notes(
     """Say what was done to the columns."""
     texts = [one for one in preparation.columns if isinstance(one, CategoryColumn)]
     learned = [one.name for one in preparation.columns]
-    numbers = [one.name for one in preparation.columns if one not in texts]
-    filled = {name: int(table.is_missing(name).sum()) for name in numbers}
-    alike = [name for name in roles.features if name not in learned]
+    numbers = {*learned} - {one.name for one in texts}
+    filled = {n: int(table.is_missing(n).sum()) for n in learned if n in numbers}
+    alike = dict.fromkeys(roles.features, "the same in every row")
+    for name in learned:
+        alike.pop(name, None)
     return {
         "label": roles.label,
         "read_as": table.reading(),
         "learned": learned,
         "encoded": {one.name: list(one.values) for one in texts},
-        "left_out": {**roles.aside, **dict.fromkeys(alike, "the same in every row")},
+        "left_out": {**roles.aside, **alike},
         "filled": {name: count for name, count in filled.items() if count},
         "dropped_rows": dropped,
         "table_rows": len(table.places),

@@ -38,6 +38,7 @@ class Table:
     encoding: str = ""
     decimal: str = "."
     # What was read of the texts of a column: of many rows that takes a while.
+    _numeric: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
     _numbers: dict[str, np.ndarray] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -76,9 +77,11 @@ class Table:
 
         A single word in it is then a mistake, and is refused where it is read.
         """
-        numbers = self.numbers(name)
-        there = np.count_nonzero(~np.isnan(numbers))
-        return 2 * np.count_nonzero(np.isfinite(numbers)) > there or not there
+        if name not in self._numeric:
+            numbers = self.numbers(name)
+            there, finite = np.sum(~np.isnan(numbers)), np.sum(np.isfinite(numbers))
+            self._numeric[name] = bool(2 * finite > there or not there)
+        return self._numeric[name]
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers: NaN where one is missing, infinity at a word."""

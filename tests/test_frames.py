@@ -73,7 +73,8 @@ def parts(data: Dataset) -> dict[str, Any]:
         "classes": data.classes,
         "sites": data.columns["hospital"].tolist(),
         "preparation": data.preparation.to_json(),
-        "notes": dict(data.notes),
+        # A frame has no separator and no encoding.
+        "notes": {name: one for name, one in data.notes.items() if name != "read_as"},
     }
 
 
@@ -95,7 +96,8 @@ def test_a_frame_is_the_table_that_its_own_file_is(tmp_path, make, missing):
     there = [put["pressure"][n] for n in kept if put["pressure"][n] is not None]
     filled = [put["pressure"][n] or np.mean(there) for n in kept]
     np.testing.assert_allclose(np.asarray(found["features"])[:, 1], filled)
-    assert found["notes"]["encoded"] == {"smoker": ["former", "no", "yes"]}
+    lacking = ["(missing)"] if missing == "mean" else []
+    assert found["notes"]["encoded"] == {"smoker": [*lacking, "former", "no", "yes"]}
     assert found["sites"] == [put["hospital"][n] for n in kept]
 
 
@@ -138,8 +140,8 @@ NANOSECONDS = {
 @pytest.mark.parametrize("library", NANOSECONDS)
 def test_dates_and_durations_of_a_frame_are_no_numbers(library):
     told = (
-        "column 'when' holds dates, such as '2024-03-01T00:00:00'; column 'stay' holds "
-        "values of type timedelta, neither numbers nor text"
+        "column 'when' holds dates, such as '2024-03-01T00:00:00' .year first.; column "
+        "'stay' holds values of type timedelta, neither numbers nor text"
     )
     with pytest.raises(InvalidInputError, match=f"{told}.*--ignore when,stay"):
         datasets.from_frame(NANOSECONDS[library]())

@@ -91,9 +91,10 @@ def test_predictions_are_those_of_the_exported_arrays(folder, tmp_path):
     expected = by_hand(arrays, rows)
     with out.open() as file:
         header, *lines = list(csv.reader(file))
-    assert header == ["line", "predicted", "probability of no", "probability of yes"]
+    chance = [f"probability of {name}" for name in ("no", "yes")]
+    assert header == ["line", "predicted", *chance, "unseen"]
     assert [int(line[0]) for line in lines] == list(range(2, 11))
-    chances = np.asarray([[float(value) for value in line[2:]] for line in lines])
+    chances = np.asarray([[float(value) for value in line[2:4]] for line in lines])
     assert np.allclose(chances, expected, rtol=0, atol=1e-6)
     named = [("no", "yes")[place] for place in expected.argmax(axis=1)]
     assert [line[1] for line in lines] == named
@@ -110,7 +111,7 @@ def test_predictions_hold_no_formula(folder, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     with out.open() as file:
         header, *lines = list(csv.reader(file))
-    assert header[2:] == ["probability of =1+1", "probability of -1"]
+    assert header[2:4] == ["probability of =1+1", "probability of -1"]
     assert {line[1] for line in lines} == {"'=1+1", "-1"}
     assert {without_apostrophe(line[1]) for line in lines} == set(named.classes)
     frame = pandas.read_csv(out)
@@ -192,14 +193,52 @@ def test_a_model_that_each_client_has_of_its_own_is_none(folder):
     assert built.named(stacked).model is None
 
 
-def test_rows_that_the_model_cannot_take_are_named(folder, tmp_path):
-    path = write(tmp_path / "a.csv", ["age", "color"], [[50, "red"], [51, "blue"]])
-    done = command("predict", folder, path)
-    assert done.exit_code == 2 and "no column 'dose', which the model" in done.stderr
-    path = write(tmp_path / "b.csv", HEADER[1:4], [[50, "red", 3], [51, "pink", 3]])
+def test_rows_that_the_model_cannot_take_are_named_all_at_once(folder, tmp_path):
+    path = write(tmp_path / "a.csv", ["color"], [["red"], ["blue"]])
     done = command("predict", folder, path)
     assert done.exit_code == 2
+    assert "there is no column 'age', 'dose', which the model" in done.stderr
+    rows = [[50, "red", ""], ["old", "red", 3], [51, "red", ""], [52, "red", "n/a"]]
+    path = write(tmp_path / "b.csv", HEADER[1:4], rows)
+    done = command("predict", folder, path)
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.split())
+    assert "line 3, column 'age': 'old' is not a finite number; line 2, column" in told
+    assert "'dose': the number is missing (and in 2 more)" in told
+    assert "--ignore" not in told and "--missing mean" in told
+    # What it advises is what it has.
+    path = write(tmp_path / "c.csv", HEADER[1:4], [rows[0], [51, "red", 3]])
+    for how, count in {"mean": 2, "drop": 1}.items():
+        done = command("predict", folder, path, "--missing", how, "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["rows"] == count
+
+
+def test_an_unknown_text_spoils_its_own_row_alone(folder, tmp_path):
+    rows = [["a1", 50, "red", 3], ["=2", 51, "pink", 3], ["a3", 52, "", 3]]
+    header = ["patient, id", *HEADER[1:4]]
+    path, out = write(tmp_path / "b.csv", header, rows), tmp_path / "out.csv"
+    words = ("predict", folder, path, "--keep", '"patient, id",age', "--out", out)
+    done = command(*words)
+    assert done.exit_code == 0, done.output
+    assert "Unseen: 2 rows hold texts that the model does not know" in done.output
+    assert "color=pink (1), color=(missing) (1)" in done.output
+    found = list(csv.DictReader(out.read_text().splitlines()))
+    assert [row["patient, id"] for row in found] == ["a1", "'=2", "a3"]
+    assert [row["age"] for row in found] == ["50", "51", "52"]
+    assert [row["unseen"] for row in found] == ["", "color=pink", "color=(missing)"]
+    # No value of the column is set in that row.
+    command("export", folder, "--to", "npz", "--out", tmp_path / "m.npz")
+    with np.load(tmp_path / "m.npz") as file:
+        expected = by_hand(dict(file), [[None, 51, "nothing", 3]])[0]
+    chances = [float(found[1][f"probability of {name}"]) for name in ("no", "yes")]
+    assert np.allclose(chances, expected, rtol=0, atol=1e-6)
+    done = command(*words[:-1], tmp_path / "no.csv", "--unseen", "error")
+    assert done.exit_code == 2 and not (tmp_path / "no.csv").exists()
     assert "line 3" in done.stderr and "'pink' is none of the values" in done.stderr
+    assert "unknown column" in command("predict", folder, path, "--keep", "x").stderr
+    done = command("predict", folder, path, "--unseen", "mark")
+    assert done.exit_code == 2 and "unknown value of unseen 'mark'" in done.stderr
 
 
 def test_nothing_is_overwritten(folder, tmp_path):

@@ -1,6 +1,9 @@
 """What is shown while a run loads, is checked, compiles and runs."""
 
 import io
+import signal
+import subprocess
+import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -75,3 +78,33 @@ def test_what_is_said_stays_above_the_bar():
     watch.say("client [0] is at node 7, and this line is longer than the terminal is")
     expected = "client [0] is at node 7, and this line is longer than the terminal is"
     assert text.getvalue() == expected + "\n"
+
+
+COMPILER = """
+import hashlib, sys
+from fedbilevel.cli import progress
+progress._PATIENCE = 0.1
+with progress.watched("task", quiet=True) as watch:
+    watch.stage(sys.argv[1])
+    print("now", flush=True)
+    # Like a compiler it is in C for a long time, where no handler of Python is called.
+    hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
+    sys.exit(7)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "steps", "status"),
+    [("compiling", 2**31 - 1, 130), ("running", 2**20, 7)],
+    ids=["a compiler is ended", "a round is not"],
+)
+def test_ctrl_c_does_not_wait_for_a_compiler(stage, steps, status):
+    words = [sys.executable, "-c", COMPILER, stage, str(steps)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == status
+        finally:
+            process.kill()

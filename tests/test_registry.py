@@ -107,6 +107,15 @@ def test_unknown_names_say_the_nearest():
         tasks.find("quadratics")
 
 
+def test_of_many_names_three_are_suggested_and_few_are_listed():
+    three = "Did you mean 'fedbio', '[a-z-]*' or '[a-z-]*'[?] There are [0-9]+: `fedb"
+    with pytest.raises(InvalidInputError, match=three) as caught:
+        algorithms.find("fedbi")
+    assert len(str(caught.value)) < 150
+    with pytest.raises(InvalidInputError, match="Known: architecture, cleaning, .*two"):
+        tasks.find("something else")
+
+
 def packages() -> list[ModuleType]:
     """Return fedbilevel and all packages in it."""
     within = pkgutil.walk_packages(fedbilevel.__path__, "fedbilevel.", onerror=_fail)

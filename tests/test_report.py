@@ -229,20 +229,31 @@ def test_strengths_have_the_names_of_their_features(tmp_path):
     about = {"preparation": {"columns": columns}}
     (tmp_path / "model.json").write_text(json.dumps(about))
     one = made_up("one", task="regularization", point={"x": x})
-    drawn = bars_of(Read(save_run(tmp_path, one)))["strengths"]
-    assert drawn["labels"] == ["sex=m", "age", "(constant)", "sex=f"]
+    page = Read(save_run(tmp_path, one))
+    drawn = bars_of(page)["strengths"]
+    assert drawn["labels"] == ["sex=m", "age", "sex=f"]
+    assert "The intercept has the strength 0.135" in page.text
     # Where they are used they lie in [exp(-9), 1].
-    expected = [1.0, np.exp(-1), np.exp(-2), np.exp(-9)]
+    expected = [1.0, np.exp(-1), np.exp(-9)]
     np.testing.assert_allclose(drawn["series"]["strength"], expected)
 
 
+def test_a_comparison_has_the_names_of_columns(tmp_path):
+    point = {"x.own": np.asarray([1.0, 0.0]), "x.common": np.asarray(0.0)}
+    data = {"learned": ["age", "sex"], "encoded": {"sex": ["f", "m"]}}
+    folder = save_comparison(tmp_path, {"one": 1})
+    one = made_up("one", task="regularization", point=point, config={"data": data})
+    one.save(folder / "one" / "seed-0")
+    assert bars_of(Read(folder))["strengths"]["labels"] == ["age", "sex"]
+
+
 def test_of_many_strengths_the_extremes_are_drawn(tmp_path):
-    x = -np.arange(65.0) / 10
+    x = -np.arange(66.0) / 10
     one = made_up("one", task="regularization", point={"x": x})
     page = Read(save_run(tmp_path, one))
     labels = bars_of(page)["strengths"]["labels"]
     assert labels[:2] == ["feature 0", "feature 1"]
-    assert labels[-2:] == ["feature 63", "(constant)"]
+    assert labels[-2:] == ["feature 63", "feature 64"]
     assert len(labels) == 30
     assert "Of 65 the 15 largest and the 15 smallest are drawn" in page.text
     assert "feature 30" in page.text
@@ -392,6 +403,22 @@ def test_a_node_of_a_trial_is_given_the_settings_of_its_server(tmp_path):
     assert shared_settings(found) == shared_settings(made)
     assert found.options == made.options and found.rounds is None
     assert (given["client"], given["trial"]) == (2, True)
+
+
+def test_the_command_has_the_flags_that_a_person_would_type():
+    chosen = {
+        "data": "a b.csv",
+        "label": "ill",
+        "ignore": "x,y",
+        "label_kind": "classes",
+    }
+    typed = run_command(
+        asdict(Experiment("regularization", options=chosen)), "simulator"
+    )
+    assert typed == (
+        "fedbilevel run regularization --data 'a b.csv' --label ill --ignore x,y "
+        "--label-kind classes"
+    )
 
 
 def test_the_command_repeats_a_comparison():

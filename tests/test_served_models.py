@@ -85,8 +85,9 @@ def check_predictions(folder: Path, tmp_path: Path, of: list) -> None:
     expected = by_hand(Result.load(folder).point, rows, of)
     with out.open() as file:
         header, *lines = list(csv.reader(file))
-    assert header == ["line", "predicted", "probability of no", "probability of yes"]
-    found = np.asarray([[float(value) for value in line[2:]] for line in lines])
+    chance = [f"probability of {name}" for name in ("no", "yes")]
+    assert header == ["line", "predicted", *chance, "unseen"]
+    found = np.asarray([[float(value) for value in line[2:4]] for line in lines])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     named = [("no", "yes")[place] for place in expected.argmax(axis=1)]
     assert [line[1] for line in lines] == named and len(set(named)) == 2

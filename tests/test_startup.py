@@ -232,7 +232,7 @@ def test_an_unknown_option_is_told_before_data_are_loaded(tmp_path):
     words = ["run", "regularization", "--data", str(tmp_path / "none.csv")]
     done = CliRunner().invoke(app, [*words, "--set", "thetaa=1"])
     assert done.exit_code == 2
-    assert "unknown option 'thetaa'. Did you mean 'theta'?" in done.stderr
+    assert "unknown option 'thetaa'. Did you mean 'theta', 'eta' or" in done.stderr
 
 
 def test_the_version_is_told():

@@ -39,11 +39,26 @@ def folder(tmp_path_factory) -> Path:
     """Return the folder of a run on images in colors, of two sites."""
     home = tmp_path_factory.mktemp("images")
     data = write_images(home / "scans", 64, (6, 5, 3))
-    options = {"data": data, "site": "site"}
+    options = {"data": data}
     own = Experiment("cleaning", "fedbio", rounds=2, options=options)
     own.run(home / "run")
     write_report(home / "run")
     return home / "run"
+
+
+def test_folders_of_sites_are_the_clients(tmp_path):
+    data = write_images(tmp_path / "scans", 64, (6, 5))
+    task = tasks.find("cleaning")(data=data)
+    assert task.names == ("north", "south")
+    rows = suspicious_rows(task, {"x": np.zeros(task.data.lower["label"].shape)}).rows
+    assert {(row[2], Path(row[0]).parts[-3]) for row in rows} == {
+        ("north", "north"),
+        ("south", "south"),
+    }
+    # Who asks for a number of clients has it, and is told.
+    asked = tasks.find("cleaning")(4, data=data)
+    assert asked.data.clients == 4 and asked.names == ()
+    assert "folders of sites are not the clients" in asked.origin.summary["remarks"][-1]
 
 
 def listed_in(folder: Path) -> list[dict[str, str]]:

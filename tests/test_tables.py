@@ -523,7 +523,7 @@ def test_a_number_can_be_predicted(tmp_path):
     with fails("'price' holds numbers with fractions, and the task cleaning predicts"):
         make("cleaning", data=path)
     with fails("the label of row 0 is"):
-        make("regularization", data=path, predict="class")
+        make("regularization", data=path, label_kind="classes")
 
 
 # Groups and architectures, defect 16

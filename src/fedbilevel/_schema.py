@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from functools import partial
 from types import UnionType
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 from fedbilevel.errors import InvalidInputError
 
@@ -218,6 +218,7 @@ class Settings:
         False, "run even where noise hides whatever the sites find", panel=_CHANNEL
     )
     options: Mapping[str, str] = field(default_factory=dict)
+    typed: ClassVar[Collection[str]] = ()  # names in `options` with flags of their own
 
     def differences(self, other: "Settings") -> list[str]:
         """Say in which options another run may not differ that shares the folder."""
@@ -276,9 +277,9 @@ class Settings:
             text = ",".join(map(repr, value)) if isinstance(value, tuple) else value
             words += [f"--{flag}", str(text)]
         for name, value in self.options.items():
+            flag = [f"--{name.replace('_', '-')}", value]
             if name not in without:
-                own = ["--data", value], ["--set", f"{name}={value}"]
-                words += own[0] if name == "data" else own[1]
+                words += flag if name in self.typed else ["--set", f"{name}={value}"]
         return words
 
 

@@ -3,13 +3,33 @@
 Needs no NumPy: the help of commands shows what may be chosen.
 """
 
+import codecs
+import csv
+import io
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from fedbilevel._schema import option
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 _MISSING = ("refuse", "mean", "drop")
-_PREDICTED = ("auto", "class", "number")
+_LABELS = ("auto", "classes", "number")
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+DECIMALS = {"point": ".", "comma": ","}
+
+
+def listed_names(text: str) -> tuple[str, ...]:
+    """Return names that are separated by commas; quotes keep a comma in a name."""
+    rows = csv.reader([text], skipinitialspace=True)
+    return tuple(name.strip() for row in rows for name in row if name.strip())
+
+
+def ignoring(names: Iterable[str]) -> str:
+    """Return the option that leaves columns out, as a shell takes it."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return f"--ignore {shlex.quote(line.getvalue())}"
 
 
 @dataclass(frozen=True)
@@ -21,25 +41,43 @@ class TableChoices:
     group: str = option("", "column of the groups to compare; it is no feature")
     ignore: str = option("", "columns to leave out, separated by commas")
     missing: str = option(
-        "refuse", "missing values: refuse, mean (fill them in) or drop (the rows)"
+        "refuse", "missing numbers: refuse, mean (fill them in) or drop (the rows)"
     )
-    predict: str = option(
-        "auto", "the label is a class or a number; auto: a number if any has a fraction"
+    label_kind: str = option(
+        "auto", "the label is classes or number; auto: a number if any has a fraction"
     )
     preparation: str = option(
         "", "file of `fedbilevel prepare` that says how columns become features"
     )
+    separator: str = option(
+        "",
+        "of CSV cells: comma, semicolon, tab or pipe; detected if left out",
+    )
+    decimal: str = option(
+        "", "decimal mark of numbers: point or comma; detected if left out"
+    )
+    encoding: str = option(
+        "", "of CSV: utf-8, cp1252, latin-1, utf-16, ...; detected if left out"
+    )
 
     def __post_init__(self) -> None:
-        known = {"missing": _MISSING, "predict": _PREDICTED}
+        letters = {"separator": SEPARATORS, "decimal": DECIMALS}
+        known = {"missing": _MISSING, "label_kind": _LABELS}
+        known |= {n: ("", *one, *one.values()) for n, one in letters.items()}
         for name, words in known.items():
             if getattr(self, name) not in words:
-                raise unknown_name(f"value of {name}", getattr(self, name), words)
+                shown = [word for word in words if word.isalpha()]
+                raise unknown_name(f"value of {name}", getattr(self, name), shown)
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError:
+            few = ("utf-8", "utf-16", "cp1252", "latin-1")
+            raise unknown_name("encoding", self.encoding, few) from None
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """The columns to leave out."""
-        return tuple(name.strip() for name in self.ignore.split(",") if name.strip())
+        return listed_names(self.ignore)
 
     @property
     def group_column(self) -> str:
@@ -55,3 +93,7 @@ class TableChoices:
                     f"{one.name}={getattr(self, one.name)}: {name} is no table with "
                     "named columns. Give a CSV, Parquet or Excel file."
                 )
+
+
+# Names in the options of an experiment that are flags of their own.
+FLAGS = ("data", *(one.name for one in fields(TableChoices)))

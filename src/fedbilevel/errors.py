@@ -198,11 +198,22 @@ def sentence_of(error: Exception) -> str:
     return f"{where}{reason}. {advice}".rstrip()
 
 
+_MOST_LISTED = 12  # names
+_LISTED = ("algorithm", "task", "wrapper")  # what a command lists
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidInputError:
-    """Build the error for a name nobody knows, with the nearest one that exists."""
+    """Build the error for a name nobody knows, with those that are nearest to it.
+
+    Few names are listed; of many, three that are near say more than all of them.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return InvalidInputError(
-        f"unknown {kind} '{name}'.{hint} Known: {', '.join(names) or 'none'}."
-    )
+    listed = f"Known: {', '.join(names) or 'none'}."
+    if len(names) > _MOST_LISTED:
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
+        hint = f" Did you mean {', '.join(map(repr, near[:-1]))} or {near[-1]!r}?"
+        listed = f"There are {len(names)}"
+        listed += f": `fedbilevel list {kind}s`." if kind in _LISTED else "."
+    return InvalidInputError(f"unknown {kind} '{name}'.{hint} {listed}")

@@ -108,7 +108,7 @@ def read_saved(folder: Path | str) -> Saved:
             _headline(result),
             settings=settings,
             suspicious=sorted(rows, key=lambda row: float(row["weight"])),
-            features=_features(folder / MODEL),
+            features=_features(folder / MODEL) or _recorded_features(result),
             pictures=_pictures(folder / _PICTURES, rows),
         )
     if (folder / EXPERIMENT).is_file():
@@ -148,6 +148,7 @@ def _comparison(folder: Path) -> Saved:
         settings=_json(folder / COMPARISON),
         diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
         unfinished=missing,
+        features=_recorded_features(first),
     )
 
 
@@ -317,4 +318,18 @@ def _features(path: Path) -> list[str]:
         for column in about["columns"] if about else ():
             name, values = str(column["name"]), column.get("values")
             names += [name] if values is None else [f"{name}={one}" for one in values]
+    return names
+
+
+def _recorded_features(result: Result) -> list[str]:
+    """Return the same of a run without a model, as it recorded its table."""
+    given = result.config.get("data")
+    about = given if isinstance(given, dict) else {}
+    learned, encoded = about.get("learned"), about.get("encoded")
+    held = encoded if isinstance(encoded, dict) else {}
+    names: list[str] = []
+    for name in map(str, learned if isinstance(learned, list) else ()):
+        values = held.get(name)
+        listed = values if isinstance(values, list) else None
+        names += [name] if listed is None else [f"{name}={one}" for one in listed]
     return names

@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 REQUIRED = inspect.Parameter.empty
 _COLUMNS = "Which column of a table is what"
 # Options of the tasks on tables that have arguments of their own, with their meanings.
-TABLE = {
-    one.name: known.meaning
-    for one, known in options_of(TableChoices)
-    if one.name != "predict"
-}
+TABLE = {one.name: known.meaning for one, known in options_of(TableChoices)}
 
 
 class Argument(NamedTuple):

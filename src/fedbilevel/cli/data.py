@@ -1,7 +1,6 @@
 """Commands on rows: `label-counts` shows who has which, `prepare` makes features."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -115,7 +114,6 @@ _CHOICES = Group(
             for name, meaning in TABLE.items()
             if name != "preparation"
         },
-        "predict": option(str | None, None, "auto, class or number: what the label is"),
     },
     _read,
 )
@@ -165,12 +163,18 @@ def prepare(
         made = replace(made, sites=merged.sites)
         write_atomically(out, made.to_json())
         found = f"{len(made.feature_names)} features of {merged.rows} rows"
-        say = partial(Console(stderr=True).print, markup=False, soft_wrap=True)
-        say(f"{found}: {out}")
+        _say(f"{found}: {out}")
+        same = [name for name in merged.columns if name not in made.names]
+        if same:
+            _say(f"Left out, the same in every row: {', '.join(same)}.")
         if len(made.sites) != 1:
             every = enumerate(made.sites)
             held = ", ".join(f"client {k} has {rows}" for k, rows in every)
-            say(f"In a federation {held}." if held else _UNCOUNTED)
+            _say(f"In a federation {held}." if held else _UNCOUNTED)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
 def _sums_in(path: Path, choices: TableChoices, minimum: int) -> "Sums":
@@ -184,13 +188,12 @@ def _sums_in(path: Path, choices: TableChoices, minimum: int) -> "Sums":
             return Sums.from_json(path.read_text(encoding="utf-8"))
         except ValueError as error:  # of its encoding, or of what it says
             raise InvalidInputError(f"{path}: {error}") from None
-    table = read_table(path)
+    table = read_table(path, choices)
+    table = table.understood(choices, set(table.columns) - {*choices.ignored})
+    if table.reading():
+        _say(f"{path}: {table.reading()}.")
     told, whole = (sums_of_table(table, choices, few) for few in (minimum, 1))
     kept = [name for name in told.columns if told.columns[name] != whole.columns[name]]
     if kept:
-        Console(stderr=True).print(
-            f"{path}: of {', '.join(kept)} not all is told: too few rows have it.",
-            markup=False,
-            soft_wrap=True,
-        )
+        _say(f"{path}: of {', '.join(kept)} not all is told: too few rows have it.")
     return told

@@ -148,7 +148,8 @@ def serve(
     tried = _tried_at_sites(tuning) if tune else None
     served = Served(experiment, out, terms, keys, preparation, track, tried)
     link = SuperLink(address, out, certificates)
-    with private_files(), watched(experiment.label, quiet=as_json) as watch:
+    shown = watched(experiment.label, quiet=as_json, alone=False)
+    with private_files(), shown as watch:
         make_private_folder(out)
         counting.save(out)
         watch.stage(_WAITING)
@@ -207,7 +208,7 @@ def federate(
             _say(f"{words[0].upper()}{words[1:]}.")
         tried = _tried_at_sites(tuning) if tune else None
         served = Served(experiment, folder, terms, track=track, tuning=tried)
-        with watched(experiment.label, quiet=as_json) as watch:
+        with watched(experiment.label, quiet=as_json, alone=False) as watch:
             watch.stage(_WAITING)
             result = serving.federate(
                 served, nodes=nodes, watch=watch, say=watch.say, about=watch.stage

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from fedbilevel._schema import SITES, Limits, Settings, options_of
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import FEDERATED, declared, option, takes
 from fedbilevel.cli.console import Console
+from fedbilevel.cli.progress import ending_soon
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.startup.own_process import collect_as_usual
 
@@ -184,6 +186,7 @@ def sparing(
 
 def _take_part(site: Any, link: Any) -> None:
     from fedbilevel.federation.flower.node import serve_packets
+    from fedbilevel.runtime.progress import COMPILING, reporting
 
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -191,13 +194,15 @@ def _take_part(site: Any, link: Any) -> None:
     console = Console(stderr=True)
     console.print(f"Client {site.client} is ready, its state is in {site.folder}")
     collect_as_usual()
-    serve_packets(
-        link,
-        site.handle,
-        largest=site.largest,
-        asked_to_stop=lambda: bool(asked) or site.is_over,
-        report=site.report,
-    )
+    stage = deque([""], maxlen=1)
+    with reporting(stage.append), ending_soon(lambda: stage[0] == COMPILING):
+        serve_packets(
+            link,
+            site.handle,
+            largest=site.largest,
+            asked_to_stop=lambda: bool(asked) or site.is_over,
+            report=site.report,
+        )
     console.print("The federation is over." if site.is_over else "Ended as asked.")
 
 

@@ -6,17 +6,35 @@ from typing import Annotated
 import typer
 
 from fedbilevel._folders import require_new_file
-from fedbilevel.cli.arguments import AsJson
+from fedbilevel._table_choices import TableChoices, listed_names
+from fedbilevel.cli.arguments import TABLE, AsJson, Group, option, takes
 from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import unknown_name
 
+_UNSEEN = ("ignore", "error")
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="run folder made by --out")
 ]
 
 
+def _read(**given: str | None) -> TableChoices:
+    chosen = {name: text for name, text in given.items() if text is not None}
+    return TableChoices(**chosen)
+
+
+_READING = Group(
+    {
+        name: option(str | None, None, TABLE[name], panel="How a table is read")
+        for name in ("missing", "separator", "decimal", "encoding")
+    },
+    _read,
+)
+
+
+@takes(choices=_READING)
 def predict(
+    choices: TableChoices,
     folder: RunFolder,
     data: Annotated[
         str, typer.Argument(help="table, with or without labels, or other data")
@@ -24,6 +42,16 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="new CSV file with a line for every row")
     ] = None,
+    keep: Annotated[
+        str, typer.Option(help="columns to copy beside the predictions, as id,date")
+    ] = "",
+    unseen: Annotated[
+        str,
+        typer.Option(
+            help="texts that the model does not know: ignore (predict without them, "
+            "mark and count the rows) or error"
+        ),
+    ] = "ignore",
     as_json: AsJson = False,
 ) -> None:
     """Predict rows with the model of a finished run.
@@ -31,6 +59,8 @@ def predict(
     Columns are prepared as they were for training; others are left aside. Where the
     data have labels, the share that is right is reported.
     """
+    if unseen not in _UNSEEN:
+        raise unknown_name("value of unseen", unseen, _UNSEEN)
     if out is not None:
         require_new_file(out)
     from fedbilevel._files import write_atomically
@@ -38,7 +68,13 @@ def predict(
     from fedbilevel.cli import predictions
     from fedbilevel.models import Model
 
-    found = predictions.predicted(Model.load(folder), data)
+    found = predictions.predicted(
+        Model.load(folder),
+        data,
+        choices,
+        listed_names(keep),
+        strict=unseen == "error",
+    )
     if out is not None:
         write_atomically(out, csv_text([found.header(), *found.rows()]))
     if as_json:

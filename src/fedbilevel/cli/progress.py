@@ -1,7 +1,9 @@
 """What is shown while something runs, and the orderly stop on Ctrl-C or SIGTERM."""
 
 import math
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,9 @@ _LOADING, _COMPILING, _RUNNING = "loading", "compiling", "running"
 _TICKS = "▁▂▃▄▅▆▇█"
 _LENGTH = 12  # of a spark line
 _WIDE = 100  # columns of a terminal that has room for a bar, too
+_PATIENCE = 3.0  # seconds that an orderly stop has before the first round
+_CURSOR = b"\x1b[?25h"  # shows it again
+_STOPPED = b"\nStopped where no round was computed. What was kept is whole.\n"
 _FIELDS = ("curve", "metric", "rate", "who")
 
 
@@ -32,6 +37,7 @@ class Watched:
     bar: "Progress"
     line: "TaskID"
     asked: list[bool] = field(default_factory=list)
+    rests: bool = True  # no round is being computed, so a stop at once loses none
     _began: tuple[float, int] | None = None  # time and rounds when first called
     _seen: list[float] = field(default_factory=list)
 
@@ -39,6 +45,7 @@ class Watched:
         """Show how far the run is."""
         text = ", ".join(f"{name} {value:.5g}" for name, value in newest.items())
         if done:
+            self.rests = False
             collect_as_usual()
             self._seen += list(newest.values())[:1]
             self.bar.update(
@@ -64,6 +71,7 @@ class Watched:
 
     def stage(self, word: str, who: str | None = None) -> None:
         """Say what is done before the first round, and who takes part."""
+        self.rests = word != _RUNNING
         self.bar.update(self.line, metric=word)
         if who is not None:
             self.bar.update(self.line, who=who)
@@ -93,8 +101,46 @@ def spark_line(values: Sequence[float]) -> str:
 
 
 @contextmanager
-def watched(title: str, *, quiet: bool = False) -> Iterator[Watched]:
-    """Show a progress bar; yield what to call while something runs."""
+def ending_soon(rests: Callable[[], bool]) -> Iterator[None]:
+    """End this process by force when it was asked to stop, and still compiles then.
+
+    A compiler runs for a minute and returns to no handler of signals. The byte that
+    Python writes for a signal is seen by a thread that waits for it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def wait() -> None:
+        stops = {signal.SIGINT, signal.SIGTERM}
+        while (number := os.read(reader, 1)) and number[0] not in stops:
+            pass
+        if number and not over.wait(_PATIENCE) and rests():
+            os.write(2, (_CURSOR if os.isatty(2) else b"") + _STOPPED)
+            os._exit(130)
+
+    over = threading.Event()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+@contextmanager
+def watched(
+    title: str, *, quiet: bool = False, alone: bool = True
+) -> Iterator[Watched]:
+    """Show a progress bar; yield what to call while something runs.
+
+    A process that is `alone`, without others that it would have to end, is ended soon
+    where it is asked to stop before its first round.
+    """
     from rich.progress import (  # not for help
         BarColumn,
         MofNCompleteColumn,
@@ -125,8 +171,9 @@ def watched(title: str, *, quiet: bool = False) -> Iterator[Watched]:
         number: signal.signal(number, lambda *_: watch.asked.append(True))
         for number in (signal.SIGINT, signal.SIGTERM)
     }
+    rests = (lambda: watch.rests) if alone else (lambda: False)
     try:
-        with bar:
+        with bar, ending_soon(rests):
             yield watch
     finally:
         for number, handler in before.items():

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -126,8 +126,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         ) from error
 
 
-def open_text(path: Path) -> TextIO:
-    """Open text that may be compressed by gzip."""
+def opened(path: Path) -> BinaryIO:
+    """Open the bytes of a file that may be compressed by gzip."""
     packed = path.suffix == ".gz"
-    stream = io.BufferedReader(Unpacked(path)) if packed else path.open("rb")
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    return io.BufferedReader(Unpacked(path)) if packed else path.open("rb")

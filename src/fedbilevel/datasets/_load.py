@@ -15,7 +15,7 @@ from fedbilevel.datasets.tables import READERS, kind_of, read_table, table_of_fr
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 LAYOUTS = (
-    "a table: .csv (.csv.gz), .parquet, .xlsx",
+    "a table: .csv or .tsv (.gz), .parquet, .xlsx",
     "a file: .npz (features, label), .zip of images, LIBSVM text (.gz)",
     "a folder: features.npy with label.npy (memory-mapped)",
     "a folder: train-images-idx3-ubyte[.gz] with its labels",
@@ -39,7 +39,7 @@ def from_frame(frame: Any, **choices: str) -> Dataset:
     """Make a data set of a frame of pandas or polars.
 
     `choices` say which column is what, by the names of `TableChoices`: label, site,
-    group, ignore, missing, predict, preparation.
+    group, ignore, missing, label_kind, preparation, decimal.
     """
     return encode_table(table_of_frame(frame), TableChoices(**choices))
 
@@ -58,7 +58,7 @@ def load(
     chosen = choices or TableChoices()
     path = Path(source).expanduser()
     if not is_named(source) and kind_of(path) in READERS and path.is_file():
-        return encode_table(read_table(path), chosen)
+        return encode_table(read_table(path, chosen), chosen)
     kept = cache or os.environ.get("FEDBILEVEL_DATA") or "~/.cache/fedbilevel"
     dataset = _load(source, path, Path(kept).expanduser())
     chosen.check_unused(dataset.name)

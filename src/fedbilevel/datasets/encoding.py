@@ -1,27 +1,23 @@
 """From a table to a data set: which column is what, and which cannot be used."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbilevel._table_choices import TableChoices
 from fedbilevel.datasets._base import Dataset
 from fedbilevel.datasets.labels import as_classes
-from fedbilevel.datasets.preparation import CategoryColumn, NumericColumn, Preparation
-from fedbilevel.datasets.sums import Sums, as_texts
+from fedbilevel.datasets.preparation import CategoryColumn, Preparation
+from fedbilevel.datasets.sums import Sums
 from fedbilevel.datasets.tables import Table
+from fedbilevel.datasets.troubles import check_cells, check_columns, useless
 from fedbilevel.errors import InvalidInputError, unknown_name
 
-_MOST_VALUES = 50  # of a column of text
-_LONGEST_VALUE = 200  # characters
-_FEWEST_TO_COUNT = 20  # rows from which 1, 2, 3, ... is no measurement
-_FEWEST_TO_REPEAT = 10  # rows of which some must have the same text
+_MOST_CLASSES = 30  # whole numbers beyond which they may be a measurement
 # Columns of these names say where a row belongs and are no measurement.
 _PLACES = ("site", "hospital", "client", "group")
-_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 
 
 class _Roles(NamedTuple):
@@ -49,29 +45,14 @@ def encode_table(table: Table, choices: TableChoices) -> Dataset:
     was encoded, left out, filled or dropped is in `notes`.
     """
     given = read_preparation(choices.preparation) if choices.preparation else None
+    used = given.names if given else set(table.columns) - {*choices.ignored}
+    table = table.understood(choices, used)
     roles = _prepared_roles(table, choices, given) if given else _roles(table, choices)
     kept, dropped = _dropped(table, roles, choices)
-    preparation = given or Preparation.fit(
-        _sums(kept, roles, choices), gaps=choices.missing == "mean"
-    )
-    read = {
-        one.name: kept.numbers(one.name)
-        for one in preparation.columns
-        if isinstance(one, NumericColumn)
-    }
-    features = preparation.encode({**kept.columns, **read}, kept.where)
-    label = preparation.label.encode(kept.columns[roles.label], kept.where)
-    texts = [one for one in preparation.columns if isinstance(one, CategoryColumn)]
-    filled = {name: int(kept.is_missing(name).sum()) for name in roles.features}
-    notes = {
-        "label": roles.label,
-        "numbers": [n for n in roles.features if n not in {one.name for one in texts}],
-        "encoded": {one.name: list(one.values) for one in texts},
-        "left_out": dict(roles.aside),
-        "filled": {name: count for name, count in filled.items() if count},
-        "dropped_rows": dropped,
-        "table_rows": len(label),
-    }
+    preparation = given or _fitted(kept, roles, choices)
+    read = read_columns(kept, preparation)
+    features = preparation.encode(read, kept.where)
+    label = preparation.label.encode(read[roles.label], kept.where)
     return Dataset(
         table.name,
         features,
@@ -82,8 +63,45 @@ def encode_table(table: Table, choices: TableChoices) -> Dataset:
         places=kept.places,
         source=table.source,
         unit=table.unit,
-        notes=notes,
+        notes=_notes(kept, roles, preparation, dropped),
     )
+
+
+def _fitted(table: Table, roles: _Roles, choices: TableChoices) -> Preparation:
+    sums = _sums(table, roles, choices)
+    try:
+        return Preparation.fit(sums, gaps=choices.missing == "mean")
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{table.source}: {error}") from None
+
+
+def _notes(
+    table: Table, roles: _Roles, preparation: Preparation, dropped: int
+) -> dict[str, Any]:
+    """Say what was done to the columns."""
+    texts = [one for one in preparation.columns if isinstance(one, CategoryColumn)]
+    learned = [one.name for one in preparation.columns]
+    numbers = {*learned} - {one.name for one in texts}
+    filled = {n: int(table.is_missing(n).sum()) for n in learned if n in numbers}
+    alike = dict.fromkeys(roles.features, "the same in every row")
+    for name in learned:
+        alike.pop(name, None)
+    return {
+        "label": roles.label,
+        "read_as": table.reading(),
+        "learned": learned,
+        "encoded": {one.name: list(one.values) for one in texts},
+        "left_out": {**roles.aside, **alike},
+        "filled": {name: count for name, count in filled.items() if count},
+        "dropped_rows": dropped,
+        "table_rows": len(table.places),
+    }
+
+
+def read_columns(table: Table, preparation: Preparation) -> dict[str, np.ndarray]:
+    """Return the columns of a table, as numbers where the preparation has numbers."""
+    numbers = [name for name in preparation.numbers if name in table.columns]
+    return {**table.columns, **{name: table.numbers(name) for name in numbers}}
 
 
 def read_preparation(path: str) -> Preparation:
@@ -110,21 +128,27 @@ def _roles(table: Table, choices: TableChoices) -> _Roles:
         if name.lower() in _PLACES and name not in (label, *aside):
             aside[name] = f"its name says a place; --site {name} makes clients of it"
     features = [name for name in names if name not in (label, *aside)]
-    found = {name: _trouble(table, name) for name in features}
-    wrong = {name: why for name, why in found.items() if why}
-    if wrong:
-        listed = "; ".join(f"column '{name}' {why}" for name, why in wrong.items())
-        them = "it" if len(wrong) == 1 else "them"
-        raise InvalidInputError(
-            f"{table.source}: {listed}. Leave {them} out with --ignore "
-            f"{','.join(wrong)}, or make {them} numbers or a few words."
-        )
+    unused = {n: why for n in features if (why := useless(table, n))}
+    numbers = [n for n in features if n not in unused and table.is_numeric(n)]
+    refused = [n for n in numbers if not table.is_missing(n).all()]
+    refused = refused if choices.missing == "refuse" else []
+    check_cells(table, unused, numbers, _needed(label, choices, refused))
     if not features:
         raise InvalidInputError(
             f"{table.source}: no column besides the label '{label}' holds numbers or "
             "text to learn from."
         )
     return _Roles(label, tuple(features), aside)
+
+
+def _needed(
+    label: str, choices: TableChoices, numbers: Iterable[str]
+) -> dict[str, str]:
+    """Return the columns of which no value may be missing, and what is in them."""
+    if choices.missing == "drop":
+        return {}
+    where = {name: "value" for name in (choices.site, choices.group_column) if name}
+    return {label: "label", **where, **dict.fromkeys(numbers, "number")}
 
 
 def _check_chosen(
@@ -163,63 +187,29 @@ def _prepared_roles(
             f"'{label}'. Leave --label out, or prepare again."
         )
     features = tuple(one.name for one in preparation.columns)
-    for name in (label, *features):
-        if name not in table.columns:
-            raise unknown_name(f"column of {table.source}", name, table.columns)
+    check_columns(table, preparation.names, choices.preparation)
+    numbers = [*preparation.numbers]
+    unfilled = [n for n, fill in preparation.numbers.items() if fill is None]
+    needed = _needed(label, choices, [n for n in unfilled if n != label])
+    check_cells(table, {}, numbers, needed, fitted=True)
     others = set(table.columns) - {label, *features}
     aside = {name: "not in the preparation" for name in sorted(others)}
     return _Roles(label, features, aside)
-
-
-def _trouble(table: Table, name: str) -> str:
-    """Say why a column is nothing to learn from; nothing if it is."""
-    if name in table.unreadable:
-        return f"holds {table.unreadable[name]}, neither numbers nor text"
-    if not table.is_numeric(name):
-        return _about_texts(as_texts(table.columns[name]))
-    numbers = table.numbers(name)
-    counts = len(numbers) >= _FEWEST_TO_COUNT and np.all(np.abs(np.diff(numbers)) == 1)
-    rises = counts and len(np.unique(numbers)) == len(numbers)
-    return "counts the rows, so it looks like an id" if rises else ""
-
-
-def _about_texts(texts: list[str]) -> str:
-    """Say why texts are no categories; nothing if they are."""
-    there = [text for text in texts if text]
-    different = set(there)
-    if 2 * sum(_DATE.match(text) is not None for text in there) > len(there):
-        return f"holds dates, such as '{there[0]:.40}'"
-    if len(different) == len(there) >= _FEWEST_TO_REPEAT:
-        return "has another text in every row, so it looks like an id or a name"
-    if len(different) > _MOST_VALUES:
-        return (
-            f"has {len(different)} different texts in {len(texts)} rows; at most "
-            f"{_MOST_VALUES} become features of 0 and 1"
-        )
-    if max(map(len, different), default=0) > _LONGEST_VALUE:
-        return f"holds texts of more than {_LONGEST_VALUE} characters"
-    return ""
 
 
 def _dropped(table: Table, roles: _Roles, choices: TableChoices) -> tuple[Table, int]:
     """Return the table without rows that are to be dropped, and their number."""
     needed = [*filter(None, (roles.label, choices.site, choices.group_column))]
     if choices.missing == "drop":
-        every = {*needed, *roles.features}
-        gaps = np.any([table.is_missing(name) for name in every], axis=0)
+        marked = [table.is_missing(name) for name in {*needed, *roles.features}]
+        # A column that is empty in every row is left out by itself.
+        gaps = np.any([one for one in marked if not one.all()] or marked, axis=0)
         if gaps.all():
             raise InvalidInputError(
                 f"{table.source}: every row misses a value, so --missing drop leaves "
                 "none. Use --missing mean, or --ignore the emptiest columns."
             )
         return table.take(np.flatnonzero(~gaps)), int(gaps.sum())
-    for name in needed:
-        for row in np.flatnonzero(table.is_missing(name))[:1]:
-            what = "label" if name == roles.label else "value"
-            raise InvalidInputError(
-                f"{table.where(row)}, column '{name}': the {what} is missing. Fill it "
-                "in, or leave such rows out with --missing drop."
-            )
     return table, 0
 
 
@@ -227,29 +217,36 @@ def _sums(table: Table, roles: _Roles, choices: TableChoices, minimum: int = 1) 
     columns = {name: table.columns[name] for name in roles.features}
     for name in filter(table.is_numeric, roles.features):
         columns[name] = table.numbers(name)
-    label = table.columns[roles.label]
-    if choices.predict == "number" and not table.is_numeric(roles.label):
-        raise InvalidInputError(
-            f"{table.source}: the label '{roles.label}' holds text, so it is no number "
-            "to predict. Choose another with --label COLUMN."
-        )
-    is_target = choices.predict == "number" or (
-        choices.predict == "auto" and _has_fractions(table, roles.label)
-    )
+    is_target, label = _is_target(table, roles.label, choices), roles.label
+    held = table.numbers(label) if is_target else table.columns[label]
     if not is_target:
-        as_classes(f"{table.source}, column '{roles.label}'", label)  # or why not
-    how = {"is_target": is_target, "minimum": minimum}
-    return Sums.of(columns, roles.label, label, **how)
+        as_classes(f"{table.source}, column '{label}'", held)  # or why not
+    return Sums.of(columns, label, held, is_target=is_target, minimum=minimum)
 
 
-def _has_fractions(table: Table, name: str) -> bool:
-    if not table.is_numeric(name):
-        return False
-    try:
-        numbers = table.numbers(name)
-    except InvalidInputError:
-        return False  # most are numbers, some are words: classes
-    return bool(np.any(numbers != np.floor(numbers)))
+def _is_target(table: Table, name: str, choices: TableChoices) -> bool:
+    """Say whether a label is a number to be predicted; raise if nobody can tell."""
+    numeric = table.is_numeric(name) and not np.isinf(table.numbers(name)).any()
+    if choices.label_kind == "number" and not numeric:
+        raise InvalidInputError(
+            f"{table.source}: the label '{name}' holds text, so it is no number to "
+            "predict. Choose another with --label COLUMN."
+        )
+    # Where most are numbers and some are words, they are classes.
+    if choices.label_kind != "auto" or not numeric:
+        return choices.label_kind == "number"
+    numbers = table.numbers(name)
+    different = np.unique(numbers)
+    if np.any(numbers != np.floor(numbers)):
+        return True
+    if len(different) > _MOST_CLASSES:
+        raise InvalidInputError(
+            f"{table.source}: the label '{name}' has {len(different)} different whole "
+            f"numbers, from {different[0]:g} to {different[-1]:g}. Say --label-kind "
+            "number if they measure something, or --label-kind classes if they name "
+            "classes."
+        )
+    return False
 
 
 def _as_groups(values: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from fedbilevel.datasets._base import Dataset, Part, assemble, reading
 from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
 from fedbilevel.errors import InvalidInputError, needed
 
+IN_SITES = "site/class/image"
 _AT_ONCE = 1024
 _KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _CHARACTER = re.compile(r"character\d+")
@@ -44,7 +45,7 @@ def load_images(path: Path) -> Dataset:
     if deep and all(_CHARACTER.fullmatch(key[1]) for key in keys):
         label = [f"{alphabet}/{character}" for alphabet, character, _ in keys]
         columns = {"alphabet": np.asarray([key[0] for key in keys])}
-        layout = "alphabet/character"
+        layout = "alphabet/character/image"
     else:
         if len(above) > 1:
             two = " and ".join("/".join(one) or "." for one in sorted(above)[:2])
@@ -54,11 +55,11 @@ def load_images(path: Path) -> Dataset:
             )
         label = [key[-2] for key in keys]
         columns = {"site": np.asarray([key[0] for key in keys])} if deep else {}
-        layout = "site/class" if deep else "class"
+        layout = IN_SITES if deep else "class/image"
     name = path.stem if path.is_file() else path.resolve().name
     dataset = assemble(name, Part(images, np.asarray(label), columns))
     files = np.asarray(["/".join(key) for key in keys])
-    return replace(dataset, files=files, notes={"layout": f"{layout}/image"})
+    return replace(dataset, files=files, notes={"layout": layout})
 
 
 def _found(path: Path) -> tuple[dict[tuple[str, ...], bytes], set[tuple[str, ...]]]:

@@ -8,13 +8,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedbilevel.datasets._base import Dataset, Part, assemble, open_text, reading
+from fedbilevel.datasets._base import Dataset, Part, assemble, opened, reading
 from fedbilevel.datasets._bounds import check_size
 from fedbilevel.errors import InvalidInputError, needed
 
 _OTHERS = (
-    "Other kinds of files are known by their names: .csv, .parquet, .xlsx, .npz, .zip; "
-    "folders hold images, IDX or npy files."
+    "Other kinds of files are known by their names: .csv, .tsv, .parquet, .xlsx, .npz, "
+    ".zip; folders hold images, IDX or npy files."
 )
 _RANKING = re.compile(rb"\s*[^\s#]+\s+qid")
 
@@ -43,8 +43,8 @@ def load_libsvm(path: Path, least_width: int = 0) -> Dataset:
     """
     found = []
     for one in filter(None, (path, companion(path))):
-        with reading(one, "LIBSVM text"), open_text(one) as file:
-            found.append(read_sparse(file.buffer, one))  # scikit-learn wants bytes
+        with reading(one, "LIBSVM text"), opened(one) as file:
+            found.append(read_sparse(file, one))
     width = max(least_width, *(features.shape[1] for features, _ in found))
     rows = sum(len(label) for _, label in found)
     size = rows * width * np.dtype(np.float32).itemsize

@@ -6,13 +6,14 @@ merge: the same preparation results from pooled rows and from merged sums.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets.labels import as_classes, class_names
 from fedbilevel.datasets.sums import (
+    EMPTY,
     OTHER,
     Moments,
     Sums,
@@ -33,6 +34,14 @@ def _missing(place: str, name: str, kind: str) -> InvalidInputError:
         "--missing mean to put the mean in its place, or --missing drop to leave such "
         "rows out."
     )
+
+
+class Unseen(NamedTuple):
+    """A text that a column did not have when it was prepared."""
+
+    row: int
+    column: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,9 @@ class CategoryColumn:
     """A column of text: one feature for each value, 1 where the row has it, else 0.
 
     A value that was not there when the columns were prepared is `OTHER` where sites had
-    such, and else refused by its name. A missing one, the empty text, gives zeros where
-    `gaps` are allowed.
+    such, and else refused by its name, or noted where an encoder is given a list for
+    it. A missing one, the empty text, is a value, too: `EMPTY`. Where it was not there,
+    it gives zeros if `gaps` are allowed.
     """
 
     name: str
@@ -80,21 +90,31 @@ class CategoryColumn:
         """The names of the features made of it."""
         return tuple(f"{self.name}={value}" for value in self.values)
 
-    def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
+    def encode(
+        self,
+        values: np.ndarray,
+        where: Where = numbered,
+        unseen: list[Unseen] | None = None,
+    ) -> np.ndarray:
         """Return one column of zeros and ones for each value."""
         places = {value: place for place, value in enumerate(self.values)}
         ones = np.zeros((len(values), len(places)))
         for row, text in enumerate(as_texts(values)):
-            if text and (text in places or OTHER in places):
-                ones[row, places.get(text, places.get(OTHER))] = 1
-            elif text:
+            place = places.get(text or EMPTY, places.get(OTHER))
+            if place is not None:
+                ones[row, place] = 1
+            elif self.gaps and not text:
+                continue
+            elif unseen is not None:
+                unseen.append(Unseen(row, self.name, text or EMPTY))
+            elif not text:
+                raise _missing(where(row), self.name, "text")
+            else:
                 raise InvalidInputError(
                     f"{where(row)}, column '{self.name}': '{text:.80}' is none of the "
                     f"values that the model knows: {', '.join(self.values[:20])}. "
                     "Correct it, or drop the row."
                 )
-            elif not self.gaps:
-                raise _missing(where(row), self.name, "text")
         return ones
 
 
@@ -163,12 +183,27 @@ class Preparation:
         """The names of the features, in the order in which a model has them."""
         return tuple(name for one in self.columns for name in one.feature_names)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns, and of the label."""
+        return (*(one.name for one in self.columns), self.label.name)
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """The columns that hold numbers, and what stands for one that is missing."""
+        found = {o.name: o.fill for o in self.columns if isinstance(o, NumericColumn)}
+        return found | ({self.label.name: None} if not self.label.classes else {})
+
     def encode(
-        self, columns: Mapping[str, np.ndarray], where: Where = numbered
+        self,
+        columns: Mapping[str, np.ndarray],
+        where: Where = numbered,
+        unseen: list[Unseen] | None = None,
     ) -> np.ndarray:
         """Return filled numbers and one-hot texts, not yet scaled.
 
-        `where(row)` says in errors where a row is, such as a line of a file.
+        `where(row)` says in errors where a row is, such as a line of a file. Texts that
+        no feature stands for are added to `unseen`, and refused without it.
         """
         for one in self.columns:
             if one.name not in columns:
@@ -177,7 +212,10 @@ class Preparation:
                     f"there is no column '{one.name}', which the model needs. There "
                     f"are {held or 'none'}."
                 )
-        every = [one.encode(columns[one.name], where) for one in self.columns]
+        every = []
+        for one in self.columns:
+            noted = (unseen,) if isinstance(one, CategoryColumn) else ()
+            every.append(one.encode(columns[one.name], where, *noted))
         return np.hstack(every)
 
     def scale(self, encoded: np.ndarray) -> np.ndarray:
@@ -186,10 +224,13 @@ class Preparation:
         return (encoded - center) / spread
 
     def apply(
-        self, columns: Mapping[str, np.ndarray], where: Where = numbered
+        self,
+        columns: Mapping[str, np.ndarray],
+        where: Where = numbered,
+        unseen: list[Unseen] | None = None,
     ) -> np.ndarray:
         """Return the features of rows: what a model was trained on."""
-        return self.scale(self.encode(columns, where))
+        return self.scale(self.encode(columns, where, unseen))
 
     @property
     def scales(self) -> np.ndarray:
@@ -205,24 +246,21 @@ class Preparation:
     def fit(sums: Sums, *, gaps: bool = False) -> "Preparation":
         """Make a preparation from the sums of all sites, merged.
 
-        With `gaps` missing numbers are filled with the mean, and missing texts have
-        none of the values; else both are refused.
+        With `gaps` missing numbers are filled with the mean; else they are refused.
+        Columns that are the same in every row, or that no site tells, are left out.
         """
         columns: list[Column] = []
         for name, found in sums.columns.items():
-            count = (
-                found.count if isinstance(found, Moments) else len({*found} - {OTHER})
-            )
-            if count == 0:
-                raise InvalidInputError(
-                    f"column '{name}' is empty in every row, or told by no site since "
-                    f"few rows have the same. Leave it out with --ignore {name}."
-                )
-            if isinstance(found, Moments):
+            if isinstance(found, Moments) and found.varies:
                 fill = found.mean if gaps else None
                 columns.append(NumericColumn(name, found.mean, found.spread, fill))
-            else:
+            elif not isinstance(found, Moments) and len(found) > 1:
                 columns.append(CategoryColumn(name, found, gaps))
+        if not columns:
+            raise InvalidInputError(
+                f"none of the columns {', '.join(list(sums.columns)[:20])} differs "
+                "between rows, so there is nothing to learn from."
+            )
         if isinstance(sums.label, Moments):
             moments = sums.label
             label: Label = TargetLabel(sums.label_name, moments.mean, moments.spread)

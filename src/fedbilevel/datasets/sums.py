@@ -7,12 +7,14 @@ few rows nothing leaves: neither their mean, which may be one of them, nor their
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedbilevel._table_choices import ignoring
 from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.errors import InvalidInputError
@@ -20,6 +22,17 @@ from fedbilevel.errors import InvalidInputError
 # What stands in columns of numbers where there is none, in lower case.
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})
 OTHER = "(other)"  # stands for all texts that no site holds in enough rows
+EMPTY = "(missing)"  # stands for a text that is missing
+# Numbers as people write them, by their decimal mark: thousands may be apart.
+_WRITTEN = {
+    mark: re.compile(
+        rf"[+-]?(\d+|[1-9]\d{{0,2}}(?P<apart>[{others}])\d{{3}}((?P=apart)\d{{3}})*)?"
+        rf"([{mark}]\d*)?([eE][+-]?\d+)?",
+        re.ASCII,
+    )
+    for mark, others in ((".", ",' \u2019\u00a0\u202f"), (",", ".' \u2019\u00a0\u202f"))
+}
+_LONGEST_GAP, _LONGEST_NUMBER = max(map(len, MISSING)), 400  # letters
 _FEW = 5  # rows: a text of fewer is not told
 
 
@@ -57,9 +70,17 @@ class Moments:
     @property
     def spread(self) -> float:
         """The standard deviation; 1 where all numbers are the same."""
+        return self._deviation if self.varies else 1.0
+
+    @property
+    def varies(self) -> bool:
+        """Say whether not all numbers are the same."""
         # What is left of equal numbers by rounding is no spread to divide by.
-        spread = math.sqrt(self.squares / max(self.count, 1))
-        return spread if spread > 1e-12 * abs(self.mean) else 1.0
+        return self._deviation > 1e-12 * abs(self.mean)
+
+    @property
+    def _deviation(self) -> float:
+        return math.sqrt(self.squares / max(self.count, 1))
 
 
 Found = Moments | tuple[str, ...]
@@ -121,11 +142,11 @@ class Sums:
             _check_alike(first, other)
             columns = {}
             for name, found in first.columns.items():
-                advice = f"leave the column out with --ignore {name}"
+                advice = f"leave the column out with {ignoring([name])}"
                 pair = found, other.columns[name]
                 columns[name] = _merge(f"column '{name}'", *pair, advice)
             name, pair = f"label '{first.label_name}'", (first.label, other.label)
-            label = _merge(name, *pair, "say --predict for all")
+            label = _merge(name, *pair, "say --label-kind for all")
             rows, known = first.rows + other.rows, first.sites and other.sites
             sites = first.sites + other.sites if known else ()
             first = Sums(rows, columns, first.label_name, label, sites)
@@ -156,7 +177,7 @@ class Sums:
 
 def _frequent(texts: Iterable[str], least: int) -> tuple[str, ...]:
     """Return the different texts, sorted; `OTHER` for those in fewer rows."""
-    counts = Counter(text for text in texts if text)
+    counts = Counter(text or EMPTY for text in texts)
     return tuple(sorted({t if n >= least else OTHER for t, n in counts.items()}))
 
 
@@ -207,9 +228,57 @@ def as_texts(values: np.ndarray) -> list[str]:
     return ["" if one is None else str(one) for one in values]
 
 
-def parse_number(text: str) -> float:
-    """Return the number that a text is, NaN if it is missing; else raise ValueError."""
-    return math.nan if text.strip().lower() in MISSING else float(text)
+def is_gap(text: str) -> bool:
+    """Say whether a text stands where a number is missing."""
+    return len(text) <= _LONGEST_GAP and text.lower() in MISSING
+
+
+def parse_number(text: str, decimal: str = ".") -> float:
+    """Return the number that a text is, NaN if it is missing; else raise ValueError.
+
+    Thousands may be apart by a comma, or a point where `decimal` is a comma, by a space
+    or by an apostrophe.
+    """
+    if decimal == "." or not ("." in text or "," in text):
+        try:
+            return float(text)
+        except ValueError:
+            pass
+    text = text.strip()
+    if is_gap(text):
+        return math.nan
+    found = len(text) <= _LONGEST_NUMBER and _WRITTEN[decimal].fullmatch(text)
+    if not found:
+        raise ValueError(f"{text:.80} is no number")
+    apart = found["apart"]
+    plain = text.replace(apart, "") if apart else text
+    return float(plain.replace(",", ".") if decimal == "," else plain)
+
+
+def is_number(text: str, decimal: str = ".") -> bool:
+    """Say whether a text is a finite number."""
+    try:
+        return math.isfinite(parse_number(text, decimal))
+    except ValueError:
+        return False
+
+
+def parsed(values: np.ndarray, decimal: str = ".") -> np.ndarray:
+    """Return the numbers of a column: NaN is missing, and infinity is no number."""
+    values = np.asarray(values)
+    if values.dtype.kind in "buif":
+        return values.astype(float)
+    texts = as_texts(values)
+    # Each different text is looked at once: a hostile one may be long, and repeat.
+    known = {text: _or_infinity(text, decimal) for text in dict.fromkeys(texts)}
+    return np.fromiter(map(known.__getitem__, texts), float, len(texts))
+
+
+def _or_infinity(text: str, decimal: str) -> float:
+    try:
+        return parse_number(text, decimal)
+    except ValueError:
+        return math.inf
 
 
 def as_numbers(
@@ -219,28 +288,13 @@ def as_numbers(
 
     `where(row)` says in errors where a row is.
     """
-    values = np.asarray(values)
-    if values.dtype.kind in "buif":
-        numbers = values.astype(float)
-        for row in np.flatnonzero(np.isinf(numbers))[:1]:
-            raise _no_number(where(int(row)), name, "infinity")
-        return numbers
-    numbers = np.empty(len(values))
-    for row, text in enumerate(as_texts(values)):
-        try:
-            numbers[row] = parse_number(text)
-        except ValueError:
-            numbers[row] = math.inf
-        if math.isinf(numbers[row]):
-            raise _no_number(where(row), name, text)
+    numbers = parsed(values)
+    for row in np.flatnonzero(np.isinf(numbers))[:1]:
+        raise InvalidInputError(
+            f"{where(int(row))}, column '{name}': '{values[row]!s:.80}' is not a "
+            "finite number. Correct it."
+        )
     return numbers
-
-
-def _no_number(place: str, name: str, text: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{place}, column '{name}': '{text:.80}' is not a finite number. Correct it, "
-        f"or leave the column out with --ignore {name}."
-    )
 
 
 def as_targets(

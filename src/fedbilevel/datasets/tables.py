@@ -1,22 +1,21 @@
 """Tables: columns and where each row is, read from CSV, Parquet, Excel and frames."""
 
-import csv
 import math
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.datasets._base import open_text, reading
+from fedbilevel._table_choices import DECIMALS, SEPARATORS, TableChoices
+from fedbilevel.datasets._base import reading
 from fedbilevel.datasets._bounds import check_archive, check_size
-from fedbilevel.datasets.sums import MISSING, as_numbers, as_texts, parse_number
+from fedbilevel.datasets.delimited import decimal_of, read_cells, spelled
+from fedbilevel.datasets.sums import as_texts, is_number, parsed
 from fedbilevel.errors import InvalidInputError, needed
-
-_LONGEST_GAP = max(map(len, MISSING))
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +24,8 @@ class Table:
 
     A column holds numbers, NaN where one is missing, or Python's texts, empty where one
     is missing; numbers may be written as text. Row i is `unit` number `places[i]` of
-    `source`. `unreadable` has the columns that are neither, and what they are.
+    `source`. `unreadable` has the columns that are neither, and what they are. Numbers
+    in texts have the mark `decimal`. Of CSV, `separator` and `encoding` are known.
     """
 
     name: str
@@ -34,6 +34,9 @@ class Table:
     places: np.ndarray
     unit: str = "row"
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    separator: str = ","
+    encoding: str = ""
+    decimal: str = "."
     # What was read of the texts of a column: of many rows that takes a while.
     _numeric: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
     _numbers: dict[str, np.ndarray] = field(
@@ -49,51 +52,48 @@ class Table:
         columns = {name: values[rows] for name, values in self.columns.items()}
         return replace(self, columns=columns, places=self.places[rows])
 
+    def understood(self, choices: TableChoices, names: Collection[str]) -> "Table":
+        """Return the table with the decimal mark that was chosen, or that `names` have.
+
+        Columns that nobody learns from may hold what they like.
+        """
+        mark = DECIMALS.get(choices.decimal, choices.decimal)
+        if not mark:
+            used = {n: one for n, one in self.columns.items() if n in names}
+            mark = decimal_of(self.source, used, self.separator)
+        return replace(self, decimal=mark)
+
+    def reading(self) -> str:
+        """Say how the cells were read; nothing of kinds that say it themselves."""
+        if not self.encoding:
+            return ""
+        return (
+            f"{spelled(self.separator, SEPARATORS)} between cells, decimal "
+            f"{spelled(self.decimal, DECIMALS)}, encoding {self.encoding}"
+        )
+
     def is_numeric(self, name: str) -> bool:
         """Say whether a column is one of numbers: most of its values are, or all miss.
 
         A single word in it is then a mistake, and is refused where it is read.
         """
         if name not in self._numeric:
-            self._numeric[name] = _are_numbers(self.columns[name])
+            numbers = self.numbers(name)
+            there, finite = np.sum(~np.isnan(numbers)), np.sum(np.isfinite(numbers))
+            self._numeric[name] = bool(2 * finite > there or not there)
         return self._numeric[name]
 
     def numbers(self, name: str) -> np.ndarray:
-        """Return a column of numbers, NaN where one is missing."""
+        """Return a column of numbers: NaN where one is missing, infinity at a word."""
         if name not in self._numbers:
-            self._numbers[name] = as_numbers(name, self.columns[name], self.where)
+            self._numbers[name] = parsed(self.columns[name], self.decimal)
         return self._numbers[name]
 
     def is_missing(self, name: str) -> np.ndarray:
         """Mark the rows that have no value in a column."""
-        values = self._numbers.get(name, self.columns[name])
-        if values.dtype.kind in "buif":
-            return np.isnan(values.astype(float))
-        numeric = self.is_numeric(name)
-        gaps = [not text or (numeric and _is_gap(text)) for text in as_texts(values)]
-        return np.asarray(gaps, bool)
-
-
-def _are_numbers(values: np.ndarray) -> bool:
-    if values.dtype.kind in "buif":
-        return True
-    # Each different text is looked at once: a hostile one may be long, and repeat.
-    there = Counter(as_texts(values))
-    for gap in [text for text in there if _is_gap(text)]:
-        del there[gap]
-    numbers = sum(count for text, count in there.items() if _is_number(text))
-    return 2 * numbers > there.total() or not there
-
-
-def _is_gap(text: str) -> bool:
-    return len(text) <= _LONGEST_GAP and text.lower() in MISSING
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(parse_number(text))
-    except ValueError:
-        return False
+        if self.is_numeric(name):
+            return np.isnan(self.numbers(name))
+        return np.asarray([not text for text in as_texts(self.columns[name])], bool)
 
 
 def column_of(values: Sequence[Any]) -> np.ndarray | str:
@@ -128,7 +128,7 @@ def _is_missing(value: Any) -> bool:
 
 def check_names(source: str, names: Sequence[str]) -> None:
     """Raise unless columns have different names that are not numbers."""
-    if all(_is_number(name) for name in names):
+    if all(is_number(name) for name in names):
         raise InvalidInputError(
             f"{source}, line 1: expected the names of the columns. Add a header row."
         )
@@ -138,14 +138,23 @@ def check_names(source: str, names: Sequence[str]) -> None:
         )
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, choices: TableChoices | None = None) -> Table:
     """Read the table in a file, whose name says of which kind it is."""
-    reader = READERS.get(kind_of(path))
+    reader, chosen = READERS.get(kind_of(path)), choices or TableChoices()
     if reader is None:
         known = ", ".join(READERS)
         raise InvalidInputError(
             f"{path} is no table: its name ends in none of {known}."
         )
+    if reader is _read_csv:
+        letter = SEPARATORS.get(chosen.separator, chosen.separator)
+        return _read_csv(path, chosen.encoding, letter)
+    for name in ("separator", "encoding"):
+        if getattr(chosen, name):
+            raise InvalidInputError(
+                f"--{name} {getattr(chosen, name)}: {path} is no CSV file, so it has "
+                f"none. Leave --{name} out."
+            )
     return reader(path)
 
 
@@ -154,30 +163,13 @@ def kind_of(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
-def _read_csv(path: Path) -> Table:
-    with reading(path, "CSV"), open_text(path) as file:
-        reader = csv.reader(file)
-        header = [name.strip() for name in next(reader, [])]
-        check_names(str(path), header)
-        lines, rows = [], []
-        for row in reader:
-            if any("\0" in text for text in row):
-                raise InvalidInputError(
-                    f"{path}, line {reader.line_num}: it holds a byte 0, so it is no "
-                    "text. Save the table again, as UTF-8."
-                )
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise InvalidInputError(
-                    f"{path}, line {reader.line_num}: {len(row)} values, but the "
-                    f"header names {len(header)} columns. Check quotes and commas."
-                )
-            lines.append(reader.line_num)
-            rows.append([text.strip() for text in row])
+def _read_csv(path: Path, encoding: str = "", separator: str = "") -> Table:
+    with reading(path, "CSV"):
+        header, rows, lines, dialect = read_cells(path, encoding, separator)
     columns = list(zip(*rows, strict=True)) or [()] * len(header)
     found = [np.array(texts, object) for texts in columns]
-    return _table(path, header, found, np.asarray(lines), "line")
+    table = _table(path, header, found, np.asarray(lines), "line")
+    return replace(table, **dialect._asdict())
 
 
 def _read_parquet(path: Path) -> Table:
@@ -287,6 +279,7 @@ def _table(
 
 READERS: Mapping[str, Callable[[Path], Table]] = {
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".parquet": _read_parquet,
     ".xlsx": _read_excel,
 }

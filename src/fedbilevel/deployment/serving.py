@@ -16,6 +16,7 @@ from typing import Any
 from fedbilevel import tasks
 from fedbilevel._files import make_private_folder
 from fedbilevel._folders import RESULT
+from fedbilevel._table_choices import FLAGS
 from fedbilevel.datasets.tables import READERS, kind_of
 from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import (
@@ -31,7 +32,7 @@ from fedbilevel.deployment.superlink import SuperLink, insisting, key_of, progra
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.served_model import leave_of_trial
-from fedbilevel.experiments.sites import LOCAL, counted_here
+from fedbilevel.experiments.sites import counted_here
 from fedbilevel.federation.signatures import KeyFiles, make_key_pair, server_seal
 from fedbilevel.models import can_be_kept
 from fedbilevel.result import Result
@@ -318,7 +319,7 @@ def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
 
 def deployment_of(experiment: Experiment, *, tune: bool = False) -> list[str]:
     """Return what a real deployment of an experiment would type."""
-    shared = shlex.join(experiment.arguments(shared=True, without=LOCAL))
+    shared = shlex.join(experiment.arguments(shared=True, without=FLAGS))
     known = "--site-key node0.pub ... " if experiment.aggregate == "secure" else ""
     rows = Path(experiment.options.get("data", ""))
     # Sites with tables of their own agree on their columns, by `fedbilevel prepare`.

@@ -4,19 +4,19 @@ It is given how columns were prepared, or how many tokens texts have. Its layers
 the shapes of those at the sites, and it recommends for the largest of them.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
-from fedbilevel.datasets import Dataset, Preparation, TableChoices
+from fedbilevel._table_choices import FLAGS
+from fedbilevel.datasets import Dataset, Preparation
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.tasks import Task
 from fedbilevel.tasks._texts import NOBODYS
 
 # Options that say which rows there are, and who has them: none changes a layer.
-_OF_ROWS = ("data", "partition", "rows", "split", "train")
-_OF_ROWS += tuple(one.name for one in fields(TableChoices))
+_OF_ROWS = (*FLAGS, "partition", "rows", "split", "train")
 _FEWEST, _MOST, _OF_EACH_CLASS = 64, 10_000, 20  # made-up rows
 
 

@@ -2,17 +2,18 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedbilevel import algorithms, tasks
 from fedbilevel._files import naming_damage, write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
 from fedbilevel._schema import Settings, checked
+from fedbilevel._table_choices import FLAGS
 from fedbilevel.algorithms import (
     AbstractAlgorithm,
     Entry,
@@ -73,6 +74,8 @@ class Experiment(Settings):
     part of the algorithm, in `QuantileClip`. `task` and `algorithm` may be given as a
     function and a class, too: they are kept by the file that they are in.
     """
+
+    typed: ClassVar[Collection[str]] = FLAGS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", read_weights(self.weights))

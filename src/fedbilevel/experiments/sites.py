@@ -6,7 +6,7 @@ computed; what they must agree on is here, too.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel import _tree, algorithms, datasets, tasks
+from fedbilevel._table_choices import FLAGS
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN, SecureMean
-from fedbilevel.datasets import Preparation, TableChoices
+from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.experiments.blank import alone_of, blank_task
@@ -49,13 +50,11 @@ if TYPE_CHECKING:
     from fedbilevel.federation.signatures import SiteIdentity
 
 _EXCHANGES = 60  # of a method that sends second derivatives, at most
-# Where rows lie is each side's own business.
-LOCAL = ("data", *(one.name for one in fields(TableChoices)))
 
 
 def local_options(task: str) -> tuple[str, ...]:
     """Return the options of a task that are each side's own business."""
-    return (*LOCAL, *own_places(tasks.find(task)))
+    return (*FLAGS, *own_places(tasks.find(task)))
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def rows_of_files(place: Path) -> Iterator[bytes]:
             if not text:
                 yield file_digest(opened, "sha256").digest()
                 continue
-            if ".csv" in file.suffixes:
+            if {".csv", ".tsv"} & {*file.suffixes}:
                 opened.readline()  # names of columns, which other tables have, too
             yield from filter(None, (line.strip() for line in opened))
 

@@ -200,11 +200,15 @@ def holdings_notes(summary: Mapping[str, Any]) -> list[str]:
     predicted = f", label '{summary['label']}'" if "label" in summary else ""
     size = f"{summary['rows']} rows and {summary['tested']} for testing{predicted}"
     lines = [f"{summary['source']}: {size}."] if summary["own"] else []
+    if summary.get("read_as"):
+        lines.append(f"Read as: {summary['read_as']}.")
     if "layout" in summary:
         lines.append(f"Images were understood as {summary['layout']}.")
-    if summary.get("numbers"):
-        lines.append(f"Numbers: {', '.join(summary['numbers'])}.")
-    for name, values in summary.get("encoded", {}).items():
+    encoded = summary.get("encoded", {})
+    numbers = [name for name in summary.get("learned", ()) if name not in encoded]
+    if numbers:
+        lines.append(f"Numbers: {', '.join(numbers)}.")
+    for name, values in encoded.items():
         lines.append(f"Text '{name}' became 0 and 1 for each of {', '.join(values)}.")
     for name, why in summary.get("left_out", {}).items():
         lines.append(f"Not learned from: '{name}' ({why}).")

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, partition
+from fedbilevel.datasets.images import IN_SITES
 from fedbilevel.datasets.partition import Parts
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Predictor
@@ -120,7 +121,7 @@ def partition_rows(
     rows are to have besides features and label. With a column, as many clients as it
     has values; another number is refused. With several `folds` nothing is cut.
     """
-    held, scheme = pool.held, _scheme(pool, scheme)
+    held, scheme = pool.held, _scheme(pool, scheme, clients)
     train = train or pool.usual(usual_train, own=_OWN_TRAIN)
     if clients < 0:
         raise InvalidInputError(f"clients={clients}: there must be at least one.")
@@ -150,10 +151,17 @@ def partition_rows(
         names,
         scheme.partition(":")[2] if names else "",
         train,
-        tuple(remarks),
+        (*remarks, *_unused_folders(held, scheme)),
         folds,
         tuple(held.files[part] for part in lower) if held.files is not None else (),
     )
+
+
+def _unused_folders(held: Dataset, scheme: str) -> list[str]:
+    """Say that folders of sites do not say who holds what, where that is so."""
+    if held.notes.get("layout") != IN_SITES or scheme.startswith("column:"):
+        return []
+    return ["the folders of sites are not the clients, since others were asked for"]
 
 
 def _dealt(pool: Pool, clients: int, scheme: str) -> Parts:
@@ -182,11 +190,15 @@ def _cut(pool: Pool, clients: int, scheme: str, train: float) -> tuple[Parts, Pa
     return [part[:cut] for part, cut in pairs], [part[cut:] for part, cut in pairs]
 
 
-def _scheme(pool: Pool, scheme: str) -> str:
-    """Return who holds what, by the column of sites if there is one."""
+def _scheme(pool: Pool, scheme: str, clients: int) -> str:
+    """Return who holds what, by the column of sites if there is one.
+
+    Folders of sites are the clients unless a number of them was asked for.
+    """
     partition.parse(scheme)
     if not pool.choices.site:
-        return scheme
+        own = pool.held.notes.get("layout") == IN_SITES and not clients
+        return "column:site" if own and scheme == "iid" else scheme
     chosen = f"column:{pool.choices.site}"
     if scheme not in ("iid", chosen):
         raise InvalidInputError(

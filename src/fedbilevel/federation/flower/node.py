@@ -40,6 +40,7 @@ from fedbilevel.federation.wire import Carried
 
 _SHORTEST, _LONGEST = 0.1, 1.0  # seconds between two looks for messages
 _BUSY = 5.0  # seconds after a message in which the next one is likely
+_UNKNOWN_KEY = "[code: 2004]"  # Flower's words for a key that is not registered
 _RETRY = 3.0  # seconds between two attempts to connect
 Handle = Callable[[Carried], bytes]
 
@@ -142,13 +143,20 @@ def _keep_this_process() -> None:
 
 
 def _not_let_in(code: int, message: str) -> NoReturn:
-    """Say whether nobody is there, or who is there refuses this node."""
+    """Say whether nobody is there, or who is there does not know this node yet."""
     reason, error = message.partition("\n")[2] or message, sys.exc_info()[1]
     reason = f"({reason.strip()}, Flower's code {code})"
+    if _UNKNOWN_KEY in reason:
+        # So every start begins where the node is there before the server.
+        raise _NotLetInError(
+            "waiting for the server to admit this key. It does so when it starts, and "
+            "a minute after a node was killed. If it does not, compare the key with "
+            f"the one that the server was given {reason}."
+        )
     if isinstance(error, httpx.HTTPStatusError):
         raise _NotLetInError(
-            "the server refuses this node: its key is not registered there, its clock "
-            f"is wrong, or it was killed a moment ago {reason}."
+            "the server refuses this node: it was started without a key, or its clock "
+            f"is wrong {reason}."
         )
     if isinstance(error, httpx.ConnectError) and "CERTIFICATE" not in reason:
         raise _NotLetInError(

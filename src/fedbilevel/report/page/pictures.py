@@ -62,9 +62,11 @@ def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture |
     if own is not None and own.ndim == 1 and own.size:
         strengths = np.exp(own.astype(float) + float(result.point["x.common"]))
         names = _column_names(features, len(strengths))
-    elif x is not None and x.ndim == 1 and x.size:
-        strengths = np.exp(np.clip(x.astype(float), -9.0, 0.0))
-        names = _feature_names(features, len(strengths))
+    elif x is not None and x.ndim == 1 and x.size > 1:
+        # The last is that of the intercept, which is no feature to find useless.
+        *found, last = np.exp(np.clip(x.astype(float), -9.0, 0.0))
+        strengths, names = np.asarray(found), _feature_names(features, len(found))
+        whose = f" The intercept has the strength {amount(last)}.{whose}"
     else:
         return None
     order = np.argsort(-strengths, kind="stable")
@@ -91,10 +93,9 @@ def _column_names(features: Sequence[str], count: int) -> list[str]:
 
 
 def _feature_names(features: Sequence[str], count: int) -> list[str]:
-    """Return the names that the run recorded, or numbers; the last is constant."""
-    if len(features) == count - 1:
-        return [*map(short, features), "(constant)"]
-    return [*(f"feature {k}" for k in range(count - 1)), "(constant)"]
+    """Return the names that the run recorded, or numbers."""
+    known = len(features) == count
+    return [*map(short, features)] if known else [f"feature {k}" for k in range(count)]
 
 
 def _source_weights(result: Result, whose: str) -> Picture | None:

@@ -101,7 +101,7 @@ def measured(figure: Figure, folder: Path) -> float | str:
     """Return what a figure is now, or what went wrong."""
     missing = re.search(r"\b[A-Z]{4,}\b", figure.commands[0])
     if missing:
-        return f"not run: put your {missing[0]} into the command"
+        return f"put your {missing[0]} into the command"
     values = []
     for command in figure.commands:
         # Commands are longer than a name may be.
@@ -130,18 +130,22 @@ def main() -> None:
         for one in published(PAGE.read_text())
         if one.section.startswith(tuple(asked.sections))
     ]
-    moved = []
+    moved, unmeasured = 0, dict[str, str]()
     for one in figures:
         if asked.list:
             print(one.section, *one.commands[:1], one.method, one.metric, one.text)
             continue
         now = measured(one, asked.out)
         least, most = one.bounds
-        if isinstance(now, str) or not least <= now <= most:
-            moved.append((one, now))
-            print(f"moved: {one.metric} {one.text} is {now}: {one.commands[0]}")
+        if isinstance(now, str):
+            unmeasured[f"{one.commands[0]} {one.metric}"] = now
+        elif not least <= now <= most:
+            moved += 1
+            print(f"moved: {one.metric} {one.text} is {now:.4g}: {one.commands[0]}")
+    for what, why in unmeasured.items():
+        print(f"not measured: {what}: {why}")
     if not asked.list:
-        print(f"{len(moved)} of {len(figures)} published figures moved.")
+        print(f"{moved} of {len(figures) - len(unmeasured)} measured figures moved.")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_what_moved_is_listed(tmp_path, monkeypatch, capsys):
     assert len(typed) == 3
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("moved: test_error 2e-4 is 0.5: compare quadratic")
-    assert told[1] == "1 of 2 published figures moved."
+    assert told[1] == "1 of 2 measured figures moved."
 
 
 def test_every_figure_of_the_page_has_a_command_that_can_be_typed(tmp_path):

@@ -72,6 +72,21 @@ def test_the_readme_shows_the_two_commands():
         assert f"\n{command}: install" in makefile
 
 
+def test_links_of_the_readme_lead_to_files_and_headings():
+    links = re.findall(r"\]\(([^)]*)\)", README)
+    assert len(links) > 30
+    for link in links:
+        file, _, anchor = link.partition("#")
+        assert (ROOT / file).exists(), link
+        titles = (
+            re.findall(r"^#+ (.*)$", (ROOT / file).read_text(), re.M) if anchor else []
+        )
+        places = [
+            re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in titles
+        ]
+        assert not anchor or anchor in places, link
+
+
 def test_the_commands_of_the_deployment_guide_can_be_typed():
     text = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
     lines = re.findall(r"^(?:    |ExecStart=\S*)fedbilevel (\S+) (.*)$", text, re.M)

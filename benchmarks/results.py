@@ -141,7 +141,8 @@ def main() -> None:
             unmeasured[f"{one.commands[0]} {one.metric}"] = now
         elif not least <= now <= most:
             moved += 1
-            print(f"moved: {one.metric} {one.text} is {now:.4g}: {one.commands[0]}")
+            told = f"{one.metric} {one.text} is {now:.4g}: {one.commands[0]}"
+            print(f"moved: {told}", flush=True)
     for what, why in unmeasured.items():
         print(f"not measured: {what}: {why}")
     if not asked.list:

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all test-exhaustive mutants bench soak theory results readme docs clean
+.PHONY: install demo test test-all test-exhaustive mutants bench soak theory results methods docs clean
 
 install: .venv/installed
 
@@ -60,7 +60,7 @@ mutants: install
 	$(BIN)/python benchmarks/mutants.py --random 120 --lines $(LINES)
 
 # The table of methods, from the algorithms themselves.
-readme: install
+methods: install
 	$(BIN)/python docs/methods.py
 
 # The site, in `site`; every link in it is checked.
@@ -78,7 +78,7 @@ theory: install
 	$(BIN)/python benchmarks/theory.py runs/theory
 
 results: install
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python -m benchmarks.results
 	$(BIN)/python benchmarks/architecture.py
 
 clean:

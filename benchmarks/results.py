@@ -1,122 +1,152 @@
-"""Measures what the tasks show on real data: every command of docs/results.md, in turn.
+"""Runs the commands of docs/results.md again, and lists the figures that moved.
 
-    python benchmarks/results.py [--out FOLDER] [NAME ...]
+    python -m benchmarks.results [--out FOLDER] [--list] [SECTION ...]
 
-Each line of COMMANDS is run as a newcomer would type it and leaves its comparison in
-FOLDER/NAME: results of all seeds, comparison.json, curves.png. A table ends it.
+A figure of the page belongs to the commands above its table. A column `command` picks
+one by the words after its `#`, a column in capitals fills in the word of that name, and
+`SEED=0..7` after the `#` stands for as many runs. A column whose heading names a metric
+has figures, and so has `figure`, where a column `metric` names it: a value, or a mean
++- deviation over seeds. A figure moved if it is further from the measured one than two
+deviations, or than its last digit. What FOLDER holds is not run again.
 """
 
 import argparse
 import json
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 
-from typed_command import type_command
+from benchmarks.typed_command import type_command
 
-CLEANING = (
-    "compare cleaning --clients 10 --data fashion-mnist --set rows=25000 "
-    "--set train=0.8 --seeds 3 --measure-every 20"
-)
-LINEAR_STEPS = "--set lower_step=1,2,4,8,16,32"
-MLP = f"{CLEANING} --set model=mlp --rounds 400"
-MLP_STEPS = "--set lower_step=0.02,0.05,0.1,0.2,0.4,0.8"
-FEDNEST = (
-    "compare representation --data fashion-mnist --set setting=fednest "
-    "--participants 10 --seeds 3"
-)
-# Every point of a grid runs to the end, from as many seeds as are compared.
-GRID = "--tune --rungs 1 --tuning-seeds 3"
-ALL_FIVE = "--algorithms local-bsgvrm,local-bsgm,fednest,lfednest,fedbioacc"
-# Longer local work needs shorter steps.
-PERIODS = {
-    "p5": "--local-steps 5 --set upper_step=0.01,0.03,0.1 "
-    "--set lower_step=0.01,0.03,0.1",
-    "p25": "--local-steps 25 --set theta=0.003 --set upper_step=0.03,0.06,0.1 "
-    "--set lower_step=0.003,0.006,0.01",
-}
-# FedNest has 6.9 exchanges in a round, LocalBSGVRM one.
-SPANS = {
-    "50-exchanges": "--algorithms local-bsgvrm --rounds 50",
-    "500-exchanges": "--algorithms fednest --rounds 73",
-}
-A9A = (
-    "compare regularization --data a9a --clients 8 --rounds 1000 --measure-every 50 "
-    "--seeds 3"
-)
-SINGLE_STRENGTHS = [f"{-9 + 9 * number / 19:.2f}" for number in range(20)]
-COMMANDS = {
-    "representation": f"{FEDNEST} {ALL_FIVE} --rounds 200 --measure-every 4 "
-    "--local-steps 25 --set theta=0.003 --set upper_step=0.01,0.03 "
-    "--set lower_step=0.003,0.01",
-    "representation-shards": f"{FEDNEST} {ALL_FIVE} --set partition=shards:2 "
-    "--rounds 500 --measure-every 10 --set upper_step=0.01,0.03 "
-    "--set lower_step=0.01,0.03",
-    "loss-tuning": "compare loss-tuning --clients 10 --data fashion-mnist "
-    "--set train=0.5 --algorithms local-bsgvrm,fedavg --rounds 500 --seeds 3 "
-    "--measure-every 20 --set local-bsgvrm.upper_step=0.25,0.5,1 "
-    "--set local-bsgvrm.lower_step=8,16 --set fedavg.lower_step=2,4,8,16,32,64",
-    "cleaning-linear": f"{CLEANING} --algorithms fedbio "
-    "--set upper_step=30,100,300 --set lower_step=4,16",
-    "cleaning-linear-corrupted": f"{CLEANING} --algorithms fedavg {LINEAR_STEPS}",
-    "cleaning-linear-clean": f"{CLEANING} --algorithms fedavg --set kept=clean "
-    f"{LINEAR_STEPS}",
-    "cleaning-mlp": f"{MLP} --algorithms fedbio --set upper_step=10,30,100 "
-    "--set lower_step=0.2,0.4",
-    "cleaning-mlp-corrupted": f"{MLP} --algorithms fedavg {MLP_STEPS}",
-    "cleaning-mlp-clean": f"{MLP} --algorithms fedavg --set kept=clean {MLP_STEPS}",
-}
-COMMANDS |= {
-    f"representation-{period}-{span}": f"{FEDNEST} {SPANS[span]} {PERIODS[period]}"
-    for span in SPANS
-    for period in PERIODS
-}
-COMMANDS["regularization"] = (
-    f"{A9A} --algorithms local-bsgvrm --set upper_step=50,200,800 "
-    "--set lower_step=0.5,1"
-)
-COMMANDS |= {
-    f"regularization-strength{start}": f"{A9A} --algorithms fedavg "
-    f"--set start={start} --set lower_step=0.5,1,2"
-    for start in SINGLE_STRENGTHS
-}
+PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+_NUMBER = r"-?\d[\d.]*(?:e-?\d+)?"
+_FIGURE = re.compile(rf"({_NUMBER})(?: \+- ({_NUMBER}))?")
 
 
-def measure(name: str, text: str, folder: Path) -> list[tuple[str, ...]]:
-    printed, wrong, seconds = type_command(f"{text} {GRID}", folder / name)
-    if wrong:
-        return [(name, "failed", wrong, "", seconds)]
-    found = json.loads(printed)
-    rows = [
-        (f"{name}: {algorithm}", "diverged", told, "", seconds)
-        for algorithm, told in found["diverged"].items()
-    ]
-    for one in found["ranking"]:
-        algorithm = one["algorithm"]
-        tried = found["trials"].get(algorithm, [])
-        finite = [trial for trial in tried if trial[1] is not None]
-        chosen = min(finite, key=lambda trial: trial[1])[0] if finite else {}
-        told = " ".join(f"{key}={value}" for key, value in chosen.items())
-        value = f"{one['mean']:.4f} +- {one['spread']:.4f}"
-        rows.append((f"{name}: {algorithm}", found["metric"], value, told, seconds))
-    for row in rows:
-        print(*row, flush=True)
-    return rows
+@dataclass(frozen=True)
+class Figure:
+    """A published figure: what is typed for it, and where it is found afterwards."""
+
+    section: str
+    commands: tuple[str, ...]
+    method: str
+    metric: str
+    text: str
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return between which values a measured one has not moved."""
+        found = _FIGURE.match(self.text)
+        assert found is not None
+        value, digits = float(found[1]), found[1].partition("e")
+        places = len(digits[0].partition(".")[2])
+        last = 10.0 ** (int(digits[2] or 0) - places)
+        wide = max(2 * float(found[2] or 0), last)
+        return value - wide, value + wide
+
+
+def published(text: str) -> Iterator[Figure]:
+    """Yield the figures of a page that have a command."""
+    for section in text.split("\n## ")[1:]:
+        title = section.partition("\n")[0]
+        commands: list[tuple[str, str]] = []
+        # A block of commands, or a table, is what stands between empty lines.
+        for block in re.split(r"\n\s*\n", section):
+            lines = block.strip("\n").splitlines()
+            if block.lstrip("\n").startswith("    "):
+                typed = [one for one in lines if one.startswith("    fedbilevel ")]
+                commands = [_command(one) for one in typed]
+            elif lines and lines[0].startswith("|") and commands:
+                head, _, *rows = [_cells(one) for one in lines]
+                for row in rows:
+                    named = dict(zip(head, row, strict=True))
+                    yield from _figures(title, commands, named)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _command(line: str) -> tuple[str, str]:
+    typed, _, words = line.strip().removeprefix("fedbilevel ").partition("  # ")
+    return typed.strip(), words
+
+
+def _figures(
+    title: str, commands: list[tuple[str, str]], row: dict[str, str]
+) -> Iterator[Figure]:
+    label = row.get("command")
+    ours = [one for one in commands if label in (None, one[1].partition(";")[0])]
+    if not ours:
+        return
+    typed, words = ours[0]
+    for name, cell in row.items():
+        typed = (
+            re.sub(rf"\b{name}\b", cell.strip("`"), typed) if name.isupper() else typed
+        )
+    seeds = re.search(r"SEED=(\d+)\.\.(\d+)", words)
+    numbers = range(int(seeds[1]), int(seeds[2]) + 1) if seeds else (0,)
+    every = tuple(re.sub(r"\bSEED\b", str(seed), typed) for seed in numbers)
+    method = row.get("method", "").strip("`")
+    for name, cell in row.items():
+        metric = re.search(r"`(\w+)`", row["metric"] if name == "figure" else name)
+        if metric and _FIGURE.match(cell):
+            yield Figure(title, every, method, metric[1], cell)
+
+
+def measured(figure: Figure, folder: Path) -> float | str:
+    """Return what a figure is now, or what went wrong."""
+    missing = re.search(r"\b[A-Z]{4,}\b", figure.commands[0])
+    if missing:
+        return f"put your {missing[0]} into the command"
+    values = []
+    for command in figure.commands:
+        # Commands are longer than a name may be.
+        place = (
+            folder / f"{command.split()[1]}-{sha256(command.encode()).hexdigest()[:12]}"
+        )
+        if not any(place.rglob("result.json")):
+            wrong = type_command(command, place)[1]
+            if wrong:
+                return wrong
+        inside = f"{figure.method}/**/result.json" if figure.method else "result.json"
+        found = [json.loads(one.read_text()) for one in place.glob(inside)]
+        values += [one["final"][figure.metric] for one in found]
+    return fmean(values) if values else "no result of this name"
 
 
 def main() -> None:
+    """Measure what is asked for, and print what moved."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("runs/results"))
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("names", nargs="*", default=[""], help="beginnings of names")
+    parser.add_argument("--list", action="store_true", help="run nothing")
+    parser.add_argument("sections", nargs="*", default=[""], help="how titles begin")
     asked = parser.parse_args()
-    names = [name for name in COMMANDS if name.startswith(tuple(asked.names))]
-    with ThreadPoolExecutor(max_workers=asked.workers) as pool:
-        many = pool.map(lambda name: measure(name, COMMANDS[name], asked.out), names)
-        rows = [row for rows in many for row in rows]
-    print("\n| measured | metric | mean and deviation | chosen | seconds |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
+    figures = [
+        one
+        for one in published(PAGE.read_text())
+        if one.section.startswith(tuple(asked.sections))
+    ]
+    moved, unmeasured = 0, dict[str, str]()
+    for one in figures:
+        if asked.list:
+            print(one.section, *one.commands[:1], one.method, one.metric, one.text)
+            continue
+        now = measured(one, asked.out)
+        least, most = one.bounds
+        if isinstance(now, str):
+            unmeasured[f"{one.commands[0]} {one.metric}"] = now
+        elif not least <= now <= most:
+            moved += 1
+            told = f"{one.metric} {one.text} is {now:.4g}: {one.commands[0]}"
+            print(f"moved: {told}", flush=True)
+    for what, why in unmeasured.items():
+        print(f"not measured: {what}: {why}")
+    if not asked.list:
+        print(f"{moved} of {len(figures) - len(unmeasured)} measured figures moved.")
 
 
 if __name__ == "__main__":

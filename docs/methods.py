@@ -1,12 +1,24 @@
-"""Writes the table of methods into README.md, from the algorithms themselves."""
+"""Tables of the methods: what each is, into docs/methods.md, and how each did."""
 
 from pathlib import Path
 
 from fedbilevel import algorithms
+from fedbilevel.experiments import field
 from fedbilevel.experiments.traits import known_how
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent / "methods.md"
 START, END = "<!-- methods -->\n", "<!-- end of methods -->\n"
+# The settings of `benchmarks/field.py`, in its order.
+SETTINGS = {
+    "quadratic": "8 clients that are alike, 400 rounds, p = 5",
+    "two-client": "two clients that differ, 400 rounds, p = 5",
+    "regularization": "digits, 8 clients, 200 rounds, p = 10",
+    "representation": "digits, 8 clients, 100 rounds, p = 5",
+    "representation-shards": "two classes a client, 5 of 20 a round, 150 rounds, p = 5",
+}
+MEASURED = (
+    "result | after a tenth | exchanges | MB | samples | seconds | trials diverged"
+)
 
 
 def table() -> str:
@@ -40,5 +52,62 @@ def with_table(text: str) -> str:
     return f"{before}{START}{table()}\n{counted()}{END}{after}"
 
 
+def measured_page() -> str:
+    """Return what every method came to in every setting, best first."""
+    parts = [
+        "# The field\n\nFor readers who compare methods. Each is tuned over nine "
+        "points of its own steps and weights, with two seeds a point, on held-out "
+        "rows. The result is the mean and deviation of three other seeds; lower is "
+        "better. "
+        "Methods without exchanges have all rows on one machine. Seconds are of one "
+        "seed, three in a program, on an H200 or a processor that 15 programs share. "
+        "[Which algorithm?](which-algorithm.md) reads these tables.\n\n"
+        "    python benchmarks/field.py FOLDER\n"
+    ]
+    for setting, sizes in SETTINGS.items():
+        rows = [row for row in field.shipped() if row["setting"] == setting]
+        rows.sort(key=lambda row: (row.get("mean", float("inf")), row["method"]))
+        metric = next(row["metric"] for row in rows if "metric" in row)
+        parts.append(f"\n## {setting}\n\n`{metric}`; {sizes}.\n\n")
+        parts.append(_measured("method", [(_linked(row), row) for row in rows]))
+    return "".join(parts)
+
+
+def measured_of(name: str) -> str:
+    """Return what one method came to in each setting, or nothing."""
+    rows = {row["setting"]: row for row in field.shipped() if row["method"] == name}
+    if not rows:
+        return ""
+    named = [
+        (f"`{one}`: {SETTINGS[one]}", rows[one]) for one in SETTINGS if one in rows
+    ]
+    return (
+        "## Measured\n\nTuned, three seeds, lower is better; "
+        f"[all methods](../field.md).\n\n{_measured('setting', named)}\n"
+    )
+
+
+def _linked(row: field.Row) -> str:
+    return f"[{row['method']}](algorithms/{row['method']}.md)"
+
+
+def _measured(first: str, rows: list[tuple[str, field.Row]]) -> str:
+    lines = [f"| {first} | {MEASURED} |", "|---" * 8 + "|"]
+    lines += [f"| {name} | {_cells(row)} |" for name, row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: field.Row) -> str:
+    if "mean" not in row:
+        return " | ".join((row["failed"].partition(";")[0], *("",) * 6))
+    seconds = f"{row['seconds']:.2g}" if "seconds" in row else ""
+    note = f" ({row['note']}: not comparable)" if "note" in row else ""
+    return (
+        f"{row['mean']:.3g} +- {row['spread']:.1g}{note} | {row['early']:.3g} | "
+        f"{row['exchanges']:,} | {row['megabytes']:.3g} | {row['samples']:,} | "
+        f"{seconds} | {row['diverged']:.0%}"
+    )
+
+
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    PAGE.write_text(with_table(PAGE.read_text()))

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from formulas import rendered  # noqa: E402
 from house import drawn  # noqa: E402
+from methods import measured_of, measured_page  # noqa: E402
 
 # What several commands take, by who reads it.
 SCHEMA = {
@@ -42,13 +43,26 @@ COPIED = {
 }
 
 
+# The page that lists the members of a section.
+LISTED = {"Algorithms": "methods.md", "Tasks": "which-task.md"}
+
+
 def on_config(config: Any) -> Any:
-    """Add a section for the algorithms, and one for the tasks."""
-    for place, (title, names) in enumerate(sections().items(), start=3):
-        folder = title.lower()
-        pages = [{name: f"{folder}/{name}.md"} for name in names]
-        config.nav.insert(place, {title: [f"{folder}/index.md", *pages]})
+    """Put the pages of algorithms and of tasks first into the reference."""
+    (shelf,) = (one["Reference"] for one in config.nav if "Reference" in one)
+    for title, names in reversed(sections().items()):
+        pages = [{name: f"{title.lower()}/{name}.md"} for name in names]
+        shelf.insert(0, {title: [LISTED[title], *pages]})
     return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let the table of methods lead to their pages, which the repository has not."""
+    if page.file.src_uri != LISTED["Algorithms"]:
+        return markdown
+    return re.sub(
+        r"^\| `([\w-]+)` \|", r"| [\1](algorithms/\1.md) |", markdown, flags=re.M
+    )
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -70,39 +84,33 @@ def every_page() -> Iterator[tuple[str, str]]:
     for address, source in COPIED.items():
         yield address, relinked((ROOT / source).read_text())
     for title, names in sections().items():
-        folder = title.lower()
         make = algorithm_page if title == "Algorithms" else task_page
-        pages = {name: make(name) for name in names}
-        lines = [f"- [{name}]({name}.md): {first(pages[name])}" for name in names]
-        yield f"{folder}/index.md", f"# {title}\n\n" + "\n".join(lines) + "\n"
-        for name, page in pages.items():
-            yield f"{folder}/{name}.md", page
+        for name in names:
+            yield f"{title.lower()}/{name}.md", make(name)
+    yield "field.md", measured_page()
     yield "options.md", options_page()
     yield "own-model.md", example_page()
     yield "python.md", python_page()
     yield "commands.md", commands_page()
-    house = "# The house\n\nA line goes down to what a part imports."
+    house = "# The architecture\n\nA line goes down to what a part imports."
     yield "house.md", f"{house}\n\n{drawn(ROOT / 'src' / 'fedbilevel')}\n"
 
 
 def relinked(text: str) -> str:
     """Turn links of the repository into those of the site, or into plain text."""
     places = {source: address for address, source in COPIED.items()}
+    places["examples/own_model.py"] = "own-model.md"
 
     def turned(match: re.Match[str]) -> str:
         shown, target = match.groups()
         if target.startswith(("http", "#")):
             return match.group()
-        place = places.get(target) or target.removeprefix("docs/")
-        inside = target in places or target.startswith("docs/")
-        return f"[{shown}]({place})" if inside else f"`{target}`"
+        source, mark, anchor = target.partition("#")
+        place = places.get(source) or source.removeprefix("docs/")
+        inside = source in places or source.startswith("docs/")
+        return f"[{shown}]({place}{mark}{anchor})" if inside else f"`{target}`"
 
     return re.sub(r"\[([^]]*)\]\(([^)]*)\)", turned, text)
-
-
-def first(page: str) -> str:
-    """Return the first paragraph below the heading of a page."""
-    return " ".join(page.split("\n\n")[1].split())
 
 
 def algorithm_page(name: str) -> str:
@@ -119,6 +127,7 @@ def algorithm_page(name: str) -> str:
         f"Answers: {one.answers}. Reference: {one.reference}. How known: "
         f"{one.provenance}.\n\n{about}\n\n## Options\n\n"
         f"{_table(head, rows)}\n    fedbilevel list algorithms {name}\n"
+        f"    fedbilevel run quadratic --algorithm {name}\n\n{measured_of(name)}"
     )
 
 
@@ -153,7 +162,7 @@ def options_page() -> str:
         "# Options\n\n## Options of tasks\n\nGive one with `--set NAME=VALUE`. "
         "`data`, `label`, `site`, `group`, `ignore`, `missing` and `preparation` have "
         "flags of their own, `--data` and so on. Options of algorithms are on the "
-        "pages of the [algorithms](algorithms/index.md).\n\n"
+        "pages of the [algorithms](methods.md).\n\n"
         f"{_table(('option', 'meaning', 'default', 'tasks'), rows)}"
         f"{''.join(_declared(title, kind) for title, kind in SCHEMA.items())}"
     )
@@ -176,7 +185,7 @@ def example_page() -> str:
     code = (ROOT / "examples" / "own_model.py").read_text()
     return (
         "# Your own losses and model\n\nThe smallest program is in "
-        "[the overview](index.md#your-own-losses-and-arrays). This one does all that a "
+        "[the overview](index.md#in-python). This one does all that a "
         "study needs; it is `examples/own_model.py`, and the tests run it as it is. "
         "[Own tasks](own-tasks.md) says how the command line takes such a problem, "
         "[Use a result](use-a-result.md) what to do with what comes out.\n\n"

@@ -1,4 +1,4 @@
-"""What a reader of the README types first, in the order it is shown."""
+"""What a reader of the README and of the tour types, in the order it is shown."""
 
 import re
 import shlex
@@ -15,8 +15,10 @@ from fedbilevel.experiments import Experiment, experiment
 from tests.test_doc_blocks import ROOT, given, python_of
 from tests.test_docs import loaded
 
-README = (ROOT / "README.md").read_text()
-SHOWN = re.findall(r"^ {4}((?:make|pip|python3|fedbilevel) .*)$", README, flags=re.M)
+TEXTS = [(ROOT / name).read_text() for name in ("README.md", "docs/tour.md")]
+SHOWN = re.findall(
+    r"^ {4}((?:make|pip|python3|fedbilevel) .*)$", "\n".join(TEXTS), flags=re.M
+)
 SLOW = pytest.mark.slow
 RUNS = [line for line in SHOWN if line.startswith("fedbilevel run ")]
 
@@ -37,10 +39,10 @@ def greeted(line: str, monkeypatch: pytest.MonkeyPatch) -> BaseException | None:
     return CliRunner().invoke(app, words).exception
 
 
-@pytest.mark.parametrize("line", [RUNS[0], pytest.param(RUNS[1], marks=SLOW)])
+@pytest.mark.parametrize("line", [pytest.param(RUNS[0], marks=SLOW), RUNS[1]])
 def test_the_first_runs_greet_without_a_warning(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(python_of("README.md")[0], {})  # writes the table
+    exec(python_of("start.md")[0], {})  # writes the table
     assert isinstance(greeted(line, monkeypatch), CheckedError)
 
 
@@ -53,7 +55,7 @@ def test_a_first_run_that_would_warn_is_seen(tmp_path, monkeypatch):
 
 def test_the_demo_has_no_algorithm_that_could_warn(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert SHOWN[0].startswith("make demo ")
+    assert SHOWN[1].startswith("make demo ")
     (line,) = re.findall(
         r"\ndemo: .*\n\t.* (\S+\.py)\n", (ROOT / "Makefile").read_text()
     )

@@ -16,7 +16,7 @@ from fedbilevel.algorithms import AbstractAlgorithm, OneLoop, Preset
 from fedbilevel.errors import InvalidInputError
 from tests.cases import NAMES, ROWS
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+DOCS = Path(__file__).parent.parent / "docs"
 BY_NAME = pytest.mark.parametrize("name", algorithms.names())
 
 
@@ -95,9 +95,10 @@ def test_every_task_can_be_made_and_recommends_sizes():
         assert inspect.getmodule(tasks.find(name)).__doc__  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_the_readme_names_all_tasks():
+def test_the_page_of_tasks_leads_to_each():
+    page = (DOCS / "which-task.md").read_text()
     for name in tasks.names():
-        assert f"`{name}`" in README
+        assert f"[`run {name}`](tasks/{name}.md)" in page
 
 
 def test_unknown_names_say_the_nearest():

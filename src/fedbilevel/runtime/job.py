@@ -24,12 +24,13 @@ from fedbilevel.algorithms import (
     steadied,
 )
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.problem import (
     Data,
     Oracle,
     PooledData,
     Problem,
+    broken_derivative,
     check_problem,
     largest_curvature,
     opposed_curvatures,
@@ -146,6 +147,16 @@ class Job(eqx.Module):
             self.problem, self.data, client, self.upper_batch, self.lower_batch
         )
 
+    def broken_derivative(self, client: int) -> str:
+        """Say which derivative of a client is not finite at the start, if one is.
+
+        What half precision of a frozen model cannot hold has another cure.
+        """
+        if self.problem.coarse_type:
+            return ""
+        second = self.algorithm.needs_hessian
+        return broken_derivative(self.oracle(client), self.x, self.y, second)
+
     def measured(self, x: Upper, y: Lower) -> dict[str, Scalar]:
         """Return the metrics at a point, if there are any."""
         if self.metrics is None:
@@ -214,6 +225,8 @@ class Job(eqx.Module):
             found = largest_curvature(oracle, jnp.asarray(clients), *start, probe)
             values = np.asarray(found)
             worst = int(np.argmax(values))
+            if not np.isfinite(values[worst]):
+                self._check_derivatives(int(clients[worst]))
             for algorithm in algorithms:
                 algorithm.check(float(values[worst]), int(clients[worst]))
 
@@ -224,6 +237,11 @@ class Job(eqx.Module):
 
         for algorithm in algorithms:
             algorithm.check_balance(curvatures)
+
+    def _check_derivatives(self, client: int) -> None:
+        cause = self.broken_derivative(client)
+        if cause:
+            raise ClientInputError(client, f": {cause}")
 
     def _looked_at(self) -> np.ndarray:
         """Return the clients whose curvature is measured: all, if that is soon done.

@@ -225,10 +225,12 @@ class Job(eqx.Module):
             found = largest_curvature(oracle, jnp.asarray(clients), *start, probe)
             values = np.asarray(found)
             worst = int(np.argmax(values))
-            if not np.isfinite(values[worst]):
-                self._check_derivatives(int(clients[worst]))
+            who = int(clients[worst])
+            broken = "" if np.isfinite(values[worst]) else self.broken_derivative(who)
+            if broken:
+                raise ClientInputError(who, f": {broken}")
             for algorithm in algorithms:
-                algorithm.check(float(values[worst]), int(clients[worst]))
+                algorithm.check(float(values[worst]), who)
 
         def curvatures(factor: float) -> tuple[float, float]:
             oracle, probe = asked()
@@ -237,11 +239,6 @@ class Job(eqx.Module):
 
         for algorithm in algorithms:
             algorithm.check_balance(curvatures)
-
-    def _check_derivatives(self, client: int) -> None:
-        cause = self.broken_derivative(client)
-        if cause:
-            raise ClientInputError(client, f": {cause}")
 
     def _looked_at(self) -> np.ndarray:
         """Return the clients whose curvature is measured: all, if that is soon done.

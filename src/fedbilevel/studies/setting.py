@@ -11,6 +11,7 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.problem import Data, Problem, split_start
 from fedbilevel.runtime import Checkpoints, Job, Sampling
+from fedbilevel.runtime.method_checks import check_method, require_method
 from fedbilevel.studies.validation import HELD_OUT
 
 
@@ -40,8 +41,8 @@ class Setting:
 
     def job(self, algorithm: AbstractAlgorithm, seed: int = 0) -> Job:
         """Bind an algorithm, and check everything that can be checked."""
-        return Job.of(
-            algorithm,
+        job = Job.of(
+            require_method(algorithm),
             self.problem,
             self.data,
             *self.start,
@@ -50,6 +51,8 @@ class Setting:
             sampling=self.sampling,
             channel=self.channel,
         )
+        check_method(job)
+        return job
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from fedbilevel.runtime import (
     mesh,
 )
 from fedbilevel.runtime.driver import NEVER, first_span
+from fedbilevel.runtime.method_checks import require_method
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.studies.heterogeneity import (
     is_soon_measured,
@@ -112,7 +113,8 @@ def _guarded(algorithm: AbstractAlgorithm | None) -> Any:
 
     Whoever leaves the steps to the run leaves it to the run to hold them.
     """
-    chosen = FedBiOControls(local_steps=5) if algorithm is None else algorithm
+    default = FedBiOControls(local_steps=5)
+    chosen = default if algorithm is None else require_method(algorithm)
     return steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
 
 

@@ -42,6 +42,10 @@ class HeterogeneityWarning(UserWarning):
     """A method that needs clients to be alike was given clients that differ."""
 
 
+class InterventionWarning(UserWarning):
+    """A run was changed on its way, or its result is not its last point."""
+
+
 class ConfigurationWarning(UserWarning):
     """A setting came too late for JAX to follow it."""
 

@@ -103,7 +103,8 @@ class Result:
             for name, value in self._metrics()
         )
         about = f"{self.algorithm} on {self.task}, {self._end()}"
-        return f"<table><caption>{html.escape(about)}</caption>{rows}</table>"
+        notes = "".join(f"<p>Note: {html.escape(event)}</p>" for event in self.events)
+        return f"<table><caption>{html.escape(about)}</caption>{rows}</table>{notes}"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Return the likeliest class, or the number, of raw rows; see `Model`.

@@ -1,6 +1,7 @@
 """One call from problem to result."""
 
 import platform
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm, steadied
 from fedbilevel.algorithms.presets import FedBiOControls
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import DivergedError, InvalidInputError
+from fedbilevel.errors import DivergedError, InterventionWarning, InvalidInputError
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result, named_leaves, to_plain
 from fedbilevel.runtime import (
@@ -80,7 +81,8 @@ def run(
     `watch(done, total, newest)` is called about twice a second, `on_round(event)` then
     for every round that was measured, in order; it may call `event.stop()`. Ctrl-C
     stops where the work can be kept. Where clients differ too much for an algorithm
-    that inverts their own Hessians, a `HeterogeneityWarning` says so.
+    that inverts their own Hessians, a `HeterogeneityWarning` says so; where the run was
+    changed on its way, or its result is not its last point, an `InterventionWarning`.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
@@ -105,6 +107,13 @@ def run(
     )
     if keeping is not None:
         mesh.on_first(lambda: result.save(keeping.folder))
+    if result.events and jax.process_index() == 0:
+        warnings.warn(
+            f"automatic intervention: {'; '.join(result.events)}. `result.events` "
+            "lists what happened.",
+            InterventionWarning,
+            stacklevel=2,
+        )
     return result
 
 

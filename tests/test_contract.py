@@ -292,7 +292,7 @@ def test_everything_drawn_is_drawn_as_asked():
     with pytest.raises(InvalidInputError, match="batch=0: draw at least one row"):
         Sampling(batch=0)
     job = quadratic_job(Coin(), quadratic_data(CLIENTS))
-    asked = Sampling(participants=CLIENTS + 1)
+    asked = Sampling(batch=1, participants=CLIENTS + 1)
     with pytest.raises(InvalidInputError, match="between 1 and the 5 clients"):
         Job.of(Coin(), job.problem, job.data, job.x, job.y, sampling=asked)
     assert replace(asked, participants=2).batch == 1

@@ -78,7 +78,11 @@ def run(
     keeping: dict[str, Any] | None = None,
     **changes: Any,
 ):
-    arguments = {"rounds": 6, "sampling": Sampling(**(sampling or {})), **changes}
+    arguments = {
+        "rounds": 6,
+        "sampling": Sampling(**{"batch": 1, **(sampling or {})}),
+        **changes,
+    }
     if keeping is not None:
         arguments["keeping"] = Keeping(**keeping)
     return fedbilevel.run(problem, data, START, algorithm or halving(), **arguments)

@@ -1,4 +1,6 @@
+from fedbilevel import algorithms as algorithms
 from fedbilevel._types import Pair as Pair
+from fedbilevel._types import Triple as Triple
 from fedbilevel.algorithms.local.adafbio import AdaFBiO as AdaFBiO
 from fedbilevel.algorithms.local.br_fedbim import BRFedBiM as BRFedBiM
 from fedbilevel.algorithms.local.fedbio import FedBiO as FedBiO

@@ -227,7 +227,11 @@ class Result:
         return [(name, self.final[name]) for name in names]
 
     def _end(self) -> str:
-        return self.ended or f"{self.counts.get('rounds', '?')} rounds"
+        rows = self.config.get("batch", 0)
+        drawn = (
+            "" if rows == 0 else f", {'all' if rows is None else rows} rows a sample"
+        )
+        return (self.ended or f"{self.counts.get('rounds', '?')} rounds") + drawn
 
 
 def named_leaves(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:

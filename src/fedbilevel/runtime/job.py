@@ -1,7 +1,7 @@
 """What is to be run, and what is carried while it runs."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -36,6 +36,7 @@ from fedbilevel.problem import (
     opposed_curvatures,
 )
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.sampling import Sampling
 from fedbilevel.units import OfDistance, relative_kinds
 
 Where = tuple[int, int]  # the stage of a phase, and its number there
@@ -55,23 +56,6 @@ def is_renewed(came: Any) -> Any:
 def repeats(came: Any) -> Any:
     """Return how often an exchange was repeated, from its row of a record."""
     return (came.max().astype(int) - PRESENT) // 2
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """What is drawn: rows for a sample, and clients for an exchange.
-
-    `batch` is the number of rows per sample on both levels; None takes all rows, so
-    that oracles are deterministic. `participants` take part in each exchange, drawn
-    anew, uniformly and without replacement; None asks all clients.
-    """
-
-    batch: int | None = 1
-    participants: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch is not None and self.batch < 1:
-            raise InvalidInputError(f"batch={self.batch}: draw at least one row.")
 
 
 class Job(eqx.Module):
@@ -115,7 +99,7 @@ class Job(eqx.Module):
         """
         algorithm = steadied(algorithm)
         x, y = jax.tree.map(strongly_typed, (x, y))
-        drawn = sampling or Sampling()
+        drawn = sampling or Sampling(batch=1)
         count = data.clients if drawn.participants is None else drawn.participants
         if not 1 <= count <= data.clients:
             raise InvalidInputError(
@@ -131,7 +115,7 @@ class Job(eqx.Module):
             )
         sizes = (data.clients, count)
         start = (algorithm, problem, data, x, y, metrics, jr.key(seed), flags, *sizes)
-        job = Job(*start, drawn.batch, drawn.batch)
+        job = Job(*start, drawn.rows(data), drawn.rows(data))
         _check_phases(job)
         # Where all rows are in one place nothing travels, and nothing is compressed.
         own = algorithm.channel() if data.travels else PLAIN

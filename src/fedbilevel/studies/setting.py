@@ -1,6 +1,6 @@
 """What the runs of a study have in common, and where their files are kept."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -36,6 +36,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         problem, start = split_start(self.problem, self.start)
+        sampling = replace(self.sampling, batch=self.sampling.rows(self.data))
+        object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "problem", problem)
         object.__setattr__(self, "start", start)
 
@@ -74,13 +76,14 @@ class Keeping:
     """Where a run keeps checkpoints and its result, `folder`, and how often it does.
 
     A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
-    standing for never; one is always written in the end and on an interrupt. With
-    `resume` a run interrupted in the folder continues, given the same arguments.
-    `study` is the folder of the study that this is a part of, if it is one.
+    standing for never; one is always written in the end and on an interrupt. A run that
+    the same call began in the folder continues, and in a new folder one starts; with
+    `resume` True it must be there, with False it must not. `study` is the folder of the
+    study that this is a part of, if it is one.
     """
 
     folder: Path | str
-    resume: bool = False
+    resume: bool | None = None
     every_rounds: int | None = None
     every_seconds: float | None = Settings.checkpoint_seconds
     study: Path | str | None = None

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -134,14 +134,15 @@ def minimize(
     algorithm: AbstractAlgorithm,
     *,
     rounds: int,
-    batch: int | None = 1,
+    batch: int | None | Literal["auto"] = "auto",
     **more: Any,
 ) -> Result:
     """Run an algorithm on one machine: `run`, where all rows are in one place.
 
     `rows` are those of the upper and of the lower level, pytrees of arrays with one row
-    per sample. A sample has `batch` of them, all if None. A round is one iteration,
-    unless the algorithm says otherwise; `more` is what `run` takes besides.
+    per sample. A sample has `batch` of them, all if None, and as in `Sampling` if
+    "auto". A round is one iteration, unless the algorithm says otherwise; `more` is
+    what `run` takes besides.
     """
     if not isinstance(rows, tuple | list) or len(rows) != 2:
         raise InvalidInputError(

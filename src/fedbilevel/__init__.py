@@ -29,12 +29,12 @@ def _places() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _places():
-        found = getattr(_importlib.import_module(_places()[name]), name)
-    elif any(module.name == name for module in _pkgutil.iter_modules(__path__)):
+    # A package that is a public name, too, is itself: `hypergradient` can be called.
+    if any(module.name == name for module in _pkgutil.iter_modules(__path__)):
         return _importlib.import_module(f"{__name__}.{name}")
-    else:
+    if name not in _places():
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = getattr(_importlib.import_module(_places()[name]), name)
     globals()[name] = found
     return found
 

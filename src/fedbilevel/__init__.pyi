@@ -120,6 +120,7 @@ from fedbilevel.hypergradient import FrozenNeumann as FrozenNeumann
 from fedbilevel.hypergradient import Neumann as Neumann
 from fedbilevel.hypergradient import RandomNeumann as RandomNeumann
 from fedbilevel.hypergradient import Unrolled as Unrolled
+from fedbilevel.hypergradient import hypergradient as hypergradient
 from fedbilevel.hypergradient import local_inverse_bias as local_inverse_bias
 from fedbilevel.problem import ClientData as ClientData
 from fedbilevel.problem import PooledData as PooledData

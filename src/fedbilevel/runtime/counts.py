@@ -391,6 +391,8 @@ def bodies(params: dict[str, Any]) -> list[Any]:
     """Return the programs inside of an equation."""
     found = []
     for value in params.values():
+        # Of a linear solve only this runs; the rest is for its derivatives.
+        value = (value.solve,) if hasattr(value, "transpose_solve") else value
         for item in value if isinstance(value, tuple | list) else (value,):
             if hasattr(item, "eqns"):
                 found.append(item)

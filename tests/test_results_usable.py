@@ -140,6 +140,17 @@ def test_numbers_of_a_plain_tree_are_optimized_those_of_a_module_are_not():
     assert float(result.x) != 0.25
 
 
+def test_metrics_may_see_the_server():
+    def metrics(x, y, server):
+        return {"size": jnp.abs(server.blocks.z), "x": server.state.point.x}
+
+    method = fb.FedBiO(0.1, 0.1, 0.1, local_steps=1)
+    found = fb.run(PROBLEM, rows_of(3), START, method, rounds=3, metrics=metrics)
+    assert (found.columns["z_norm"] > 0).all()
+    np.testing.assert_allclose(found.columns["size"], found.columns["z_norm"])
+    assert found.columns["x"][-1] == found.x
+
+
 def test_without_a_batch_it_is_all_rows_unless_they_are_many():
     def holding(*counts):
         level = [{"b": np.zeros(count)} for count in counts]
@@ -159,7 +170,7 @@ def test_a_result_is_told_in_two_lines(found):
     assert lines[0].endswith("all rows a sample:") and found.config["batch"] is None
     assert f"upper_loss {found.final['upper_loss']:.5g}" in lines[1]
     table = found._repr_html_()
-    assert table.count("<tr>") == 3 and "upper_loss" in table
+    assert table.count("<tr>") == 4 and "upper_loss" in table
     hostile = fb.Result("<b>", "a", {}, {}, {}, {}, {"<i>": 1.0}, {}, {})
     assert "<b>" not in hostile._repr_html_() and "<i>" not in hostile._repr_html_()
 

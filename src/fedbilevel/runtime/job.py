@@ -37,6 +37,7 @@ from fedbilevel.problem import (
 )
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.sampling import Sampling
+from fedbilevel.runtime.server_seen import ServerSeen, sees_server
 from fedbilevel.units import OfDistance, relative_kinds
 
 Where = tuple[int, int]  # the stage of a phase, and its number there
@@ -44,7 +45,7 @@ Where = tuple[int, int]  # the stage of a phase, and its number there
 ABSENT, PRESENT, RENEWED = 0, 1, 2
 _SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds
 _FEWEST = 16  # clients of which it is measured
-OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm")
+OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "z_norm")
 OWN_COLUMNS += ("exchanges", "bytes", "samples")
 
 
@@ -141,11 +142,18 @@ class Job(eqx.Module):
         second = self.algorithm.needs_hessian
         return broken_derivative(self.oracle(client), self.x, self.y, second)
 
-    def measured(self, x: Upper, y: Lower) -> dict[str, Scalar]:
-        """Return the metrics at a point, if there are any."""
+    def measured(self, x: Upper, y: Lower, server: PyTree = None) -> dict[str, Scalar]:
+        """Return the metrics at a point, if there are any; at first `server` is made.
+
+        Metrics with a parameter `server` get what it carries between rounds.
+        """
         if self.metrics is None:
             return {}
-        return self.metrics(*self.problem.whole(x, y), *self.problem.inputs)
+        seen: dict[str, Any] = {}
+        if sees_server(self.metrics):
+            state = first_server(self) if server is None else server
+            seen = {"server": ServerSeen(state, self.algorithm.blocks(state))}
+        return self.metrics(*self.problem.whole(x, y), *self.problem.inputs, **seen)
 
     def phases(self, stage: int) -> Phases:
         """Return what a round runs, or what the setup before the first one does."""

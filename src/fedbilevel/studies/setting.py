@@ -12,6 +12,7 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.problem import Data, Problem, split_start
 from fedbilevel.runtime import Checkpoints, Job, Sampling
 from fedbilevel.runtime.method_checks import check_method, require_method
+from fedbilevel.runtime.server_seen import sees_server
 from fedbilevel.studies.validation import HELD_OUT
 
 
@@ -64,7 +65,7 @@ class Setting:
 
     def headline_at_start(self) -> float | None:
         """Return the headline before the first round, where the metrics have it."""
-        if self.metrics is None:
+        if self.metrics is None or sees_server(self.metrics):
             return None
         whole = self.problem.whole(*self.start)
         found = self.metrics(*whole, *self.problem.inputs).get(self.headline)

@@ -72,9 +72,10 @@ def run(
     local ones a round; where the step of x is measured, a safeguard is added. `start`
     is (x, y), pytrees of numbers or Equinox modules, of which the arrays are optimized;
     the result's `x` and `y` are of the same structure. `sampling` says how many rows a
-    sample has and how many clients take part, `metrics(x, y)` adds columns, `channel`
-    is what is done to replies on their way. `stopping` may end the run before its last
-    round; the result's `ended` says why it did. `keeping` names a folder for
+    sample has and how many clients take part, `metrics(x, y)` adds columns; with one
+    more parameter, `server`, it sees the server's `state` and `blocks`, z among them.
+    `channel` is what is done to replies on their way. `stopping` may end the run before
+    its last round; the result's `ended` says why it did. `keeping` names a folder for
     checkpoints and the result, and how to continue after an interrupt. `runtime(job)`
     makes what computes: `ReferenceRuntime` is slow and names what fails.
 

@@ -1,5 +1,9 @@
 """`fedbilevel.hypergradient`: ridge regression, whose answer has a closed form."""
 
+import re
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,3 +91,16 @@ def test_a_tolerance_ends_a_solve():
     assert abs(loose - exact) > 1e-3 * abs(exact)
     with pytest.raises(ValueError, match=r"tolerance=\.\.\.\)` must be at least 0"):
         fb.ConjugateGradient(3, tolerance=1.0)
+
+
+def test_the_block_of_the_guide_is_right():
+    text = (Path(__file__).parents[1] / "docs" / "hypergradients.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, "hypergradients.md", "exec"), names)
+    x, y, train, judge = (names[name] for name in ("x", "y", "train", "judge"))
+    a, c = train["a"], judge["a"]
+    hessian = 2 * (a.T @ a / 40 + np.diag(np.exp(x)))
+    fy = 2 * c.T @ (c @ y - judge["b"]) / 40
+    expected = -2 * np.exp(x) * y * np.linalg.solve(hessian, fy)
+    np.testing.assert_allclose(names["slope"](x, y), expected, rtol=1e-4)

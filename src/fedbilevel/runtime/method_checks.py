@@ -88,7 +88,12 @@ class _Check:
         if wrong or not (given or title.startswith("setup")):
             got = f"got {_kind(wrong[0])}" if wrong else "got none"
             raise self._error(title, "", "a tuple of `Phase` or `Repeat`", got)
-        return every_phase(tuple(given))
+        every = every_phase(tuple(given))
+        for phase in every:
+            if phase.every < 1:
+                got = f"but '{phase.name}' has every={phase.every}"
+                raise self._error(title, "", "phases of every 1 or more rounds", got)
+        return every
 
     def _check_point(self, server: PyTree) -> None:
         title, expected = "point(server)", "`Pair(x, y)`, shaped like the start"

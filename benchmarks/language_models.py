@@ -50,8 +50,8 @@ from fedbilevel.models.transformer import (
     token_losses,
 )
 from fedbilevel.problem import ClientData, Problem
+from fedbilevel.runtime import Job, Sampling
 from fedbilevel.runtime.driver import first_span
-from fedbilevel.runtime.job import Job, Sampling
 from fedbilevel.runtime.simulator import SimulatorRuntime
 from fedbilevel.tasks.reweighting import _Frozen, _Lower, _upper
 

@@ -1018,7 +1018,7 @@ def quadratic_job(
         -jnp.arange(1.0, DY + 1),
         metrics=ClosedForm.of(data.parts if isinstance(data, PooledData) else data),
         seed=seed,
-        sampling=Sampling(participants=participants),
+        sampling=Sampling(batch=1, participants=participants),
         channel=channel,
     )
     return with_precision(job, precision)

@@ -58,7 +58,7 @@ def jobs() -> dict[str, Job]:
                 case_of(name).algorithm,
                 *arguments,
                 *start,
-                sampling=Sampling(participants=participants),
+                sampling=Sampling(batch=1, participants=participants),
             ),
             "float32",
         )

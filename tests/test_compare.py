@@ -11,17 +11,20 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedbilevel
 from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
+from fedbilevel.cli.app import app
 from fedbilevel.errors import (
     CheckpointError,
     HeterogeneityWarning,
     InvalidInputError,
     NonFiniteError,
 )
-from fedbilevel.experiments import Experiment
+from fedbilevel.experiments import Experiment, comparison, recommendation
 from fedbilevel.experiments.comparison import compare
+from fedbilevel.experiments.recommendation import Advice
 from fedbilevel.experiments.searching import Tuning
 from fedbilevel.hypergradient import Neumann, local_inverse_bias
 from fedbilevel.problem import Problem
@@ -324,3 +327,21 @@ def test_without_an_inverse_there_is_no_bias():
     start = (jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([-1.0, -2.0, -3.0]))
     assert np.isnan(float(local_inverse_bias(bent, data, *start)))
     assert python_run(LOCAL, data, bent) == []
+
+
+def test_without_names_the_recommended_methods_are_compared(monkeypatch):
+    asked = []
+
+    def advised(task, situation):
+        asked.append((task.task, situation.participants))
+        return [Advice(name, "", (), "", "") for name in ("soba", "fedbio")]
+
+    def stopped(experiment, names, seeds, **more):
+        asked.append(list(names))
+        raise InvalidInputError("stopped here")
+
+    monkeypatch.setattr(recommendation, "recommend", advised)
+    monkeypatch.setattr(comparison, "compare", stopped)
+    done = CliRunner().invoke(app, ["compare", "two-client", "--participants", "1"])
+    assert asked == [("two-client", 1), ["soba", "fedbio"]]
+    assert "recommended here: soba, fedbio" in done.output

@@ -105,6 +105,39 @@ def test_server_and_clients_share_a_coin(runtime):
     assert ends[0][0] != ends[1][0]
 
 
+class Seldom(AbstractToy):
+    """One phase in every round, and one in every third, which notes its turns."""
+
+    def init_server(self, x, y):
+        return Seen(Pair(x, y), jnp.zeros(3))
+
+    def phases(self):
+        def local(sent, client, oracle, turn):
+            return client, jnp.asarray(turn.index, float)
+
+        def often(server, mean):
+            return Seen(server.point, server.told.at[0].add(1))
+
+        def seldom(server, mean):
+            return Seen(server.point, server.told.at[1].add(1).at[2].set(mean))
+
+        def down(server):
+            return server.point
+
+        third = Phase("seldom", down, local, seldom, every=3)
+        return Phase("often", down, local, often), third
+
+
+@BOTH
+def test_a_phase_may_run_in_some_rounds_alone(runtime):
+    job = quadratic_job(Seldom(), quadratic_data(2))
+    # Rounds 1, 4 and 7 have it; the third time its turn is 2.
+    told = execute(runtime(job), 7).state.server.told
+    np.testing.assert_array_equal(told, [7, 3, 2])
+    exchanges = Ledger(job).cumulative(job.key, 7)["exchanges"]
+    np.testing.assert_array_equal(exchanges, [2, 3, 4, 6, 7, 8, 10])
+
+
 class Roll(AbstractToy):
     """Every place gets a message of its own, and all replies are kept apart."""
 
@@ -292,7 +325,7 @@ def test_everything_drawn_is_drawn_as_asked():
     with pytest.raises(InvalidInputError, match="batch=0: draw at least one row"):
         Sampling(batch=0)
     job = quadratic_job(Coin(), quadratic_data(CLIENTS))
-    asked = Sampling(participants=CLIENTS + 1)
+    asked = Sampling(batch=1, participants=CLIENTS + 1)
     with pytest.raises(InvalidInputError, match="between 1 and the 5 clients"):
         Job.of(Coin(), job.problem, job.data, job.x, job.y, sampling=asked)
     assert replace(asked, participants=2).batch == 1

@@ -46,6 +46,7 @@ RUN_BY = {
     "data.md": "test_a_loss_with_a_model_of_flax_is_a_loss",
     "errors.md": "home",
     "from-pytorch.md": "test_pytorch",
+    "hypergradients.md": "test_direct_hypergradient",
     "mesh.md": "test_what_hosts_call_takes_these_arguments",
     "one-machine.md": "test_minimize",
     "own-tasks.md": "test_own_tasks",

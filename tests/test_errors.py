@@ -25,6 +25,7 @@ from fedbilevel.errors import (
 )
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
+from fedbilevel.problem import Oracle, broken_derivative
 from fedbilevel.runtime import (
     Job,
     ReferenceRuntime,
@@ -33,6 +34,7 @@ from fedbilevel.runtime import (
     checkpoint,
     execute,
 )
+from fedbilevel.runtime.contract import failure
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.tasks import two_client
 
@@ -76,7 +78,11 @@ def run(
     keeping: dict[str, Any] | None = None,
     **changes: Any,
 ):
-    arguments = {"rounds": 6, "sampling": Sampling(**(sampling or {})), **changes}
+    arguments = {
+        "rounds": 6,
+        "sampling": Sampling(**{"batch": 1, **(sampling or {})}),
+        **changes,
+    }
     if keeping is not None:
         arguments["keeping"] = Keeping(**keeping)
     return fedbilevel.run(problem, data, START, algorithm or halving(), **arguments)
@@ -197,6 +203,57 @@ def test_a_loss_that_drops_nan_depends_on_y_all_the_same():
 def test_a_loss_that_is_nan_at_the_start():
     with pytest.raises(InvalidInputError, match=r"client 1: the lower loss is nan at"):
         run(data_with(9, -1, 9))
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "size", "told"),
+    [
+        (
+            lambda x: jnp.sqrt(x @ x),
+            lambda y: 0,
+            1,
+            r"e derivative .*upper.* x\.s is nan",
+        ),
+        (lambda x: 0, lambda y: jnp.sqrt(y @ y), 1, r"e derivative .*lower.* y is nan"),
+        (lambda x: 0, lambda y: (y**1.5).sum(), 1, r"second .*lower.* to y is inf"),
+        (lambda x: 0, lambda y: 0, 1e200, r"e\+200 \('a', column 1\).*rescale"),
+    ],
+    ids=["upper", "lower", "second order", "column"],
+)
+def test_a_derivative_that_is_not_finite_at_the_start(above, below, size, told):
+    rows = {"a": np.asarray([[1.0, size], [2.0, size]])}
+
+    def upper(x, y, rows):
+        return jnp.mean((rows["a"][:, 0] - y[0]) ** 2) + above(x["s"])
+
+    def lower(x, y, rows):
+        return jnp.mean((rows["a"] @ y) ** 2) + x["s"] @ y + below(y)
+
+    client = ClientData.from_clients([rows], [rows])
+    oracle = Oracle(Problem(upper, lower), client, 0, None, None)
+    start = ({"s": jnp.zeros(2)}, jnp.zeros(2))
+    assert re.search(told, broken_derivative(oracle, *start, second=True))
+
+
+def test_a_broken_derivative_is_not_blamed_on_steps():
+    def rooted(x, y, rows):
+        return upper(x, y, rows) + jnp.sqrt(x**2)
+
+    job = Job.of(halving(), Problem(rooted, lower), data_with(9), *START)
+    named = str(failure(job, (0, 0, 0)).at("North"))
+    assert named.startswith("round 1, phase 'local', client 0 (North): the reply")
+    assert "upper loss with respect to x is nan" in named
+    assert "Smaller" not in named
+    # Later rounds have gone elsewhere, and what they met there is not looked for.
+    assert "Smaller step sizes" in str(failure(job, (1, 0, 0)))
+
+
+def test_a_curvature_that_is_not_finite_is_not_blamed_on_theta():
+    def powers(x, y, rows):
+        return jnp.mean(rows["a"]) * jnp.abs(y) ** 1.5 + 0.5 * (y - x) ** 2
+
+    with pytest.raises(InvalidInputError, match=r"^client 0: No step.* to y is inf"):
+        run(data_with(9), problem=Problem(upper, powers))
 
 
 @RUNTIMES

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedbilevel.hypergradient as hg
 from fedbilevel import algorithms, tasks
-from fedbilevel import hypergradient as hg
 from fedbilevel.algorithms.one_machine.stocbio import StocBiO
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.experiments.options import algorithm_from, as_options, options_of

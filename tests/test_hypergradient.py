@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel import hypergradient as hg
+import fedbilevel.hypergradient as hg
 from fedbilevel.problem import ClientData, Oracle, Problem
 from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 

@@ -31,12 +31,12 @@ LAYERS = [
     {"tracking"},
     {"result"},
     {"saved"},
+    {"report"},
     {"studies"},
     {"federation"},
     {"experiments"},
     {"sklearn"},
     {"deployment"},
-    {"report"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,5 +1,6 @@
 """Measured steps on losses that a user may write: kinks, and curvature of any sign."""
 
+import html
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import fedbilevel as fb
 from fedbilevel.algorithms.wrappers.measured_steps.best import Best
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import Softness
 from fedbilevel.algorithms.wrappers.measured_steps.safeguard import MOST, Guard
-from fedbilevel.errors import DivergedError, NonFiniteError
+from fedbilevel.errors import DivergedError, InterventionWarning, NonFiniteError
 from fedbilevel.result import Result
 
 DRAW = np.random.default_rng(0)
@@ -149,7 +150,14 @@ def rising(x, y, batch):
 def test_a_result_keeps_the_best_point_and_the_last(tmp_path):
     problem = fb.Problem(rising, with_kink)
     named = {"rounds": 12, "sampling": fb.Sampling(None)}
-    made = fb.run(problem, DATA, START, **named, keeping=fb.Keeping(tmp_path / "run"))
+    kept = fb.Keeping(tmp_path / "run")
+    with pytest.warns(InterventionWarning) as warned:
+        made = fb.run(problem, DATA, START, **named, keeping=kept)
+    (told,) = [str(one.message) for one in warned]
+    assert told.startswith(f"automatic intervention: {'; '.join(made.events)}.")
+    note = f"Note: {made.events[-1]}"
+    assert note in repr(made) and html.escape(note) in made._repr_html_()
+    assert made.summary()["events"] == made.events
     losses = made.columns["upper_loss"]
     best = int(np.argmin(losses))
     assert best < 11 and made.final["upper_loss"] == losses[best]

@@ -141,7 +141,7 @@ def mixed_job(clients, private=NOTHING, participants=None):
     algorithm = LocalBSGM(Neumann(2, 0.2), 1.0, 0.5, 0.5, 0.1, 0.1, local_steps=2)
     start = ({"own": jnp.ones(1), "shared": jnp.zeros(1)}, jnp.zeros(1))
     problem = Problem(upper, lower, private=private)
-    drawing = Sampling(participants=participants)
+    drawing = Sampling(batch=1, participants=participants)
     return Job.of(algorithm, problem, data, *start, sampling=drawing)
 
 

@@ -89,7 +89,7 @@ def run(
     participants: int | None = None,
     **changes: Any,
 ) -> Result:
-    sampling = Sampling(participants=participants)
+    sampling = Sampling(batch=1, participants=participants)
     arguments = {"rounds": 4, "seed": 5, "sampling": sampling, **changes}
     return fedbilevel.run(PROBLEM, rows_of(clients), START, tiny(method), **arguments)
 
@@ -287,7 +287,7 @@ def test_resume_before_the_first_measurement(tmp_path):
 
 def test_resuming_a_finished_run_repeats_its_result(tmp_path):
     whole = run(keeping=Keeping(tmp_path))
-    again = run(keeping=Keeping(tmp_path, resume=True))
+    again = run(keeping=Keeping(tmp_path))
     assert_same_trajectory(again, whole)
 
 

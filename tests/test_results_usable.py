@@ -140,13 +140,37 @@ def test_numbers_of_a_plain_tree_are_optimized_those_of_a_module_are_not():
     assert float(result.x) != 0.25
 
 
+def test_metrics_may_see_the_server():
+    def metrics(x, y, server):
+        return {"size": jnp.abs(server.blocks.z), "x": server.state.point.x}
+
+    method = fb.FedBiO(0.1, 0.1, 0.1, local_steps=1)
+    found = fb.run(PROBLEM, rows_of(3), START, method, rounds=3, metrics=metrics)
+    assert (found.columns["z_norm"] > 0).all()
+    np.testing.assert_allclose(found.columns["size"], found.columns["z_norm"])
+    assert found.columns["x"][-1] == found.x
+
+
+def test_without_a_batch_it_is_all_rows_unless_they_are_many():
+    def holding(*counts):
+        level = [{"b": np.zeros(count)} for count in counts]
+        return fb.ClientData.from_clients(level, level)
+
+    several, few = holding(600, 600), fb.Sampling(participants=1)
+    assert few.rows(several) is None and few.rows(several.pooled()) == 32
+    assert few.rows(holding(2, 999)) is None and few.rows(holding(2, 1000)) == 32
+    assert fb.Sampling(7).rows(several) == 7
+    assert fb.Sampling(None).rows(holding(2000)) is None
+
+
 def test_a_result_is_told_in_two_lines(found):
     lines = repr(found).splitlines()
     assert len(lines) == 2 and all(len(line) < 100 for line in lines)
     assert "FedBiO" in lines[0] and "after all 3 rounds" in lines[0]
+    assert lines[0].endswith("all rows a sample:") and found.config["batch"] is None
     assert f"upper_loss {found.final['upper_loss']:.5g}" in lines[1]
     table = found._repr_html_()
-    assert table.count("<tr>") == 3 and "upper_loss" in table
+    assert table.count("<tr>") == 4 and "upper_loss" in table
     hostile = fb.Result("<b>", "a", {}, {}, {}, {}, {"<i>": 1.0}, {}, {})
     assert "<b>" not in hostile._repr_html_() and "<i>" not in hostile._repr_html_()
 
@@ -238,7 +262,7 @@ def test_ctrl_c_in_python_keeps_the_work_and_says_how_to_go_on(tmp_path, capfd, 
         run(keeping=fb.Keeping(tmp_path, every_rounds=2), runtime=Pressed)
     told = str(caught.value)
     assert "After round 2 of 4. Kept in" in told
-    assert f"keeping=Keeping({str(tmp_path)!r}, resume=True)" in told
+    assert f"keeping=Keeping({str(tmp_path)!r})" in told
     assert "fedbilevel resume" not in told
     assert "Press Ctrl-C again" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is ctrl_c
@@ -267,14 +291,14 @@ def test_the_second_ctrl_c_stops_at_once():
 def test_a_folder_of_python_is_never_said_to_be_resumed_by_a_command(tmp_path):
     run(keeping=fb.Keeping(tmp_path))
     with pytest.raises(CheckpointError) as used:
-        run(keeping=fb.Keeping(tmp_path))
+        run(keeping=fb.Keeping(tmp_path, resume=False))
     with pytest.raises(CheckpointError) as loaded:
         Experiment.load(tmp_path)
     (tmp_path / "result.json").unlink()
     with pytest.raises(CheckpointError) as unfinished:
         fb.Result.load(tmp_path)
     for caught in (used, loaded, unfinished):
-        assert f"Keeping({str(tmp_path)!r}, resume=True)" in str(caught.value)
+        assert f"`keeping=Keeping({str(tmp_path)!r})`" in str(caught.value)
         assert "fedbilevel resume" not in str(caught.value)
 
 
@@ -305,9 +329,11 @@ def test_a_comparison_of_python_is_resumed_as_a_whole(tmp_path):
         fb.compare(
             *arguments, rounds=4, seeds=[5], keeping=fb.Keeping(home), watch=stop
         )
-    assert f"Keeping({str(home)!r}, resume=True)" in str(caught.value)
-    with pytest.raises(CheckpointError, match=r"resume=True"):
-        fb.compare(*arguments, rounds=4, seeds=[5], keeping=fb.Keeping(home))
+    assert f"Keeping({str(home)!r})" in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"`keeping=Keeping"):
+        kept = fb.Keeping(home, resume=False)
+        fb.compare(*arguments, rounds=4, seeds=[5], keeping=kept)
+    fb.compare(*arguments, rounds=4, seeds=[5], keeping=fb.Keeping(home))
 
 
 def exploding(folder: Path | None, **more: Any) -> NonFiniteError:

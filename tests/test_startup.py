@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from typer.main import get_group
@@ -246,10 +246,12 @@ def test_the_version_is_told():
 def test_every_public_name_is_there_and_no_other():
     listed = Path(fedbilevel.__file__).with_suffix(".pyi").read_text()
     names = re.findall(r" as (\w+)", listed)
-    assert {"run", "compare", "LocalBSGVRM", "Problem"} <= set(names)
+    assert {"run", "compare", "LocalBSGVRM", "Problem", "algorithms"} <= set(names)
+    assert set(dir(fedbilevel)) == {*names, "__version__"}
     for name in names:
-        assert getattr(fedbilevel, name).__module__.startswith("fedbilevel.")
-        assert name in dir(fedbilevel)
+        one = getattr(fedbilevel, name)
+        place = one.__name__ if isinstance(one, ModuleType) else one.__module__
+        assert place.startswith("fedbilevel.")
     assert getattr(fedbilevel, "tasks") is tasks  # noqa: B009
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         getattr(fedbilevel, "nothing")  # noqa: B009

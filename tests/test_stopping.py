@@ -345,7 +345,7 @@ def test_an_interrupted_sweep_is_resumed(tmp_path, monkeypatch):
             job.algorithm,
             rounds=ROUNDS,
             seeds=SEEDS,
-            sampling=Sampling(participants=2),
+            sampling=Sampling(batch=1, participants=2),
             metrics=job.metrics,
             **more,
         )

@@ -6,38 +6,38 @@ What can be imported from here is listed in `__init__.pyi`, with its place. It i
 when it is asked for: JAX takes seconds, and whoever asks for help needs none of it.
 """
 
-import ast
-import functools
-import importlib
-import pkgutil
-from pathlib import Path
-from typing import Any
+import ast as _ast
+import functools as _functools
+import importlib as _importlib
+import pkgutil as _pkgutil
+from pathlib import Path as _Path
+from typing import Any as _Any
 
 __version__ = "0.1.0"
 
 
-@functools.cache
+@_functools.cache
 def _places() -> dict[str, str]:
     """Return the module of every public name."""
-    listed = ast.parse(Path(__file__).with_suffix(".pyi").read_text())
+    listed = _ast.parse(_Path(__file__).with_suffix(".pyi").read_text())
     return {
         name.name: str(line.module)
         for line in listed.body
-        if isinstance(line, ast.ImportFrom)
+        if isinstance(line, _ast.ImportFrom) and line.module != __name__
         for name in line.names
     }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _places():
-        found = getattr(importlib.import_module(_places()[name]), name)
-    elif any(module.name == name for module in pkgutil.iter_modules(__path__)):
-        return importlib.import_module(f"{__name__}.{name}")
-    else:
+def __getattr__(name: str) -> _Any:
+    # A package that is a public name, too, is itself: `hypergradient` can be called.
+    if any(module.name == name for module in _pkgutil.iter_modules(__path__)):
+        return _importlib.import_module(f"{__name__}.{name}")
+    if name not in _places():
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = getattr(_importlib.import_module(_places()[name]), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_places()})
+    return sorted({"__version__", "algorithms", *_places()})

@@ -1,4 +1,6 @@
+from fedbilevel import algorithms as algorithms
 from fedbilevel._types import Pair as Pair
+from fedbilevel._types import Triple as Triple
 from fedbilevel.algorithms.local.adafbio import AdaFBiO as AdaFBiO
 from fedbilevel.algorithms.local.br_fedbim import BRFedBiM as BRFedBiM
 from fedbilevel.algorithms.local.fedbio import FedBiO as FedBiO
@@ -118,6 +120,7 @@ from fedbilevel.hypergradient import FrozenNeumann as FrozenNeumann
 from fedbilevel.hypergradient import Neumann as Neumann
 from fedbilevel.hypergradient import RandomNeumann as RandomNeumann
 from fedbilevel.hypergradient import Unrolled as Unrolled
+from fedbilevel.hypergradient import hypergradient as hypergradient
 from fedbilevel.hypergradient import local_inverse_bias as local_inverse_bias
 from fedbilevel.problem import ClientData as ClientData
 from fedbilevel.problem import PooledData as PooledData

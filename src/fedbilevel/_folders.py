@@ -25,6 +25,8 @@ COMPARISON = "settings.json"  # of `fedbilevel compare`
 SEARCH, TUNED = "search.json", "tuned.json"  # of `fedbilevel tune`: asked, and found
 TUNING = "tuning"  # the folder of a search, in that of a run or of one compared
 
+_IN_PYTHON = "It was begun in Python. Continue it there"
+
 
 def how_to_continue(folder: Path) -> str:
     """Say how to continue the run in a folder, or nothing where there is none.
@@ -45,8 +47,7 @@ def how_to_continue(folder: Path) -> str:
         return "Continue it with the command that began it."
     if (folder / CHECKPOINT).exists() or any(folder.glob(f"*/{CHECKPOINT}")):
         return (
-            "It was begun in Python. Continue it there, with the same call and "
-            f"`keeping=Keeping({str(folder)!r}, resume=True)`."
+            f"{_IN_PYTHON}, with the same call and `keeping=Keeping({str(folder)!r})`."
         )
     return ""
 
@@ -58,8 +59,13 @@ def is_used(folder: Path) -> bool:
     return os.path.lexists(folder)
 
 
-def open_folder(folder: Path, resume: bool) -> None:
-    """Raise if a new run would meet files of another, or there is nothing to resume."""
+def open_folder(folder: Path, resume: bool | None) -> None:
+    """Raise if a new run would meet files of another, or there is nothing to resume.
+
+    With None a run that was begun in Python is continued, and else there is a new one.
+    """
+    if resume is None and how_to_continue(folder).startswith(_IN_PYTHON):
+        return
     if resume and not folder.is_dir():
         raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
     if not resume:

@@ -46,7 +46,7 @@ class Pair(AbstractBlocks):
 
 
 class Triple(AbstractBlocks):
-    """A pair with a third block z, shaped like y: the linear-system variable."""
+    """A pair `x`, `y` with a third block `z`, shaped like y: the linear system's."""
 
     x: Any
     y: Any

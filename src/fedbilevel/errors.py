@@ -42,6 +42,10 @@ class HeterogeneityWarning(UserWarning):
     """A method that needs clients to be alike was given clients that differ."""
 
 
+class InterventionWarning(UserWarning):
+    """A run was changed on its way, or its result is not its last point."""
+
+
 class ConfigurationWarning(UserWarning):
     """A setting came too late for JAX to follow it."""
 
@@ -117,7 +121,8 @@ class NonFiniteError(AtClientError, DivergedError):
     `round` counts from 1, `client` from 0, and may have a `name`; `checkpoint` is the
     last good one, or None, be it that none was `due` before or that none was asked for.
     `theta` is the step of the method's Neumann series, if it has one; `frozen_type` the
-    type of the frozen numbers of the problem, where it has half the usual digits.
+    type of the frozen numbers of the problem, where it has half the usual digits;
+    `cause` is what was wrong before the first step, where it was found out.
     """
 
     def __init__(
@@ -130,11 +135,12 @@ class NonFiniteError(AtClientError, DivergedError):
         due: bool = False,
         theta: float | None = None,
         frozen_type: str = "",
+        cause: str = "",
         name: str = "",
     ) -> None:
         self.round, self.phase = round_number, phase
         self.checkpoint, self.due, self.theta = checkpoint, due, theta
-        self.frozen_type = frozen_type
+        self.frozen_type, self.cause = frozen_type, cause
         if checkpoint:
             kept = f"The last good checkpoint is kept in {checkpoint}."
         elif due:
@@ -155,7 +161,7 @@ class NonFiniteError(AtClientError, DivergedError):
             cure = f"{coarse_cure(frozen_type)} or smaller step sizes."
         super().__init__(
             client,
-            f": the reply holds NaN or infinity. {cure} {kept}",
+            f": the reply holds NaN or infinity. {cause or f'{cure} {kept}'}",
             f"round {round_number}, phase '{phase}', ",
             name,
         )
@@ -165,6 +171,7 @@ class NonFiniteError(AtClientError, DivergedError):
         number = self.client if client is None else client
         place = (self.round, self.phase, number, self.checkpoint)
         known = {"theta": self.theta, "frozen_type": self.frozen_type}
+        known["cause"] = self.cause
         return NonFiniteError(*place, due=self.due, **known, name=name)
 
 

@@ -103,7 +103,8 @@ class Result:
             for name, value in self._metrics()
         )
         about = f"{self.algorithm} on {self.task}, {self._end()}"
-        return f"<table><caption>{html.escape(about)}</caption>{rows}</table>"
+        notes = "".join(f"<p>Note: {html.escape(event)}</p>" for event in self.events)
+        return f"<table><caption>{html.escape(about)}</caption>{rows}</table>{notes}"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Return the likeliest class, or the number, of raw rows; see `Model`.
@@ -226,7 +227,11 @@ class Result:
         return [(name, self.final[name]) for name in names]
 
     def _end(self) -> str:
-        return self.ended or f"{self.counts.get('rounds', '?')} rounds"
+        rows = self.config.get("batch", 0)
+        drawn = (
+            "" if rows == 0 else f", {'all' if rows is None else rows} rows a sample"
+        )
+        return (self.ended or f"{self.counts.get('rounds', '?')} rounds") + drawn
 
 
 def named_leaves(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:

@@ -131,7 +131,8 @@ class Phase(eqx.Module):
 
     `down` and `up` may be `with_turn` functions; a message may hold `Each`. A phase
     that `gathers` hands `up` all replies, as `Gathered`, in place of their mean. With
-    `everyone` all clients take part, whatever the size of a cohort is.
+    `everyone` all clients take part, whatever the size of a cohort is. It runs in the
+    first of `every` so many rounds alone, and its turns count those.
     """
 
     name: str = eqx.field(static=True)
@@ -142,6 +143,7 @@ class Phase(eqx.Module):
     moves: bool = eqx.field(static=True, default=False)
     gathers: bool = eqx.field(static=True, default=False)
     everyone: bool = eqx.field(static=True, default=False)
+    every: int = eqx.field(static=True, default=1)
 
     def message(self, server: PyTree, turn: ServerTurn) -> PyTree:
         """Return what the server says."""

@@ -267,8 +267,12 @@ def compare(
     experiment: "Experiment",
     tuning: "Tuning",
     names: Annotated[
-        str, typer.Option("--algorithms", help="names, separated by commas")
-    ],
+        str | None,
+        typer.Option(
+            "--algorithms",
+            help="names, separated by commas; without them the recommended ones",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 4,
     target: Annotated[float | None, typer.Option(help=_TARGET)] = None,
     tune: Tune = False,
@@ -287,20 +291,28 @@ def compare(
 ) -> None:
     """Compare algorithms on a task: same data, start and cohorts for all.
 
-    Options go to every algorithm that knows them, --set NAME.KEY=VALUE to one alone.
-    With --tune each is tuned first, all with as many samples as the first.
+    Without --algorithms they are those that `fedbilevel recommend` names. Options go to
+    every algorithm that knows them, --set NAME.KEY=VALUE to one alone. With --tune each
+    is tuned first, all with as many samples as the first.
     """
     from fedbilevel._files import write_atomically
     from fedbilevel.experiments import comparison as comparisons
+    from fedbilevel.experiments.recommendation import Situation, recommend
     from fedbilevel.experiments.run_folder import write_json
     from fedbilevel.report import draw_curves
     from fedbilevel.runtime import configure, reporting
 
     configure(experiment.precision)
+    chosen = [one.strip() for one in (names or "").split(",")]
+    if names is None:
+        asked = Situation(participants=experiment.participants)
+        chosen = [one.name for one in recommend(experiment, asked)]
+        if not as_json:
+            Console().print(f"Comparing what is recommended here: {', '.join(chosen)}")
     with watched(experiment.task, quiet=as_json) as watch, reporting(watch.stage):
         made = comparisons.compare(
             experiment,
-            [name.strip() for name in names.split(",")],
+            chosen,
             seeds,
             tuning=tuning if tune else None,
             folder=out,

@@ -89,19 +89,19 @@ class _Known(NamedTuple):
 
 
 def recommend(
-    task: str | None = None,
+    task: str | Experiment | None = None,
     situation: Situation | None = None,
     *,
     rows: Sequence[Row] | None = None,
 ) -> list[Advice]:
     """Return the two or three methods that fit best, the best first.
 
-    `rows` are measured ones, as `fedbilevel.experiments.field` describes them; those
-    that come with the package if left out. Where a task was measured the order is that
-    of its results; else that of the mean place in all that was measured, and where
-    there is nothing of that how well a method is known. Where both levels are small, a
-    method that sends Hessians is among them: it needs no steps, and is exact. It leads
-    where the task itself chooses it.
+    `task` is a name, or an experiment. `rows` are measured ones, as
+    `fedbilevel.experiments.field` describes them; those of the package if left out.
+    Where a task was measured the order is that of its results; else that of the mean
+    place in all that was measured, and where there is nothing of that how well a method
+    is known. Where both levels are small, a method that sends Hessians is among them:
+    it needs no steps, and is exact. It leads where the task itself chooses it.
     """
     asked = situation or Situation()
     known = _known_of(task, asked)
@@ -136,13 +136,15 @@ def _with_exact(ordered: list[Entry], known: _Known) -> list[Entry]:
     return sorted(best, key=lambda one: one not in exact or one.name != known.algorithm)
 
 
-def _known_of(task: str | None, asked: Situation) -> _Known:
+def _known_of(task: str | Experiment | None, asked: Situation) -> _Known:
     if task is None:
         return _Known(clients=asked.clients)
-    built, _, _ = Experiment(task, clients=asked.clients).build_task()
+    if not isinstance(task, Experiment):
+        task = Experiment(task, clients=asked.clients)
+    built, _, _ = task.build_task()
     private = built.problem.private
     own_lower = any(jax.tree.leaves(private.y))
-    name, count = tasks.label(tasks.as_name(task)), built.data.clients
+    name, count = tasks.label(tasks.as_name(task.task)), built.data.clients
     most = max(
         sum(jnp.size(leaf) for leaf in jax.tree.leaves(built.x)), _largest(built)
     )

@@ -2,7 +2,13 @@
 
 Every estimator draws a sample bundle from a key, `draw(oracle, key)`, and is a function
 `(oracle, x, y, bundle) -> tree like x`: one bundle can be evaluated at many points.
+
+`fedbilevel.hypergradient(problem, x, y, upper_rows, lower_rows)` is the function of one
+machine in `direct.py`: the package has its name, and can be called.
 """
+
+import sys
+from types import ModuleType
 
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient as AbstractHypergradient,
@@ -12,6 +18,7 @@ from fedbilevel.hypergradient.conjugate_gradient import (
 )
 from fedbilevel.hypergradient.darts import DARTS as DARTS
 from fedbilevel.hypergradient.darts import SAMA as SAMA
+from fedbilevel.hypergradient.direct import hypergradient as hypergradient
 from fedbilevel.hypergradient.exact import Exact as Exact
 from fedbilevel.hypergradient.finite_difference import (
     FiniteDifference as FiniteDifference,
@@ -24,3 +31,10 @@ from fedbilevel.hypergradient.neumann import Neumann as Neumann
 from fedbilevel.hypergradient.neumann import RandomNeumann as RandomNeumann
 from fedbilevel.hypergradient.unrolled import ForwardGradient as ForwardGradient
 from fedbilevel.hypergradient.unrolled import Unrolled as Unrolled
+
+
+class _Callable(ModuleType):
+    __call__ = staticmethod(hypergradient)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -4,10 +4,13 @@ r"""Conjugate gradient on the frozen system (H + damping I) z = fy.
         a = <r, r> / <d, H d>;  z += a d;  r+ = r - a H d;  d = r+ + (<r+, r+>/<r, r>) d
 
 One batch for all products. The error falls linearly; run to the dimension it is zero.
+With a `tolerance` the solve rests where ||r|| <= tolerance ||fy||. Derivatives of the
+estimate are those of the solution, by one more solve, and not those of the steps.
 """
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
@@ -27,13 +30,22 @@ from fedbilevel.schedules import count, number
 _SPENT = 1e-10  # of the first squared residual
 
 
-def solve(product: Callable[[Lower], Lower], b: Lower, steps: int) -> Lower:
-    """Return z with product(z) = b, after so many steps from zero."""
-    return solve_if_convex(product, b, steps)[0]
+def solve(
+    product: Callable[[Lower], Lower], b: Lower, steps: int, tolerance: float = 0.0
+) -> Lower:
+    """Return z with product(z) = b, after so many steps from zero, or fewer.
+
+    Steps that come near 0/0 once they have converged have no usable derivative.
+    """
+
+    def by_steps(product: Callable[[Lower], Lower], b: Lower) -> Lower:
+        return solve_if_convex(product, b, steps, tolerance)[0]
+
+    return jax.lax.custom_linear_solve(product, b, by_steps, symmetric=True)
 
 
 def solve_if_convex(
-    product: Callable[[Lower], Lower], b: Lower, steps: int
+    product: Callable[[Lower], Lower], b: Lower, steps: int, tolerance: float = 0.0
 ) -> tuple[Lower, Bool[Array, ""]]:
     """Return also whether every direction of the solve curved upwards.
 
@@ -42,7 +54,7 @@ def solve_if_convex(
     """
     first = _tree.dot(b, b)
 
-    def step(carry, _):
+    def step(carry):
         z, r, d, square, convex = carry
         along = product(d)
         curvature = _tree.dot(d, along)
@@ -53,10 +65,16 @@ def solve_if_convex(
         z, r = _tree.add_scaled(z, a, d), _tree.add_scaled(r, -a, along)
         fresh = _tree.dot(r, r)
         turn = jnp.where(square > 0, fresh / jnp.where(square > 0, square, 1), 0)
-        return (z, r, _tree.add_scaled(r, turn, d), fresh, convex), None
+        return (z, r, _tree.add_scaled(r, turn, d), fresh, convex)
+
+    def scanned(carry, _):
+        if not tolerance:
+            return step(carry), None
+        near = carry[3] <= tolerance**2 * first
+        return jax.lax.cond(near, lambda carry: carry, step, carry), None
 
     start = (_tree.zeros_like(b), b, b, first, jnp.asarray(True))
-    (z, *_, convex), _ = jax.lax.scan(step, start, None, length=steps)
+    (z, *_, convex), _ = jax.lax.scan(scanned, start, None, length=steps)
     return z, convex
 
 
@@ -69,15 +87,25 @@ def newton_step(oracle: Oracle, x: Upper, y: Lower, steps: int) -> Lower:
 
 
 class ConjugateGradient(AbstractHypergradient):
-    """Solve with a fixed number of conjugate-gradient steps."""
+    """Solve with so many conjugate-gradient steps, or until a tolerance is met."""
 
-    steps: int = count("conjugate-gradient steps of a solve")
+    steps: int = count("conjugate-gradient steps of a solve, at most")
     damping: Number = number("added to the Hessian's diagonal", default=0.0)
+    tolerance: float = eqx.field(
+        static=True,
+        default=0.0,
+        metadata={"meaning": "relative residual that ends a solve; 0 takes all steps"},
+    )
 
     def __check_init__(self) -> None:
         if self.steps < 1:
             raise InvalidInputError(
                 f"`ConjugateGradient(steps=...)` must be at least 1, got {self.steps}."
+            )
+        if not 0 <= self.tolerance < 1:
+            raise InvalidInputError(
+                "`ConjugateGradient(tolerance=...)` must be at least 0 and below 1, "
+                f"got {self.tolerance}."
             )
 
     def draw(self, oracle: Oracle, key: Key) -> Bundle:
@@ -92,5 +120,6 @@ class ConjugateGradient(AbstractHypergradient):
             along = oracle.hessian_product(x, y, d, bundle.factors)
             return _tree.add_scaled(along, self.damping, d)
 
-        z = solve(product, fy, self.steps)  # step lengths adapt to any curvature
+        # Step lengths adapt to any curvature.
+        z = solve(product, fy, self.steps, self.tolerance)
         return assemble(oracle, x, y, fx, z, bundle)

@@ -1,5 +1,6 @@
 """Federated bilevel problems: two losses, the clients' data, and the oracle on both."""
 
+from fedbilevel.problem.checks import broken_derivative as broken_derivative
 from fedbilevel.problem.checks import check_problem as check_problem
 from fedbilevel.problem.curvature import curvature_along as curvature_along
 from fedbilevel.problem.curvature import largest_curvature as largest_curvature

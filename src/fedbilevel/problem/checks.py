@@ -16,7 +16,7 @@ from fedbilevel._types import Loss, Lower, Rows, Upper
 from fedbilevel.errors import ClientInputError, InvalidInputError, coarse_cure
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.every_client import map_clients, weight_of_client
-from fedbilevel.problem.losses import Problem
+from fedbilevel.problem.losses import Batch, Problem
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
@@ -162,3 +162,59 @@ def _check_finite(name: str, probe: _Probe, coarse_type: str) -> None:
             f": the {name} loss is {value} at the start, before the first round. "
             f"{cure}",
         )
+
+
+def broken_derivative(oracle: Oracle, x: Upper, y: Lower, second: bool) -> str:
+    """Say which derivative of a client is not finite at a point, and what to do.
+
+    With `second` those of second order count, too. The text is empty if all are finite.
+    """
+    batches = {"upper": oracle.all_upper(), "lower": oracle.all_lower()}
+    for (order, level, by), tree in _derivatives(oracle, x, y, batches, second).items():
+        leaves = zip(_tree.leaf_names(tree), jax.tree.leaves(tree), strict=True)
+        for leaf, values in leaves:
+            bad = np.asarray(values)[~np.isfinite(values)]
+            if not bad.size:
+                continue
+            where = f"{by}.{leaf}" if leaf else by
+            cure = _too_large(level, batches[level].rows) or (
+                "A norm or a root has no derivative at 0: add a small number under "
+                "it, as in `jnp.sqrt(jnp.sum(a**2) + 1e-12)`, or start elsewhere."
+            )
+            return (
+                f"No step size is to blame: at the start the {order}derivative of the "
+                f"{level} loss with respect to {where} is {bad[0]}. {cure}"
+            )
+    return ""
+
+
+def _derivatives(
+    oracle: Oracle, x: Upper, y: Lower, batches: dict[str, Batch], second: bool
+) -> dict[tuple[str, str, str], PyTree]:
+    """Return derivatives by order, level and variable; the second ones along ones."""
+    fx, fy = oracle.upper_gradients(x, y, batches["upper"])
+    gx, gy = oracle.lower_gradients(x, y, batches["lower"])
+    found = {("", "upper", "x"): fx, ("", "upper", "y"): fy}
+    found |= {("", "lower", "x"): gx, ("", "lower", "y"): gy}
+    if not second:
+        return found
+    point = (x, y, jax.tree.map(jnp.ones_like, y), batches["lower"])
+    found[("second ", "lower", "y")] = oracle.hessian_product(*point)
+    found[("mixed second ", "lower", "x")] = oracle.cross_product(*point)
+    return found
+
+
+def _too_large(level: str, rows: Rows) -> str:
+    """Name the column of a level's rows whose square is no number any more, if any."""
+    for name, leaf in zip(_tree.leaf_names(rows), jax.tree.leaves(rows), strict=True):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        columns = np.abs(np.asarray(leaf)).reshape(len(leaf), -1).max(axis=0)
+        worst = int(np.argmax(columns))
+        if columns[worst] > math.sqrt(float(jnp.finfo(leaf.dtype).max)):
+            return (
+                f"The {level} rows hold numbers up to {columns[worst]:.2g} "
+                f"('{name}', column {worst}), whose square {leaf.dtype} cannot hold: "
+                "rescale this column."
+            )
+    return ""

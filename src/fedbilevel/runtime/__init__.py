@@ -10,7 +10,6 @@ from fedbilevel.runtime.disk_simulator import (
 from fedbilevel.runtime.driver import Outcome as Outcome
 from fedbilevel.runtime.driver import execute as execute
 from fedbilevel.runtime.job import Job as Job
-from fedbilevel.runtime.job import Sampling as Sampling
 from fedbilevel.runtime.job import State as State
 from fedbilevel.runtime.mesh import join as join
 from fedbilevel.runtime.progress import Event as Event
@@ -18,6 +17,7 @@ from fedbilevel.runtime.progress import OnRound as OnRound
 from fedbilevel.runtime.progress import Watch as Watch
 from fedbilevel.runtime.progress import reporting as reporting
 from fedbilevel.runtime.reference import ReferenceRuntime as ReferenceRuntime
+from fedbilevel.runtime.sampling import Sampling as Sampling
 from fedbilevel.runtime.simulator import SimulatorRuntime as SimulatorRuntime
 from fedbilevel.runtime.stopping import Stopping as Stopping
 from fedbilevel.runtime.sweeping import SweepRuntime as SweepRuntime

@@ -109,11 +109,16 @@ class Runtime(Protocol):
 def failure(
     job: Job, found: Found, last_good: str | None = None, *, due: bool = False
 ) -> NonFiniteError:
-    """Name the place of a reply that was not finite; round -1 is the setup."""
+    """Name the place of a reply that was not finite; round -1 is the setup.
+
+    Before the first step is over the losses themselves may be the cause.
+    """
     index, number, client = found
     phases = job.algorithm.setup() if index < 0 else job.algorithm.phases()
     name = every_phase(phases)[number].name
     known = {"theta": _theta(job.algorithm), "frozen_type": job.problem.coarse_type}
+    if index <= 0:
+        known["cause"] = job.broken_derivative(client)
     return NonFiniteError(index + 1, name, client, last_good, due=due, **known)
 
 

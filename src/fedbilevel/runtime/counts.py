@@ -29,7 +29,13 @@ from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
-from fedbilevel.runtime.phase_loop import Times, drawn_times, plain_loop, run_phases
+from fedbilevel.runtime.phase_loop import (
+    Times,
+    drawn_times,
+    period_of,
+    plain_loop,
+    run_phases,
+)
 from fedbilevel.startup import stored_traces
 from fedbilevel.startup.stored_traces import name_of
 
@@ -103,10 +109,11 @@ class Ledger:
         before, known = self._setup.tally(0, frozenset(), lengths)
         lengths = self._rounds.drawn_lengths(key, rounds)
         each, seen = [], {}
+        period = period_of(self.job.phases(keys.ROUNDS))
         for index in range(rounds):
-            # Rounds that start alike and are as long cost the same.
+            # Rounds that start alike, with the same phases as often, cost the same.
             long = tuple(int(drawn[index]) for drawn in lengths.values())
-            alike = (index == 0, known, long)
+            alike = (index == 0, index % period, known, long)
             if alike not in seen:
                 seen[alike] = self._rounds.tally(index, known, lengths)
             tally, known = seen[alike]
@@ -391,6 +398,7 @@ def bodies(params: dict[str, Any]) -> list[Any]:
     """Return the programs inside of an equation."""
     found = []
     for value in params.values():
+        value = getattr(value, "solve", value)  # a linear solve has more, unused
         for item in value if isinstance(value, tuple | list) else (value,):
             if hasattr(item, "eqns"):
                 found.append(item)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import combine, is_any
-from fedbilevel._types import Pair
+from fedbilevel._types import Pair, Triple
 from fedbilevel.algorithms import Each, Gathered, Phase, ServerTurn, Turn
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
@@ -303,9 +303,10 @@ def client_scalars(
     job: Job, client: Array | int, server: PyTree, own: PyTree
 ) -> dict[str, Array]:
     """Measure single numbers over all of a client's rows: loss and metrics."""
-    point, oracle = job.algorithm.point(combine(server, own)), job.oracle(client)
+    whole, oracle = combine(server, own), job.oracle(client)
+    point = job.algorithm.point(whole)
     upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
-    return {"upper_loss": upper, **job.measured(point.x, point.y)}
+    return {"upper_loss": upper, **job.measured(point.x, point.y, whole)}
 
 
 def client_measurement(
@@ -315,12 +316,13 @@ def client_measurement(
 
     Metrics of a point that all share are left to the server.
     """
-    point, oracle = job.algorithm.point(combine(server, own)), job.oracle(client)
+    whole, oracle = combine(server, own), job.oracle(client)
+    point = job.algorithm.point(whole)
     upper = oracle.upper_loss(point.x, point.y, oracle.all_upper())
     slope = Pair(None, oracle.lower_gradient(point.x, point.y, oracle.all_lower()))
     mine = job.own(slope)
     square = _tree.dot(mine, mine) if jax.tree.leaves(mine) else jnp.zeros_like(upper)
-    metrics = job.measured(point.x, point.y) if is_any(job.private) else {}
+    metrics = job.measured(point.x, point.y, whole) if is_any(job.private) else {}
     return Measurement(upper, job.public(slope), square, metrics)
 
 
@@ -328,13 +330,17 @@ def combine_measurements(job: Job, server: PyTree, mean: Measurement) -> dict:
     """Return the columns of one round from the clients' mean measurements.
 
     The slope of a private block is its root mean square over clients. Where blocks are
-    private a metric is the mean of its values on the clients.
+    private a metric is the mean of its values on the clients. A method that carries z
+    has its norm as a column: it should settle before the hypergradient is trusted.
     """
     square = mean.own_slope
     if jax.tree.leaves(mean.slope):
         square = square + _tree.dot(mean.slope, mean.slope)
     columns = {"upper_loss": mean.upper, "lower_gradient_norm": jnp.sqrt(square)}
+    blocks = job.algorithm.blocks(server)
+    if isinstance(blocks, Triple) and jax.tree.leaves(blocks.z):
+        columns["z_norm"] = _tree.norm(blocks.z)
     if is_any(job.private) or job.metrics is None:
         return {**columns, **mean.metrics}
     point = job.algorithm.point(server)
-    return {**columns, **job.measured(point.x, point.y)}
+    return {**columns, **job.measured(point.x, point.y, server)}

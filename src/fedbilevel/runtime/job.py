@@ -1,7 +1,7 @@
 """What is to be run, and what is carried while it runs."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -24,17 +24,20 @@ from fedbilevel.algorithms import (
     steadied,
 )
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.problem import (
     Data,
     Oracle,
     PooledData,
     Problem,
+    broken_derivative,
     check_problem,
     largest_curvature,
     opposed_curvatures,
 )
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.sampling import Sampling
+from fedbilevel.runtime.server_seen import ServerSeen, sees_server
 from fedbilevel.units import OfDistance, relative_kinds
 
 Where = tuple[int, int]  # the stage of a phase, and its number there
@@ -42,7 +45,7 @@ Where = tuple[int, int]  # the stage of a phase, and its number there
 ABSENT, PRESENT, RENEWED = 0, 1, 2
 _SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds
 _FEWEST = 16  # clients of which it is measured
-OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm")
+OWN_COLUMNS = ("round", "upper_loss", "lower_gradient_norm", "z_norm")
 OWN_COLUMNS += ("exchanges", "bytes", "samples")
 
 
@@ -54,23 +57,6 @@ def is_renewed(came: Any) -> Any:
 def repeats(came: Any) -> Any:
     """Return how often an exchange was repeated, from its row of a record."""
     return (came.max().astype(int) - PRESENT) // 2
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """What is drawn: rows for a sample, and clients for an exchange.
-
-    `batch` is the number of rows per sample on both levels; None takes all rows, so
-    that oracles are deterministic. `participants` take part in each exchange, drawn
-    anew, uniformly and without replacement; None asks all clients.
-    """
-
-    batch: int | None = 1
-    participants: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch is not None and self.batch < 1:
-            raise InvalidInputError(f"batch={self.batch}: draw at least one row.")
 
 
 class Job(eqx.Module):
@@ -114,7 +100,7 @@ class Job(eqx.Module):
         """
         algorithm = steadied(algorithm)
         x, y = jax.tree.map(strongly_typed, (x, y))
-        drawn = sampling or Sampling()
+        drawn = sampling or Sampling(batch=1)
         count = data.clients if drawn.participants is None else drawn.participants
         if not 1 <= count <= data.clients:
             raise InvalidInputError(
@@ -130,7 +116,7 @@ class Job(eqx.Module):
             )
         sizes = (data.clients, count)
         start = (algorithm, problem, data, x, y, metrics, jr.key(seed), flags, *sizes)
-        job = Job(*start, drawn.batch, drawn.batch)
+        job = Job(*start, drawn.rows(data), drawn.rows(data))
         _check_phases(job)
         # Where all rows are in one place nothing travels, and nothing is compressed.
         own = algorithm.channel() if data.travels else PLAIN
@@ -146,11 +132,28 @@ class Job(eqx.Module):
             self.problem, self.data, client, self.upper_batch, self.lower_batch
         )
 
-    def measured(self, x: Upper, y: Lower) -> dict[str, Scalar]:
-        """Return the metrics at a point, if there are any."""
+    def broken_derivative(self, client: int) -> str:
+        """Say which derivative of a client is not finite at the start, if one is.
+
+        What half precision of a frozen model cannot hold has another cure.
+        """
+        if self.problem.coarse_type:
+            return ""
+        second = self.algorithm.needs_hessian
+        return broken_derivative(self.oracle(client), self.x, self.y, second)
+
+    def measured(self, x: Upper, y: Lower, server: PyTree = None) -> dict[str, Scalar]:
+        """Return the metrics at a point, if there are any; at first `server` is made.
+
+        Metrics with a parameter `server` get what it carries between rounds.
+        """
         if self.metrics is None:
             return {}
-        return self.metrics(*self.problem.whole(x, y), *self.problem.inputs)
+        seen: dict[str, Any] = {}
+        if sees_server(self.metrics):
+            state = first_server(self) if server is None else server
+            seen = {"server": ServerSeen(state, self.algorithm.blocks(state))}
+        return self.metrics(*self.problem.whole(x, y), *self.problem.inputs, **seen)
 
     def phases(self, stage: int) -> Phases:
         """Return what a round runs, or what the setup before the first one does."""
@@ -214,8 +217,12 @@ class Job(eqx.Module):
             found = largest_curvature(oracle, jnp.asarray(clients), *start, probe)
             values = np.asarray(found)
             worst = int(np.argmax(values))
+            who = int(clients[worst])
+            broken = "" if np.isfinite(values[worst]) else self.broken_derivative(who)
+            if broken:
+                raise ClientInputError(who, f": {broken}")
             for algorithm in algorithms:
-                algorithm.check(float(values[worst]), int(clients[worst]))
+                algorithm.check(float(values[worst]), who)
 
         def curvatures(factor: float) -> tuple[float, float]:
             oracle, probe = asked()

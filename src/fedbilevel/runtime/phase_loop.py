@@ -1,9 +1,11 @@
 """Runs the phases of a round in order, on any runtime and with any kind of loop."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedbilevel._types import Key
@@ -30,15 +32,23 @@ def run_phases(
 ) -> Any:
     """Visit every exchange of the round `index`, or of the setup.
 
-    A phase inside a `Repeat` has run index * times + repetition times before. How often
-    a random one runs is drawn, unless `times` says it.
+    A phase inside a `Repeat` has run index * times + repetition times before, and one
+    of `every` so many rounds index // every times. How often a random one runs is
+    drawn, unless `times` says it.
     """
     times = times or drawn_times(job.key, stage)
+
+    def visited(carry: Any, phase: Phase, number: int, index: Any) -> Any:
+        if phase.every == 1:
+            return visit(carry, phase, number, index)
+        turn, left = index // phase.every, index % phase.every
+        due = int(left == 0) if isinstance(left, int) else (left == 0).astype(jnp.int32)
+        return loop(due, lambda _, carry: visit(carry, phase, number, turn), carry)
 
     def through(phases: Phases, carry: Any, index: Any, first: int) -> Any:
         for entry in phases:
             if isinstance(entry, Phase):
-                carry, first = visit(carry, entry, first, index), first + 1
+                carry, first = visited(carry, entry, first, index), first + 1
                 continue
 
             def body(repetition: Any, carry: Any, entry=entry, first=first) -> Any:
@@ -70,6 +80,11 @@ def phases_in_python(
         return state, None if bad is None else (shown, number, bad)
 
     return run_phases(job, stage, index, (state, None), visit, plain_loop)
+
+
+def period_of(phases: Phases) -> int:
+    """Return after how many rounds the same phases are due again."""
+    return math.lcm(*(phase.every for phase in every_phase(phases)))
 
 
 def drawn_times(root: Key, stage: int) -> Times:

@@ -33,7 +33,7 @@ def setting_by_clients(
     sampling: Sampling | None,
 ) -> SettingOf:
     """Return settings that differ in the number of clients alone."""
-    rest = (start, metrics, headline, sampling or Sampling())
+    rest = (start, metrics, headline, sampling or Sampling(batch=1))
     return lambda clients: Setting(problem, data(clients), *rest)
 
 

@@ -23,6 +23,7 @@ from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Job, Sampling, Stopping, Watch
 from fedbilevel.runtime.driver import NEVER
+from fedbilevel.studies.presented import Presented
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds
 from fedbilevel.studies.setting import Keeping, Setting
@@ -54,7 +55,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Presented):
     """What several algorithms came to, by name.
 
     `results` has one per seed for each algorithm, `diverged` where others failed, and

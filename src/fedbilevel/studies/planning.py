@@ -133,7 +133,7 @@ def check_theory(
 
     The constants are measured along a run of so many rounds, but for those `given`.
     """
-    setting = Setting(problem, data, start, sampling=sampling or Sampling())
+    setting = Setting(problem, data, start, sampling=sampling or Sampling(batch=1))
     return checked(setting, algorithm, rounds, given or {})
 
 
@@ -192,7 +192,7 @@ def plan(
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     if preset == "theory":
-        drawn = sampling or Sampling()
+        drawn = sampling or Sampling(batch=1)
         setting = Setting(problem, data(clients), start, sampling=drawn)
         ground = measure_ground(setting, algorithm, rounds, given or {})
         number = theorem_for(type(algorithm.unwrapped()), theorem)

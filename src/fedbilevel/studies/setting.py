@@ -1,6 +1,6 @@
 """What the runs of a study have in common, and where their files are kept."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -11,6 +11,8 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.problem import Data, Problem, split_start
 from fedbilevel.runtime import Checkpoints, Job, Sampling
+from fedbilevel.runtime.method_checks import check_method, require_method
+from fedbilevel.runtime.server_seen import sees_server
 from fedbilevel.studies.validation import HELD_OUT
 
 
@@ -35,13 +37,15 @@ class Setting:
 
     def __post_init__(self) -> None:
         problem, start = split_start(self.problem, self.start)
+        sampling = replace(self.sampling, batch=self.sampling.rows(self.data))
+        object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "problem", problem)
         object.__setattr__(self, "start", start)
 
     def job(self, algorithm: AbstractAlgorithm, seed: int = 0) -> Job:
         """Bind an algorithm, and check everything that can be checked."""
-        return Job.of(
-            algorithm,
+        job = Job.of(
+            require_method(algorithm),
             self.problem,
             self.data,
             *self.start,
@@ -50,6 +54,8 @@ class Setting:
             sampling=self.sampling,
             channel=self.channel,
         )
+        check_method(job)
+        return job
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -59,7 +65,7 @@ class Setting:
 
     def headline_at_start(self) -> float | None:
         """Return the headline before the first round, where the metrics have it."""
-        if self.metrics is None:
+        if self.metrics is None or sees_server(self.metrics):
             return None
         whole = self.problem.whole(*self.start)
         found = self.metrics(*whole, *self.problem.inputs).get(self.headline)
@@ -71,13 +77,14 @@ class Keeping:
     """Where a run keeps checkpoints and its result, `folder`, and how often it does.
 
     A checkpoint is due after `every_rounds` rounds or `every_seconds` seconds, None
-    standing for never; one is always written in the end and on an interrupt. With
-    `resume` a run interrupted in the folder continues, given the same arguments.
-    `study` is the folder of the study that this is a part of, if it is one.
+    standing for never; one is always written in the end and on an interrupt. A run that
+    the same call began in the folder continues, and in a new folder one starts; with
+    `resume` True it must be there, with False it must not. `study` is the folder of the
+    study that this is a part of, if it is one.
     """
 
     folder: Path | str
-    resume: bool = False
+    resume: bool | None = None
     every_rounds: int | None = None
     every_seconds: float | None = Settings.checkpoint_seconds
     study: Path | str | None = None

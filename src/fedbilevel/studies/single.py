@@ -1,12 +1,13 @@
 """One call from problem to result."""
 
 import platform
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm, steadied
 from fedbilevel.algorithms.presets import FedBiOControls
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import DivergedError, InvalidInputError
+from fedbilevel.errors import DivergedError, InterventionWarning, InvalidInputError
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result, named_leaves, to_plain
 from fedbilevel.runtime import (
@@ -35,6 +36,7 @@ from fedbilevel.runtime import (
     mesh,
 )
 from fedbilevel.runtime.driver import NEVER, first_span
+from fedbilevel.runtime.method_checks import require_method
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.studies.heterogeneity import (
     is_soon_measured,
@@ -70,16 +72,18 @@ def run(
     local ones a round; where the step of x is measured, a safeguard is added. `start`
     is (x, y), pytrees of numbers or Equinox modules, of which the arrays are optimized;
     the result's `x` and `y` are of the same structure. `sampling` says how many rows a
-    sample has and how many clients take part, `metrics(x, y)` adds columns, `channel`
-    is what is done to replies on their way. `stopping` may end the run before its last
-    round; the result's `ended` says why it did. `keeping` names a folder for
+    sample has and how many clients take part, `metrics(x, y)` adds columns; with one
+    more parameter, `server`, it sees the server's `state` and `blocks`, z among them.
+    `channel` is what is done to replies on their way. `stopping` may end the run before
+    its last round; the result's `ended` says why it did. `keeping` names a folder for
     checkpoints and the result, and how to continue after an interrupt. `runtime(job)`
     makes what computes: `ReferenceRuntime` is slow and names what fails.
 
     `watch(done, total, newest)` is called about twice a second, `on_round(event)` then
     for every round that was measured, in order; it may call `event.stop()`. Ctrl-C
     stops where the work can be kept. Where clients differ too much for an algorithm
-    that inverts their own Hessians, a `HeterogeneityWarning` says so.
+    that inverts their own Hessians, a `HeterogeneityWarning` says so; where the run was
+    changed on its way, or its result is not its last point, an `InterventionWarning`.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
@@ -104,6 +108,13 @@ def run(
     )
     if keeping is not None:
         mesh.on_first(lambda: result.save(keeping.folder))
+    if result.events and jax.process_index() == 0:
+        warnings.warn(
+            f"automatic intervention: {'; '.join(result.events)}. `result.events` "
+            "lists what happened.",
+            InterventionWarning,
+            stacklevel=2,
+        )
     return result
 
 
@@ -112,7 +123,8 @@ def _guarded(algorithm: AbstractAlgorithm | None) -> Any:
 
     Whoever leaves the steps to the run leaves it to the run to hold them.
     """
-    chosen = FedBiOControls(local_steps=5) if algorithm is None else algorithm
+    default = FedBiOControls(local_steps=5)
+    chosen = default if algorithm is None else require_method(algorithm)
     return steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
 
 
@@ -123,14 +135,15 @@ def minimize(
     algorithm: AbstractAlgorithm,
     *,
     rounds: int,
-    batch: int | None = 1,
+    batch: int | None | Literal["auto"] = "auto",
     **more: Any,
 ) -> Result:
     """Run an algorithm on one machine: `run`, where all rows are in one place.
 
     `rows` are those of the upper and of the lower level, pytrees of arrays with one row
-    per sample. A sample has `batch` of them, all if None. A round is one iteration,
-    unless the algorithm says otherwise; `more` is what `run` takes besides.
+    per sample. A sample has `batch` of them, all if None, and as in `Sampling` if
+    "auto". A round is one iteration, unless the algorithm says otherwise; `more` is
+    what `run` takes besides.
     """
     if not isinstance(rows, tuple | list) or len(rows) != 2:
         raise InvalidInputError(

@@ -352,7 +352,7 @@ class _Halving:
             Trial(o.algorithm, o.value, self.lengths[o.rung], o.point, o.by_seed)
             for o in trials
         ]
-        unit = _unit(self.setting.sampling.batch)
+        unit = _unit(self.setting.sampling.rows(self.setting.data))
         about = (self.judged_by, tuple(self.seeds), self.cost, unit)
         return Tuned(best.algorithm, best.point, every, *about)
 

@@ -13,6 +13,7 @@ from fedbilevel.saved import Saved
 MEANINGS = {
     "upper_loss": "loss on the validation rows, which tuning lowers",
     "lower_gradient_norm": "slope of the training loss: 0 where training is finished",
+    "z_norm": "size of z, which solves the linear system of the hypergradient",
     "test_loss": "mean loss on rows that nobody trained on",
     "test_accuracy": "share of the tested rows whose class was found",
     "test_error": "share of the tested rows whose class was not found",

@@ -1,0 +1,37 @@
+"""What is drawn in a run: rows for a sample, and clients for an exchange."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import Data
+
+_MANY_ROWS, _SOME_ROWS = 1000, 32  # of a client, and of a sample then
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What is drawn: rows for a sample, and clients for an exchange.
+
+    `batch` is the number of rows per sample on both levels; None takes all rows, so
+    that oracles are deterministic, and "auto" does so where nobody holds 1,000, else
+    32. `participants` take part in each exchange, drawn anew, uniformly and without
+    replacement; None asks all clients.
+    """
+
+    batch: int | None | Literal["auto"] = "auto"
+    participants: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batch, int) and self.batch < 1:
+            raise InvalidInputError(f"batch={self.batch}: draw at least one row.")
+
+    def rows(self, data: Data) -> int | None:
+        """Return the rows per sample where the data are these; None for all."""
+        if self.batch != "auto":
+            return self.batch
+        sizes = [np.asarray(data.upper_sizes), np.asarray(data.lower_sizes)]
+        held = [one.max() if data.travels else one.sum() for one in sizes]
+        return None if max(held) < _MANY_ROWS else _SOME_ROWS

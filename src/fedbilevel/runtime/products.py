@@ -33,8 +33,8 @@ def evaluation(job: Job) -> Evaluation:
     large = rows_of_sample(job) >= _LARGE_BATCH
     way = THIN_PRODUCTS if large and _is_thin(job) else PROCESSOR
     small = numbers_of_pass(job) <= _FEW
-    splits = not _keeps_all_busy(job)
-    return replace(way, splits_kernels=splits, small_kernels=small)
+    way = replace(way, small_kernels=small)
+    return replace(way, splits_kernels=not _keeps_all_busy(job))
 
 
 def numbers_of_pass(job: Job) -> int:

@@ -94,6 +94,13 @@ def test_a_level_that_flags_say_holds(monkeypatch, flags, backend, level):
     assert whole["xla_disable_hlo_passes"] == "cpu-parallel-task-assigner"
 
 
+@pytest.mark.parametrize("small", [False, True])
+def test_small_kernels_compile_by_the_older_generator(small):
+    found = compiled_programs.lasting(replace(PROCESSOR, small_kernels=small))
+    older = {"xla_cpu_use_fusion_emitters": False} if small else {}
+    assert {name: found[name] for name in found if "emitters" in name} == older
+
+
 @pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, -jnp.inf])
 @pytest.mark.parametrize("where", ["small", "other", "half", "large"])
 def test_one_number_that_is_not_finite_is_found_in_any_leaf(where, wrong):

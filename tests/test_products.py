@@ -18,7 +18,7 @@ from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
+from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute, products
 from fedbilevel.runtime.compilation import Asked, compiled
 from fedbilevel.runtime.products import evaluation
 
@@ -107,6 +107,15 @@ def test_kernels_are_split_unless_every_device_has_clients(clients, splits):
 
 def test_one_device_splits_kernels():
     assert evaluation(job_of(*THIN[:2])).splits_kernels
+
+
+@pytest.mark.parametrize(("numbers", "small"), [(10**6, True), (10**6 + 1, False)])
+def test_kernels_are_small_up_to_a_million_numbers_a_pass(monkeypatch, numbers, small):
+    job = job_of(*THIN[:2])
+    parameters = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
+    assert products.numbers_of_pass(job) == job.clients * 64 * parameters
+    monkeypatch.setattr(products, "numbers_of_pass", lambda job: numbers)
+    assert evaluation(job).small_kernels == small
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core splits nothing")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,10 @@ from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.algorithms.one_machine.soba import SOBA
-from fedbilevel.algorithms.wrappers.measured_steps.curvature import first_vector
+from fedbilevel.algorithms.wrappers.measured_steps.curvature import (
+    first_vector,
+    found,
+)
 from fedbilevel.algorithms.wrappers.measured_steps.safeguard import MOST
 from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
@@ -125,6 +129,17 @@ def followed_fedbio(rows, rounds, shares, p):
         squares += (np.linalg.norm(x - before) / (stride * shares[0])) ** 2
         farthest = max(farthest, np.linalg.norm(x - X0))
     return x, y, L
+
+
+def test_a_direction_that_was_lost_is_another_of_length_1():
+    v = {"a": jnp.ones((5, 3)), "b": jnp.ones(()), "c": jnp.ones(1)}
+    none = jax.tree.map(jnp.zeros_like, v)
+    assert eqx.tree_equal(found(v, jnp.ones(())), v)
+    fresh = found(none, jnp.zeros(()))
+    assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, v)
+    numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fresh)])
+    assert np.linalg.norm(numbers) == pytest.approx(1, abs=1e-12)
+    assert np.ptp(numbers) > 0.5
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.stopping import PATIENCE, RUNNING, TARGET, Rule, Track
 from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.schedules import as_number
+from fedbilevel.studies.single import run_job
 from tests.cases import quadratic_data, quadratic_job, some_of
 
 pytestmark = pytest.mark.two_devices
@@ -218,6 +219,49 @@ def test_a_budget_of_seconds_ends_at_a_measurement(monkeypatch):
     assert outcome.ended == "after round 5: the budget of seconds is spent"
     assert outcome.columns["round"].tolist() == [5]
     assert_close(outcome.state, without_end(job_of(), 5).state)
+
+
+# Every round, then four times while their number doubles, and the last.
+SPARSE_ROUNDS = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 50]
+
+
+def test_sparse_measurements_change_nothing_else_and_go_on_after_a_stop(tmp_path):
+    def run(rounds: int = 50, **more: Any) -> Outcome:
+        return execute(SimulatorRuntime(job_of()), rounds, **more)
+
+    every, sparse = run(), run(measure_every=None)
+    assert sparse.columns["round"].tolist() == SPARSE_ROUNDS
+    assert_close(sparse.state, every.state)
+    for name, column in sparse.columns.items():
+        assert np.array_equal(
+            column, every.columns[name][np.asarray(SPARSE_ROUNDS) - 1]
+        )
+    options: Any = {"measure_every": None, "checkpoints": Checkpoints(tmp_path)}
+    assert run(41, **options).columns["round"].tolist() == [*SPARSE_ROUNDS[:17], 41]
+    again = run(**options)
+    assert_close((again.state, again.columns), (sparse.state, sparse.columns))
+
+
+@pytest.mark.parametrize(
+    ("done", "every", "then"), [(8, None, 8), (9, None, 10), (33, None, 40), (6, 5, 10)]
+)
+def test_a_run_that_must_end_goes_on_to_the_next_measurement(done, every, then):
+    assert driver._next_measured(done, driver._spacing(every)) == then
+
+
+@pytest.mark.parametrize(
+    ("stopping", "measured"),
+    [
+        (Stopping(), [*range(1, 9), 10, 12]),
+        # It must be seen when it is over.
+        (Stopping(METRIC, patience=ROUNDS), [*range(1, ROUNDS + 1)]),
+    ],
+)
+def test_a_rule_that_looks_at_measurements_has_all_of_them(stopping, measured):
+    options: Any = {"measure_every": None, "stopping": stopping, "config": {}}
+    result = run_job(job_of(), ROUNDS, **options)
+    assert result.columns["round"].tolist() == measured
+    assert result.config["measure_every"] == (1 if stopping.looks else None)
 
 
 def test_what_was_prepared_before_is_no_time_of_the_rounds():

@@ -125,6 +125,7 @@ from fedbilevel.hypergradient import local_inverse_bias as local_inverse_bias
 from fedbilevel.problem import ClientData as ClientData
 from fedbilevel.problem import PooledData as PooledData
 from fedbilevel.problem import Problem as Problem
+from fedbilevel.problem import coin_mask as coin_mask
 from fedbilevel.problem import stored as stored
 from fedbilevel.result import Result as Result
 from fedbilevel.runtime import DiskSimulatorRuntime as DiskSimulatorRuntime

@@ -23,6 +23,7 @@ class Evaluation:
     series before its loop, else inside of it. `unroll` is the most factors in one turn
     of that loop. `writes_out_hashes` draws random bits by one kernel instead of a loop
     of many. `splits_kernels` lets XLA divide one kernel among the threads of all cores.
+    `small_kernels` says that all of them are short: compiling counts for more.
     """
 
     stacks_points: bool
@@ -31,6 +32,7 @@ class Evaluation:
     writes_out_hashes: bool
     writes_out_points: bool = False
     splits_kernels: bool = True
+    small_kernels: bool = False
 
 
 # On the CPU a stacked product has two free axes, which XLA transposes first (softmax

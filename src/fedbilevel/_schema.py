@@ -160,7 +160,13 @@ class Settings:
     precision: str = _agreed(
         "float32", "float32 or float64", choices=("float32", "float64")
     )
-    measure_every: int = option(1, "rounds between two measurements", agree=FOLDER)
+    measure_every: int | None = option(
+        None,
+        "rounds between two measurements; a run measures 8 rounds, then four times "
+        "while their number doubles, the others every round",
+        agree=FOLDER,
+        least=1,
+    )
     checkpoint_rounds: int | None = option(None, "rounds between two checkpoints")
     checkpoint_seconds: float | None = option(30.0, "seconds between two checkpoints")
     target: float | None = _ends(

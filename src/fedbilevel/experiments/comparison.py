@@ -85,7 +85,7 @@ def compare(
             keeping=None if folder is None else Keeping(folder, resume=True),
             about=about,
             tuning=tuning and {"rungs": tuning.rungs, "count": tuning.seeds},
-            measure_every=experiment.measure_every,
+            measure_every=experiment.measure_every or 1,
             stopping=experiment.stopping(built.setting.headline),
             watch=headline_only(watch, built.setting.headline),
             task=experiment.label,

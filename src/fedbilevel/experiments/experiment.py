@@ -176,7 +176,7 @@ class Experiment(Settings):
                 built.job(self.seed),
                 built.rounds,
                 range(self.seed, self.seed + count),
-                measure_every=self.measure_every,
+                measure_every=self.measure_every or 1,
                 stopping=self.stopping(built.setting.headline),
                 task=self.label,
                 config=built.config,

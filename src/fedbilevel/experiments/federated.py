@@ -121,7 +121,7 @@ def serve(
     outcome = execute(
         runtime,
         rounds,
-        measure_every=experiment.measure_every,
+        measure_every=experiment.measure_every or 1,
         stopping=stopping,
         checkpoints=Checkpoints(folder, every_rounds=1),
         watch=headline_only(watch, sites.headline),
@@ -293,7 +293,7 @@ def _result(
     settings = {
         "rounds": sizes["rounds"],
         "runtime": runtime.name,
-        "measure_every": experiment.measure_every,
+        "measure_every": experiment.measure_every or 1,
         "local_steps": sizes["local_steps"],
         "task": sites.task,
         "headline": sites.headline,
@@ -354,6 +354,6 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
     outcome = execute(
         SimulatorRuntime(job.replaying(record)),
         int(deployed.columns["round"][-1]),  # it may have ended early
-        measure_every=experiment.measure_every,
+        measure_every=experiment.measure_every or 1,
     )
     return deployed, outcome, job.algorithm

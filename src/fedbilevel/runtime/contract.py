@@ -12,14 +12,14 @@ from fedbilevel.errors import NonFiniteError
 from fedbilevel.runtime import checkpoint
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job
-from fedbilevel.runtime.stopping import Rule, Track
+from fedbilevel.runtime.stopping import Rule, Track, is_measured
 from fedbilevel.schedules import is_known
 
 Found = tuple[int, int, int]  # round, phase and client of a reply that is not finite
 
 
 class Span(eqx.Module):
-    """Rounds `start` to `stop` of `total`, measured every `every` rounds.
+    """Rounds `start` to `stop` of `total`, measured every `every` rounds, or `SPARSE`.
 
     `limits` are the rounds after which single runs of a sweep must end: they are
     measured, too. With `ends` the rule may end a run before; `track` is how it stands.
@@ -38,7 +38,7 @@ class Span(eqx.Module):
     def is_due(self, done: Any) -> Any:
         """Say whether there is a measurement after so many rounds."""
         last = (done == self.total) | (done == self.limits).any()
-        return (done % self.every == 0) | last
+        return is_measured(done, self.every) | last
 
     def measured(self, done: int) -> np.ndarray:
         """Return the rounds up to `done` after which there is a measurement."""

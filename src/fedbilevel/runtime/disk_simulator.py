@@ -29,8 +29,9 @@ from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import start_kept, start_state
 from fedbilevel.runtime.job import Job, Kept, State, start_server
 from fedbilevel.runtime.simulator import SimulatorRuntime, first_failure
+from fedbilevel.runtime.stopping import SPARSE
 
-_NEVER = np.iinfo(np.int32).max  # rounds between two measurements
+_NEVER = SPARSE - 1  # rounds between two measurements
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 One driver serves a run, a sweep and a federation.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,10 +30,12 @@ from fedbilevel.runtime.progress import (
 from fedbilevel.runtime.stopping import (
     BUDGET,
     RUNNING,
+    SPARSE,
     Rule,
     Stopping,
     Track,
     affordable_rounds,
+    is_measured,
     tracked,
 )
 
@@ -58,7 +61,7 @@ def execute(
     runtime: Runtime,
     rounds: int,
     *,
-    measure_every: int = 1,
+    measure_every: int | None = 1,
     stopping: Stopping = NEVER,
     checkpoints: Checkpoints | None = None,
     watch: Watch | None = None,
@@ -67,49 +70,55 @@ def execute(
 ) -> Outcome:
     """Run to the end, from the checkpoint if there is one, or else from `begin`.
 
+    A `measure_every` of None measures often at first, and ever more rarely then.
     `watch(rounds done, rounds in all, newest measurements)` is called about twice a
     second, and `on_round(event)` then for every round that was measured since, in
     order, in the first process alone. If one of them raises KeyboardInterrupt, or
     somebody presses Ctrl-C, a checkpoint is written before that goes on. Where several
     processes have joined, all of them stop then.
     """
-    if rounds < 1 or measure_every < 1:
+    if rounds < 1 or (measure_every is not None and measure_every < 1):
         raise InvalidInputError(
             f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
         )
+    every = _spacing(measure_every)
     with noting_interrupts() as pressed:
         listeners = Listeners(watch, on_round, pressed)
-        keeper = Keeper(runtime, checkpoints, measure_every, begin)
-        return _driven(runtime, rounds, measure_every, stopping, keeper, listeners)
+        keeper = Keeper(runtime, checkpoints, every, begin)
+        return _driven(runtime, rounds, every, stopping, keeper, listeners)
+
+
+def _spacing(measure_every: int | None) -> int:
+    return SPARSE if measure_every is None else measure_every
 
 
 def _driven(
     runtime: Runtime,
     rounds: int,
-    measure_every: int,
+    every: int,
     stopping: Stopping,
     keeper: Keeper,
     listeners: Listeners,
 ) -> Outcome:
     """Go through the rounds, chunk by chunk."""
     checkpoints = keeper.checkpoints
-    _require_same_run(runtime, rounds, measure_every, stopping, checkpoints)
+    _require_same_run(runtime, rounds, every, stopping, checkpoints)
     limits = _limits(runtime, stopping, rounds)
     state, columns, done = keeper.begin(rounds)
     total = max(int(limits.max()), done)
     if done < total:
-        columns = _due(columns, measure_every, limits)
+        columns = _due(columns, every, limits)
     rule, ends = _rule(runtime, stopping, limits, total)
     if columns:
         rule.check(columns)
-    track = tracked(rule, columns, runtime.runs, measure_every)
+    track = tracked(rule, columns, runtime.runs, every)
     if runtime.job.algorithm.finishes and done:
         over = runtime.job.algorithm.finished(runtime.fetch(state).server)
         track = track.after(rule, done, over)
     chunk, late, asked, reported = 1, False, "", len(columns.get("round", ()))
     while done < total and bool((np.asarray(track.reason) == RUNNING).any()):
         stop = int(min(total, done + chunk, keeper.latest_stop()))
-        span = Span(done, stop, total, measure_every, limits, rule, track, ends)
+        span = Span(done, stop, total, every, limits, rule, track, ends)
         began, compiling = time.perf_counter(), runtime.compile_seconds
         step = runtime.advance(state, span)
         if step.place is not None:
@@ -120,7 +129,7 @@ def _driven(
         columns = _extend(columns, step.rows, span.measured(step.done))
         spent = time.perf_counter() - began - (runtime.compile_seconds - compiling)
         chunk, due, late = mesh.decided_by_first(
-            _next_chunk(step.done - done, spent, measure_every),
+            _next_chunk(step.done - done, spent, every),
             keeper.due(step.done),
             stopping.seconds is not None and keeper.running() >= stopping.seconds,
         )
@@ -140,7 +149,7 @@ def _driven(
         asked = asked or next((one.reason for one in events if one.reason), "")
         if late or mesh.any_process(bool(asked)):
             # Not before the next measurement: the last round is always measured.
-            total = min(total, -(-done // measure_every) * measure_every)
+            total = min(total, _next_measured(done, every))
     keeper.keep(state, columns, done)
     reason = _reason(track, bool(late) or (done == total < rounds))
     ended = stopping.why(reason, done, rounds)
@@ -150,14 +159,18 @@ def _driven(
 
 
 def first_span(
-    runtime: Runtime, rounds: int, measure_every: int = 1, stopping: Stopping = NEVER
+    runtime: Runtime,
+    rounds: int,
+    measure_every: int | None = 1,
+    stopping: Stopping = NEVER,
 ) -> Span:
     """Return the first round of a run, as `execute` asks for it."""
+    every = _spacing(measure_every)
     limits = _limits(runtime, stopping, rounds)
     total = int(limits.max())
     rule, ends = _rule(runtime, stopping, limits, total)
-    track = tracked(rule, {}, runtime.runs, measure_every)
-    return Span(0, 1, total, measure_every, limits, rule, track, ends)
+    track = tracked(rule, {}, runtime.runs, every)
+    return Span(0, 1, total, every, limits, rule, track, ends)
 
 
 def _rule(
@@ -238,9 +251,17 @@ def _require_same_run(
 
 
 def _next_chunk(rounds: int, spent: float, every: int) -> int:
-    """Choose how many rounds take about one glance, and fit the buffer of rows."""
-    wanted = int(rounds * _GLANCE / max(spent, 1e-6))
-    return max(1, min(wanted, 8 * rounds, (CAPACITY - 1) * every))
+    """Choose how many rounds take about one glance, and fit the buffer of rows.
+
+    Of sparse measurements there are fewer than that in all rounds that can be counted.
+    """
+    wanted = min(int(rounds * _GLANCE / max(spent, 1e-6)), 8 * rounds)
+    return max(1, wanted if every == SPARSE else min(wanted, (CAPACITY - 1) * every))
+
+
+def _next_measured(done: int, every: int) -> int:
+    """Return the first round from this one on after which there is a measurement."""
+    return next(at for at in itertools.count(done) if is_measured(at, every))
 
 
 def _due(
@@ -253,7 +274,7 @@ def _due(
     if not columns:
         return columns
     rounds = columns["round"]
-    due = (rounds % every == 0) | np.isin(rounds, limits)
+    due = is_measured(rounds, every) | np.isin(rounds, limits)
     return {name: column[due] for name, column in columns.items()}
 
 

@@ -22,6 +22,7 @@ from fedbilevel.runtime.layout import devices_for
 _LARGE_BATCH = 32  # rows from which on it pays to read them once for two points
 _THIN = 40  # columns of the weights of two points, side by side
 _MANY = 10**6  # numbers of y from which on two points were seen to gain by themselves
+_FEW = 10**6  # numbers that all clients multiply in a pass, in kernels that are small
 
 
 def evaluation(job: Job) -> Evaluation:
@@ -31,7 +32,15 @@ def evaluation(job: Job) -> Evaluation:
         return WIDE_PRODUCTS if numbers >= _MANY else ACCELERATOR
     large = rows_of_sample(job) >= _LARGE_BATCH
     way = THIN_PRODUCTS if large and _is_thin(job) else PROCESSOR
+    small = numbers_of_pass(job) <= _FEW
+    way = replace(way, small_kernels=small)
     return replace(way, splits_kernels=not _keeps_all_busy(job))
+
+
+def numbers_of_pass(job: Job) -> int:
+    """Return how many numbers a pass of all clients over a batch multiplies."""
+    parameters = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
+    return job.clients * rows_of_sample(job) * parameters
 
 
 def rows_of_sample(job: Job) -> int:

@@ -24,7 +24,7 @@ from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.layout import Layout, devices_for
-from fedbilevel.runtime.products import evaluation, rows_of_sample
+from fedbilevel.runtime.products import evaluation, numbers_of_pass
 
 # From about this many floats in a message on, one client at a time is faster on the CPU
 # than all at once (softmax regression, 16 clients: 97 us a client step against 101 at
@@ -59,7 +59,7 @@ class CompiledRuntime(Runtime):
         return self._setup_program(state)(self._fixed, self._varying, state)
 
     def _setup_program(self, state: State) -> Program:
-        brief = is_brief(self.job)
+        brief = numbers_of_pass(self.job) <= _BRIEF
         return self._compile(program.setup, self._varying, state, brief=brief)
 
     def _advanced(self, state: State, span: Span) -> tuple[Advance, program.Failure]:
@@ -157,12 +157,6 @@ def placed_span(layout: Layout, span: Span) -> Any:
     counts = {name: count(getattr(span, name)) for name in names}
     whole = replace(span, **counts, track=jax.tree.map(jnp.asarray, span.track))
     return layout.place(whole, PartitionSpec())
-
-
-def is_brief(job: Job) -> bool:
-    """Say whether a pass of all clients over a batch is soon over on a CPU."""
-    parameters = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
-    return job.clients * rows_of_sample(job) * parameters <= _BRIEF
 
 
 def first_failure(failure: program.Failure | None) -> Found | None:

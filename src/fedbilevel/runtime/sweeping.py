@@ -19,7 +19,7 @@ from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.simulator import CompiledRuntime, layout_for
-from fedbilevel.runtime.stopping import Stopping
+from fedbilevel.runtime.stopping import Stopping, is_measured
 
 _NOWHERE = (-2, -2, program.NOBODY)  # round, phase and client of no failure
 
@@ -141,7 +141,7 @@ def single_outcomes(
             continue
         measured = outcome.columns["round"]
         last = int(track.ended[run]) or int(measured[-1])
-        own = (measured <= last) & ((measured % every == 0) | (measured == last))
+        own = (measured <= last) & (is_measured(measured, every) | (measured == last))
         columns = {
             name: column[own] if name == "round" else column[own, run]
             for name, column in outcome.columns.items()

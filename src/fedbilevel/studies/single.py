@@ -59,7 +59,7 @@ def run(
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
     channel: Channel = PLAIN,
-    measure_every: int = 1,
+    measure_every: int | None = None,
     stopping: Stopping = NEVER,
     keeping: Keeping | None = None,
     runtime: Callable[[Job], Any] = SimulatorRuntime,
@@ -78,6 +78,10 @@ def run(
     its last round; the result's `ended` says why it did. `keeping` names a folder for
     checkpoints and the result, and how to continue after an interrupt. `runtime(job)`
     makes what computes: `ReferenceRuntime` is slow and names what fails.
+
+    Measured are the rounds 1 to 8, then four while their number doubles (10, 12, 14,
+    16, 20, ...), and the last; with a `stopping` that looks at measurements all of
+    them are. `measure_every` rounds may lie between two measurements instead.
 
     `watch(done, total, newest)` is called about twice a second, `on_round(event)` then
     for every round that was measured, in order; it may call `event.stop()`. Ctrl-C
@@ -161,7 +165,7 @@ def run_job(
     job: Job,
     rounds: int,
     *,
-    measure_every: int = 1,
+    measure_every: int | None = 1,
     stopping: Stopping = NEVER,
     runtime: Callable[[Job], Any] = SimulatorRuntime,
     checkpoints: Checkpoints | None = None,
@@ -174,6 +178,8 @@ def run_job(
     ledger = Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     made = runtime(job)
+    if measure_every is None and (stopping.looks or job.algorithm.finishes):
+        measure_every = 1  # it must be seen when it is over
     with _compiling_rounds(made, rounds, measure_every, stopping):
         outcome = execute(
             made,
@@ -195,7 +201,7 @@ def run_job(
 
 @contextmanager
 def _compiling_rounds(
-    runtime: Any, rounds: int, measure_every: int, stopping: Stopping
+    runtime: Any, rounds: int, measure_every: int | None, stopping: Stopping
 ) -> Iterator[None]:
     """Let the rounds compile while what comes before them is traced and runs.
 

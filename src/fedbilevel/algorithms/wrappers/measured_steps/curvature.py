@@ -27,6 +27,7 @@ for whoever multiplies by H, series included. So delta is exactly 0 where L < 1e
 and the bias of z, at most delta/(mu + delta) ||z|| where there is a mu, is none.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -80,12 +81,9 @@ def is_along_z(index: Any) -> Array:
     return jnp.asarray(index) % _EVERY == _EVERY - 1
 
 
-def first_vector(y: Lower, kind: Any = None) -> Lower:
-    """Return some v of length 1, the same on every machine.
-
-    `kind` is that of the keys of a program, where they are drawn from in another way.
-    """
-    return some_direction(y, jr.key(0, impl=kind))
+def first_vector(y: Lower) -> Lower:
+    """Return some v of length 1, the same on every machine."""
+    return some_direction(y, jr.key(0))
 
 
 def multiplied(
@@ -112,9 +110,27 @@ def begun(oracle: Oracle, point: AbstractBlocks, key: Key) -> tuple[Lower, Array
     return v, jnp.maximum(size, _SMALLEST)
 
 
-def found(after: Lower, size: Array, key: Key) -> Lower:
+def found(after: Lower, size: Array) -> Lower:
     """Return the next v: one that was lost is looked for anew."""
-    return _tree.select(size > 0, after, first_vector(after, jr.key_impl(key)))
+    return _tree.select(size > 0, after, _another(after))
+
+
+def _another(like: Lower) -> Lower:
+    """Return a vector of cosines, of length 1.
+
+    Random numbers that almost no round needs would be a sixth of what a program of
+    rounds has to compile.
+    """
+    sizes = [leaf.size for leaf in jax.tree.leaves(like)]
+    # The sum of cos(i)^2 for i = 1..n.
+    squares = [n / 2 + math.sin(n) * math.cos(n + 1) / math.sin(1) / 2 for n in sizes]
+    length = math.sqrt(sum(squares))
+
+    def wave(leaf: Array) -> Array:
+        turns = jax.lax.iota(leaf.dtype, leaf.size) + 1
+        return (jnp.cos(turns) / length).reshape(leaf.shape)
+
+    return jax.tree.map(wave, like)
 
 
 def _reach(y: Lower) -> Array:

@@ -197,7 +197,7 @@ class Exchange(eqx.Module):
             seen = replace(seen, along=along)
         own: Any = held.curvature
         slower = jnp.where(is_z, own, own + 0.1 * (size - own))
-        found = _curvature.found(after, size, for_product)
+        found = _curvature.found(after, size)
         held = replace(
             held,
             vector=Pair(None, _tree.select(is_z, held.vector.y, found)),

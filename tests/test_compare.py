@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedbilevel
+from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.errors import (
     CheckpointError,
@@ -27,8 +28,10 @@ from fedbilevel.hypergradient import Neumann, local_inverse_bias
 from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
 from fedbilevel.result import Result
-from fedbilevel.runtime import compilation
-from tests.cases import ROWWISE, quadratic_data
+from fedbilevel.runtime import SweepRuntime, compilation
+from fedbilevel.studies import comparison as comparison_module
+from fedbilevel.studies import seeds as seeds_module
+from tests.cases import DX, DY, ROWWISE, quadratic_data
 
 PROGRAM = str(Path(sys.executable).parent / "fedbilevel")
 SMALL = Experiment(
@@ -324,3 +327,36 @@ def test_without_an_inverse_there_is_no_bias():
     start = (jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([-1.0, -2.0, -3.0]))
     assert np.isnan(float(local_inverse_bias(bent, data, *start)))
     assert python_run(LOCAL, data, bent) == []
+
+
+def test_a_timed_run_is_warm_and_alone(monkeypatch):
+    log, order = [], (3, 1)
+
+    def noted(kind, holder, name):
+        function = getattr(holder, name)
+
+        def noting(given, *rest, **more):
+            steps = getattr(given, "job", given).algorithm.unwrapped().local_steps
+            log.append((kind, steps))
+            made = function(given, *rest, **more)
+            log.append((f"{kind} ends", steps))
+            return made
+
+        monkeypatch.setattr(holder, name, noting)
+
+    noted("compile", comparison_module, "compile_seeds")
+    noted("round", SweepRuntime, "advance")
+    noted("timed", seeds_module, "execute")
+    many = {str(p): FedBiO(0.01, 0.02, 0.01, local_steps=p) for p in order}
+    start = (np.ones(DX), np.ones(DY))
+    found = fedbilevel.compare(
+        ROWWISE, quadratic_data(2), start, many, rounds=1, seeds=(0, 1)
+    )
+    # All are compiled before one runs, and every one makes a round that is not timed.
+    compiled = [entry for entry in log if entry[0].startswith("compile")]
+    assert log[:4] == compiled and len(compiled) == 4
+    one = ["round", "round ends", "timed", "round", "round ends", "timed ends"]
+    assert log[4:] == [(kind, p) for p in order for kind in one]
+    for (result, _), steps in zip(found.results.values(), order, strict=True):
+        assert result.config["parameters"]["local_steps"] == steps
+        assert result.seconds["compile"] > 0

@@ -5,9 +5,8 @@ searches may cost as much as the first of them does.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
-from fedbilevel.runtime import Job, Sampling, Stopping, Watch
+from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
+from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.studies.searching import Search
-from fedbilevel.studies.seeds import compile_seeds, run_seeds
+from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
@@ -135,64 +135,68 @@ def compared(
     home = None if keeping is None else Path(keeping.folder)
     done = {name: _finished(home and home / name, seeds) for name in contenders}
     left = {name: one for name, one in contenders.items() if done[name] is None}
-    with _compiling_ahead(setting, left, rounds, seeds, more) as jobs:
-        for name, contender in contenders.items():
-            about(name)
-            here, finished = _setting_of(setting, contender), done[name]
-            if finished is not None:
-                found.results[name] = finished
-                searches.recall(name, contender, here)
-                continue
-            try:
-                best = searches.best(name, contender, here, more.get("watch"))
-                found.results[name] = run_seeds(
-                    jobs.get(name) or here.job(best),
-                    rounds,
-                    seeds,
-                    checkpoints=keeping and keeping.part(name),
-                    **more,
-                )
-            except DivergedError as error:
-                found.diverged[name] = error
-                continue
-            if home is not None:
-                for result in found.results[name]:
-                    result.save(home / name / f"seed-{result.config['seed']}")
+    how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
+    ready = _compiled(setting, left, rounds, seeds, how)
+    for name, contender in contenders.items():
+        about(name)
+        here, finished = _setting_of(setting, contender), done[name]
+        if finished is not None:
+            found.results[name] = finished
+            searches.recall(name, contender, here)
+            continue
+        try:
+            best = searches.best(name, contender, here, more.get("watch"))
+            runtime, first = ready.get(name) or compile_seeds(
+                here.job(best), rounds, seeds, **how
+            )
+            warm_up(runtime, first)
+            kept = {"checkpoints": keeping and keeping.part(name), "runtime": runtime}
+            made = run_seeds(runtime.job, rounds, seeds, **kept, **more)
+            found.results[name] = made
+        except DivergedError as error:
+            found.diverged[name] = error
+            continue
+        if home is not None:
+            for result in made:
+                result.save(home / name / f"seed-{result.config['seed']}")
     found.tuned.update(searches.tuned)
     if not found.results:
         raise next(iter(found.diverged.values()))
     return found
 
 
-@contextmanager
-def _compiling_ahead(
+def _compiled(
     setting: Setting,
     contenders: Mapping[str, Contender],
     rounds: int,
     seeds: Sequence[int],
-    more: Mapping[str, Any],
-) -> Iterator[dict[str, Job]]:
-    """Give the jobs of who is not tuned, whose programs compile in other threads.
+    how: Mapping[str, Any],
+) -> dict[str, tuple[SweepRuntime, Span]]:
+    """Compile the programs of who is not tuned, all at the same time.
 
-    To compile takes longer than to run, and one program is compiled on one core: five
-    methods of the `representation` task take 120 s on an H200 one after the other.
+    One program is compiled on one core: five methods of the `representation` task take
+    120 s on an H200 one after the other. Nothing compiles beside a run: its seconds
+    would depend on the order of the methods.
     """
     jobs = {
         name: _setting_of(setting, one).job(one.candidates[0])
         for name, one in contenders.items()
         if not isinstance(one.candidates, Search) and len(one.candidates) == 1
     }
-    how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        # Processes that joined must compile in the same order. What goes wrong here
-        # goes wrong again where it is waited for, and is raised there.
-        if len(jobs) > 1 and jax.process_count() == 1:
-            for job in jobs.values():
-                pool.submit(compile_seeds, job, rounds, seeds, **how)
-        try:
-            yield jobs
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    # Processes that joined must compile in the same order.
+    if len(jobs) < 2 or jax.process_count() > 1:
+        return {}
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+    try:
+        made = {
+            name: pool.submit(compile_seeds, job, rounds, seeds, **how)
+            for name, job in jobs.items()
+        }
+        wait(made.values())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    # What went wrong here goes wrong again where it runs, and is raised there.
+    return {name: one.result() for name, one in made.items() if not one.exception()}
 
 
 def _setting_of(setting: Setting, contender: Contender) -> Setting:

@@ -29,6 +29,7 @@ from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
 from fedbilevel.result import Result
 from fedbilevel.runtime import SweepRuntime, compilation
+from fedbilevel.saved import read_saved
 from fedbilevel.studies import comparison as comparison_module
 from fedbilevel.studies import seeds as seeds_module
 from tests.cases import DX, DY, ROWWISE, quadratic_data
@@ -329,7 +330,7 @@ def test_without_an_inverse_there_is_no_bias():
     assert python_run(LOCAL, data, bent) == []
 
 
-def test_a_timed_run_is_warm_and_alone(monkeypatch):
+def test_a_timed_run_is_warm_and_alone(monkeypatch, tmp_path):
     log, order = [], (3, 1)
 
     def noted(kind, holder, name):
@@ -350,7 +351,13 @@ def test_a_timed_run_is_warm_and_alone(monkeypatch):
     many = {str(p): FedBiO(0.01, 0.02, 0.01, local_steps=p) for p in order}
     start = (np.ones(DX), np.ones(DY))
     found = fedbilevel.compare(
-        ROWWISE, quadratic_data(2), start, many, rounds=1, seeds=(0, 1)
+        ROWWISE,
+        quadratic_data(2),
+        start,
+        many,
+        rounds=1,
+        seeds=(0, 1),
+        keeping=fedbilevel.Keeping(tmp_path),
     )
     # All are compiled before one runs, and every one makes a round that is not timed.
     compiled = [entry for entry in log if entry[0].startswith("compile")]
@@ -360,3 +367,8 @@ def test_a_timed_run_is_warm_and_alone(monkeypatch):
     for (result, _), steps in zip(found.results.values(), order, strict=True):
         assert result.config["parameters"]["local_steps"] == steps
         assert result.seconds["compile"] > 0
+    # What ended reads as finished, though no command wrote a summary.
+    saved = read_saved(tmp_path)
+    assert not saved.unfinished and saved.headline == "upper_loss"
+    (tmp_path / "comparison.json").unlink()
+    assert read_saved(tmp_path).unfinished

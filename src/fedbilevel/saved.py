@@ -15,6 +15,7 @@ from fedbilevel._files import naming_damage, read_arrays
 from fedbilevel._folders import (
     CHECKPOINT,
     COLUMNS,
+    COMPARED,
     COMPARISON,
     EXPERIMENT,
     MODEL,
@@ -26,7 +27,6 @@ from fedbilevel._text import without_apostrophe
 from fedbilevel.errors import CheckpointError
 from fedbilevel.result import Result
 
-_COMPARED = "comparison.json"
 _SUSPICIOUS, _PICTURES = "suspicious.csv", "suspicious.npz"
 _MOST_PICTURES, _LARGEST_PICTURE = 24, 96  # their number, and the pixels of a side
 _LARGEST = 2**28  # bytes of a file that is read whole
@@ -66,7 +66,7 @@ class Saved:
 
 def is_saved(folder: Path) -> bool:
     """Say whether a folder looks like that of a run or a comparison."""
-    marks = (RESULT, COMPARISON, _COMPARED, EXPERIMENT)
+    marks = (RESULT, COMPARISON, COMPARED, EXPERIMENT)
     return any((folder / mark).is_file() for mark in marks) or _is_comparison(folder)
 
 
@@ -132,7 +132,7 @@ def _comparison(folder: Path) -> Saved:
             f"{folder}: no algorithm of this comparison has finished yet. The same "
             "command with --resume continues it."
         )
-    about = _json(folder / _COMPARED)
+    about = _json(folder / COMPARED)
     first = next(iter(results.values()))[0]
     missing = "" if about else "Not all of its algorithms have finished."
     headline = str(about.get("metric") or _headline(first))

@@ -310,7 +310,7 @@ def compare(
         )
     standings, summary = _ranked(experiment.label, made, target)
     if out is not None:
-        write_json(out / "comparison.json", summary)
+        write_json(out / _folders.COMPARED, summary)
         aim = (summary["metric"], summary["target"])
         curves = draw_curves(made.found.results, *aim)
         write_atomically(out / "curves.png", curves)

@@ -74,7 +74,10 @@ def compare(
     entries = _entries(names)
     built, contenders, searches = _built(experiment, names[0], entries, tuning)
     if folder is not None:
-        write_json(folder / COMPARISON, settings)
+        path = folder / COMPARISON
+        earlier = read_json(path).get("names", {}) if path.exists() else {}
+        given = zip(entries, map(algorithms.as_name, names), strict=True)
+        write_json(path, {**settings, "names": {**earlier, **dict(given)}})
     with _naming_sites(built, entries):
         found = compared(
             _as_given(built.setting, experiment, built),
@@ -116,7 +119,7 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
         )
     held, plain = read_json(path), json.loads(json.dumps(to_plain(settings)))
     try:
-        apart = unlike(held, plain) - {"experiment"}
+        apart = unlike(held, plain) - {"experiment", "names"}
         apart |= unlike(held["experiment"], plain["experiment"])
     except (KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from error

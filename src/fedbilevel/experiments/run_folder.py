@@ -114,7 +114,10 @@ def comparison_command(settings: Mapping[str, Any], names: Sequence[str]) -> str
         search = None if tuning is None else checked(Tuning, tuning)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"settings.json is damaged: {error}.") from error
-    words = [*experiment.arguments(), "--algorithms", ",".join(names)]
+    # Of a file a result has the name of the class alone.
+    given = dict(settings.get("names") or {})
+    chosen = [str(given.get(name, name)) for name in names]
+    words = [*experiment.arguments(), "--algorithms", ",".join(chosen)]
     words += ["--seeds", str(seeds)]
     tuned = [] if search is None else ["--tune", *search.arguments()]
     return command_line("compare", [*words, *tuned])

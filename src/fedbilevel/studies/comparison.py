@@ -4,6 +4,7 @@ Each may be tuned first, by `tuning`, with other random seeds than those compare
 searches may cost as much as the first of them does.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -13,7 +14,8 @@ from typing import Any
 
 import jax
 
-from fedbilevel._folders import TUNING, open_folder
+from fedbilevel._files import write_atomically
+from fedbilevel._folders import COMPARED, TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -134,6 +136,8 @@ def compared(
     searches.limit_to_first(setting, contenders.values())
     home = None if keeping is None else Path(keeping.folder)
     done = {name: _finished(home and home / name, seeds) for name in contenders}
+    if home is not None and None in done.values():
+        (home / COMPARED).unlink(missing_ok=True)
     left = {name: one for name, one in contenders.items() if done[name] is None}
     how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
     ready = _compiled(setting, left, rounds, seeds, how)
@@ -162,6 +166,11 @@ def compared(
     found.tuned.update(searches.tuned)
     if not found.results:
         raise next(iter(found.diverged.values()))
+    if home is not None:
+        # That this file is there says that all have finished.
+        failed = {name: str(error) for name, error in found.diverged.items()}
+        summary = {"metric": found.headline, "diverged": failed}
+        write_atomically(home / COMPARED, json.dumps(summary))
     return found
 
 

@@ -27,6 +27,8 @@ from fedbilevel.experiments.searching import Tuning
 from fedbilevel.hypergradient import Neumann, local_inverse_bias
 from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
+from fedbilevel.report.comparison import t_quantile
+from fedbilevel.report.tables import ranking_table
 from fedbilevel.result import Result
 from fedbilevel.runtime import SweepRuntime, compilation
 from fedbilevel.saved import read_saved
@@ -194,12 +196,43 @@ def test_the_ranking_is_by_the_mean_and_tells_the_cost_of_the_target():
     ]
     assert (first.mean, first.seeds) == (1.5, 2)
     np.testing.assert_allclose(first.spread, np.std([1, 2], ddof=1))
+    assert first.margin is None  # of two seeds
     assert (first.rounds, first.bytes, first.samples, first.seconds) == (2, 200, 20, 4)
     assert (second.rounds, second.bytes, second.seconds) == (3, 15, 6)
     assert third.rounds is None and third.seconds is None
     del results["lost"]
     # The best end is 1.5, the worst beginning 8.
     np.testing.assert_allclose(default_target(results, "loss"), 1.5 + 0.65)
+
+
+def test_an_interval_is_student_s_and_of_five_seeds_at_least():
+    ends = [3.0, 1.0, 4.0, 1.5, 5.0, 2.0]
+
+    def standing(seeds):
+        curves = [[9, 9, 9, end] for end in ends[:seeds]]
+        return ranking({"one": made_up("one", curves, 1)}, "loss", 9.5)[0]
+
+    assert standing(1).spread is None and standing(1).margin is None
+    assert standing(4).spread is not None and standing(4).margin is None
+    # The quantiles of printed tables, with 4 and with 5 degrees of freedom.
+    for seeds, quantile in ((5, 2.7764), (6, 2.5706)):
+        half = quantile * np.std(ends[:seeds], ddof=1) / np.sqrt(seeds)
+        np.testing.assert_allclose(standing(seeds).margin, half, rtol=5e-4)
+    np.testing.assert_allclose(t_quantile(30), 2.0423, rtol=1e-4)
+    for seeds, says in ((1, "one seed"), (3, "mean of 3 seeds"), (6, "mean of 6")):
+        table = ranking_table([standing(seeds)], "loss", 9.5)
+        assert says in str(table.title)
+        (cell,) = table.columns[1].cells
+        assert ("+-" in str(cell)) == (seeds >= 5)
+
+
+def test_a_target_that_is_touched_and_left_is_not_reached_there():
+    touching = made_up("touching", [[8, 3, 8, 2]], 5)
+    leaving = made_up("leaving", [[8, 3, 3, 8]], 5)
+    every = {"touching": touching, "leaving": leaving}
+    found = {one.algorithm: one for one in ranking(every, "loss", 4.0)}
+    assert (found["touching"].rounds, found["touching"].bytes) == (4, 20)
+    assert found["leaving"].rounds is None
 
 
 def test_runs_that_ended_early_count_with_their_last_values():

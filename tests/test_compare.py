@@ -27,7 +27,7 @@ from fedbilevel.experiments.searching import Tuning
 from fedbilevel.hypergradient import Neumann, local_inverse_bias
 from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
-from fedbilevel.report.comparison import t_quantile
+from fedbilevel.report.comparison import equal_cost, t_quantile
 from fedbilevel.report.tables import ranking_table
 from fedbilevel.result import Result
 from fedbilevel.runtime import SweepRuntime, compilation
@@ -195,7 +195,7 @@ def test_the_ranking_is_by_the_mean_and_tells_the_cost_of_the_target():
         "lost",
     ]
     assert (first.mean, first.seeds) == (1.5, 2)
-    np.testing.assert_allclose(first.spread, np.std([1, 2], ddof=1))
+    assert first.spread == pytest.approx(np.std([1, 2], ddof=1))
     assert first.margin is None  # of two seeds
     assert (first.rounds, first.bytes, first.samples, first.seconds) == (2, 200, 20, 4)
     assert (second.rounds, second.bytes, second.seconds) == (3, 15, 6)
@@ -217,7 +217,7 @@ def test_an_interval_is_student_s_and_of_five_seeds_at_least():
     # The quantiles of printed tables, with 4 and with 5 degrees of freedom.
     for seeds, quantile in ((5, 2.7764), (6, 2.5706)):
         half = quantile * np.std(ends[:seeds], ddof=1) / np.sqrt(seeds)
-        np.testing.assert_allclose(standing(seeds).margin, half, rtol=5e-4)
+        assert standing(seeds).margin == pytest.approx(half, rel=5e-4)
     np.testing.assert_allclose(t_quantile(30), 2.0423, rtol=1e-4)
     for seeds, says in ((1, "one seed"), (3, "mean of 3 seeds"), (6, "mean of 6")):
         table = ranking_table([standing(seeds)], "loss", 9.5)
@@ -233,6 +233,21 @@ def test_a_target_that_is_touched_and_left_is_not_reached_there():
     found = {one.algorithm: one for one in ranking(every, "loss", 4.0)}
     assert (found["touching"].rounds, found["touching"].bytes) == (4, 20)
     assert found["leaving"].rounds is None
+
+
+def test_a_ranking_at_equal_cost_is_not_one_by_rounds():
+    many = {
+        "dear": made_up("dear", [[8, 4, 2, 1]], 30),
+        "cheap": made_up("cheap", [[8, 5, 4, 3]], 10),
+        "here": made_up("here", [[8, 7, 7, 6]], 0),
+    }
+    by_rounds = [one.algorithm for one in ranking(many, "loss", 4.0)]
+    assert by_rounds == ["dear", "cheap", "here"]
+    # 40 bytes are four rounds of one, and one of the other; the last sends nothing.
+    assert equal_cost(many, "bytes") == 40
+    found = {one.algorithm: one.mean for one in ranking(many, "loss", 4.0, "bytes")}
+    assert found == {"cheap": 3.0, "here": 6.0, "dear": 8.0}
+    assert equal_cost(many, "trials") == np.inf
 
 
 def test_runs_that_ended_early_count_with_their_last_values():

@@ -39,8 +39,8 @@ class Saved:
     """A folder's results by name, one for each seed; and what else it holds.
 
     `headline` names the column that decides, and `target` the value of it whose cost is
-    reported. `settings` are those that the command line wrote. `diverged` says of
-    algorithms where they failed. `unfinished` says what is missing, if anything is.
+    reported. `equal` says at what equal cost they are ranked. `settings` are those that
+    the command line wrote. `diverged` says of algorithms where they failed. `unfinished` says what is missing, if anything is.
     `suspicious` are rows by their weights, the smallest first; `pictures` images of
     some of them, each with its row; `features` the names of what the model's columns
     became.
@@ -51,6 +51,7 @@ class Saved:
     headline: str
     compared: bool = False
     target: float | None = None
+    equal: str = "trials"
     settings: Mapping[str, Any] = field(default_factory=dict)
     diverged: Mapping[str, str] = field(default_factory=dict)
     unfinished: str = ""
@@ -145,6 +146,7 @@ def _comparison(folder: Path) -> Saved:
         headline,
         compared=True,
         target=float(target) if isinstance(target, int | float) else None,
+        equal=str(about.get("equal") or "trials"),
         settings=_json(folder / COMPARISON),
         diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
         unfinished=missing,

@@ -18,6 +18,7 @@ from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.result import Result, to_plain
 from fedbilevel.saved import Saved
+from fedbilevel.studies.comparison import TRIALS
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -119,6 +120,8 @@ def comparison_command(settings: Mapping[str, Any], names: Sequence[str]) -> str
     chosen = [str(given.get(name, name)) for name in names]
     words = [*experiment.arguments(), "--algorithms", ",".join(chosen)]
     words += ["--seeds", str(seeds)]
+    equal = str(settings.get("equal", TRIALS))
+    words += [] if equal == TRIALS else ["--equal", equal]
     tuned = [] if search is None else ["--tune", *search.arguments()]
     return command_line("compare", [*words, *tuned])
 

@@ -47,17 +47,45 @@ def default_target(results: Results, metric: str) -> float:
     return float(best + 0.1 * (worst - best))
 
 
-def ranking(results: Results, metric: str, target: float) -> list[Standing]:
-    """Rank algorithms by the final mean of a metric over seeds."""
-    standings = [_standing(n, many, metric, target) for n, many in results.items()]
+def ranking(
+    results: Results, metric: str, target: float, equal: str = "trials"
+) -> list[Standing]:
+    """Rank algorithms by the final mean of a metric over seeds.
+
+    With `equal` samples or bytes it is their mean at what all of them took.
+    """
+    most = equal_cost(results, equal)
+    standings = [
+        _standing(n, many, metric, target, _last(many, equal, most))
+        for n, many in results.items()
+    ]
     # What diverged is last, not first.
     return sorted(standings, key=lambda s: (not np.isfinite(s.mean), s.mean))
 
 
+def equal_cost(results: Results, equal: str) -> float:
+    """Return the samples or bytes that all took, but who took none; or no limit."""
+    if equal not in _COUNTED:
+        return np.inf
+    ends = [_costs(many, equal)[-1] for many in results.values()]
+    return min((float(end) for end in ends if end > 0), default=np.inf)
+
+
+def _last(many: Sequence[Result], equal: str, most: float) -> int:
+    """Return the last measurement at no more than this cost, the first at least."""
+    if equal not in _COUNTED:
+        return -1
+    return max(int(np.searchsorted(_costs(many, equal), most, side="right")) - 1, 0)
+
+
+def _costs(many: Sequence[Result], kind: str) -> np.ndarray:
+    return stacked([one.columns[kind] for one in many]).mean(axis=0)
+
+
 def _standing(
-    name: str, many: Sequence[Result], metric: str, target: float
+    name: str, many: Sequence[Result], metric: str, target: float, last: int
 ) -> Standing:
-    ends = np.asarray([result.columns[metric][-1] for result in many])
+    ends = stacked([result.columns[metric] for result in many])[:, last]
     # Not the first touch: a mean of few seeds may be low by luck.
     above = np.flatnonzero(~(_mean(many, metric) <= target))
     reached = int(above[-1]) + 1 if len(above) else 0

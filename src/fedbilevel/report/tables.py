@@ -121,8 +121,13 @@ def _hessian_products(result: Result) -> Any:
     return result.counts["calls"].get("hessian_product", 0)
 
 
-def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> Table:
-    """Return a ranking for a terminal, best first."""
+def ranking_table(
+    standings: Sequence[Standing],
+    metric: str,
+    target: float,
+    when: str = "after the last round",
+) -> Table:
+    """Return a ranking for a terminal, best first; `when` its values are."""
     rows = (
         (
             one.algorithm,
@@ -135,7 +140,7 @@ def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> 
         for one in standings
     )
     table = table_of(
-        f"{metric} after the last round, {about_seeds(standings[0].seeds)}; "
+        f"{metric} {when}, {about_seeds(standings[0].seeds)}; "
         f"and the cost from which on it stays at {target:.4g} or below",
         ("algorithm", metric, "exchanges", "MB", "samples", "seconds"),
         rows,

@@ -1,7 +1,7 @@
 """Several algorithms in one setting: same data, start, samples and cohorts for all.
 
-Each may be tuned first, by `tuning`, with other random seeds than those compared. All
-searches may cost as much as the first of them does.
+Each may be tuned first, by `tuning`, with other random seeds than those compared: with
+as many trials as it asks for, or all at the cost of the dearest search.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedbilevel._folders import COMPARED, TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import DivergedError, InvalidInputError
+from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
@@ -28,8 +28,11 @@ from fedbilevel.runtime.driver import NEVER
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
+from fedbilevel.studies.tuning import UNITS, Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
+
+TRIALS = "trials"
+EQUAL = (TRIALS, *UNITS)  # what searches of a comparison may have alike
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,19 @@ def compare(
     channel: Channel = PLAIN,
     measure_every: int = 1,
     stopping: Stopping = NEVER,
+    equal: str = TRIALS,
     keeping: Keeping | None = None,
     watch: Watch | None = None,
 ) -> Comparison:
     """Run every algorithm from the same seeds.
 
     `algorithms` has, by name, an algorithm, a list of candidates or a `Search`, which
-    are tuned over first, or a `Contender`. `tuned_by` is the headline of `tune`. The
-    seeds of an algorithm are one compiled program. With `keeping` results are saved as
-    they come, and a comparison that was interrupted can be resumed: what is there is
-    not run again.
+    are tuned over first, or a `Contender`. `tuned_by` is the headline of `tune`. With
+    `equal` "samples" or "bytes", in place of "trials", searches have as many trials as
+    cost what the dearest does, whatever the order; `config` of results has what each
+    took. The seeds of an algorithm are one compiled program. With `keeping` results
+    are saved as they come, and a comparison that was interrupted can be resumed: what
+    is there is not run again.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, headline, drawn, channel, tuned_by)
@@ -103,6 +109,7 @@ def compare(
         contenders,
         rounds,
         seeds,
+        equal=equal,
         keeping=keeping,
         measure_every=measure_every,
         stopping=stopping,
@@ -116,6 +123,7 @@ def compared(
     rounds: int,
     seeds: Sequence[int],
     *,
+    equal: str = TRIALS,
     keeping: Keeping | None = None,
     about: Callable[[str], None] = lambda name: None,
     tuning: Mapping[str, int] | None = None,
@@ -132,8 +140,8 @@ def compared(
     if keeping is not None:
         open_folder(Path(keeping.folder), keeping.resume)
     found = Comparison(setting.headline)
-    searches = _Searches(rounds, seeds, keeping, **(tuning or {}))
-    searches.limit_to_first(setting, contenders.values())
+    searches = _Searches(rounds, seeds, keeping, equal, **(tuning or {}))
+    searches.limit(setting, contenders.values())
     home = None if keeping is None else Path(keeping.folder)
     done = {name: _finished(home and home / name, seeds) for name in contenders}
     if home is not None and None in done.values():
@@ -155,7 +163,8 @@ def compared(
             )
             warm_up(runtime, first)
             kept = {"checkpoints": keeping and keeping.part(name), "runtime": runtime}
-            made = run_seeds(runtime.job, rounds, seeds, **kept, **more)
+            spent = searches.spent(name, more.get("config", {}))
+            made = run_seeds(runtime.job, rounds, seeds, **kept, **{**more, **spent})
             found.results[name] = made
         except DivergedError as error:
             found.diverged[name] = error
@@ -225,30 +234,41 @@ def _finished(folder: Path | None, seeds: Sequence[int]) -> list[Result] | None:
 
 
 class _Searches:
-    """Tunes one contender after the other, each at the cost of the first."""
+    """Tunes one contender after the other, all with as many trials or at one cost."""
 
     def __init__(
         self,
         rounds: int,
         seeds: Sequence[int],
         keeping: Keeping | None,
+        equal: str = TRIALS,
         rungs: int = 1,
         count: int = 2,
     ) -> None:
+        if equal not in EQUAL:
+            raise unknown_name("kind of equal budget", equal, EQUAL)
+        self.unit = "samples" if equal == TRIALS else equal
+        self.equal = equal
         self.rounds, self.rungs, self.keeping = rounds, rungs, keeping
         self.seeds = tuning_seeds(seeds, count)
         self.budget: int | None = None
         self.tuned: dict[str, Tuned] = {}
 
-    def limit_to_first(self, setting: Setting, contenders: Iterable[Contender]) -> None:
-        """Let searches cost what the first does, be it finished already or not."""
+    def limit(self, setting: Setting, contenders: Iterable[Contender]) -> None:
+        """Let searches cost what the dearest does, be it finished already or not."""
         for one in contenders:
-            search = one.candidates
-            if isinstance(search, Search) and _is_limited(search):
+            search, counts = one.candidates, self.equal != TRIALS
+            if counts and isinstance(search, Search) and _is_limited(search):
                 sizes = (search.count, self.rounds, len(self.seeds), self.rungs)
                 here = _setting_of(setting, one)
-                self.budget = cost_of(here, search.first(), *sizes)
-                return
+                cost = cost_of(here, search.first(), *sizes, self.unit)
+                self.budget = max(self.budget or 0, cost)
+
+    def spent(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is recorded with the results of one that was tuned."""
+        if name not in self.tuned:
+            return {}
+        return {"config": {**config, "tuning": self.tuned[name].spent()}}
 
     def recall(self, name: str, contender: Contender, setting: Setting) -> None:
         """Note the trials of a finished search again, from what was kept of it."""
@@ -270,6 +290,7 @@ class _Searches:
             self.seeds,
             rungs=self.rungs,
             budget=self.budget if _is_limited(candidates) else None,
+            unit=self.unit,
             keeping=self._kept(name),
             watch=watch,
         )

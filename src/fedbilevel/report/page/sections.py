@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.comparison import Standing, about_seeds, margin
+from fedbilevel.report.comparison import Standing, about_seeds, equal_cost, margin
 from fedbilevel.report.page.grid import Grid
 from fedbilevel.report.page.words import MEANINGS, amount, mean_and_margin
 from fedbilevel.report.tables import cost_rows
@@ -31,8 +31,11 @@ def ranking_grid(
         for one in standings
     ]
     headings = ("algorithm", saved.headline, "exchanges", "MB", "samples", "seconds")
+    most = equal_cost(saved.results, saved.equal)
+    finite = np.isfinite(most)
+    when = f"at {amount(most)} {saved.equal}" if finite else "after the last round"
     caption = (
-        f"{saved.headline} after the last round, {about_seeds(standings[0].seeds)}, "
+        f"{saved.headline} {when}, {about_seeds(standings[0].seeds)}, "
         f"and the cost from which on it stays at {amount(target)} or below"
     )
     return Grid(caption, headings, rows)

@@ -51,7 +51,7 @@ def standings_of(saved: Saved) -> tuple[list[Standing], float | None]:
     target = saved.target
     if target is None:
         target = default_target(saved.results, saved.headline)
-    return ranking(saved.results, saved.headline, target), target
+    return ranking(saved.results, saved.headline, target, saved.equal), target
 
 
 def lowest(values: np.ndarray) -> int | None:

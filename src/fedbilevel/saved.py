@@ -40,10 +40,10 @@ class Saved:
 
     `headline` names the column that decides, and `target` the value of it whose cost is
     reported. `equal` says at what equal cost they are ranked. `settings` are those that
-    the command line wrote. `diverged` says of algorithms where they failed. `unfinished` says what is missing, if anything is.
-    `suspicious` are rows by their weights, the smallest first; `pictures` images of
-    some of them, each with its row; `features` the names of what the model's columns
-    became.
+    the command line wrote. `diverged` says of algorithms where they failed.
+    `unfinished` says what is missing, if anything is. `suspicious` are rows by their
+    weights, the smallest first; `pictures` images of some of them, each with its row;
+    `features` the names of what the model's columns became.
     """
 
     name: str

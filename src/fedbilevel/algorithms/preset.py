@@ -43,8 +43,7 @@ class Preset:
     @property
     def title(self) -> str:
         """The name in `presets.py`; of somebody else's preset that of commands."""
-        from fedbilevel.algorithms import presets
-
+        presets = importlib.import_module("fedbilevel.algorithms.presets")
         own = (name for name, one in vars(presets).items() if one is self)
         return next(own, self.name)
 

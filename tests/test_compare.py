@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbilevel
+from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.cli.app import app
 from fedbilevel.errors import (
@@ -29,9 +30,14 @@ from fedbilevel.experiments.searching import Tuning
 from fedbilevel.hypergradient import Neumann, local_inverse_bias
 from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
+from fedbilevel.report.comparison import equal_cost, t_quantile
+from fedbilevel.report.tables import ranking_table
 from fedbilevel.result import Result
-from fedbilevel.runtime import compilation
-from tests.cases import ROWWISE, quadratic_data
+from fedbilevel.runtime import SweepRuntime, compilation
+from fedbilevel.saved import read_saved
+from fedbilevel.studies import comparison as comparison_module
+from fedbilevel.studies import seeds as seeds_module
+from tests.cases import DX, DY, ROWWISE, quadratic_data
 
 PROGRAM = str(Path(sys.executable).parent / "fedbilevel")
 SMALL = Experiment(
@@ -192,13 +198,59 @@ def test_the_ranking_is_by_the_mean_and_tells_the_cost_of_the_target():
         "lost",
     ]
     assert (first.mean, first.seeds) == (1.5, 2)
-    np.testing.assert_allclose(first.spread, np.std([1, 2], ddof=1))
+    assert first.spread == pytest.approx(np.std([1, 2], ddof=1))
+    assert first.margin is None  # of two seeds
     assert (first.rounds, first.bytes, first.samples, first.seconds) == (2, 200, 20, 4)
     assert (second.rounds, second.bytes, second.seconds) == (3, 15, 6)
     assert third.rounds is None and third.seconds is None
     del results["lost"]
     # The best end is 1.5, the worst beginning 8.
     np.testing.assert_allclose(default_target(results, "loss"), 1.5 + 0.65)
+
+
+def test_an_interval_is_student_s_and_of_five_seeds_at_least():
+    ends = [3.0, 1.0, 4.0, 1.5, 5.0, 2.0]
+
+    def standing(seeds):
+        curves = [[9, 9, 9, end] for end in ends[:seeds]]
+        return ranking({"one": made_up("one", curves, 1)}, "loss", 9.5)[0]
+
+    assert standing(1).spread is None and standing(1).margin is None
+    assert standing(4).spread is not None and standing(4).margin is None
+    # The quantiles of printed tables, with 4 and with 5 degrees of freedom.
+    for seeds, quantile in ((5, 2.7764), (6, 2.5706)):
+        half = quantile * np.std(ends[:seeds], ddof=1) / np.sqrt(seeds)
+        assert standing(seeds).margin == pytest.approx(half, rel=5e-4)
+    np.testing.assert_allclose(t_quantile(30), 2.0423, rtol=1e-4)
+    for seeds, says in ((1, "one seed"), (3, "mean of 3 seeds"), (6, "mean of 6")):
+        table = ranking_table([standing(seeds)], "loss", 9.5)
+        assert says in str(table.title)
+        (cell,) = table.columns[1].cells
+        assert ("+-" in str(cell)) == (seeds >= 5)
+
+
+def test_a_target_that_is_touched_and_left_is_not_reached_there():
+    touching = made_up("touching", [[8, 3, 8, 2]], 5)
+    leaving = made_up("leaving", [[8, 3, 3, 8]], 5)
+    every = {"touching": touching, "leaving": leaving}
+    found = {one.algorithm: one for one in ranking(every, "loss", 4.0)}
+    assert (found["touching"].rounds, found["touching"].bytes) == (4, 20)
+    assert found["leaving"].rounds is None
+
+
+def test_a_ranking_at_equal_cost_is_not_one_by_rounds():
+    many = {
+        "dear": made_up("dear", [[8, 4, 2, 1]], 30),
+        "cheap": made_up("cheap", [[8, 5, 4, 3]], 10),
+        "here": made_up("here", [[8, 7, 7, 6]], 0),
+    }
+    by_rounds = [one.algorithm for one in ranking(many, "loss", 4.0)]
+    assert by_rounds == ["dear", "cheap", "here"]
+    # 40 bytes are four rounds of one, and one of the other; the last sends nothing.
+    assert equal_cost(many, "bytes") == 40
+    found = {one.algorithm: one.mean for one in ranking(many, "loss", 4.0, "bytes")}
+    assert found == {"cheap": 3.0, "here": 6.0, "dear": 8.0}
+    assert equal_cost(many, "trials") == np.inf
 
 
 def test_runs_that_ended_early_count_with_their_last_values():
@@ -345,3 +397,47 @@ def test_without_names_the_recommended_methods_are_compared(monkeypatch):
     done = CliRunner().invoke(app, ["compare", "two-client", "--participants", "1"])
     assert asked == [("two-client", 1), ["soba", "fedbio"]]
     assert "recommended here: soba, fedbio" in done.output
+
+
+def test_a_timed_run_is_warm_and_alone(monkeypatch, tmp_path):
+    log, order = [], (3, 1)
+
+    def noted(kind, holder, name):
+        function = getattr(holder, name)
+
+        def noting(given, *rest, **more):
+            steps = getattr(given, "job", given).algorithm.unwrapped().local_steps
+            log.append((kind, steps))
+            made = function(given, *rest, **more)
+            log.append((f"{kind} ends", steps))
+            return made
+
+        monkeypatch.setattr(holder, name, noting)
+
+    noted("compile", comparison_module, "compile_seeds")
+    noted("round", SweepRuntime, "advance")
+    noted("timed", seeds_module, "execute")
+    many = {str(p): FedBiO(0.01, 0.02, 0.01, local_steps=p) for p in order}
+    start = (np.ones(DX), np.ones(DY))
+    found = fedbilevel.compare(
+        ROWWISE,
+        quadratic_data(2),
+        start,
+        many,
+        rounds=1,
+        seeds=(0, 1),
+        keeping=fedbilevel.Keeping(tmp_path),
+    )
+    # All are compiled before one runs, and every one makes a round that is not timed.
+    compiled = [entry for entry in log if entry[0].startswith("compile")]
+    assert log[:4] == compiled and len(compiled) == 4
+    one = ["round", "round ends", "timed", "round", "round ends", "timed ends"]
+    assert log[4:] == [(kind, p) for p in order for kind in one]
+    for (result, _), steps in zip(found.results.values(), order, strict=True):
+        assert result.config["parameters"]["local_steps"] == steps
+        assert result.seconds["compile"] > 0
+    # What ended reads as finished, though no command wrote a summary.
+    saved = read_saved(tmp_path)
+    assert not saved.unfinished and saved.headline == "upper_loss"
+    (tmp_path / "comparison.json").unlink()
+    assert read_saved(tmp_path).unfinished

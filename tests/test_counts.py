@@ -1,14 +1,20 @@
 """Costs of a run: the formulas of the paper, and calls counted one by one."""
 
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedbilevel import _evaluation
+from fedbilevel._types import Pair
+from fedbilevel.algorithms import AbstractAlgorithm, Phase, Pointed
+from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.nested.fednest import FedNest
@@ -24,7 +30,7 @@ from fedbilevel.problem import Problem
 from fedbilevel.runtime import Job, Ledger, ReferenceRuntime, Sampling, count, keys
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
-from fedbilevel.runtime.stopping import Rule, Track
+from fedbilevel.runtime.stopping import Rule, Stopping, Track, affordable_rounds
 from fedbilevel.tasks import find
 from tests.cases import DX as QX
 from tests.cases import DY as QY
@@ -159,7 +165,7 @@ def assert_counts_are_real(job, tally):
         # No measurement falls into these rounds: it would take gradients, too.
         state = runtime.advance(state, unmeasured(index)).state
         jax.effects_barrier()
-        assert Counter({**found["calls"], **found["samples"]}) == tally
+        assert +Counter({**found["calls"], **found["samples"]}) == tally
 
 
 @pytest.mark.slow
@@ -209,10 +215,109 @@ def test_an_accelerator_draws_later_but_the_same_samples(rule):
         np.testing.assert_allclose(estimate(), value, rtol=1e-12)
 
 
-def test_deterministic_oracles_draw_no_samples():
+PLAIN_STEPS = FedBiO(0.1, 0.2, 0.15, local_steps=2)
+SIZES = 3 + 4 + 5  # rows of three clients at either level
+PERIOD = 3
+
+
+class Held(Pointed):
+    """A server that holds the point."""
+
+    point: Pair
+
+
+class Refreshing(AbstractAlgorithm):
+    """Steps below along one row; every third time, or by a coin, along all of them."""
+
+    decided_by: str = eqx.field(static=True, default="turn")
+
+    def init_server(self, x, y):
+        return Held(Pair(x, y))
+
+    def phases(self):
+        return (Phase("step", lambda server: server.point, self.local, self.up),)
+
+    def up(self, server, y):
+        return Held(Pair(server.point.x, y))
+
+    def due(self, turn, y):
+        return {
+            "turn": turn.index % PERIOD == 0,
+            "coin": jax.random.bernoulli(turn.shared),
+            "point": y[0] > 0,
+        }[self.decided_by]
+
+    def local(self, point, memory, oracle, turn):
+        def step(y, key):
+            def along(draw):
+                batch = draw()
+                return 0.1 * oracle.lower_gradient(point.x, y, batch)
+
+            whole = partial(along, oracle.all_lower)
+            some = partial(along, partial(oracle.draw_lower, key))
+            # Under a jit inside of a loop: where it is decided is outside of both.
+            decided = jax.jit(lambda due: jax.lax.cond(due, whole, some))
+            return y - decided(due), None
+
+        due = self.due(turn, point.y)
+        return memory, jax.lax.scan(step, point.y, turn.keys(2))[0]
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+def test_a_branch_that_the_turn_decides_counts_when_it_is_taken(rounds):
+    job = quadratic_job(Refreshing(), quadratic_data(3))
+    refreshed = -(-rounds // PERIOD)
+    below = 2 * (refreshed * SIZES + (rounds - refreshed) * 3)
+    found = count(job, rounds)
+    assert found["samples"] == {"upper_samples": 0, "lower_samples": below}
+    assert found["calls"] == {"lower_gradient": 2 * 3 * rounds}
+    assert "bounds" not in found
+    assert Ledger(job).cumulative(job.key, rounds)["samples"][-1] == below
+
+
+@pytest.mark.slow
+def test_a_branch_that_the_turn_decides_is_that_of_a_real_run(tally):
+    assert_counts_are_real(quadratic_job(Refreshing(), quadratic_data(3)), tally)
+
+
+@pytest.mark.parametrize("decided_by", ["coin", "point"])
+def test_a_branch_that_nobody_knows_counts_at_most(decided_by):
+    found = count(quadratic_job(Refreshing(decided_by), quadratic_data(3)), 5)
+    assert found["samples"]["lower_samples"] == 5 * 2 * SIZES
+    assert found["bounds"] == {"lower_samples": "at most"}
+
+
+def test_full_batches_count_all_rows():
+    # A step has one xi and zeta, zeta_0, and zeta_1 to zeta_Q, which are the same rows
+    # and read once. A client has one row.
     found = count(make_job(batch=None), 3)
-    assert found["samples"] == {"upper_samples": 0, "lower_samples": 0}
-    assert found["calls"]["upper_gradients"] == 3 * P * CLIENTS
+    steps = 3 * P * CLIENTS
+    expected = {"upper_samples": steps, "lower_samples": 3 * steps}
+    assert found["samples"] == expected
+    assert found["calls"]["upper_gradients"] == steps
+
+
+def test_full_batches_of_unlike_clients_count_their_own_rows():
+    job = quadratic_job(PLAIN_STEPS, quadratic_data(3))
+    whole = replace(job, upper_batch=None, lower_batch=None)
+    one, every = count(job, 2)["samples"], count(whole, 2)["samples"]
+    # What was one row a client is all of them.
+    assert every == {kind: number * SIZES // 3 for kind, number in one.items()}
+    pooled = quadratic_job(PLAIN_STEPS, quadratic_data(3).pooled())
+    whole = replace(pooled, upper_batch=None, lower_batch=None)
+    one, here = count(pooled, 2)["samples"], count(whole, 2)["samples"]
+    assert here == {kind: number * SIZES for kind, number in one.items()} == every
+    # Of a cohort as many as two of three clients have on the average.
+    job = quadratic_job(PLAIN_STEPS, quadratic_data(3), participants=2)
+    drawn = count(replace(job, upper_batch=None, lower_batch=None), 2)["samples"]
+    assert drawn == {kind: number * 2 // 3 for kind, number in every.items()}
+
+
+def test_a_budget_of_samples_ends_a_run_of_full_batches():
+    job = quadratic_job(Refreshing(), quadratic_data(3))
+    ends = affordable_rounds(Stopping(samples=60), 9, Ledger(job), [job.key])
+    # 24, then 6, 6, 24 and 6.
+    assert ends.tolist() == [4]
 
 
 @pytest.mark.slow

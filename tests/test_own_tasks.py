@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,14 @@ from fedbilevel import LocalBSGM, _registry, algorithms, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment, federated
+from fedbilevel.experiments.comparison import compare
 from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.run_folder import command_of
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site, shared_settings, without_files
 from fedbilevel.federation import Terms
 from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.saved import read_saved
 from fedbilevel.tasks import quadratic
 from tests.federation import Loopback
 
@@ -354,3 +358,14 @@ def test_federate_starts_real_nodes_for_a_file(home, tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out" / "result.json").read_text())
     assert summary["task"] == "own_task.py:make" and summary["counts"]["rounds"] == 2
+
+
+def test_a_comparison_with_a_method_of_a_file_is_repeated_by_its_file(home, tmp_path):
+    plan = Experiment("quadratic", clients=2, rounds=1, local_steps=1)
+    given = {"folder": tmp_path / "compared", "resume": False}
+    steps = {"lr_x": "0.1", "lr_y": "0.1"}
+    compare(replace(plan, options=steps), [method_of(home)], 1, **given)
+    saved = read_saved(given["folder"])
+    assert list(saved.results) == ["LocalBSG"]
+    words = shlex.split(command_of(saved) or "")
+    assert words[words.index("--algorithms") + 1] == method_of(home)

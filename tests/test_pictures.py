@@ -71,20 +71,20 @@ def test_a_narrow_loss_is_linear():
 def test_costs_are_logarithmic_only_where_they_are_far_apart():
     near = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(1, 9))
     far = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(1, 11))
-    assert [panel.get_xscale() for panel in near.axes] == ["linear"] * 4
+    assert [panel.get_xscale() for panel in near.axes] == ["linear"] * 5
     scales = [panel.get_xscale() for panel in far.axes]
-    assert scales == ["linear", "log", "linear", "linear"]
+    assert scales == ["linear", "log", "linear", "linear", "linear"]
 
 
 def test_what_nobody_pays_has_no_panel():
     figure = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(0, 0))
     labels = [panel.get_xlabel() for panel in figure.axes]
-    assert labels == ["exchanges", "samples drawn", "seconds"]
+    assert labels == ["exchanges", "samples drawn", "rounds", "seconds"]
 
 
 def test_what_costs_nothing_is_missing_there_and_still_named():
     figure = drawn("upper_loss", [0.9, 0.5], [0.8, 0.6], prices=(0, 1))
-    assert [len(panel.lines) for panel in figure.axes] == [3, 2, 3, 3]
+    assert [len(panel.lines) for panel in figure.axes] == [3, 2, 3, 3, 3]
     (legend,) = figure.legends
     assert [one.get_text() for one in legend.get_texts()] == ["method0", "method1"]
 
@@ -115,7 +115,25 @@ def test_a_cost_of_nothing_does_not_decide():
 
 def test_what_has_no_counts_is_drawn_against_rounds():
     whole = made_up("one", [1.0], "upper_loss", 1)
-    assert axes_of([whole]) == ("exchanges", "megabytes", "samples", "seconds")
+    costs = ("exchanges", "megabytes", "samples")
+    assert axes_of([whole]) == (*costs, "rounds", "seconds")
     bare = {name: whole.columns[name] for name in ("round", "upper_loss")}
     part = Result("numbers", "one", {}, {}, bare, {}, {}, {}, {"run": 1.0})
     assert axes_of([whole, part]) == ("rounds", "seconds")
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 4, 5])
+def test_a_band_needs_five_seeds_and_the_title_says_how_many(seeds):
+    ends = 1.0 + np.arange(seeds)
+    many = [made_up("one", [9.0, end], "upper_loss", 1) for end in ends]
+    figure = curves_figure({"one": many}, "upper_loss", 0.5)
+    bands = [len(panel.collections) for panel in figure.axes]
+    assert bands == [int(seeds >= 5)] * 5
+    said = "one seed" if seeds == 1 else f"mean of {seeds} seeds"
+    assert said in figure.get_suptitle()
+    if seeds == 5:
+        (band,) = figure.axes[0].collections
+        low, high = (f(band.get_paths()[0].vertices[:, 1]) for f in (np.min, np.max))
+        half = 2.7764 * np.std(ends, ddof=1) / np.sqrt(5)
+        assert high == 9.0
+        np.testing.assert_allclose(low, 3.0 - half, rtol=1e-3)

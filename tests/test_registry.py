@@ -3,9 +3,9 @@
 import importlib
 import inspect
 import pkgutil
-from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import equinox as eqx
 import pytest
@@ -13,6 +13,8 @@ import pytest
 import fedbilevel
 from fedbilevel import algorithms, tasks
 from fedbilevel.algorithms import AbstractAlgorithm, OneLoop, Preset
+from fedbilevel.algorithms.base import declared
+from fedbilevel.algorithms.wrappers.optimizer import Descent
 from fedbilevel.errors import InvalidInputError
 from tests.cases import NAMES, ROWS
 
@@ -58,7 +60,7 @@ def test_an_algorithm_is_a_final_class_or_a_preset_of_one(name):
 
 @BY_NAME
 def test_every_field_has_a_meaning(name):
-    for field in fields(algorithms.find(name).kind):
+    for field in declared(algorithms.find(name).kind).values():
         assert field.metadata.get("meaning"), field.name
 
 
@@ -138,3 +140,22 @@ def test_no_exported_name_hides_a_module():
             if found is not None and getattr(found, "__name__", "") != name:
                 hidden.append(name)
     assert hidden == []
+
+
+def test_what_a_preset_makes_has_its_name_and_shows_its_values():
+    ours: Any = fedbilevel
+    made = ours.FedBiOControls(0.1, 0.2, 0.15, local_steps=3)
+    assert made.title == "FedBiOControls"
+    assert isinstance(made, ours.FedBiOControls)
+    assert not isinstance(made, ours.FedBiODifferences)
+    assert not isinstance(ours.FedBiO(local_steps=3), ours.FedBiOControls)
+    shown = "lr_x=0.1, lr_y=0.2, lr_z=0.15, local_steps=3, drift='controls'"
+    assert repr(made) == f"FedBiOControls({shown})"
+    assert "named" not in made.parameters()
+    values = {"alpha": 0.1, "beta": 0.1, "ell": 3.0, "local_steps": 1, "terms": 1}
+    plain = ours.FedNestSGD(**values)  # a preset without a wrapper
+    assert plain.title == "FedNestSGD" and isinstance(plain, ours.FedNestSGD)
+    around = algorithms.ServerOptimizer(made, Descent(1.0, 0.9))
+    assert around.title == "FedBiOControls"
+    assert f"algorithm=FedBiOControls({shown})" in repr(around)
+    assert "f32[]" not in repr(around)

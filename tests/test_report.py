@@ -190,16 +190,18 @@ def test_the_summary_of_a_comparison_names_the_best_and_the_cheapest(tmp_path):
             place = tmp_path / name / f"seed-{seed}"
             replace(one, columns=columns).save(place)
 
-    save("dear", [1.0, 2.0], 1_000_000)
-    save("cheap", [2.0, 3.0], 10_000)
-    save("late", [8.0, 8.0], 10)
-    save("still", [2.0, 2.2], 0)
+    save("dear", [1.0, 2.0, 1.0, 2.0, 1.5], 1_000_000)
+    save("cheap", [2.0, 3.0, 2.0, 3.0, 2.5], 10_000)
+    save("late", [8.0] * 5, 10)
+    save("still", [2.0, 2.2, 2.1, 2.0, 2.2], 0)
     about = {"metric": "upper_loss", "target": 4, "diverged": {"lost": "NaN."}}
     (tmp_path / "comparison.json").write_text(json.dumps(about))
     page = Read(tmp_path)
     text = page.text
-    assert "Lowest upper_loss, the main metric: dear with 1.5 \u00b1 0.71." in text
-    assert "Next: still with 2.1 \u00b1 0.14, closer than the seeds are" in text
+    assert "Lowest upper_loss, the main metric: dear with 1.5 \u00b1 0.62." in text
+    # 2.7764 deviations over the root of 5 are half of a 95 % interval.
+    assert "Next: still with 2.1 \u00b1 0.12: their 95 % intervals overlap" in text
+    assert "mean of 5 seeds with its 95 % t interval" in text
     assert "least traffic by cheap (0.02 MB)" in text
     assert "late did not reach upper_loss 4." in text
     assert "still sent nothing: all rows were in one place." in text
@@ -215,7 +217,7 @@ def test_scales_go_with_the_page(tmp_path):
     scales = {"upper_loss": "log", "test_accuracy": "linear"}
     assert curves["metrics"] == scales
     costs = {"exchanges": "linear", "megabytes": "log", "samples": "linear"}
-    assert curves["axes"] == {**costs, "seconds": "linear"}
+    assert curves["axes"] == {**costs, "rounds": "linear", "seconds": "linear"}
     assert curves["target"] == 0.5
 
 

@@ -40,7 +40,7 @@ if how == "blind":
     from fedbilevel.runtime import counts, program
     def traced(*_, **__):
         raise AssertionError("traced")
-    program._rounds = program._setup = counts._count_calls = traced
+    program._rounds = program._setup = counts.count_calls = traced
 sys.argv = ["fedbilevel", *words]
 from fedbilevel.cli import main
 from fedbilevel.cli.app import app

@@ -187,12 +187,14 @@ def test_a_third_goes_on_and_all_of_it_is_seven_runs():
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [pytest.param(2, marks=pytest.mark.slow), None])
 def test_a_budget_pays_for_so_many_trials(batch):
-    """Of samples, or of exchanges where each sample is all rows: one a round."""
+    """Of samples, which are all rows of a client where there is no batch."""
     search = Search(MAKE, SPACE, trials=27)
     shared = {"sampling": fb.Sampling(batch), "rounds": 4, "seeds": [0], "rungs": 1}
     (one,) = fb.tune(PROBLEM, DATA, START, search, budget=1, **shared).trials
-    # FedBiO draws five samples in a step, in each of three clients.
-    each = 4 if batch is None else 4 * 3 * 5 * batch
+    # FedBiO draws five samples in a step, in each of three clients: two of them above.
+    kept = held_out(DATA)[0]
+    above, below = (int(n.sum()) for n in (kept.upper_sizes, kept.lower_sizes))
+    each = 4 * (2 * above + 3 * below) if batch is None else 4 * 3 * 5 * batch
     paid = fb.tune(PROBLEM, DATA, START, search, budget=3 * each - 1, **shared)
     assert len(paid.trials) == 2 and paid.cost == 2 * each
     assert paid.trials[0].point == one.point
@@ -478,7 +480,7 @@ def test_the_search_of_the_guide_can_be_made():
 
 @pytest.mark.slow
 def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
-    """The second takes twice as many steps a round, so it has fewer trials."""
+    """The dearer one decides, which takes twice as many steps, and not the first."""
     long = partial(fb.FedBiO, lr_z=0.5, local_steps=2)
     searches = {
         "short": Search(MAKE, SPACE, trials=9, sampler="even"),
@@ -488,15 +490,18 @@ def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
     def compared(resume=False):
         more = {"sampling": fb.Sampling(batch=1), "rounds": 9, "seeds": [0]}
         kept = fb.Keeping(tmp_path / "kept", resume)
-        return fb.compare(PROBLEM, DATA, START, searches, keeping=kept, **more).tuned
+        more |= {"equal": "samples", "keeping": kept}
+        return fb.compare(PROBLEM, DATA, START, searches, **more)
 
-    first = compared()
-    short, long_one = first["short"], first["long"]
-    assert len(short.trials) == 9 and long_one.cost <= short.cost
-    # A trial of the second costs two of the first, and nine pay for four.
-    assert len(long_one.trials) == 4
-    assert long_one.cost / short.cost == pytest.approx(8 / 9)
+    begun = compared()
+    # A trial of the second costs two of the first, so that nine pay for eighteen.
+    trials = {name: len(one.trials) for name, one in begun.tuned.items()}
+    assert trials == {"short": 18, "long": 9}
+    for name, (result,) in begun.results.items():
+        spent = result.config["tuning"]
+        assert (spent["trials"], spent["unit"]) == (trials[name], "samples")
+        assert spent["cost"] == spent["budget"] == begun.tuned["long"].cost
     shutil.rmtree(tmp_path / "kept" / "long")
-    again = compared(resume=True)
-    for name, one in first.items():
+    again = compared(resume=True).tuned
+    for name, one in begun.tuned.items():
         assert [t.value for t in again[name].trials] == [t.value for t in one.trials]

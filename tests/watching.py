@@ -3,10 +3,11 @@
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -51,16 +52,22 @@ class Watched(Oracle):
     """
 
     def draw_upper(self, key):
+        if self.upper_batch is None:
+            return super().draw_upper(key)  # which is a part, and the only one
         return _drawn("upper_samples", key, super().draw_upper(key))
 
     def draw_lower(self, key):
+        if self.lower_batch is None:
+            return super().draw_lower(key)
         return _drawn("lower_samples", key, super().draw_lower(key))
 
     def part_upper(self, part, most):
-        return _counted("upper_samples", super().part_upper(part, most))
+        read = partial(super().part_upper, most=most)
+        return _counted("upper_samples", read, part, most)
 
     def part_lower(self, part, most):
-        return _counted("lower_samples", super().part_lower(part, most))
+        read = partial(super().part_lower, most=most)
+        return _counted("lower_samples", read, part, most)
 
     def unrolled_gradient(self, x, y, upper, lowers, step):
         result = super().unrolled_gradient(x, y, upper, lowers, step)
@@ -103,10 +110,15 @@ def _drawn(name, key, batch):
     return batch
 
 
-def _counted(name, batch):
-    leaf = jax.tree.leaves(batch.rows)[0]
-    number = leaf.shape[0]
-    jax.debug.callback(lambda _: SEEN.calls.update({name: number}), leaf)
+def _counted(name, read, part, most):
+    """Count the rows of one part: as many as parts have on the average."""
+    batch = read(part)
+    every = [batch] if most == 1 else [read(one) for one in range(most)]
+
+    def note(weights):
+        SEEN.calls.update({name: np.count_nonzero(weights) / most})
+
+    jax.debug.callback(note, jnp.stack([one.weights for one in every]))
     return batch
 
 

@@ -22,6 +22,7 @@ CHECKPOINT = "checkpoint.npz"  # as soon as a round is kept
 EXPERIMENT = "experiment.json"  # is in every folder of a run by a command
 FEDERATION = "federation.json"  # and this, if it is one of sites
 COMPARISON = "settings.json"  # of `fedbilevel compare`
+COMPARED = "comparison.json"  # once all algorithms have finished
 SEARCH, TUNED = "search.json", "tuned.json"  # of `fedbilevel tune`: asked, and found
 TUNING = "tuning"  # the folder of a search, in that of a run or of one compared
 

@@ -15,6 +15,7 @@ from fedbilevel._files import naming_damage, read_arrays
 from fedbilevel._folders import (
     CHECKPOINT,
     COLUMNS,
+    COMPARED,
     COMPARISON,
     EXPERIMENT,
     MODEL,
@@ -26,7 +27,6 @@ from fedbilevel._text import without_apostrophe
 from fedbilevel.errors import CheckpointError
 from fedbilevel.result import Result
 
-_COMPARED = "comparison.json"
 _SUSPICIOUS, _PICTURES = "suspicious.csv", "suspicious.npz"
 _MOST_PICTURES, _LARGEST_PICTURE = 24, 96  # their number, and the pixels of a side
 _LARGEST = 2**28  # bytes of a file that is read whole
@@ -39,11 +39,11 @@ class Saved:
     """A folder's results by name, one for each seed; and what else it holds.
 
     `headline` names the column that decides, and `target` the value of it whose cost is
-    reported. `settings` are those that the command line wrote. `diverged` says of
-    algorithms where they failed. `unfinished` says what is missing, if anything is.
-    `suspicious` are rows by their weights, the smallest first; `pictures` images of
-    some of them, each with its row; `features` the names of what the model's columns
-    became.
+    reported. `equal` says at what equal cost they are ranked. `settings` are those that
+    the command line wrote. `diverged` says of algorithms where they failed.
+    `unfinished` says what is missing, if anything is. `suspicious` are rows by their
+    weights, the smallest first; `pictures` images of some of them, each with its row;
+    `features` the names of what the model's columns became.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Saved:
     headline: str
     compared: bool = False
     target: float | None = None
+    equal: str = "trials"
     settings: Mapping[str, Any] = field(default_factory=dict)
     diverged: Mapping[str, str] = field(default_factory=dict)
     unfinished: str = ""
@@ -66,7 +67,7 @@ class Saved:
 
 def is_saved(folder: Path) -> bool:
     """Say whether a folder looks like that of a run or a comparison."""
-    marks = (RESULT, COMPARISON, _COMPARED, EXPERIMENT)
+    marks = (RESULT, COMPARISON, COMPARED, EXPERIMENT)
     return any((folder / mark).is_file() for mark in marks) or _is_comparison(folder)
 
 
@@ -132,7 +133,7 @@ def _comparison(folder: Path) -> Saved:
             f"{folder}: no algorithm of this comparison has finished yet. The same "
             "command with --resume continues it."
         )
-    about = _json(folder / _COMPARED)
+    about = _json(folder / COMPARED)
     first = next(iter(results.values()))[0]
     missing = "" if about else "Not all of its algorithms have finished."
     headline = str(about.get("metric") or _headline(first))
@@ -145,6 +146,7 @@ def _comparison(folder: Path) -> Saved:
         headline,
         compared=True,
         target=float(target) if isinstance(target, int | float) else None,
+        equal=str(about.get("equal") or "trials"),
         settings=_json(folder / COMPARISON),
         diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
         unfinished=missing,

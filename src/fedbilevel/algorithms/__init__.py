@@ -9,7 +9,7 @@ when they are asked for.
 import ast
 import importlib
 import sys
-from dataclasses import Field, fields
+from dataclasses import Field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +35,7 @@ from fedbilevel.algorithms.base import Repeat as Repeat
 from fedbilevel.algorithms.base import SeesTurn as SeesTurn
 from fedbilevel.algorithms.base import ServerTurn as ServerTurn
 from fedbilevel.algorithms.base import Turn as Turn
+from fedbilevel.algorithms.base import declared
 from fedbilevel.algorithms.base import every_phase as every_phase
 from fedbilevel.algorithms.base import with_turn as with_turn
 from fedbilevel.algorithms.directions import both_samples as both_samples
@@ -132,7 +133,7 @@ def entry_of(name: str, found: Any) -> Entry:
         kind, summary, about = found.kind, found.summary, found.about
         parameters = found.parameters
     else:
-        kind, own = found, {one.name: one for one in fields(found)}
+        kind, own = found, declared(found)
         summary = (kind.__doc__ or "").strip().splitlines()[0]
         parameters = {**own, **options_for(kind)}
         about = sys.modules[kind.__module__].__doc__ or ""

@@ -6,7 +6,7 @@ private blocks, devices, checkpoints and clocks, and changes none of the numbers
 
 import abc
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -20,7 +20,7 @@ from fedbilevel._types import AbstractBlocks, Key, Keys, Lower, Pair, Upper
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import check_fields, describe, documented
+from fedbilevel.schedules import check_fields, describe, documented, is_known
 
 
 class Turn(eqx.Module):
@@ -218,6 +218,13 @@ class AbstractAlgorithm(eqx.Module):
     sends_hessian: ClassVar[bool] = False
     rule: ClassVar[type[AbstractHypergradient]] = Neumann
 
+    named: str = eqx.field(
+        static=True,
+        default="",
+        kw_only=True,
+        metadata={"meaning": "the name of the preset that made it, if one did"},
+    )
+
     def __init_subclass__(cls, **more: Any) -> None:
         """Let `help` say what the parameters mean."""
         super().__init_subclass__(**more)
@@ -298,7 +305,14 @@ class AbstractAlgorithm(eqx.Module):
     @property
     def title(self) -> str:
         """The method's name, for people."""
-        return type(self).__name__
+        return self.named or type(self).__name__
+
+    def __repr__(self) -> str:
+        """Show the values of parameters; those of a traced program have none."""
+        shown = self.settings() if self.named else dict(vars(self))
+        shown.pop("named", None)
+        pairs = (f"{n}={jax.tree.map(_rounded, one)!r}" for n, one in shown.items())
+        return f"{self.named or type(self).__name__}({', '.join(pairs)})"
 
     def events(self, server: PyTree) -> list[str]:
         """Describe automatic interventions."""
@@ -327,8 +341,19 @@ class AbstractAlgorithm(eqx.Module):
 
     def settings(self) -> dict[str, Any]:
         """Return every parameter by its name, with those of what is wrapped."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "named"}
 
     def parameters(self) -> dict[str, Any]:
         """Return every parameter as plain numbers and text."""
         return {name: describe(value) for name, value in self.settings().items()}
+
+
+def declared(kind: type[AbstractAlgorithm]) -> dict[str, Field]:
+    """Return the fields of a method that are its parameters, by their names."""
+    return {one.name: one for one in fields(kind) if one.name != "named"}
+
+
+def _rounded(leaf: Any) -> Any:
+    """Return a number in few digits."""
+    scalar = is_known(leaf) and eqx.is_inexact_array(leaf) and leaf.ndim == 0
+    return float(f"{float(leaf):.6g}") if scalar else leaf

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ class Preset:
 
     `of` is a module of this package, which is imported when the preset is used.
     `fixed` are values of parameters, which may be options of a wrapper. `wrap` names
-    wrappers whose parameters the preset takes beside those of the method; `title` is
-    then its name for people. `letters` are the parameter names of the preset's own
-    paper, in the order of positional arguments, as in "lr_x a=eta": a stands for eta.
+    wrappers whose parameters the preset takes beside those of the method. `letters`
+    are the parameter names of the preset's own paper, in the order of positional
+    arguments, as in "lr_x a=eta": a stands for eta.
     `pools` asks for the rows of all clients on one machine (`ClientData.pooled`),
     `series` names the hypergradient estimator that is made of Q and theta where the
     method is chosen by its name.
@@ -30,7 +30,6 @@ class Preset:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     letters: str = ""
     wrap: tuple[str, ...] = ()
-    title: str = ""
     pools: bool = False
     series: str = "Neumann"
 
@@ -40,6 +39,13 @@ class Preset:
         text = Path(__file__).with_name("presets.md").read_text(encoding="utf-8")
         _, _, rest = text.partition(f"\n## {self.name}\n")
         return rest.partition("\n## ")[0].strip("\n")
+
+    @property
+    def title(self) -> str:
+        """The name in `presets.py`; of somebody else's preset that of commands."""
+        presets = importlib.import_module("fedbilevel.algorithms.presets")
+        own = (name for name, one in vars(presets).items() if one is self)
+        return next(own, self.name)
 
     @property
     def kind(self) -> type:
@@ -58,9 +64,10 @@ class Preset:
     @property
     def parameters(self) -> dict[str, Field]:
         """Every parameter by the preset's own name for it, with the field it sets."""
+        from fedbilevel.algorithms.base import declared
         from fedbilevel.algorithms.wrappers import options_for
 
-        own = {one.name: one for one in fields(self.kind)} | options_for(self.kind)
+        own = declared(self.kind) | options_for(self.kind)
         for wrapper in self._wrappers():
             own |= wrapper.parameters
         renamed = self._letters()
@@ -107,4 +114,8 @@ class Preset:
         made = self.kind(**found)
         for one, own in wrappers:
             made = one.make(made, **own)
-        return replace(made, named=self.title) if self.title else made
+        return replace(made, named=self.title)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        """Say whether this preset made a method, so that `isinstance` works."""
+        return getattr(instance, "named", None) == self.title

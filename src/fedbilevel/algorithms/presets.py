@@ -114,7 +114,6 @@ EFSOBA = Preset(
     reference="He et al. 2024, arXiv 2405.18858",
     provenance="abstract read; listing reconstructed, unverified",
     letters="lr_x lr_y lr_z a fraction",
-    title="EFSOBA",
     wrap=("top-k",),
 )
 
@@ -266,7 +265,6 @@ Scaffold = _one_level(
     provenance="standard method; updates read in a maintained program",
     fixed={"drift": "controls", "beta": 0.0},
     letters="lr lr_server",
-    title="Scaffold",
     wrap=("server-step",),
 )
 
@@ -277,7 +275,6 @@ FedProx = _one_level(
     reference="Li et al. 2020, arXiv 1812.06127",
     provenance="standard method; maintained programs are known",
     letters="lr mu",
-    title="FedProx",
     wrap=("proximal",),
 )
 
@@ -289,7 +286,6 @@ FedAvgM = _one_level(
     provenance="standard method; maintained programs are known",
     fixed={"beta": 0.9},
     letters="lr beta lr_server",
-    title="FedAvgM",
     wrap=("server-step",),
 )
 
@@ -300,7 +296,6 @@ FedAdam = _one_level(
     reference="Reddi et al. 2021, arXiv 2003.00295",
     provenance="standard method; maintained programs are known",
     letters="lr lr_server beta1 beta2 tau",
-    title="FedAdam",
     wrap=("server-adam",),
 )
 
@@ -312,7 +307,6 @@ FedCOM = _one_level(
     provenance="standard method; a program of the authors read",
     fixed={"beta": 0.0},
     letters="lr lr_server bits",
-    title="FedCOM",
     wrap=("quantize", "server-step"),
 )
 
@@ -323,7 +317,6 @@ FedPAQ = _one_level(
     reference="Reisizadeh et al. 2020, arXiv 1909.13014",
     provenance="standard method, from memory",
     letters="lr bits",
-    title="FedPAQ",
     wrap=("quantize",),
 )
 
@@ -334,6 +327,5 @@ CompressedLocalSGD = _one_level(
     reference="Gao, Xu, Huang 2021 (AAAI); cf. arXiv 1906.02735",
     provenance="a summary of its updates read",
     letters="lr fraction",
-    title="CompressedLocalSGD",
     wrap=("top-k",),
 )

@@ -1,5 +1,6 @@
 """Commands that run a task: `run`, `resume`, `tune` and `compare`."""
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -249,6 +250,7 @@ _COMPARED = EXPERIMENT.only(
     *TABLE,
     *("settings", "precision", "measure_every", "weights"),
 )
+_EQUAL = "what all have alike: trials, or samples or bytes of tuning and of the ranking"
 _TARGET = "value whose cost is reported; nine tenths of the progress if left out"
 
 
@@ -276,6 +278,7 @@ def compare(
     seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 4,
     target: Annotated[float | None, typer.Option(help=_TARGET)] = None,
     tune: Tune = False,
+    equal: Annotated[str, typer.Option(help=_EQUAL)] = "trials",
     out: Annotated[
         Path | None, typer.Option(help="new folder for results and curves")
     ] = None,
@@ -293,7 +296,7 @@ def compare(
 
     Without --algorithms they are those that `fedbilevel recommend` names. Options go to
     every algorithm that knows them, --set NAME.KEY=VALUE to one alone. With --tune each
-    is tuned first, all with as many samples as the first.
+    is tuned first, all with as many trials, or at one cost (--equal).
     """
     from fedbilevel._files import write_atomically
     from fedbilevel.experiments import comparison as comparisons
@@ -315,14 +318,15 @@ def compare(
             chosen,
             seeds,
             tuning=tuning if tune else None,
+            equal=equal,
             folder=out,
             resume=resume,
             about=lambda name: watch.begin(f"{name}, {seeds} seeds"),
             watch=watch,
         )
-    standings, summary = _ranked(experiment.label, made, target)
+    standings, summary = _ranked(experiment.label, made, target, equal)
     if out is not None:
-        write_json(out / "comparison.json", summary)
+        write_json(out / _folders.COMPARED, summary)
         aim = (summary["metric"], summary["target"])
         curves = draw_curves(made.found.results, *aim)
         write_atomically(out / "curves.png", curves)
@@ -336,21 +340,25 @@ def compare(
 
 
 def _ranked(
-    task: str, made: "NamedComparison", target: float | None
+    task: str, made: "NamedComparison", target: float | None, equal: str
 ) -> tuple[list["Standing"], dict[str, Any]]:
     """Rank what was compared; return the ranking, and all of it as plain data."""
     from fedbilevel.experiments.traits import reconstructed
-    from fedbilevel.report import default_target, ranking
+    from fedbilevel.report import default_target, equal_cost, ranking
 
     results, metric = made.found.results, made.found.headline
     value = default_target(results, metric) if target is None else target
-    standings = ranking(results, metric, value)
+    standings = ranking(results, metric, value, equal)
+    most = equal_cost(results, equal)
     names = [one.algorithm for one in standings]
     return standings, {
         "task": task,
         "metric": metric,
         "target": value,
         "ranking": [one.plain() for one in standings],
+        "equal": equal,
+        "equal_cost": most if math.isfinite(most) else None,
+        "tuning": {name: one.spent() for name, one in made.found.tuned.items()},
         "trials": made.trials,
         "diverged": {name: str(error) for name, error in made.found.diverged.items()},
         # Nobody has verified the listing of these.
@@ -367,7 +375,15 @@ def _show_ranked(
     if made.trials:
         judged = next(iter(made.found.tuned.values())).judged_by
         console.print(trials_table(made.trials, judged))
-    console.print(ranking_table(standings, summary["metric"], summary["target"]))
+    for name, one in summary["tuning"].items():
+        allowed = "" if one["budget"] is None else f" of {one['budget']:,}"
+        took = f"{one['cost']:,}{allowed} {one['unit']}"
+        console.print(f"{name}: {one['trials']} trials, {took}.", highlight=False)
+    when = {}
+    if summary["equal_cost"] is not None:
+        when["when"] = f"at {summary['equal_cost']:,.0f} {summary['equal']} each"
+    goal = (summary["metric"], summary["target"])
+    console.print(ranking_table(standings, *goal, **when))
     if summary["reconstructed"]:
         names = ", ".join(summary["reconstructed"])
         console.print(f"Reconstructed from an abstract, unverified: {names}.")

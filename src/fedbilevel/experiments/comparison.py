@@ -24,7 +24,7 @@ from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import search_of, trials_of
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
-from fedbilevel.studies.comparison import Comparison, Contender, compared
+from fedbilevel.studies.comparison import TRIALS, Comparison, Contender, compared
 from fedbilevel.studies.setting import Keeping, Setting
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ def compare(
     seeds: int,
     *,
     tuning: Tuning | None = None,
+    equal: str = TRIALS,
     folder: Path | str | None = None,
     resume: bool = False,
     about: Callable[[str], None] = lambda name: None,
@@ -52,9 +53,9 @@ def compare(
     """Run every named algorithm from the same seeds.
 
     Options of the experiment go to each algorithm that knows them; `name.option` goes
-    to one alone. With a `tuning` each is tuned first, as by `tune`, all with as many
-    samples as the first. With a folder results are saved there as they come; `resume`
-    continues the comparison in it, where what is finished is not run again.
+    to one alone. With a `tuning` each is tuned first, as by `tune`, all with `equal`
+    trials, samples or bytes. With a folder results are saved there as they come;
+    `resume` continues the comparison in it, where what is finished is not run again.
     `about(name)` is called before each algorithm, and `watch` is shown the task's
     headline metric while it runs.
     """
@@ -67,6 +68,7 @@ def compare(
         "experiment": asdict(experiment),
         "seeds": seeds,
         "tuning": None if tuning is None else asdict(tuning),
+        "equal": equal,
     }
     folder = None if folder is None else Path(folder)
     if folder is not None:
@@ -74,7 +76,10 @@ def compare(
     entries = _entries(names)
     built, contenders, searches = _built(experiment, names[0], entries, tuning)
     if folder is not None:
-        write_json(folder / COMPARISON, settings)
+        path = folder / COMPARISON
+        earlier = read_json(path).get("names", {}) if path.exists() else {}
+        given = zip(entries, map(algorithms.as_name, names), strict=True)
+        write_json(path, {**settings, "names": {**earlier, **dict(given)}})
     with _naming_sites(built, entries):
         found = compared(
             _as_given(built.setting, experiment, built),
@@ -84,6 +89,7 @@ def compare(
             # The folder was looked at: it is new, or this comparison's own.
             keeping=None if folder is None else Keeping(folder, resume=True),
             about=about,
+            equal=equal,
             tuning=tuning and {"rungs": tuning.rungs, "count": tuning.seeds},
             measure_every=experiment.measure_every or 1,
             stopping=experiment.stopping(built.setting.headline),
@@ -116,7 +122,7 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
         )
     held, plain = read_json(path), json.loads(json.dumps(to_plain(settings)))
     try:
-        apart = unlike(held, plain) - {"experiment"}
+        apart = unlike(held, plain) - {"experiment", "names"}
         apart |= unlike(held["experiment"], plain["experiment"])
     except (KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from error

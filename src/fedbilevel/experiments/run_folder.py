@@ -18,6 +18,7 @@ from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.result import Result, to_plain
 from fedbilevel.saved import Saved
+from fedbilevel.studies.comparison import TRIALS
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -114,8 +115,13 @@ def comparison_command(settings: Mapping[str, Any], names: Sequence[str]) -> str
         search = None if tuning is None else checked(Tuning, tuning)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"settings.json is damaged: {error}.") from error
-    words = [*experiment.arguments(), "--algorithms", ",".join(names)]
+    # Of a file a result has the name of the class alone.
+    given = dict(settings.get("names") or {})
+    chosen = [str(given.get(name, name)) for name in names]
+    words = [*experiment.arguments(), "--algorithms", ",".join(chosen)]
     words += ["--seeds", str(seeds)]
+    equal = str(settings.get("equal", TRIALS))
+    words += [] if equal == TRIALS else ["--equal", equal]
     tuned = [] if search is None else ["--tune", *search.arguments()]
     return command_line("compare", [*words, *tuned])
 

@@ -10,7 +10,8 @@ A key stands for its sample: the same key drawn at two points is the same batch.
 call is a named inner `jit`, by which `runtime.counts` finds it in the traced program.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -66,13 +67,11 @@ class Oracle(eqx.Module):
 
     def all_upper(self) -> Batch:
         """Return all of the client's upper rows, weighted by 1/size."""
-        data = self.data
-        return _all_rows(data, data.upper, data.upper_sizes, self.client)
+        return self.part_upper(0, 1)
 
     def all_lower(self) -> Batch:
         """Return all of the client's lower rows, weighted by 1/size."""
-        data = self.data
-        return _all_rows(data, data.lower, data.lower_sizes, self.client)
+        return self.part_lower(0, 1)
 
     def parts(self, most: int) -> tuple[Int[Array, ""], Int[Array, ""]]:
         """Return the number of parts of the upper and of the lower rows: `most`.
@@ -89,15 +88,13 @@ class Oracle(eqx.Module):
 
         The mean over the parts, which weigh alike, is that over all rows.
         """
-        data = self.data
-        where = (self.client, part, most)
-        return Batch(*_part_upper(data, data.upper, data.upper_sizes, *where))
+        data, rows = self.data, part_rows("upper", most)
+        return Batch(*rows(data, data.upper, data.upper_sizes, self.client, part))
 
     def part_lower(self, part: Int[Array, ""] | int, most: int) -> Batch:
         """Return one part of the lower rows, likewise."""
-        data = self.data
-        where = (self.client, part, most)
-        return Batch(*_part_lower(data, data.lower, data.lower_sizes, *where))
+        data, rows = self.data, part_rows("lower", most)
+        return Batch(*rows(data, data.lower, data.lower_sizes, self.client, part))
 
     def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return f_k on a batch."""
@@ -202,28 +199,24 @@ def _draw_lower(data, client, key, batch, noise):
     return _perturbed(data, data.lower, data.lower_sizes, draw, noise)
 
 
-def _all_rows(data: Data, rows: Rows, sizes: Array, client: Array | int) -> Batch:
-    return Batch(*_part_rows(data, rows, sizes, client, 0, 1))
+@cache
+def part_rows(level: str, most: int) -> Callable[..., tuple[Rows, Array]]:
+    """Return what reads one of `most` parts: all rows, if that is 1.
 
+    The name says of which level, and how many there are.
+    """
 
-def _part_rows(data, rows, sizes, client, part, most):
-    width = jax.tree.leaves(rows)[0].shape[1]
-    places, weights = data.part_places(sizes, client, width, part, most)
+    def read(data, rows, sizes, client, part):
+        width = jax.tree.leaves(rows)[0].shape[1]
+        places, weights = data.part_places(sizes, client, width, part, most)
 
-    def flat(leaf: Array) -> Array:
-        return leaf[places].reshape(-1, *leaf.shape[2:])
+        def flat(leaf: Array) -> Array:
+            return leaf[places].reshape(-1, *leaf.shape[2:])
 
-    return fetched(jax.tree.map(flat, rows)), weights.reshape(-1)
+        return fetched(jax.tree.map(flat, rows)), weights.reshape(-1)
 
-
-@partial(jax.jit, static_argnums=5)
-def _part_upper(data, rows, sizes, client, part, most):
-    return _part_rows(data, rows, sizes, client, part, most)
-
-
-@partial(jax.jit, static_argnums=5)
-def _part_lower(data, rows, sizes, client, part, most):
-    return _part_rows(data, rows, sizes, client, part, most)
+    read.__name__ = f"_part_{level}_{most}"
+    return jax.jit(read)
 
 
 @jax.jit

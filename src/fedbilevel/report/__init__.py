@@ -2,6 +2,7 @@
 
 from fedbilevel.report.comparison import Standing as Standing
 from fedbilevel.report.comparison import default_target as default_target
+from fedbilevel.report.comparison import equal_cost as equal_cost
 from fedbilevel.report.comparison import ranking as ranking
 from fedbilevel.report.drawing import draw_curves as draw_curves
 from fedbilevel.report.drawing import draw_label_counts as draw_label_counts

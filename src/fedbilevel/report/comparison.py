@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from fedbilevel.result import Result
 
 Results = Mapping[str, Sequence[Result]]
+FEWEST = 5  # seeds of an interval
 _COUNTED = ("exchanges", "bytes", "samples")
 
 
@@ -16,14 +18,16 @@ _COUNTED = ("exchanges", "bytes", "samples")
 class Standing:
     """One algorithm in a ranking: lower is better.
 
-    `spread` is the standard deviation over seeds. Rounds, exchanges, bytes, samples and
-    seconds are those until the mean over seeds first reaches the target; None if it
-    never does.
+    `spread` is the standard deviation over seeds, None of a single one. `margin` is
+    half of the mean's 95 % t interval, None of fewer than five. Rounds, exchanges,
+    bytes, samples and seconds are those from which on the mean over seeds stays at the
+    target or below; None if it ends above.
     """
 
     algorithm: str
     mean: float
-    spread: float
+    spread: float | None
+    margin: float | None
     seeds: int
     rounds: int | None
     exchanges: int | None
@@ -43,30 +47,97 @@ def default_target(results: Results, metric: str) -> float:
     return float(best + 0.1 * (worst - best))
 
 
-def ranking(results: Results, metric: str, target: float) -> list[Standing]:
-    """Rank algorithms by the final mean of a metric over seeds."""
-    standings = [_standing(n, many, metric, target) for n, many in results.items()]
+def ranking(
+    results: Results, metric: str, target: float, equal: str = "trials"
+) -> list[Standing]:
+    """Rank algorithms by the final mean of a metric over seeds.
+
+    With `equal` samples or bytes it is their mean at what all of them took.
+    """
+    most = equal_cost(results, equal)
+    standings = [
+        _standing(n, many, metric, target, _last(many, equal, most))
+        for n, many in results.items()
+    ]
     # What diverged is last, not first.
     return sorted(standings, key=lambda s: (not np.isfinite(s.mean), s.mean))
 
 
+def equal_cost(results: Results, equal: str) -> float:
+    """Return the samples or bytes that all took, but who took none; or no limit."""
+    if equal not in _COUNTED:
+        return np.inf
+    ends = [_costs(many, equal)[-1] for many in results.values()]
+    return min((float(end) for end in ends if end > 0), default=np.inf)
+
+
+def _last(many: Sequence[Result], equal: str, most: float) -> int:
+    """Return the last measurement at no more than this cost, the first at least."""
+    if equal not in _COUNTED:
+        return -1
+    return max(int(np.searchsorted(_costs(many, equal), most, side="right")) - 1, 0)
+
+
+def _costs(many: Sequence[Result], kind: str) -> np.ndarray:
+    return stacked([one.columns[kind] for one in many]).mean(axis=0)
+
+
 def _standing(
-    name: str, many: Sequence[Result], metric: str, target: float
+    name: str, many: Sequence[Result], metric: str, target: float, last: int
 ) -> Standing:
-    ends = np.asarray([result.columns[metric][-1] for result in many])
-    reached = np.flatnonzero(_mean(many, metric) <= target)
-    spread = float(np.std(ends, ddof=1)) if len(ends) > 1 else 0.0
+    ends = stacked([result.columns[metric] for result in many])[:, last]
+    # Not the first touch: a mean of few seeds may be low by luck.
+    above = np.flatnonzero(~(_mean(many, metric) <= target))
+    reached = int(above[-1]) + 1 if len(above) else 0
+    spread = float(np.std(ends, ddof=1)) if len(ends) > 1 else None
+    half = margin(ends)
     costs: dict[str, Any] = dict.fromkeys(("rounds", "seconds", *_COUNTED))
-    if len(reached):
+    if reached < max(len(one.columns[metric]) for one in many):
 
         def at(columns: Sequence[np.ndarray]) -> np.ndarray:
-            return stacked(columns)[:, reached[0]]
+            return stacked(columns)[:, reached]
 
         costs["rounds"] = int(at([one.columns["round"] for one in many]).max())
         costs["seconds"] = float(at([seconds(one) for one in many]).mean())
         for kind in _COUNTED:
             costs[kind] = round(float(at([r.columns[kind] for r in many]).mean()))
-    return Standing(name, float(np.mean(ends)), spread, len(ends), **costs)
+    about = (spread, None if half is None else float(half), len(ends))
+    return Standing(name, float(np.mean(ends)), *about, **costs)
+
+
+def margin(values: np.ndarray) -> np.ndarray | None:
+    """Return half the 95 % t interval of a mean over the first axis, from 5 values on.
+
+    A deviation of fewer says too little: with two values the interval is 13 times it.
+    """
+    count = len(values)
+    if count < FEWEST:
+        return None
+    return t_quantile(count - 1) * np.std(values, axis=0, ddof=1) / np.sqrt(count)
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t, to three digits from 4 degrees on.
+
+    By the expansion in 1/freedom (Abramowitz and Stegun, 26.7.5).
+    """
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def about_seeds(seeds: int) -> str:
+    """Say what a mean is of, and what follows it."""
+    if seeds == 1:
+        return "one seed"
+    if seeds < FEWEST:
+        return f"mean of {seeds} seeds (intervals need {FEWEST})"
+    return f"mean of {seeds} seeds with its 95 % t interval"
 
 
 def _mean(many: Sequence[Result], metric: str) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Pictures by matplotlib and Pillow, which are needed only where one is drawn.
 
-Curves of a metric against exchanges, bytes, samples and seconds; the classes of every
-client; and measured exponents.
+Curves of a metric against exchanges, bytes, samples, rounds and seconds; the classes of
+every client; and measured exponents.
 """
 
 import base64
@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.report.comparison import Results, seconds, stacked
+from fedbilevel.report.comparison import (
+    Results,
+    about_seeds,
+    margin,
+    seconds,
+    stacked,
+)
 from fedbilevel.report.tables import show
 from fedbilevel.report.theory import scaling_names, scaling_title
 from fedbilevel.result import Result
@@ -39,7 +45,7 @@ def axes_of(results: Sequence[Result]) -> tuple[str, ...]:
         for axis, column in _COLUMN.items()
         if any(np.any(one.columns[column] > 0) for one in results)
     )
-    return *paid, "seconds"
+    return *paid, "rounds", "seconds"
 
 
 def along(result: Result, axis: str) -> np.ndarray:
@@ -73,7 +79,7 @@ def cost_scale(ends: Sequence[float]) -> str:
 
 
 def draw_curves(results: Results, metric: str, target: float) -> bytes:
-    """Return a PNG of mean curves with bands from the 10th to the 90th percentile."""
+    """Return a PNG of mean curves, with bands of their 95 % t intervals."""
     return _png(curves_figure(results, metric, target))
 
 
@@ -101,8 +107,7 @@ def curves_figure(results: Results, metric: str, target: float) -> Any:
         handles, labels = panel.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
     first = next(iter(results.values()))
-    band = f", mean of {len(first)} seeds, band of the middle 80 %"
-    about = f"{first[0].task}: {metric}{band if len(first) > 1 else ''}"
+    about = f"{first[0].task}: {metric}, {about_seeds(len(first))}"
     figure.suptitle(f"{about}; dash-dotted: {target:.4g}")
     figure.legend(
         named.values(), named.keys(), loc="outside right upper", frameon=False
@@ -121,8 +126,12 @@ def _draw_panel(panel: Any, results: Results, metric: str, axis: str) -> list[fl
         color = f"C{number}"
         style = ("-", "--", ":")[number // 10 % 3]
         panel.plot(costs, values.mean(axis=0), style, color=color, label=name)
-        low, high = np.quantile(values, (0.1, 0.9), axis=0)
-        panel.fill_between(costs, low, high, color=color, alpha=0.2, linewidth=0)
+        half, middle = margin(values), values.mean(axis=0)
+        if half is not None:
+            ends_of_band = (middle - half, middle + half)
+            panel.fill_between(
+                costs, *ends_of_band, color=color, alpha=0.2, linewidth=0
+            )
         ends.append(float(costs[-1]))
     return ends
 

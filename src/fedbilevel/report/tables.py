@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbilevel.evaluation.words import figure, title, with_interval
-from fedbilevel.report.comparison import Standing
+from fedbilevel.report.comparison import Standing, about_seeds
 from fedbilevel.result import Result
 
 _MOST_TRIALS = 9  # of an algorithm in a table; a file has all of them
@@ -92,6 +92,9 @@ def cost_table(results: Mapping[str, Result]) -> Table:
 
 def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], Any]]]:
     """Return what a run may have cost: in words, and how to read it from a result."""
+    bounds = {n: b for one in results for n, b in one.counts.get("bounds", {}).items()}
+    bound = {b for name, b in bounds.items() if name.endswith("_samples")}
+    samples = ", ".join(["samples, in all", *sorted(bound)])
     rows: list[tuple[str, Callable[[Result], Any]]] = [
         ("rounds", lambda r: r.counts["rounds"]),
         ("exchanges", lambda r: r.counts["exchanges"]),
@@ -99,7 +102,7 @@ def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], A
         ("floats down, a client and round", _per_client("floats_down")),
         ("megabytes up, in all", lambda r: r.counts["bytes_up"] / 1e6),
         ("megabytes down, in all", lambda r: r.counts["bytes_down"] / 1e6),
-        ("samples, in all", lambda r: sum(r.counts["samples"].values())),
+        (samples, lambda r: sum(r.counts["samples"].values())),
         ("Hessian products, in all", _hessian_products),
         ("seconds to compile", lambda r: r.seconds["compile"]),
         ("seconds to run", lambda r: r.seconds["run"]),
@@ -118,12 +121,17 @@ def _hessian_products(result: Result) -> Any:
     return result.counts["calls"].get("hessian_product", 0)
 
 
-def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> Table:
-    """Return a ranking for a terminal, best first."""
+def ranking_table(
+    standings: Sequence[Standing],
+    metric: str,
+    target: float,
+    when: str = "after the last round",
+) -> Table:
+    """Return a ranking for a terminal, best first; `when` its values are."""
     rows = (
         (
             one.algorithm,
-            f"{one.mean:.4g} +- {one.spread:.1g}",
+            f"{one.mean:.4g}" + ("" if one.margin is None else f" +- {one.margin:.1g}"),
             show(one.exchanges),
             _short(None if one.bytes is None else one.bytes / 1e6),
             show(one.samples),
@@ -132,8 +140,8 @@ def ranking_table(standings: Sequence[Standing], metric: str, target: float) -> 
         for one in standings
     )
     table = table_of(
-        f"{metric} after the last round, mean +- deviation of {standings[0].seeds} "
-        f"seeds; and the cost of reaching {target:.4g}",
+        f"{metric} {when}, {about_seeds(standings[0].seeds)}; "
+        f"and the cost from which on it stays at {target:.4g} or below",
         ("algorithm", metric, "exchanges", "MB", "samples", "seconds"),
         rows,
         # Bars between the columns would not leave room for them in 80 characters.

@@ -2,10 +2,10 @@
 
 Floats and bytes come from the shapes of messages and replies. Where everyone takes part
 in every exchange, a vector that is still as it was when last sent is not sent again;
-in a cohort drawn anew a client may have seen none of it. Oracle calls and
-samples come from the traced local program of one client: every oracle call is a named
-inner function there, loops are multiplied by their length, and a call on stacked points
-counts once per point. Totals are over all participants.
+in a cohort drawn anew a client may have seen none of it. Oracle calls and samples come
+from the traced local program of one client (`traced_calls`). Totals are over all
+participants. All rows of a client are as many samples; where clients of unequal sizes
+are drawn, as many as those of the mean client.
 """
 
 import json
@@ -25,7 +25,6 @@ from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases, Repeat, ServerTurn, every_phase
 from fedbilevel.channels import count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
-from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
@@ -36,25 +35,12 @@ from fedbilevel.runtime.phase_loop import (
     plain_loop,
     run_phases,
 )
+from fedbilevel.runtime.traced_calls import SAMPLES, Bounds, count_calls
 from fedbilevel.startup import stored_traces
 from fedbilevel.startup.stored_traces import name_of
 
-_GRADIENTS = {
-    f"_{name}": name
-    for name in (
-        *("upper_gradients", "lower_gradient", "lower_gradients"),
-        *("lower_gradient_upper", "hessian_product", "cross_product"),
-        *("unrolled_gradient", "unrolled_derivative"),
-    )
-}
-_DRAWS = {
-    "_draw_upper": "upper_samples",
-    "_draw_lower": "lower_samples",
-    "_part_upper": "upper_samples",
-    "_part_lower": "lower_samples",
-}
-SAMPLES = ("upper_samples", "lower_samples")
 _Turn = Callable[[], ServerTurn]
+_BLOCK = 1024  # turns whose branches are found together
 
 
 class ExchangeCost(NamedTuple):
@@ -63,13 +49,15 @@ class ExchangeCost(NamedTuple):
     `down` lists the leaves of what is sent: which leaf of the server's state each is,
     if any, its floats and bytes. `replaced` are the leaves of that state which change.
     `up` are the floats and bytes that travel back, `blocks` those of the reply.
+    `bounds` says which of the calls are a bound alone.
     """
 
-    calls: dict[str, int]
+    calls: dict[str, float]
     down: list[tuple[int | None, int, int]]
     up: tuple[int, int]
     replaced: list[int]
     blocks: int
+    bounds: Bounds
 
     def traffic(self, known: frozenset[int]) -> Counter[str]:
         """Count what travels; what a client already holds is not sent again."""
@@ -113,7 +101,8 @@ class Ledger:
         for index in range(rounds):
             # Rounds that start alike, with the same phases as often, cost the same.
             long = tuple(int(drawn[index]) for drawn in lengths.values())
-            alike = (index == 0, index % period, known, long)
+            turn = index if self._rounds.branches else index % period
+            alike = (index == 0, turn, known, long)
             if alike not in seen:
                 seen[alike] = self._rounds.tally(index, known, lengths)
             tally, known = seen[alike]
@@ -163,7 +152,12 @@ class Ledger:
             },
             "samples": {name: total.pop(name, 0) for name in SAMPLES},
             "calls": dict(sorted(total.items())),
+            **({"bounds": bounds} if (bounds := self._bounds()) else {}),
         }
+
+    def _bounds(self) -> Bounds:
+        """Return which counts are bounds, as far as costs were asked for."""
+        return dict(sorted((self._setup.bounds | self._rounds.bounds).items()))
 
 
 class Tally(NamedTuple):
@@ -181,6 +175,9 @@ class _Stage:
         # Only its shapes count, and shapes need no program.
         self.server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
         self.costs: dict[tuple[int, bool], ExchangeCost] = {}
+        self.bounds: Bounds = {}
+        # By phase and thousand turns, where a program has branches.
+        self.branches: dict[tuple[int, int], tuple[Counter[str], Bounds]] = {}
 
     def drawn_lengths(self, key: Key, turns: int) -> dict[int, np.ndarray]:
         """Return how long each random `Repeat` is in every round."""
@@ -208,7 +205,7 @@ class _Stage:
 
         def visit(known: frozenset[int], phase: Phase, number: int, turn: int):
             cost = self._cost(phase, number, turn == 0)
-            self._add(tally, cost.calls, phase)
+            self._add(tally, self._calls(cost, phase, number, turn), phase)
             if not self.job.data.travels:
                 return known
             self._add(tally, cost.traffic(known), phase)
@@ -220,10 +217,30 @@ class _Stage:
         where, times = (self.job, self.stage, index), _known_times(lengths)
         return tally, run_phases(*where, known, visit, plain_loop, times)
 
-    def _add(self, tally: Tally, costs: Mapping[str, int], phase: Phase) -> None:
+    def _add(self, tally: Tally, costs: Mapping[str, float], phase: Phase) -> None:
         cohort = self.job.cohort(phase)
         tally.each.update(costs)
-        tally.total.update({name: cohort * value for name, value in costs.items()})
+        total = {name: round(cohort * value) for name, value in costs.items()}
+        tally.total.update(total)
+
+    def _calls(
+        self, cost: ExchangeCost, phase: Phase, number: int, turn: int
+    ) -> Mapping[str, float]:
+        """Return the calls of one turn; with branches, of those which it takes."""
+        if not cost.bounds:
+            return cost.calls
+        block, place = divmod(turn, _BLOCK)
+        if (number, block) not in self.branches:
+            turns = np.arange(_BLOCK, dtype=np.int32) + block * _BLOCK
+            where = (self.stage, number)
+            traced, _ = _traced_work(self.job, phase, where, self.server, None)
+            self.branches[number, block] = count_calls(traced, self.job, turns)
+        calls, bounds = self.branches[number, block]
+        self.bounds |= bounds
+        return {
+            name: float(np.broadcast_to(many, _BLOCK)[place])
+            for name, many in calls.items()
+        }
 
     def blocks(self, key: Key, turns: int) -> list[int]:
         """Return the blocks of a reply in every exchange, one after the other."""
@@ -272,28 +289,44 @@ def _trace(
     job: Job, phase: Phase, where: tuple[int, int], server: PyTree, index: int
 ) -> ExchangeCost:
     """Trace one exchange, without computing anything."""
-    cohort, link = job.cohort(phase), Link.of(job, phase, where)
-    ids, present = np.arange(cohort, dtype=np.int32), np.ones(cohort, bool)
-    # Called where something is traced: elsewhere its key would be computed.
-    turn = partial(server_turn, job, where, index, *map(jax.device_put, (ids, present)))
-    calls: Counter[str] = Counter()
-
-    def local(server: PyTree, data: Data):
-        memory = job.algorithm.init_client(job.x, job.y)
-        message = for_place(phase.message(server, turn()), 0)
-        mine = keys.client_turn(job.key, where, 0, index)
-        oracle = replace(job.oracle(0), data=data)
-        return phase.local(message, memory, oracle, mine)[1]
-
-    traced, reply = jax.make_jaxpr(local, return_shape=True)(server, _real(job.data))
-    _count_calls(traced.jaxpr, 1, job, calls)
+    link, turn = Link.of(job, phase, where), _turn_of(job, phase, where, index)
+    traced, reply = _traced_work(job, phase, where, server, index)
+    calls, bounds = count_calls(traced, job)
     public, reply = job.public(server), job.public(reply)
     down = _sent_leaves(link, public, turn)
     replaced = _replaced_leaves(link, public, reply, turn)
     floats, size = _weigh(job.channel.coded_shape(reply))
     width = job.channel.reduction.bytes_per_number
     up = (floats, size if width is None else width * floats)
-    return ExchangeCost(dict(calls), down, up, replaced, count_blocks(reply))
+    blocks = count_blocks(reply)
+    return ExchangeCost(dict(calls), down, up, replaced, blocks, bounds)
+
+
+def _turn_of(job: Job, phase: Phase, where: tuple[int, int], index: Any) -> _Turn:
+    cohort = job.cohort(phase)
+    ids, present = np.arange(cohort, dtype=np.int32), np.ones(cohort, bool)
+    # Called where something is traced: elsewhere its key would be computed.
+    return partial(server_turn, job, where, index, *map(jax.device_put, (ids, present)))
+
+
+def _traced_work(
+    job: Job, phase: Phase, where: tuple[int, int], server: PyTree, index: int | None
+) -> tuple[Any, PyTree]:
+    """Return a client's program and the shapes of its reply.
+
+    Without an index the turn is an input, the last one.
+    """
+
+    def local(server: PyTree, data: Data, turn: Any = index):
+        memory = job.algorithm.init_client(job.x, job.y)
+        message = phase.message(server, _turn_of(job, phase, where, turn)())
+        mine = keys.client_turn(job.key, where, 0, turn)
+        oracle = replace(job.oracle(0), data=data)
+        return phase.local(for_place(message, 0), memory, oracle, mine)[1]
+
+    given = () if index is not None else (jax.ShapeDtypeStruct((), np.int32),)
+    traced = jax.make_jaxpr(local, return_shape=True)
+    return traced(server, _real(job.data), *given)
 
 
 def _real(data: Data) -> Data:
@@ -358,50 +391,3 @@ def _weigh(tree: PyTree) -> tuple[int, int]:
         sum(leaf.size for leaf in floats),
         sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
     )
-
-
-def _count_calls(jaxpr: Any, times: int, job: Job, tally: Counter[str]) -> None:
-    for equation in jaxpr.eqns:
-        name = equation.params.get("name")
-        sizes = [variable.aval.size for variable in equation.outvars]
-        if name in _GRADIENTS:
-            tally[_GRADIENTS[name]] += times * _points(name, sizes, job)
-        elif name in _DRAWS:
-            upper = _DRAWS[name] == "upper_samples"
-            rows = job.data.upper if upper else job.data.lower
-            first = partial(jax.tree.map, lambda leaf: leaf[0, 0])
-            row = jax.eval_shape(lambda level, cut=first: fetched(cut(level)), rows)
-            one_row = jax.tree.leaves(row)[0].size
-            tally[_DRAWS[name]] += times * (sizes[0] // one_row)
-        else:
-            inner = times * equation.params.get("length", 1)
-            for body in bodies(equation.params):
-                _count_calls(body, inner, job, tally)
-
-
-def _points(name: str, sizes: list[int], job: Job) -> int:
-    """Return at how many stacked points a call is evaluated."""
-    like_x = [leaf.size for leaf in jax.tree.leaves(job.x)]
-    like_y = [leaf.size for leaf in jax.tree.leaves(job.y)]
-    expected = {
-        "_upper_gradients": like_x + like_y,
-        "_lower_gradient": like_y,
-        "_lower_gradients": like_x + like_y,
-        "_hessian_product": like_y,
-        "_unrolled_derivative": [1],
-    }.get(name, like_x)
-    # Outputs that do not depend on the point stay unstacked; the others show.
-    return max(size // one for size, one in zip(sizes, expected, strict=True))
-
-
-def bodies(params: dict[str, Any]) -> list[Any]:
-    """Return the programs inside of an equation."""
-    found = []
-    for value in params.values():
-        value = getattr(value, "solve", value)  # a linear solve has more, unused
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(item, "eqns"):
-                found.append(item)
-            elif hasattr(item, "jaxpr"):
-                found.append(item.jaxpr)
-    return found

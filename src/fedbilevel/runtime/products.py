@@ -15,9 +15,9 @@ from fedbilevel._evaluation import (
     WIDE_PRODUCTS,
     Evaluation,
 )
-from fedbilevel.runtime.counts import bodies
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.layout import devices_for
+from fedbilevel.runtime.traced_calls import bodies
 
 _LARGE_BATCH = 32  # rows from which on it pays to read them once for two points
 _THIN = 40  # columns of the weights of two points, side by side

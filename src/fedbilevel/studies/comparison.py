@@ -1,34 +1,39 @@
 """Several algorithms in one setting: same data, start, samples and cohorts for all.
 
-Each may be tuned first, by `tuning`, with other random seeds than those compared. All
-searches may cost as much as the first of them does.
+Each may be tuned first, by `tuning`, with other random seeds than those compared: with
+as many trials as it asks for, or all at the cost of the dearest search.
 """
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedbilevel._folders import TUNING, open_folder
+from fedbilevel._files import write_atomically
+from fedbilevel._folders import COMPARED, TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import DivergedError, InvalidInputError
+from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
-from fedbilevel.runtime import Job, Sampling, Stopping, Watch
+from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
+from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.studies.presented import Presented
 from fedbilevel.studies.searching import Search
-from fedbilevel.studies.seeds import compile_seeds, run_seeds
+from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
+from fedbilevel.studies.tuning import UNITS, Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
+
+TRIALS = "trials"
+EQUAL = (TRIALS, *UNITS)  # what searches of a comparison may have alike
 
 
 @dataclass(frozen=True)
@@ -83,16 +88,19 @@ def compare(
     channel: Channel = PLAIN,
     measure_every: int = 1,
     stopping: Stopping = NEVER,
+    equal: str = TRIALS,
     keeping: Keeping | None = None,
     watch: Watch | None = None,
 ) -> Comparison:
     """Run every algorithm from the same seeds.
 
     `algorithms` has, by name, an algorithm, a list of candidates or a `Search`, which
-    are tuned over first, or a `Contender`. `tuned_by` is the headline of `tune`. The
-    seeds of an algorithm are one compiled program. With `keeping` results are saved as
-    they come, and a comparison that was interrupted can be resumed: what is there is
-    not run again.
+    are tuned over first, or a `Contender`. `tuned_by` is the headline of `tune`. With
+    `equal` "samples" or "bytes", in place of "trials", searches have as many trials as
+    cost what the dearest does, whatever the order; `config` of results has what each
+    took. The seeds of an algorithm are one compiled program. With `keeping` results
+    are saved as they come, and a comparison that was interrupted can be resumed: what
+    is there is not run again.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, headline, drawn, channel, tuned_by)
@@ -102,6 +110,7 @@ def compare(
         contenders,
         rounds,
         seeds,
+        equal=equal,
         keeping=keeping,
         measure_every=measure_every,
         stopping=stopping,
@@ -115,6 +124,7 @@ def compared(
     rounds: int,
     seeds: Sequence[int],
     *,
+    equal: str = TRIALS,
     keeping: Keeping | None = None,
     about: Callable[[str], None] = lambda name: None,
     tuning: Mapping[str, int] | None = None,
@@ -131,69 +141,81 @@ def compared(
     if keeping is not None:
         open_folder(Path(keeping.folder), keeping.resume)
     found = Comparison(setting.headline)
-    searches = _Searches(rounds, seeds, keeping, **(tuning or {}))
-    searches.limit_to_first(setting, contenders.values())
+    searches = _Searches(rounds, seeds, keeping, equal, **(tuning or {}))
+    searches.limit(setting, contenders.values())
     home = None if keeping is None else Path(keeping.folder)
     done = {name: _finished(home and home / name, seeds) for name in contenders}
+    if home is not None and None in done.values():
+        (home / COMPARED).unlink(missing_ok=True)
     left = {name: one for name, one in contenders.items() if done[name] is None}
-    with _compiling_ahead(setting, left, rounds, seeds, more) as jobs:
-        for name, contender in contenders.items():
-            about(name)
-            here, finished = _setting_of(setting, contender), done[name]
-            if finished is not None:
-                found.results[name] = finished
-                searches.recall(name, contender, here)
-                continue
-            try:
-                best = searches.best(name, contender, here, more.get("watch"))
-                found.results[name] = run_seeds(
-                    jobs.get(name) or here.job(best),
-                    rounds,
-                    seeds,
-                    checkpoints=keeping and keeping.part(name),
-                    **more,
-                )
-            except DivergedError as error:
-                found.diverged[name] = error
-                continue
-            if home is not None:
-                for result in found.results[name]:
-                    result.save(home / name / f"seed-{result.config['seed']}")
+    how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
+    ready = _compiled(setting, left, rounds, seeds, how)
+    for name, contender in contenders.items():
+        about(name)
+        here, finished = _setting_of(setting, contender), done[name]
+        if finished is not None:
+            found.results[name] = finished
+            searches.recall(name, contender, here)
+            continue
+        try:
+            best = searches.best(name, contender, here, more.get("watch"))
+            runtime, first = ready.get(name) or compile_seeds(
+                here.job(best), rounds, seeds, **how
+            )
+            warm_up(runtime, first)
+            kept = {"checkpoints": keeping and keeping.part(name), "runtime": runtime}
+            spent = searches.spent(name, more.get("config", {}))
+            made = run_seeds(runtime.job, rounds, seeds, **kept, **{**more, **spent})
+            found.results[name] = made
+        except DivergedError as error:
+            found.diverged[name] = error
+            continue
+        if home is not None:
+            for result in made:
+                result.save(home / name / f"seed-{result.config['seed']}")
     found.tuned.update(searches.tuned)
     if not found.results:
         raise next(iter(found.diverged.values()))
+    if home is not None:
+        # That this file is there says that all have finished.
+        failed = {name: str(error) for name, error in found.diverged.items()}
+        summary = {"metric": found.headline, "diverged": failed}
+        write_atomically(home / COMPARED, json.dumps(summary))
     return found
 
 
-@contextmanager
-def _compiling_ahead(
+def _compiled(
     setting: Setting,
     contenders: Mapping[str, Contender],
     rounds: int,
     seeds: Sequence[int],
-    more: Mapping[str, Any],
-) -> Iterator[dict[str, Job]]:
-    """Give the jobs of who is not tuned, whose programs compile in other threads.
+    how: Mapping[str, Any],
+) -> dict[str, tuple[SweepRuntime, Span]]:
+    """Compile the programs of who is not tuned, all at the same time.
 
-    To compile takes longer than to run, and one program is compiled on one core: five
-    methods of the `representation` task take 120 s on an H200 one after the other.
+    One program is compiled on one core: five methods of the `representation` task take
+    120 s on an H200 one after the other. Nothing compiles beside a run: its seconds
+    would depend on the order of the methods.
     """
     jobs = {
         name: _setting_of(setting, one).job(one.candidates[0])
         for name, one in contenders.items()
         if not isinstance(one.candidates, Search) and len(one.candidates) == 1
     }
-    how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        # Processes that joined must compile in the same order. What goes wrong here
-        # goes wrong again where it is waited for, and is raised there.
-        if len(jobs) > 1 and jax.process_count() == 1:
-            for job in jobs.values():
-                pool.submit(compile_seeds, job, rounds, seeds, **how)
-        try:
-            yield jobs
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    # Processes that joined must compile in the same order.
+    if len(jobs) < 2 or jax.process_count() > 1:
+        return {}
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+    try:
+        made = {
+            name: pool.submit(compile_seeds, job, rounds, seeds, **how)
+            for name, job in jobs.items()
+        }
+        wait(made.values())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    # What went wrong here goes wrong again where it runs, and is raised there.
+    return {name: one.result() for name, one in made.items() if not one.exception()}
 
 
 def _setting_of(setting: Setting, contender: Contender) -> Setting:
@@ -213,30 +235,41 @@ def _finished(folder: Path | None, seeds: Sequence[int]) -> list[Result] | None:
 
 
 class _Searches:
-    """Tunes one contender after the other, each at the cost of the first."""
+    """Tunes one contender after the other, all with as many trials or at one cost."""
 
     def __init__(
         self,
         rounds: int,
         seeds: Sequence[int],
         keeping: Keeping | None,
+        equal: str = TRIALS,
         rungs: int = 1,
         count: int = 2,
     ) -> None:
+        if equal not in EQUAL:
+            raise unknown_name("kind of equal budget", equal, EQUAL)
+        self.unit = "samples" if equal == TRIALS else equal
+        self.equal = equal
         self.rounds, self.rungs, self.keeping = rounds, rungs, keeping
         self.seeds = tuning_seeds(seeds, count)
         self.budget: int | None = None
         self.tuned: dict[str, Tuned] = {}
 
-    def limit_to_first(self, setting: Setting, contenders: Iterable[Contender]) -> None:
-        """Let searches cost what the first does, be it finished already or not."""
+    def limit(self, setting: Setting, contenders: Iterable[Contender]) -> None:
+        """Let searches cost what the dearest does, be it finished already or not."""
         for one in contenders:
-            search = one.candidates
-            if isinstance(search, Search) and _is_limited(search):
+            search, counts = one.candidates, self.equal != TRIALS
+            if counts and isinstance(search, Search) and _is_limited(search):
                 sizes = (search.count, self.rounds, len(self.seeds), self.rungs)
                 here = _setting_of(setting, one)
-                self.budget = cost_of(here, search.first(), *sizes)
-                return
+                cost = cost_of(here, search.first(), *sizes, self.unit)
+                self.budget = max(self.budget or 0, cost)
+
+    def spent(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is recorded with the results of one that was tuned."""
+        if name not in self.tuned:
+            return {}
+        return {"config": {**config, "tuning": self.tuned[name].spent()}}
 
     def recall(self, name: str, contender: Contender, setting: Setting) -> None:
         """Note the trials of a finished search again, from what was kept of it."""
@@ -258,6 +291,7 @@ class _Searches:
             self.seeds,
             rungs=self.rungs,
             budget=self.budget if _is_limited(candidates) else None,
+            unit=self.unit,
             keeping=self._kept(name),
             watch=watch,
         )

@@ -26,6 +26,7 @@ from fedbilevel.runtime import (
     execute,
     mesh,
 )
+from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.sweeping import single_outcomes
@@ -87,15 +88,17 @@ def swept(
     watch: Watch | None = None,
     task: str = "custom",
     config: dict[str, Any],
+    runtime: SweepRuntime | None = None,
 ) -> list[Result | DivergedError]:
     """Run a job that was checked; `task` and `config` are recorded as given.
 
-    The seconds of a result are its share of what all of them took.
+    The seconds of a result are its share of what all of them took. A `runtime` of this
+    job may have been compiled before.
     """
     algorithms = [steadied(one) for one in algorithms]
     ledger = Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
-    runtime = SweepRuntime(job, algorithms=algorithms, seeds=seeds)
+    runtime = runtime or SweepRuntime(job, algorithms=algorithms, seeds=seeds)
     outcome = execute(
         runtime,
         rounds,
@@ -127,10 +130,19 @@ def compile_seeds(
     *,
     measure_every: int = 1,
     stopping: Stopping = NEVER,
-) -> None:
-    """Compile the program that `run_seeds` will run, and run nothing."""
+) -> tuple[SweepRuntime, Span]:
+    """Compile the program that `run_seeds` will run; return it with its first round."""
     runtime = SweepRuntime(job, seeds=seeds)
-    runtime.prepare(first_span(runtime, rounds, measure_every, stopping))
+    first = first_span(runtime, rounds, measure_every, stopping)
+    runtime.prepare(first)
+    return runtime, first
+
+
+def warm_up(runtime: SweepRuntime, first: Span) -> None:
+    """Make the first round and drop it: whatever happens once is not timed."""
+    state, failed = runtime.start()
+    if failed is None:
+        runtime.fetch(runtime.advance(state, first).state)
 
 
 def run_seeds(job: Job, rounds: int, seeds: Sequence[int], **more: Any) -> list[Result]:

@@ -40,6 +40,7 @@ from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
 _KEPT = 3  # one of so many continues
 _MOST_TRIALS = 81  # of a cheap method beside a dear one
+UNITS = ("samples", "bytes")  # of a budget
 _OTHER_SEEDS = 2**16  # above those of results
 _LOOKS, _APART = 5, 45  # times a trial is judged, one of so many of its rounds apart
 
@@ -65,7 +66,8 @@ class Tuned:
     """The best `algorithm`, its `point`, and all `trials`, in their order.
 
     They were judged by `judged_by`, from these `seeds`; `cost` is what all of them
-    took, in `unit`: the samples drawn, or exchanges where a sample is all rows.
+    took, in `unit`: samples, or bytes. `budget` is what they might take, if there was
+    one.
     """
 
     algorithm: AbstractAlgorithm
@@ -75,6 +77,17 @@ class Tuned:
     seeds: tuple[int, ...]
     cost: int
     unit: str
+    budget: int | None = None
+
+    def spent(self) -> dict[str, Any]:
+        """Return how much tuning there was, as plain data."""
+        return {
+            "trials": len(self.trials),
+            "seeds": len(self.seeds),
+            "cost": self.cost,
+            "unit": self.unit,
+            "budget": self.budget,
+        }
 
 
 def tuning_seeds(seeds: Sequence[int], count: int) -> list[int]:
@@ -93,6 +106,7 @@ def tune(
     headline: str = HELD_OUT,
     rungs: int = 1,
     budget: int | None = None,
+    unit: str = "samples",
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
     channel: Channel = PLAIN,
@@ -104,9 +118,8 @@ def tune(
     `candidates` are algorithms, or a `Search`, of which the later points follow from
     the earlier. All of them run to the end. With several `rungs` they begin with a part
     of the rounds, and the best third runs three times as long, and so on; the last are
-    `rounds` long. With a `budget` a search has as many trials as together
-    draw so many samples, or take so many exchanges where a sample is all rows, at least
-    one.
+    `rounds` long. With a `budget` a search has as many trials as together take so many
+    samples, or bytes if that is the `unit`, at least one.
 
     A fifth of each client's upper rows is held out, and judges: `headline` is
     "held_out_loss". It may also name one of the `metrics`, which are your own affair:
@@ -117,7 +130,7 @@ def tune(
     setting = Setting(
         problem, data, start, metrics, "upper_loss", drawn, channel, headline
     )
-    more = {"budget": budget, "keeping": keeping, "watch": watch}
+    more = {"budget": budget, "unit": unit, "keeping": keeping, "watch": watch}
     return tuned(setting, candidates, rounds, seeds, rungs=rungs, **more)
 
 
@@ -129,27 +142,31 @@ def tuned(
     *,
     rungs: int = 1,
     budget: int | None = None,
+    unit: str = "samples",
     keeping: Keeping | None = None,
     watch: Watch | None = None,
 ) -> Tuned:
     """Tune in a setting."""
+    if unit not in UNITS:
+        raise unknown_name("unit of a budget", unit, UNITS)
     if not seeds or (not isinstance(candidates, Search) and not candidates):
         raise InvalidInputError("tuning needs at least one candidate and one seed.")
     if keeping is not None:
         open_folder(Path(keeping.folder), keeping.resume)
     lengths = _lengths(rounds, rungs)
-    halving = _Halving(setting, lengths, list(seeds), keeping, watch)
+    halving = _Halving(setting, lengths, list(seeds), unit, keeping, watch)
     count = candidates.count if isinstance(candidates, Search) else len(candidates)
     if isinstance(candidates, Search) and budget is not None:
-        job = setting.job(candidates.first())
-        count = _affordable(job, lengths, len(seeds), budget)
+        job = halving.setting.job(candidates.first())
+        by_rung = _by_rung(job, lengths, unit)
+        count = _affordable(by_rung, len(seeds), budget) if by_rung.any() else count
     trials = halving.first_rung(candidates, count)
     for rung, wanted in enumerate(_counts(count, len(lengths))[1:], 1):
         finite = [one for one in trials if math.isfinite(one.value)]
         longest = [one for one in finite if one.rung == rung - 1]
         best = sorted(longest, key=lambda one: one.value)[:wanted]
         halving.extend(sorted(best, key=lambda one: one.number), rung)
-    return halving.concluded(trials, candidates)
+    return replace(halving.concluded(trials, candidates), budget=budget)
 
 
 def looks(rounds: int, begun: int = 0) -> list[int]:
@@ -170,10 +187,13 @@ def cost_of(
     rounds: int,
     seeds: int,
     rungs: int = 1,
+    unit: str = "samples",
 ) -> int:
     """Return what so many trials of an algorithm cost together."""
     lengths = _lengths(rounds, rungs)
-    return _together(_by_rung(setting.job(algorithm), lengths), trials, seeds)
+    if setting.tuned_by == HELD_OUT:
+        setting = replace(setting, data=held_out(setting.data)[0])
+    return _together(_by_rung(setting.job(algorithm), lengths, unit), trials, seeds)
 
 
 def _lengths(rounds: int, rungs: int) -> list[int]:
@@ -191,14 +211,9 @@ def _counts(trials: int, rungs: int) -> list[int]:
     return [-(-trials // _KEPT**rung) for rung in range(rungs)]
 
 
-def _unit(batch: int | None) -> str:
-    """Return what costs are counted in."""
-    return "exchanges" if batch is None else "samples"
-
-
-def _by_rung(job: Job, lengths: Sequence[int]) -> np.ndarray:
+def _by_rung(job: Job, lengths: Sequence[int], unit: str) -> np.ndarray:
     """Return what a run costs in each rung."""
-    every = Ledger(job).cumulative(job.key, lengths[-1])[_unit(job.upper_batch)]
+    every = Ledger(job).cumulative(job.key, lengths[-1])[unit]
     return np.diff(every[np.asarray(lengths) - 1], prepend=0)
 
 
@@ -206,9 +221,9 @@ def _together(by_rung: np.ndarray, trials: int, seeds: int) -> int:
     return seeds * int(np.dot(_counts(trials, len(by_rung)), by_rung))
 
 
-def _affordable(job: Job, lengths: Sequence[int], seeds: int, budget: int) -> int:
+def _affordable(by_rung: np.ndarray, seeds: int, budget: int) -> int:
     """Return how many trials cost no more than that, at least one."""
-    by_rung, count = _by_rung(job, lengths), 1
+    count = 1
     while count < _MOST_TRIALS and _together(by_rung, count + 1, seeds) <= budget:
         count += 1
     return count
@@ -235,10 +250,12 @@ class _Halving:
         setting: Setting,
         lengths: Sequence[int],
         seeds: list[int],
+        unit: str,
         keeping: Keeping | None,
         watch: Watch | None,
     ) -> None:
         self.lengths, self.seeds, self.keeping = lengths, seeds, keeping
+        self.unit = unit
         self.judged, self.judged_by = None, setting.tuned_by
         if self.judged_by == HELD_OUT:
             data, self.judged = held_out(setting.data)
@@ -282,7 +299,7 @@ class _Halving:
     def _run(self, group: Sequence[_Running], rung: int, place: str) -> None:
         many = [one.algorithm for one in group for _ in self.seeds]
         job = self.setting.job(many[0])
-        self.cost += len(many) * int(_by_rung(job, self.lengths)[rung])
+        self.cost += len(many) * int(_by_rung(job, self.lengths, self.unit)[rung])
         several = self.seeds * len(group)
         runtime = SweepRuntime(job, algorithms=many, seeds=several)
         length, every = self.lengths[rung], self.lengths[-1]
@@ -352,8 +369,7 @@ class _Halving:
             Trial(o.algorithm, o.value, self.lengths[o.rung], o.point, o.by_seed)
             for o in trials
         ]
-        unit = _unit(self.setting.sampling.rows(self.setting.data))
-        about = (self.judged_by, tuple(self.seeds), self.cost, unit)
+        about = (self.judged_by, tuple(self.seeds), self.cost, self.unit)
         return Tuned(best.algorithm, best.point, every, *about)
 
 

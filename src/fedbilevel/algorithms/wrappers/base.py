@@ -58,12 +58,6 @@ class AbstractWrapper(AbstractAlgorithm):
     """A method around a method; what it does not change is the inner one's."""
 
     algorithm: AbstractAlgorithm = part("the method that is wrapped")
-    named: str = eqx.field(
-        static=True,
-        default="",
-        kw_only=True,
-        metadata={"meaning": "the name that a preset gives its chain, for people"},
-    )
 
     if not TYPE_CHECKING:
 

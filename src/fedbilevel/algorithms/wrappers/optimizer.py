@@ -126,7 +126,6 @@ class LocalOptimizer(With):
                 f"`LocalOptimizer`: `{type(method).__name__}` sends sums of "
                 "directions, so that other local steps would change nothing."
             )
-        self.named = ""
         self.algorithm = method.with_local_steps(local_steps)
         self.variation = Transformed(optimizer)
 

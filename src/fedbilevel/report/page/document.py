@@ -151,7 +151,7 @@ def _templates() -> Any:
     )
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.globals["asset"] = _asset
-    shown = (words.amount, words.listed, words.mean_and_spread, words.meaning)
+    shown = (words.amount, words.listed, words.mean_and_margin, words.meaning)
     made.filters.update({one.__name__: one for one in shown})
     return made
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.comparison import stacked
+from fedbilevel.report.comparison import FEWEST, stacked, t_quantile
 from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
 from fedbilevel.saved import Saved
 
@@ -32,6 +32,12 @@ def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
         "metrics": {
             name: value_scale(name, np.concatenate([o.columns[name] for o in every]))
             for name in metrics
+        },
+        # What times the deviation of seeds is half of an interval.
+        "intervals": {
+            name: t_quantile(len(many) - 1) / len(many) ** 0.5
+            for name, many in saved.results.items()
+            if len(many) >= FEWEST
         },
         "runs": [
             {

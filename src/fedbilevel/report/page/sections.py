@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.comparison import Standing
+from fedbilevel.report.comparison import Standing, about_seeds, equal_cost, margin
 from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.words import MEANINGS, amount, mean_and_spread
+from fedbilevel.report.page.words import MEANINGS, amount, mean_and_margin
 from fedbilevel.report.tables import cost_rows
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
@@ -22,7 +22,7 @@ def ranking_grid(
     rows = [
         (
             one.algorithm,
-            mean_and_spread(one),
+            mean_and_margin(one),
             amount(one.exchanges),
             amount(None if one.bytes is None else one.bytes / 1e6),
             amount(one.samples),
@@ -31,9 +31,12 @@ def ranking_grid(
         for one in standings
     ]
     headings = ("algorithm", saved.headline, "exchanges", "MB", "samples", "seconds")
+    most = equal_cost(saved.results, saved.equal)
+    finite = np.isfinite(most)
+    when = f"at {amount(most)} {saved.equal}" if finite else "after the last round"
     caption = (
-        f"{saved.headline} after the last round, mean \u00b1 deviation over seeds, and "
-        f"what it cost to reach {amount(target)}"
+        f"{saved.headline} {when}, {about_seeds(standings[0].seeds)}, "
+        f"and the cost from which on it stays at {amount(target)} or below"
     )
     return Grid(caption, headings, rows)
 
@@ -61,8 +64,9 @@ def _final(many: Sequence[Result], name: str) -> str:
     if all(isinstance(value, int | float) for value in values):
         numbers = np.asarray(values, float)
         text = amount(numbers.mean())
-        if len(numbers) > 1 and name != "round":
-            text += f" \u00b1 {numbers.std(ddof=1):.2g}"
+        half = None if name == "round" else margin(numbers)
+        if half is not None:
+            text += f" \u00b1 {half:.2g}"
         return text
     return _text(values[0])
 

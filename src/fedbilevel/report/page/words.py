@@ -52,7 +52,7 @@ def standings_of(saved: Saved) -> tuple[list[Standing], float | None]:
     target = saved.target
     if target is None:
         target = default_target(saved.results, saved.headline)
-    return ranking(saved.results, saved.headline, target), target
+    return ranking(saved.results, saved.headline, target, saved.equal), target
 
 
 def lowest(values: np.ndarray) -> int | None:
@@ -72,11 +72,11 @@ def _traffic(many: Sequence[Result]) -> float:
     return max(float(one.columns.get("bytes", np.ones(1))[-1]) for one in many)
 
 
-def mean_and_spread(one: Standing) -> str:
-    """Return a mean with the deviation over seeds, if there are several."""
-    if one.seeds < 2:
+def mean_and_margin(one: Standing) -> str:
+    """Return a mean with half of its interval, where there are seeds enough for one."""
+    if one.margin is None:
         return amount(one.mean)
-    return f"{amount(one.mean)} \u00b1 {one.spread:.2g}"
+    return f"{amount(one.mean)} \u00b1 {one.margin:.2g}"
 
 
 def listed(names: Iterable[str]) -> str:

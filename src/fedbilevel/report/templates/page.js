@@ -36,15 +36,13 @@ function along(run, axis) {
 const at = (column, k) => column[Math.min(k, column.length - 1)];
 const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
 
-function quantile(values, share) {
-  const sorted = [...values].sort((a, b) => a - b);
-  const place = share * (sorted.length - 1);
-  const low = Math.floor(place);
-  const high = Math.ceil(place);
-  return sorted[low] + (place - low) * (sorted[high] - sorted[low]);
+function deviation(values) {
+  const middle = mean(values);
+  const squares = values.map((v) => (v - middle) ** 2);
+  return Math.sqrt(squares.reduce((sum, v) => sum + v, 0) / (values.length - 1));
 }
 
-function curve(runs, metric, axis) {
+function curve(runs, metric, axis, factor) {
   const costs = runs.map((run) => along(run, axis));
   const values = runs.map((run) => run.columns[metric].map(Number));
   const length = Math.max(...values.map((column) => column.length));
@@ -52,9 +50,10 @@ function curve(runs, metric, axis) {
   for (let k = 0; k < length; k += 1) {
     const here = values.map((column) => at(column, k));
     made.x.push(mean(costs.map((column) => at(column, k))));
+    const half = factor ? factor * deviation(here) : 0;
     made.mean.push(mean(here));
-    made.low.push(quantile(here, 0.1));
-    made.high.push(quantile(here, 0.9));
+    made.low.push(mean(here) - half);
+    made.high.push(mean(here) + half);
   }
   return made;
 }
@@ -108,7 +107,8 @@ function traces(metric, axis) {
   const made = [];
   const left = [];
   [...groups].forEach(([name, runs], number) => {
-    const one = curve(runs, metric, axis);
+    const factor = curves.intervals[name];
+    const one = curve(runs, metric, axis, factor);
     if (!(one.x[one.x.length - 1] > 0)) {
       left.push(name);
       return;
@@ -116,7 +116,7 @@ function traces(metric, axis) {
     const color = colors[number % colors.length];
     const dash = dashes[Math.floor(number / colors.length) % dashes.length];
     const shared = { legendgroup: String(number), type: "scatter", mode: "lines" };
-    if (runs.length > 1) {
+    if (factor) {
       made.push({
         ...shared, x: [...one.x, ...[...one.x].reverse()],
         y: [...one.high, ...[...one.low].reverse()], fill: "toself",
@@ -158,7 +158,12 @@ function drawCurves() {
 function notes(left, goal, axis) {
   const sentences = [];
   if (curves.runs.length > groups.size) {
-    sentences.push("Lines are means over the random seeds, bands hold the middle 80 %.");
+    const many = [...groups.values()].map((runs) => runs.length);
+    const [few, most] = [Math.min(...many), Math.max(...many)];
+    const count = few === most ? most : `${few} to ${most}`;
+    const band = Object.keys(curves.intervals).length ? "bands their 95 % t intervals"
+      : "without intervals, which need 5";
+    sentences.push(`Lines are means over ${count} random seeds, ${band}.`);
   }
   if (goal) {
     const value = Number(curves.target.toPrecision(4));

@@ -36,6 +36,7 @@ from fedbilevel.runtime import (
 )
 from fedbilevel.runtime.contract import failure
 from fedbilevel.runtime.exchange import start_state
+from fedbilevel.runtime.stopping import SPARSE
 from fedbilevel.tasks import two_client
 
 RUNTIMES = pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_nan_names_client_round_and_last_good_checkpoint(tmp_path, runtime):
     assert (error.round, error.phase, error.client) == (3, "local", 2)
     assert error.checkpoint == kept
     job = Job.of(halving(), PROBLEM, data, *START)
-    mark = checkpoint.fingerprint(job, every=1)
+    mark = checkpoint.fingerprint(job, every=SPARSE)
     last = checkpoint.load(tmp_path, start_state(job), mark)
     assert last is not None and last.round == 2
     assert last.state.server.point.y == 0.75

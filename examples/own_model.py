@@ -2,7 +2,7 @@
 
 An Equinox network is cut in two: its hidden layer is learned above, on rows that its
 head was not trained on, and the head below. One method is tuned over a grid first. All
-methods run from four seeds, and end when they make no progress. Then one run is
+methods run from five seeds, and end when they make no progress. Then one run is
 interrupted, and goes on as if it never had been.
 """
 
@@ -117,7 +117,7 @@ def main(folder: Path) -> fb.Comparison:
         start,
         methods(),
         rounds=150,
-        seeds=range(4),
+        seeds=range(5),
         headline="test_error",
         stopping=fb.Stopping(metric="test_error", patience=15),
         keeping=fb.Keeping(folder / "comparison"),

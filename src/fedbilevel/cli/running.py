@@ -275,7 +275,7 @@ def compare(
             help="names, separated by commas; without them the recommended ones",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 4,
+    seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 5,
     target: Annotated[float | None, typer.Option(help=_TARGET)] = None,
     tune: Tune = False,
     equal: Annotated[str, typer.Option(help=_EQUAL)] = "trials",

@@ -80,7 +80,7 @@ def compare(
     algorithms: Mapping[str, Any],
     *,
     rounds: int,
-    seeds: Sequence[int] = (0, 1, 2, 3),
+    seeds: Sequence[int] = tuple(range(5)),
     headline: str = "upper_loss",
     tuned_by: str = HELD_OUT,
     sampling: Sampling | None = None,

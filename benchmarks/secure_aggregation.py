@@ -8,6 +8,7 @@ with everybody, and with one site that drops out. Seconds are those of the proce
     python benchmarks/secure_aggregation.py [sites ...]
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedbilevel.federation import Identity, Roster, Terms
-from fedbilevel.federation.secure.layout import context_of
+from fedbilevel.federation.secure.cohorts import Cohorts
+from fedbilevel.federation.secure.layout import context_of, question_of
 from fedbilevel.federation.secure.server import MaskedServer
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.federation.server.requests import Answers, Request, ask
@@ -44,7 +46,9 @@ class Crowd:
         private = [ec.generate_private_key(ec.SECP384R1()) for _ in range(count)]
         public = [key.public_key() for key in private]
         self.sites = [
-            SiteSecrets("bench", k, None, 2, SiteIdentity(k, private[k], public))
+            SiteSecrets(
+                "bench", k, None, Cohorts(2), SiteIdentity(k, private[k], public)
+            )
             for k in range(count)
         ]
         self.values = np.random.default_rng(0).normal(size=NUMBERS).astype(np.float32)
@@ -83,8 +87,8 @@ class Crowd:
             return None
         elif header.kind == "exchange":
             (message,) = unpack_tree(listed, body, [LIKE])
-            context = context_of(header, [message])
-            leaves = list(own.mask(info, context, self.values, 1.0, None))
+            asked = (context_of(header, [message]), question_of(header, [message]))
+            leaves = list(own.mask(info, *asked, self.values, 1.0, None))
         elif header.kind == "agree":
             leaves = [own.confirm(info)]
         else:
@@ -95,9 +99,12 @@ class Crowd:
 
 def exchange_once(server: MaskedServer, roster: Roster, number: int) -> Answers:
     """Make one exchange as a federation's server does."""
-    told = server.announced(list(range(roster.clients)))
+    told = server.announced(list(range(roster.clients)), number)
     assert told is not None
-    header = Header("exchange", "bench", "", "", EVERYONE, 1, exchange=number)
+    # Every exchange asks another question: a site answers one in a single sum.
+    header = Header(
+        "exchange", "bench", "", "", EVERYONE, 1, exchange=number, index=number
+    )
     header = replace(header, info=asdict(told))
     request, like = Request(header, [MESSAGE]), server.like(LIKE, told)
     answers = ask(
@@ -126,9 +133,10 @@ def measure(count: int) -> None:
     crowd.seconds = 0.0
     exchange_once(server, roster, 1)
     first = crowd.seconds / count
+    numbers = itertools.count(2)
     for lost in (-1, 1):
         crowd.lost, crowd.seconds, began = lost, 0.0, time.process_time()
-        made = [exchange_once(server, roster, 2 + k) for k in range(REPEATS)]
+        made = [exchange_once(server, roster, next(numbers)) for _ in range(REPEATS)]
         elapsed = (time.process_time() - began) / REPEATS
         sites = crowd.seconds / REPEATS
         down, up, _ = (n / count / 1000 for n in made[-1].traffic)

@@ -132,7 +132,7 @@ def test_fed_f2sa_controls_is_its_listing():
             assert_close(block, value)
 
 
-LOOP = {"inner_steps": 2, "local_steps": 2}
+LOOP: dict[str, Any] = {"inner_steps": 2, "local_steps": 2}
 
 
 def f2sa_p(degree, begin="own"):

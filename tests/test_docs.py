@@ -157,7 +157,7 @@ def test_own_objects_are_compared_tuned_stopped_and_resumed(tmp_path, capsys):
     found = loaded(path, "own_model").main(tmp_path)
     told = capsys.readouterr().out
     assert list(found.results) == ["LocalBSGVRM", "FedBiO", "no tuning"]
-    assert all(len(results) == 4 for results in found.results.values())
+    assert all(len(results) == 5 for results in found.results.values())
     # The grid was tried, and the best of it was taken.
     trials = found.tuned["LocalBSGVRM"].trials
     best = min(trials, key=lambda trial: trial.value).algorithm

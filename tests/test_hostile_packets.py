@@ -362,7 +362,7 @@ def test_an_error_at_a_site_is_a_refusal_and_reported(three):
     site = site_of(job, 0, conclude=conclude, report=told.append)
     net = Loopback({10: site, 11: site_of(job, 1), 12: site_of(job, 2)})
     runtime = server_of(job, net, left_out=lambda entry: told.append(entry))
-    assert runtime.conclude(execute(runtime, 1).state, 1) == []
+    assert runtime.conclude(execute(runtime, 1).state, 1) == {}
     entry = told[-1]
     assert (entry["client"], entry["reason"]) == (0, "internal")
     # Not even the kind of the error leaves the site: it may depend on rows.

@@ -113,14 +113,20 @@ def _warnings(asked: Judged, about: dict[str, Any]) -> Iterator[str]:
             f"the model is worse than that of {largest['name']}, the largest site, by "
             "more than chance explains"
         )
+    yield from worse_off(about)
+    yield from _few_rows(asked)
+
+
+def worse_off(about: dict[str, Any]) -> list[str]:
+    """Name the sites whose own model is better by more than chance explains."""
     worse = [
         s["name"] for s in about["sites"] if s["difference"] and s["difference"][1] > 0
     ]
-    if worse:
-        more = f" and {len(worse) - _MOST_NAMED} more" if worse[_MOST_NAMED:] else ""
-        named = ", ".join(worse[:_MOST_NAMED])
-        yield f"worse off with the shared model than alone: {named}{more}"
-    yield from _few_rows(asked)
+    if not worse:
+        return []
+    more = f" and {len(worse) - _MOST_NAMED} more" if worse[_MOST_NAMED:] else ""
+    named = ", ".join(worse[:_MOST_NAMED])
+    return [f"worse off with the shared model than alone: {named}{more}"]
 
 
 def _one_class(asked: Judged, metrics: dict[str, Any]) -> Iterator[str]:

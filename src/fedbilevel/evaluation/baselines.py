@@ -71,6 +71,12 @@ def baselines(
     return [*made, Baseline("untuned", "all sites, untuned (FedAvg)", untuned)]
 
 
+def of_one_site(site: Site, rows: Rows, features: np.ndarray) -> list[Baseline]:
+    """Return what a site has without others: its base rate, and its own model."""
+    base = Baseline("base_rate", "base rate", _constant(site.label, rows))
+    return [base, _alone(site, 0, site.features(), rows, features)]
+
+
 def _alone(
     site: Site, number: int, held: np.ndarray, rows: Rows, features: np.ndarray
 ) -> Baseline:

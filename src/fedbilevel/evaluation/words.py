@@ -55,9 +55,11 @@ def sentence(about: Mapping[str, Any]) -> str:
     more = ""
     if found[other] is not None:
         more = f" and {title(other)} {with_interval(found[other])}"
+    each = next((one for one in others if one["kind"] == "each_alone"), None)
+    where = f" of {len(about['sites'])} sites" if each is not None else ""
     first = (
         f"{named[:1].upper()}{named[1:]} {with_interval(found[main])}{more} on "
-        f"{about['rows']:,} rows that nobody trained on."
+        f"{about['rows']:,} rows{where} that nobody trained on."
     )
     value = found[main][0]
     second = f"The {base['name']} has {figure(base['metrics'][main][0], value)}"
@@ -65,4 +67,6 @@ def sentence(about: Mapping[str, Any]) -> str:
     if largest is not None:
         alone = figure(largest["metrics"][main][0], value)
         second += f"; {largest['name']}, the largest site, {alone}"
+    if each is not None:
+        second += f"; {each['name']} {figure(each['metrics'][main][0], value)}"
     return f"{first} {second} ({named}: lower is better)."

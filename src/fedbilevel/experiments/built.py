@@ -98,20 +98,30 @@ def model_of(
     task: tasks.Task, result: Result, options: Mapping[str, Any]
 ) -> Model | None:
     """Return the model that a run leaves behind, where all clients share one."""
-    if task.predictor is None or result.levels is None:
+    if result.levels is None:
+        return None
+    about = {"task": result.task, "algorithm": result.algorithm}
+    more = {"options": to_plain(dict(options)), "versions": result.versions}
+    return model_of_levels(task, result.levels, {**about, **more})
+
+
+def model_of_levels(
+    task: tasks.Task, levels: tuple[Any, Any], about: Mapping[str, Any]
+) -> Model | None:
+    """Return the model of x and y, where the task says how it predicts."""
+    if task.predictor is None:
         return None
     shared = [np.shape(leaf) for leaf in jax.tree.leaves(task.y)]
-    found = [np.shape(leaf) for leaf in jax.tree.leaves(result.levels[1])]
+    found = [np.shape(leaf) for leaf in jax.tree.leaves(levels[1])]
     if shared != found and not task.predictor.advice:
         return None  # every client has kept a y of its own
-    about = {"task": result.task, "algorithm": result.algorithm}
     return Model(
-        task.predictor.layers(*result.levels),
+        task.predictor.layers(*levels),
         task.preparation.label.classes if task.preparation else task.classes,
         # Whoever is given a model need not know how many rows each site has.
         task.preparation and dataclasses.replace(task.preparation, sites=()),
         task.predictor.pixels,
-        {**about, "options": to_plain(dict(options)), "versions": result.versions},
+        dict(about),
         task.predictor.advice,
     )
 

@@ -29,6 +29,7 @@ from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.evaluation import split
 from fedbilevel.experiments.blank import blank_of_texts, blank_task
 from fedbilevel.experiments.built import headline_only, leave_files
 from fedbilevel.experiments.channels import require_signal
@@ -127,8 +128,8 @@ def serve(
         watch=headline_only(watch, sites.headline),
         on_round=on_round,
     )
-    result = _result(experiment, sites, outcome, runtime, ledger)
     counts = preparation.sites if preparation is not None else ()
+    result = _result(experiment, sites, outcome, runtime, ledger, counts)
     result = replace(result, config={**result.config, "data": _held(counts, words)})
     if blank is not None:
         result = replace(result, model=model_at(blank, result, sites.task))
@@ -287,6 +288,7 @@ def _result(
     outcome: Outcome,
     runtime: FederationRuntime,
     ledger: Ledger,
+    counts: Sequence[int],
 ) -> Result:
     """Return the result with the fields of a simulated one."""
     sizes, state = experiment.sizes(sites.recommended), outcome.state
@@ -308,7 +310,9 @@ def _result(
     down, up, headers = (int(n) for n in state.traffic)
     wire = {"bytes_down": down, "bytes_up": up, "of_them_headers": headers}
     # Only now it is known that the run has ended.
-    concluded = runtime.conclude(state, int(outcome.columns["round"][-1]))
+    concluded, quality = split(
+        runtime.conclude(state, int(outcome.columns["round"][-1])), counts
+    )
     own = {**result.final, **point}
     return replace(
         result,
@@ -316,10 +320,12 @@ def _result(
         levels=None,  # the server knows names of leaves, and no structure
         final={
             **own,
-            **together(concluded),
+            **together(list(concluded.values())),
             **own,
         },  # nobody writes over what is our own
         counts={**result.counts, "wire": wire},
+        quality=quality,
+        events=[*result.events, *quality.get("warnings", ())],
     )
 
 

@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.datasets.preparation import TargetLabel
-from fedbilevel.evaluation import Judged, Rows, Site, is_linear_cheap, quality
+from fedbilevel.evaluation import (
+    Judged,
+    Rows,
+    Site,
+    is_linear_cheap,
+    quality,
+    reported,
+)
 from fedbilevel.models import Model
 from fedbilevel.models.model import softmax
 from fedbilevel.problem.stored_rows import is_stored
@@ -18,9 +25,21 @@ def model_quality(task: Task, model: Model | None) -> dict[str, Any]:
 
     Nothing where there are no such rows, or no model that predicts by itself.
     """
+    found = _asked(task, model)
+    return {} if found is None else quality(*found)
+
+
+def reported_quality(task: Task, model: Model | None) -> dict[str, float]:
+    """Return what a site reports to its server of a model, judged by its own rows."""
+    found = _asked(task, model)
+    return {} if found is None else reported(found[0], found[1][0])
+
+
+def _asked(task: Task, model: Model | None) -> tuple[Judged, list[Site]] | None:
+    """Return what is judged, and the sites; None where no rows are kept apart."""
     tested = task.tested
     if tested is None or model is None or model.advice or not len(tested.label):
-        return {}
+        return None
     features = model.features(tested.features)
     scores, flat = model.scores(features), features.reshape(len(features), -1)
     classes = len(model.classes)
@@ -39,7 +58,7 @@ def model_quality(task: Task, model: Model | None) -> dict[str, Any]:
         tested.site,
         _validation(task, classes),
     )
-    return quality(asked, sites)
+    return asked, sites
 
 
 def site_rows(task: Task, client: int) -> tuple[Any, np.ndarray]:

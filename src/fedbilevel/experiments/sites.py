@@ -23,9 +23,11 @@ from fedbilevel.channels import PLAIN, SecureMean
 from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
+from fedbilevel.evaluation import NUMBERS
 from fedbilevel.experiments.blank import alone_of, blank_task
-from fedbilevel.experiments.built import weighing
+from fedbilevel.experiments.built import model_of_levels, weighing
 from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.model_quality import reported_quality
 from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.site_steps import SiteSteps, without_searched
 from fedbilevel.experiments.tuning import search_of
@@ -356,7 +358,7 @@ def _schema(
         task={option: value for option, value in values.items() if option not in own},
         classes=settings_fingerprint(meaning(task, bool(values.get("preparation")))),
         metrics=sorted(jax.eval_shape(job.measured, job.x, job.y)),
-        concludes=task.concludes,
+        concludes=_concludes(task),
         x=_tree.leaf_names(job.x),
         y=_tree.leaf_names(job.y),
         private=[
@@ -378,16 +380,24 @@ def meaning(task: Task, prepared: bool) -> dict[str, Any]:
     return known if made is None else {**known, "preparation": made.to_json()}
 
 
+def _concludes(task: Task) -> dict[str, str]:
+    """Return the names of what a site may conclude with, which no row has a part in."""
+    judges = task.predictor is not None and not task.predictor.advice
+    return {**task.concludes, **dict.fromkeys(NUMBERS if judges else (), "number")}
+
+
 def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | None:
     """Return how a site concludes a finished run from its rows; or None."""
-    if task.conclusion is None:
+    if not _concludes(task):
         return None
     conclude = task.conclusion
 
     def concluded(state: PyTree) -> dict[str, Any]:
-        point = job.algorithm.point(state)
+        point = jax.tree.map(np.asarray, job.algorithm.point(state))
         leaves = {**named_leaves("x", point.x), **named_leaves("y", point.y)}
-        found = to_plain(conclude(task, jax.tree.map(np.asarray, leaves)))
+        found = {} if conclude is None else dict(conclude(task, leaves))
+        model = model_of_levels(task, (point.x, point.y), {})
+        found = to_plain({**found, **reported_quality(task, model)})
         # What is no number, such as a mean over nothing, is left out.
         return {name: value for name, value in found.items() if value is not None}
 

@@ -134,13 +134,13 @@ class FederationRuntime(Runtime):
         """Take a state."""
         return state
 
-    def conclude(self, state: Federated, rounds: int) -> list[dict[str, Any]]:
-        """Return what sites have to say of a run that has ended, after so many rounds.
+    def conclude(self, state: Federated, rounds: int) -> dict[int, dict[str, Any]]:
+        """Return what clients have to say of a run that ended after so many rounds.
 
         Asked once, when it is known that the run goes on no further.
         """
         if not willing(self.exchanges, "concludes"):
-            return []
+            return {}
         exchanges, stand = self.exchanges, self._stand(state)
         header = self.roster.header(
             "conclude", round=rounds, exchange=len(state.attendance)
@@ -149,7 +149,7 @@ class FederationRuntime(Runtime):
             answers = conclude(exchanges, header, state.server, stand, self._concludes)
             if answers.taken or answers.refused:
                 # The run is over, whatever was wrong with what they report.
-                return [answers.taken[client] for client in sorted(answers.taken)]
+                return dict(sorted(answers.taken.items()))
             exchanges.pause(answers)
 
     def _exchange(

@@ -1,4 +1,4 @@
-r"""BR-FedBiM: momentum on clients, and a robust rule on the server, against faults.
+r"""BR-FedBiM: momentum on clients, and robust aggregation on the server.
 
 With the three directions D_k = (nu, omega, q) of FedBiO at w = (x, y, z)
 (`fedbio`), and R a rule that bears faulty replies:
@@ -19,7 +19,8 @@ iteration costs a step of FedBiO.
 
 Reference: "Single-Loop Byzantine-Resilient Federated Bilevel Optimization", ICLR 2026
 (BR-FedBiM), of which an abstract was read; arXiv 2012.10333 for momentum and rules.
-Deviations: the listing is a reconstruction. One that was away goes on from its old d_k.
+Deviations: the listing is a reconstruction. A client that was absent continues from its
+old d_k.
 """
 
 from typing import ClassVar

@@ -623,11 +623,11 @@ def test_what_a_site_sends_tells_nothing_of_few_rows(tmp_path):
         assert done.exit_code == 2 and "9 rows are too few" in done.output
     assert not (tmp_path / "few.json").exists()
     done = prepare(path, "--label", "sick", "--sums", tmp_path / "a.json")
-    assert done.exit_code == 0 and "of colour not all is told" in done.output
+    assert done.exit_code == 0 and "of colour not all is reported" in done.output
     assert "mauve" not in (tmp_path / "a.json").read_text()
     more = ("--minimum-rows", 1, "--sums", tmp_path / "b.json")
     done = prepare(few, "--label", "sick", *more)
-    assert done.exit_code == 0 and "not all is told" not in done.output
+    assert done.exit_code == 0 and "not all is reported" not in done.output
     assert "mauve" in (tmp_path / "b.json").read_text()
     assert prepare(few, "--minimum-rows", 0, *more[2:]).exit_code == 2
 

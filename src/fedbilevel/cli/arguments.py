@@ -161,11 +161,11 @@ _SETTINGS = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="an option of the task or the algorithm; may be repeated. What is tuned "
-        "may be a range, KEY=0.01..1, or a list, KEY=4,8,16",
+        help="an option of the task or the algorithm; may be repeated. A tuned one may "
+        "be a range, KEY=0.01..1, or a list, KEY=4,8,16",
     ),
 ]
-# What becomes `options` of an experiment.
+# Arguments that become `options` of an experiment.
 _OPTIONS = {
     "data": option(
         str | None,

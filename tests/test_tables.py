@@ -241,7 +241,7 @@ def test_another_number_of_clients_than_sites_is_refused(table, options):
     with fails("--clients 5: column 'place' of mine has 3 values, North, South, West"):
         make("regularization", 5, data=table, **options)
     assert make("regularization", 3, data=table, **options).data.clients == 3
-    with fails("site=place and partition=shards:2 both say who holds what"):
+    with fails("site=place and partition=shards:2 both set the partition"):
         make("regularization", data=table, site="place", partition="shards:2")
 
 

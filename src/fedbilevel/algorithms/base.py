@@ -116,7 +116,7 @@ class Phase(eqx.Module):
     """One exchange: a message to every participant, work there, the mean reply back.
 
     down(server) -> message;  local(message, client, oracle, turn) -> client, reply;
-    up(server, mean reply) -> server. What belongs to one level travels in a `Pair`.
+    up(server, mean reply) -> server. Values of one level travel in a `Pair`.
 
     Where blocks are private, the server has None in their place, and so have the server
     and the mean reply that its `up` sees. A client gets the server's state without its

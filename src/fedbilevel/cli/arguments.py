@@ -199,7 +199,7 @@ def read_site_tuning(trial_rounds: int, **given: Any) -> tuple[Tuning, int]:
 SITE_TUNING = replace(
     TUNING.without("rungs").having(
         trial_rounds=option(
-            int, 10, "rounds of a trial", panel="How steps and weights are tuned"
+            int, 10, "rounds of a trial", panel="Tuning of steps and weights"
         )
     ),
     read=read_site_tuning,

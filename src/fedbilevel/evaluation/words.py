@@ -57,7 +57,7 @@ def sentence(about: Mapping[str, Any]) -> str:
         more = f" and {title(other)} {with_interval(found[other])}"
     first = (
         f"{named[:1].upper()}{named[1:]} {with_interval(found[main])}{more} on "
-        f"{about['rows']:,} rows that nobody trained on."
+        f"{about['rows']:,} held-out rows."
     )
     value = found[main][0]
     second = f"The {base['name']} has {figure(base['metrics'][main][0], value)}"

@@ -6,8 +6,8 @@ With the three directions D_k = (nu, omega, q) of FedBiO at w = (x, y, z)
     client k:  d_k <- (1 - alpha) d_k + alpha D_k(w; s),   d_k = D_k(w; s) at first
     server:    d   = R(d_1, ..., d_K),                     w <- w - step d
 
-step is lr_x, lr_y and lr_z. Momentum makes honest replies alike, so that what a rule
-can tell apart is more than noise: each d_k stays on its client and is never replaced by
+step is lr_x, lr_y and lr_z. Momentum makes honest replies alike, so that a rule can
+distinguish more than noise: each d_k stays on its client and is never replaced by
 what others sent. R is `robust`: the median of each coordinate, the geometric median, or
 the mean without the largest and smallest fifth; with `mean` R is what is chosen for the
 run (`--aggregate`), the mean if nothing is. Every robust rule is off where honest

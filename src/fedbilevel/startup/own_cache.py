@@ -1,7 +1,7 @@
 """Trusted folders of programs: only their user can write to them.
 
-A stored program is run as it is. Another user who could put one there would silently
-change results.
+A stored program is run as it is. Another user with access would silently change
+results.
 """
 
 import os

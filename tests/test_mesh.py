@@ -193,7 +193,7 @@ def test_what_fails_in_one_process_stops_all(among_three):
     with pytest.raises(InvalidInputError, match="disk is full"):
         mesh.on_first(fail)
     among_three.say = lambda mine: [mine, np.asarray(True)]
-    with pytest.raises(OtherProcessError, match="process 2 could not go on"):
+    with pytest.raises(OtherProcessError, match="process 2 failed"):
         mesh.on_first(lambda: None)
 
 

@@ -178,7 +178,7 @@ def test_the_first_line_says_how_good_it_is(tmp_path):
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, done.output
     first = " ".join(done.stdout.split())
-    assert first.startswith("Log loss 0.") and "60 rows that nobody trained on" in first
+    assert first.startswith("Log loss 0.") and "60 held-out rows" in first
     assert "North alone" in first and "East" in first
 
 

@@ -53,7 +53,7 @@ def test_means_are_those_of_all_rows_together(classes):
     assert value == pytest.approx(true, rel=1e-6)
     # The interval is that of means, and not of drawn rows: nearly as wide.
     assert [low, high] == pytest.approx(ends, rel=0.05)
-    assert "480 rows of 3 sites" in found["sentence"]
+    assert "480 held-out rows of 3 sites" in found["sentence"]
     assert "each site alone" in found["sentence"]
 
 

@@ -113,7 +113,7 @@ def test_an_accuracy_is_linear_and_what_costs_nothing_is_named(browser, folder):
         "document.getElementById('curves').data.map(t => t.name).join()"
     )
     assert "still" not in names
-    told = "document.getElementById('told').textContent"
+    told = "document.getElementById('notes').textContent"
     assert "at no cost in megabytes: still" in browser.evaluate(told)
     choose(browser, "samples", "test_accuracy")
     assert "still" not in browser.evaluate(told)
@@ -245,7 +245,7 @@ def test_an_old_browser_gets_a_sentence_and_the_tables(browser, folder):
         browser.complaints.clear()
         browser.open("about:blank")
         browser.open((folder / "report.html").as_uri())
-        told = browser.evaluate("document.getElementById('told').textContent")
+        told = browser.evaluate("document.getElementById('notes').textContent")
         assert "need JavaScript and a browser of 2023 or newer" in told
         assert browser.evaluate("document.querySelectorAll('table').length") >= 3
         assert browser.complaints == []

@@ -325,7 +325,7 @@ def test_an_estimator_says_how_good_it_is():
     kinds = [one["kind"] for one in found["models"]]
     assert kinds == ["shared", "base_rate", "alone", "alone", "untuned"]
     assert [one["name"] for one in found["sites"]] == ["a", "b"]
-    assert "on 100 rows that nobody trained on" in found["sentence"]
+    assert "on 100 held-out rows" in found["sentence"]
     pooled = made.quality(X[300:], y[300:], training=training[:2])
     assert [one["kind"] for one in pooled["models"]] == [
         *("shared", "base_rate", "untuned")

@@ -349,7 +349,7 @@ def test_a_served_federation_speaks_to_all(tmp_path, screens):
         assert screen.end() == 0, screen.text
         assert "The federation is over." in screen.text
         # Once it was let in it lost nobody.
-        assert "nobody answers" not in screen.text.partition("\nnode ")[2]
+        assert "no server answers" not in screen.text.partition("\nnode ")[2]
 
 
 def test_a_server_that_came_back_still_knows_the_round(tmp_path):

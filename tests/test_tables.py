@@ -241,7 +241,7 @@ def test_another_number_of_clients_than_sites_is_refused(table, options):
     with fails("--clients 5: column 'place' of mine has 3 values, North, South, West"):
         make("regularization", 5, data=table, **options)
     assert make("regularization", 3, data=table, **options).data.clients == 3
-    with fails("site=place and partition=shards:2 both say who holds what"):
+    with fails("site=place and partition=shards:2 both set the partition"):
         make("regularization", data=table, site="place", partition="shards:2")
 
 
@@ -623,11 +623,11 @@ def test_what_a_site_sends_tells_nothing_of_few_rows(tmp_path):
         assert done.exit_code == 2 and "9 rows are too few" in done.output
     assert not (tmp_path / "few.json").exists()
     done = prepare(path, "--label", "sick", "--sums", tmp_path / "a.json")
-    assert done.exit_code == 0 and "of colour not all is told" in done.output
+    assert done.exit_code == 0 and "of colour not all is reported" in done.output
     assert "mauve" not in (tmp_path / "a.json").read_text()
     more = ("--minimum-rows", 1, "--sums", tmp_path / "b.json")
     done = prepare(few, "--label", "sick", *more)
-    assert done.exit_code == 0 and "not all is told" not in done.output
+    assert done.exit_code == 0 and "not all is reported" not in done.output
     assert "mauve" in (tmp_path / "b.json").read_text()
     assert prepare(few, "--minimum-rows", 0, *more[2:]).exit_code == 2
 

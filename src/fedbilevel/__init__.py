@@ -2,8 +2,8 @@
 
 min_x  1/K sum_k f_k(x, y*(x))     with   y*(x) = argmin_y 1/K sum_k g_k(x, y)
 
-What can be imported from here is listed in `__init__.pyi`, with its place. It is loaded
-when it is asked for: JAX takes seconds, and whoever asks for help needs none of it.
+All public names are listed in `__init__.pyi`, with their modules. They are loaded on
+first use: importing JAX takes seconds, and `--help` does not need it.
 """
 
 import ast as _ast

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedbilevel.errors import CheckpointError
 
-# What readers raise at damage: a flipped bit of an archive may ask for a password
+# Errors of readers at damage: a flipped bit of an archive may ask for a password
 # (RuntimeError) or for more than there is (MemoryError), break its header (SyntaxError)
 # or its packing.
 DAMAGED = (

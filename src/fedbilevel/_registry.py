@@ -3,8 +3,8 @@
 A folder is a registry: every public module of a package, or of a folder inside of it,
 is one entry, and so is every preset of its `presets.py`. An installed package adds
 entries by an entry point (`fedbilevel.tasks`, `fedbilevel.algorithms`). A file of one's
-own is named by its path: `path/to/file.py:name`. Only whoever types such a path has the
-file run: `is_file` lets others refuse one that comes from elsewhere, and `asking` has
+own is named by its path: `path/to/file.py:name`. The file runs only if the user typed
+its path: `is_file` lets others refuse one that comes from elsewhere, and `asking` has
 somebody asked before any of them runs.
 """
 
@@ -33,7 +33,7 @@ _LARGEST = 2**24  # bytes of a source file
 _loaded: dict[tuple[str, str], ModuleType] = {}
 _given: dict[str, Any] = {}  # objects of this process, by the name they were given
 Agrees = Callable[[str, str], None]  # raises unless what is so named may run; its kind
-_agrees: Agrees | None = None  # whoever writes Python names files himself
+_agrees: Agrees | None = None  # a Python program names its files itself
 
 
 def names(package: ModuleType) -> list[str]:

@@ -1,9 +1,9 @@
 """Every option of experiments, searches, servers and sites, declared once.
 
 A field has the option's name, type and default; its metadata have the rest (`Option`):
-the meaning, its bounds, and who must agree on it. The command line, the JSON of run
-folders, the settings that server and sites compare, and the reference in the docs are
-read from these fields. Options of tasks and methods are declared by those.
+the meaning, its bounds, and which sides must agree on it. The command line, the JSON of
+run folders, the settings that server and sites compare, and the reference in the docs
+are read from these fields. Options of tasks and methods are declared by those.
 
 Plain dataclasses hold the schema. Help must be shown in .3 seconds, without JAX. On top
 of typer (.095 processor seconds) pydantic 2 takes another .085 to import; tyro takes
@@ -20,21 +20,21 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 from fedbilevel.errors import InvalidInputError
 
-# Who must agree on an option.
+# Sides that must agree on an option.
 SITES = "the server and all sites"
 FOLDER = "runs that share a folder"
 NOBODY = "nobody"
 WEIGHTS = ("rows", "equal", "task")  # what clients count, in words
 _ENDING = "When the run ends before its last round"
-_CHANNEL = "What messages go through"
-_SEARCH = "How steps and weights are tuned"
+_CHANNEL = "Compression, privacy and robustness"
+_SEARCH = "Tuning of steps and weights"
 _WAITING = "Waiting for nodes"
-_ALLOWED = "What this site allows"
+_ALLOWED = "Limits of this site"
 Kind = TypeVar("Kind")
 
 
 class Option(NamedTuple):
-    """What is known of an option besides its name, type and default.
+    """Metadata of an option besides its name, type and default.
 
     `typed` is its type on the command line where that is another one, `flag` its name
     there, and `spelled` what is typed for a name that Python cannot have. `least` is
@@ -250,7 +250,7 @@ class Settings:
         return {name: value for name, value in every.items() if name not in own}
 
     def chosen(self) -> dict[str, Any]:
-        """Return the options that are not None, for whoever records a run."""
+        """Return the options that are not None, for the record of a run."""
         return {
             name: value for name, value in asdict(self).items() if value is not None
         }
@@ -348,7 +348,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the operator of a site allows: see `federation.ledger.SiteLimits`."""
+    """Limits set by the operator of a site: see `federation.ledger.SiteLimits`."""
 
     measure: str | None = _allows(
         None,

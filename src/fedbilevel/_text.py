@@ -7,10 +7,10 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_LONGEST = 400  # letters of anything that is shown
+_LONGEST = 400  # characters of anything that is shown
 _MARKUP = re.compile(r"\[(?=[a-zA-Z#/@])")  # what rich would read as a style
 
-# What a spreadsheet computes: cells that begin so, and are no numbers.
+# Cells that a spreadsheet computes: they begin so, and are no numbers.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _DIGITS = r"[+-]?(\d[\d,]*\.?\d*|\.\d+)([eE][+-]?\d+)?"
 _NUMBER = re.compile(f"{_DIGITS}( \u00b1 {_DIGITS})?( ?%)?", re.ASCII)
@@ -19,8 +19,8 @@ _NUMBER = re.compile(f"{_DIGITS}( \u00b1 {_DIGITS})?( ?%)?", re.ASCII)
 def shown(text: str, most: int = _LONGEST) -> str:
     """Return a text of others as it may be printed or logged.
 
-    It is one line of at most `most` letters and three dots, without control characters,
-    and without what a terminal library would take for markup.
+    It is one line of at most `most` characters and three dots, without control
+    characters, and without what a terminal library would take for markup.
     """
     whole, text = len(text) <= most, text[:most]
     plain = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -47,13 +47,13 @@ def csv_text(
     """Write rows as CSV whose cells no spreadsheet computes.
 
     A text that begins like a formula has an apostrophe before it, and so does one that
-    begins with apostrophes and such a letter, so that `without_apostrophe` finds the
+    begins with apostrophes and such a character, so that `without_apostrophe` finds the
     text again. Numbers stay as they are, also as texts.
     """
     lines = []
     for row in rows:
         text = io.StringIO(newline="")
-        # It quotes the letters of its own end of line alone, and readers end at others.
+        # It quotes its own end of line alone, and readers end lines at others.
         writer = csv.writer(text, delimiter=separator, lineterminator="\r\n")
         writer.writerow([_as_cell(value) for value in row])
         lines.append(text.getvalue().removesuffix("\r\n") + line_end)

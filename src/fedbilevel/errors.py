@@ -1,4 +1,4 @@
-"""What can go wrong, by name. Every message says what, where, and what to do."""
+"""Errors by name. Every message says what is wrong, where, and what to do."""
 
 import difflib
 import errno
@@ -16,9 +16,9 @@ class InvalidInputError(FedbilevelError, ValueError):
 
 
 class AtClientError(FedbilevelError):
-    """What is wrong at one client: the message is `before`, who it is, `after`.
+    """An error at one client: the message is `before`, the client, `after`.
 
-    `client` counts from 0. Who knows the clients' names gives it its own by `at`.
+    `client` counts from 0. Callers that know the clients' names add one by `at`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HeterogeneityWarning(UserWarning):
 
 
 class InterventionWarning(UserWarning):
-    """A run was changed on its way, or its result is not its last point."""
+    """A run was changed automatically, or its result is not its last point."""
 
 
 class ConfigurationWarning(UserWarning):
@@ -51,7 +51,7 @@ class ConfigurationWarning(UserWarning):
 
 
 class DamagedFileWarning(UserWarning):
-    """What a site kept could not be read, and was put aside."""
+    """Saved files of a site could not be read, and were put aside."""
 
 
 class UntrustedCacheWarning(UserWarning):
@@ -107,12 +107,12 @@ def needed(name: str, sentence: str) -> Any:
 
 
 def coarse_cure(kind: str) -> str:
-    """Return what to try where frozen numbers are of a short type; goes on with or."""
+    """Return the first remedy for frozen numbers of a short type."""
     return f"The frozen model was computed in {kind}: try --set precision=float32,"
 
 
 class DivergedError(FedbilevelError):
-    """A run that came apart: nothing it went back to could be held."""
+    """A run diverged, and rollbacks did not help."""
 
 
 class NonFiniteError(AtClientError, DivergedError):
@@ -210,7 +210,7 @@ _LISTED = ("algorithm", "task", "wrapper")  # what a command lists
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidInputError:
-    """Build the error for a name nobody knows, with those that are nearest to it.
+    """Build the error for an unknown name, with the nearest known ones.
 
     Few names are listed; of many, three that are near say more than all of them.
     """

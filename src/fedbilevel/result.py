@@ -1,4 +1,4 @@
-"""What a run leaves behind. Saved as JSON and npz: NumPy alone reads it back."""
+"""The result of a run. Saved as JSON and npz: NumPy alone reads it back."""
 
 import html
 import json
@@ -48,8 +48,8 @@ class Result:
     more rounds; `events` the automatic interventions. The point is that of the last
     round, or, where a better one was measured, the best, and `last` has the last one.
     `levels` are x and y in the structure of the start, where it is known; `model` is
-    what predicts, where the task says how. `quality` says how good it is on rows that
-    nobody trained on, against what else there would be, where there are such rows.
+    what predicts, where the task says how. `quality` compares it with baselines on
+    held-out rows, where there are any.
     """
 
     task: str

@@ -1,4 +1,4 @@
-"""What folders of runs hold: finished runs, unfinished ones, comparisons."""
+"""Contents of run folders: finished runs, unfinished ones, comparisons."""
 
 import csv
 import json

@@ -2,8 +2,8 @@ r"""Step sizes eta_t as functions of the local iteration t, and fields for numbe
 
 Every number in a schedule is an array leaf, so that another value neither recompiles a
 program nor prevents a sweep from being one `vmap`. Any function of t works in their
-place, an Optax schedule for instance. A field says what it means, for whoever lists the
-parameters of an algorithm.
+place, an Optax schedule for instance. A field says what it means, for listings of an
+algorithm's parameters.
 """
 
 import operator
@@ -50,7 +50,7 @@ def as_optional_number(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Effective:
-    """What a parameter is if it is not given: the first of some options, converted.
+    """The default of a parameter: the first of some options, converted.
 
     Options mean the same for every method. The value is divided by the schedule `over`
     at t = 0, to a `power`, where that is only a shape, and multiplied by the count

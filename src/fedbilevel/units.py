@@ -1,4 +1,4 @@
-r"""Steps in units that a run measures: shares of 1/L1, and of the way already gone.
+r"""Steps in units that a run measures: shares of 1/L1, and of distances moved.
 
     0.5/L     half of what the curvature of the lower level allows, L1 being followed
               along the run; for theta, and for the steps of y and z
@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 
 
 class Measured(eqx.Module):
-    """What a run has measured: the curvature L1, and a step of x, the stride."""
+    """Measurements of a run: the curvature L1, and a step of x, the stride."""
 
     curvature: Float[Array, "..."]
     stride: Float[Array, "..."]

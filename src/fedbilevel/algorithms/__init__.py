@@ -1,9 +1,9 @@
 """Federated bilevel algorithms: families in folders, presets, and wrappers.
 
-Every public module of a family is a method, and every entry of `presets.py`. Whoever
-writes a method finds here what it is made of: the contract, the loop of local steps,
-and the parts that methods share. Methods are also attributes of this package, loaded
-when they are asked for.
+Every public module of a family is a method, and so is every entry of `presets.py`. This
+package exports the parts that a new method is made of: the contract, the loop of local
+steps, and the parts that methods share. Methods are also attributes of this package,
+loaded when they are asked for.
 """
 
 import ast
@@ -76,8 +76,8 @@ class Entry(NamedTuple):
 
     `make(**parameters)` builds it; `parameters` are its fields, and the options of
     wrappers, by the names of its paper. With `pools` it runs on the rows of all
-    clients, as those of one machine. `rule` is its hypergradient made of Q and theta.
-    `family` is the folder of its method, `about` its equations.
+    clients, as those of one machine. `rule` builds its hypergradient estimator from Q
+    and theta. `family` is the folder of its method, `about` its equations.
     """
 
     name: str
@@ -165,7 +165,7 @@ def _assigned(line: ast.stmt) -> list[str]:
     return [line.targets[0].id] if isinstance(line.value, ast.Call) else []
 
 
-# What own methods imported before wrappers took its place.
+# Former names that user methods may import, replaced by wrappers.
 _REPLACED = {
     **dict.fromkeys(
         ("DRIFT", "Correction", "corrected_rounds", "first_control", "own_control"),

@@ -1,4 +1,4 @@
-"""What an algorithm is: states, and phases that are run one exchange each.
+"""The contract of an algorithm: states, and phases of one exchange each.
 
 An algorithm owns mathematics only. A runtime owns clients, cohorts, keys, averaging,
 private blocks, devices, checkpoints and clocks, and changes none of the numbers.
@@ -52,7 +52,7 @@ class Turn(eqx.Module):
 
 
 class ServerTurn(eqx.Module):
-    """What the server knows of an exchange.
+    """The server's view of an exchange.
 
     `index` counts how often the phase ran before and `shared` is a key that server and
     clients have in common, as in `Turn`. `ids` are the clients that were asked, in
@@ -104,8 +104,8 @@ class Each(eqx.Module):
 class Gathered(eqx.Module):
     """The replies of a phase that gathers, one after the other, by place.
 
-    `weights` are those of the clients, 0 where nobody replied: what such a place holds
-    means nothing.
+    `weights` are those of the clients, 0 where no client replied: the value in such a
+    place is meaningless.
     """
 
     replies: PyTree
@@ -116,7 +116,7 @@ class Phase(eqx.Module):
     """One exchange: a message to every participant, work there, the mean reply back.
 
     down(server) -> message;  local(message, client, oracle, turn) -> client, reply;
-    up(server, mean reply) -> server. What belongs to one level travels in a `Pair`.
+    up(server, mean reply) -> server. Values of one level travel in a `Pair`.
 
     Where blocks are private, the server has None in their place, and so have the server
     and the mean reply that its `up` sees. A client gets the server's state without its
@@ -162,8 +162,8 @@ class Repeat(eqx.Module):
     """Phases that run `times` times in a round.
 
     With `random`, a number uniform on {0..times}, drawn anew in every round and shared
-    by server and clients. With a `chance`, too, they go on until a coin that shows
-    heads with this chance, thrown before each time, ends it; `times` is the most.
+    by server and clients. With a `chance`, a coin is thrown before each repetition, and
+    heads ends the loop. `times` is then the maximum.
     """
 
     times: int = eqx.field(static=True)
@@ -193,16 +193,17 @@ class Pointed(eqx.Module):
 class AbstractAlgorithm(eqx.Module):
     """An algorithm as a pytree: numbers are leaves, counts are static.
 
-    `answers` says whose lower level it solves. `allows_private` is False where whole
+    `answers` says which lower level it solves. `allows_private` is False where whole
     levels must be averaged. `inverts_locally` is True where a client's own Hessian
     stands in for the mean one, which is right only if clients are alike.
     `counts_clients` is True where it solves the mean over clients, whatever their
     weights. `pools` asks for the rows of all clients on one machine, where the method
-    is chosen by its name, and `rule` is the hypergradient that is then made of Q and
-    theta. `needs_hessian` is False where gradients of the losses are all that a method
-    asks for. `finishes` is True where a method says itself when a run is over, and
-    `bears_noise` False where noise in replies would break it. `sends_hessian` is True
-    where a reply has second derivatives over all rows, which say much about few.
+    is chosen by its name, and `rule` is the hypergradient estimator that is then built
+    from Q and theta. `needs_hessian` is False where gradients of the losses are all
+    that a method asks for. `finishes` is True where a method says itself when a run is
+    over, and `bears_noise` False where noise in replies would break it. `sends_hessian`
+    is True where a reply has second derivatives over all rows, which say much about
+    few.
     """
 
     reference: ClassVar[str] = "none given"

@@ -106,7 +106,7 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
         def __getattr__(self, name: str) -> Any:
             """Let fields of methods, local_steps among them, be of any type."""
 
-    # What a method says -------------------------------------------------------------
+    # Declared by a method -----------------------------------------------------------
 
     def variables(self, x: Upper, y: Lower) -> Any:
         """Return the blocks at the start."""
@@ -155,7 +155,7 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
         # Blocks that stay are not sent back.
         return combine(here, Iterate(server.point, server.direction)), None
 
-    # What travels -------------------------------------------------------------------
+    # Sent values --------------------------------------------------------------------
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
         """Start at (x, y); directions are formed on the clients at t = 0."""

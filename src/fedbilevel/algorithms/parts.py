@@ -1,4 +1,4 @@
-r"""What a loop of local steps is made of: its state, its parts, and small functions.
+r"""Parts of a loop of local steps: its state, its parts, and small functions.
 
 A `Part` is a variation of the loop in `one_loop.py`: it corrects directions, changes
 one local step, or shares numbers with the server. The loop asks every part in turn.
@@ -26,8 +26,8 @@ Order = tuple[tuple[str, ...], ...]  # names of the blocks that move together, i
 class Iterate(Pointed):
     """A point and the directions it moved along; this is what travels.
 
-    `shared` has what each part of a method shares: the server's numbers on the way to
-    the clients, the clients' answers on the way back.
+    `shared` has what each part of a method shares: the server's numbers sent to the
+    clients, the clients' answers in return.
     """
 
     point: Any
@@ -53,7 +53,7 @@ class Memory(eqx.Module):
 
 
 class Begin(NamedTuple):
-    """What a client knows when its local steps begin; `method` is a `OneLoop`."""
+    """A client's view when its local steps begin; `method` is a `OneLoop`."""
 
     method: Any
     message: Iterate
@@ -74,9 +74,9 @@ class Step(eqx.Module):
 class Part(eqx.Module):
     """A variation of the loop; whatever it leaves out stays as the method says.
 
-    `sums` asks for the mean sample of a turn. A part that `corrects` directions for
-    drift is known by that to those who bound local steps, and one with `unequal`
-    numbers of steps to those who correct.
+    `sums` asks for the mean sample of a turn. `corrects` marks a part that corrects
+    directions for drift, which parts that bound local steps ask for. `unequal` marks
+    unequal numbers of steps.
     """
 
     sums: ClassVar[bool] = False
@@ -223,7 +223,7 @@ def at_time(schedule: Schedule, t: Any, like: Array) -> Array:
 
 
 def shaped(schedule: Schedule, t: Any, *letters: Array) -> tuple[Array, ...]:
-    """Return every letter times schedule(t)."""
+    """Return every parameter times schedule(t)."""
     value = at_time(schedule, t, letters[0])
     return tuple(letter * value for letter in letters)
 
@@ -238,5 +238,5 @@ def momentum_weight(factor: Array, schedule: Schedule, t: Any, power: int) -> Ar
 def momentum_weights(
     schedule: Schedule, t: Any, power: int, *letters: Array
 ) -> tuple[Array, ...]:
-    """Return the momentum weight of every letter."""
+    """Return the momentum weight of every parameter."""
     return tuple(momentum_weight(one, schedule, t, power) for one in letters)

@@ -1,11 +1,12 @@
-r"""What a run with noise reveals: epsilon at a delta, for a client as a whole.
+r"""The privacy loss of a run with noise: epsilon at a delta, for a whole client.
 
-Who sees the sum over participants of an exchange, but not the single replies, cannot
-decide whether a client's changes were those it sent or zeros, up to (epsilon, delta).
-The guarantee is that of a trusted server, or of secure aggregation. With b blocks cut
-down to the norm C each and noise of deviation sigma C on their sum, one exchange is a
-Gaussian mechanism of noise multiplier sigma / sqrt(b); with m of n participants present
-only m shares of the noise are there, and it is sigma sqrt(m / n) / sqrt(b).
+An observer of the sum over participants of an exchange, but not of single replies,
+cannot decide whether a client's changes were those it sent or zeros, up to (epsilon,
+delta). The guarantee is that of a trusted server, or of secure aggregation. With b
+blocks cut down to the norm C each and noise of deviation sigma C on their sum, one
+exchange is a Gaussian mechanism of noise multiplier sigma / sqrt(b); with m of n
+participants present only m shares of the noise are there, and it is sigma sqrt(m / n) /
+sqrt(b).
 
 Gaussian mechanisms of multipliers s_1, s_2, ... together are one of multiplier s with
 1 / s^2 = sum 1 / s_i^2, since their privacy losses, which are normal, add up. So
@@ -42,11 +43,10 @@ def epsilon(
     """Return the epsilon of all exchanges together.
 
     `blocks` of a reply and participants `present` are one number, or one for every
-    exchange. Where fewer than all clients take part and who does is drawn, secretly and
-    afresh for each exchange, that hides a client further. The bound for it needs a
-    client to be replaced by any other, which moves the sum by 2 C, so it may be the
-    larger one: the less of both is returned. With `present` given there is no such
-    gain: who stays away is not drawn.
+    exchange. A cohort of fewer than all clients, drawn secretly and afresh for each
+    exchange, hides a client further. The bound for it needs a client to be replaced by
+    any other, which moves the sum by 2 C, so it may be the larger one: the less of both
+    is returned. With `present` given there is no such gain: absence is not drawn.
     """
     _check(noise, delta)
     shares = np.broadcast_to(participants if present is None else present, exchanges)

@@ -1,4 +1,4 @@
-"""What a client does to its change before it travels: privacy, or compression."""
+"""Transforms of a client's change before it is sent: privacy, or compression."""
 
 import abc
 import math
@@ -43,7 +43,7 @@ class AbstractCoder(eqx.Module):
     def why_impossible(self, coded: Any, like: jax.ShapeDtypeStruct) -> str:
         """Return what `encode` would never have sent, or nothing; `coded` is NumPy's.
 
-        Whoever sent it may have written it by hand.
+        Its sender may have written it by hand.
         """
         del coded, like
         return ""

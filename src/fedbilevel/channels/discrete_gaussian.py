@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise, drawn exactly from bits that nobody can guess.
+"""Discrete Gaussian noise, drawn exactly from unpredictable bits.
 
 Whole numbers k with probability proportional to exp(-k^2 / (2 s^2)), by Algorithms 1 to
 3 of Canonne, Kamath and Steinke (2020, arXiv 2004.00010) for a whole s: integers alone

@@ -109,7 +109,7 @@ class TrimmedMean(AbstractReduction):
             )
 
     def check(self, participants: int) -> None:
-        """Raise if nobody would be left."""
+        """Raise if no reply would be left."""
         cut = share_of(self.fraction, participants)
         if participants <= 2 * cut:
             raise InvalidInputError(
@@ -224,7 +224,7 @@ def _number_of(present: Bool[Array, " places"]) -> Int[Array, ""]:
 
 
 def _in_order(leaf: Array, present: Bool[Array, " places"]) -> Array:
-    """Sort every coordinate over places; those who are not there come last."""
+    """Sort every coordinate over places; absent clients come last."""
     return jnp.sort(jnp.where(_across(present, leaf), leaf, jnp.inf), axis=0)
 
 

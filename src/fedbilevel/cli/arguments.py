@@ -161,11 +161,11 @@ _SETTINGS = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="an option of the task or the algorithm; may be repeated. What is tuned "
-        "may be a range, KEY=0.01..1, or a list, KEY=4,8,16",
+        help="an option of the task or the algorithm; may be repeated. A tuned one may "
+        "be a range, KEY=0.01..1, or a list, KEY=4,8,16",
     ),
 ]
-# What becomes `options` of an experiment.
+# Arguments that become `options` of an experiment.
 _OPTIONS = {
     "data": option(
         str | None,
@@ -199,7 +199,7 @@ def read_site_tuning(trial_rounds: int, **given: Any) -> tuple[Tuning, int]:
 SITE_TUNING = replace(
     TUNING.without("rungs").having(
         trial_rounds=option(
-            int, 10, "rounds of a trial", panel="How steps and weights are tuned"
+            int, 10, "rounds of a trial", panel="Tuning of steps and weights"
         )
     ),
     read=read_site_tuning,

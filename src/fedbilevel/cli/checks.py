@@ -36,7 +36,7 @@ def _known(kind: str, name: str | None, known: Any) -> None:
 def data(given: Given) -> None:
     """Raise if --data is a path where there is nothing to read.
 
-    An option of --set that nobody knows is refused before, and only tasks know theirs.
+    An unknown option of --set is refused before, and only tasks know theirs.
     """
     source = given.get("data")
     if source is None or given.get("settings"):

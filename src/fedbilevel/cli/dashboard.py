@@ -49,7 +49,7 @@ def page_of(folder: Path, *, refresh: int = 0) -> str:
 
 
 class Dashboard(ThreadingHTTPServer):
-    """Serves the runs of a folder to whoever on this machine has its address."""
+    """Serves the runs of a folder on this machine to holders of its address."""
 
     daemon_threads = True
 
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
             listing = _listing(self.server.folder)
             self._answer(HTTPStatus.OK, listing, _NO_PROGRAMS)
             return
-        # What is asked for is looked up among what is there, never opened by name.
+        # A requested run is looked up in the listing, never opened by name.
         place = find_saved(self.server.folder).get(path.removeprefix("/run/"))
         if not path.startswith("/run/") or place is None:
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such run.")
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal belongs to who reads it."""
+        """Log nothing: the terminal belongs to its user."""
 
 
 def _listing(folder: Path) -> str:

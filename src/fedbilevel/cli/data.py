@@ -1,4 +1,4 @@
-"""Commands on rows: `label-counts` shows who has which, `prepare` makes features."""
+"""Commands on rows: `label-counts` counts labels, `prepare` makes features."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +131,7 @@ def prepare(
         typer.Option(help="file for the preparation, which all sites then use"),
     ] = None,
     minimum_rows: Annotated[
-        int, typer.Option(help="fewest rows of a table of which anything is told")
+        int, typer.Option(help="fewest rows of a table of which anything is reported")
     ] = 10,
 ) -> None:
     """Fit how columns become features, from tables or from the sums of sites.
@@ -139,7 +139,7 @@ def prepare(
     Each site writes its sums with --sums; one of them merges all with --out, given in
     the order of the sites' numbers: their rows are what they count in a federation.
     Sums are counts, means and squared deviations of numbers, and the values of text and
-    label. Fewer than --minimum-rows numbers of a column are not told, and a text in
+    label. Fewer than --minimum-rows numbers of a column are not reported, and a text in
     fewer than 5 rows of every site is "(other)", here and at prediction.
     """
     files, choices = asked
@@ -195,5 +195,5 @@ def _sums_in(path: Path, choices: TableChoices, minimum: int) -> "Sums":
     told, whole = (sums_of_table(table, choices, few) for few in (minimum, 1))
     kept = [name for name in told.columns if told.columns[name] != whole.columns[name]]
     if kept:
-        _say(f"{path}: of {', '.join(kept)} not all is told: too few rows have it.")
+        _say(f"{path}: of {', '.join(kept)} not all is reported: too few rows have it.")
     return told

@@ -1,6 +1,6 @@
 """Errors and warnings of the command line: a message, no traceback.
 
-What a person should know of a result, but need not know before it, is printed after it.
+Notes on a result are printed after it.
 """
 
 import functools

@@ -185,8 +185,8 @@ def _show_algorithm(name: str) -> None:
         if text:
             _print(f"{label}: {text}")
     caption = (
-        "Give one with --set OPTION=VALUE. What is left out and has no default of its "
-        "own is what the task recommends."
+        "Give one with --set OPTION=VALUE. An omitted option without a default takes "
+        "the task's recommended value."
     )
     if "local_steps" in entry.parameters:
         caption += " --local-steps is p."
@@ -199,7 +199,7 @@ def _show_algorithm(name: str) -> None:
 def _needs(name: str) -> str:
     """Say what a method needs; nothing of one that cannot be built by its name alone.
 
-    Nobody's own file is traced when it is only to be shown.
+    A user's own file is not traced when it is only to be shown.
     """
     from fedbilevel import algorithms
     from fedbilevel.experiments.traits import TRAITS, traits_of

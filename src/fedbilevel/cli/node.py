@@ -101,7 +101,7 @@ def node(
     own = {"private-key": private_key, "server-key": server_key}
     check_security(insecure, {"root-certificates": root_certificates}, own)
     if "data" not in experiment.options and not trial:
-        # The task would take a set of its own, and nobody would notice.
+        # The task would silently take its default data set.
         raise InvalidInputError("give --data, where the rows of this site are.")
     identity = _identity(experiment, client, private_key, site_key or [])
     from fedbilevel._files import make_private_folder, private_files

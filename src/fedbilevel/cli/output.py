@@ -1,4 +1,4 @@
-"""What commands print and write."""
+"""Output of commands."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_data(task: "Task") -> None:
-    """Print on stderr who holds what, and what was done to the columns of a table."""
+    """Print on stderr each client's rows, and the preparation of a table's columns."""
     if task.origin is None:
         return
     from fedbilevel.report import holdings_notes, holdings_table

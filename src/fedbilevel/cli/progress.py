@@ -1,4 +1,4 @@
-"""What is shown while something runs, and the orderly stop on Ctrl-C or SIGTERM."""
+"""Progress on the terminal, and the orderly stop on Ctrl-C or SIGTERM."""
 
 import math
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _LOADING, _COMPILING, _RUNNING = "loading", "compiling", "running"
 _TICKS = "▁▂▃▄▅▆▇█"
 _LENGTH = 12  # of a spark line
-_WIDE = 100  # columns of a terminal that has room for a bar, too
+_WIDE = 100  # columns of a terminal wide enough for a bar
 _PATIENCE = 3.0  # seconds that an orderly stop has before the first round
 _CURSOR = b"\x1b[?25h"  # shows it again
-_STOPPED = b"\nStopped where no round was computed. What was kept is whole.\n"
+_STOPPED = b"\nStopped between rounds. All saved files are complete.\n"
 _FIELDS = ("curve", "metric", "rate", "who")
 
 
@@ -70,7 +70,7 @@ class Watched:
         return f"{(done - first) / (now - since):.3g}/s"
 
     def stage(self, word: str, who: str | None = None) -> None:
-        """Say what is done before the first round, and who takes part."""
+        """Show the step before the first round, and the participants."""
         self.rests = word != _RUNNING
         self.bar.update(self.line, metric=word)
         if who is not None:

@@ -199,8 +199,8 @@ def resume(
     del trust_code  # was heard before
     if (folder / _folders.FEDERATION).exists():
         raise CheckpointError(
-            f"{folder} holds a federation. Go on with it by the command `serve` that "
-            "began it."
+            f"{folder} holds a federation. Continue it with the command `serve` that "
+            "started it."
         )
     from fedbilevel.experiments import Experiment
 
@@ -361,7 +361,7 @@ def _ranked(
         "tuning": {name: one.spent() for name, one in made.found.tuned.items()},
         "trials": made.trials,
         "diverged": {name: str(error) for name, error in made.found.diverged.items()},
-        # Nobody has verified the listing of these.
+        # The listings of these are unverified.
         "reconstructed": [name for name in names if reconstructed(name)],
     }
 

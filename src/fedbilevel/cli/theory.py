@@ -45,7 +45,7 @@ _CHECKED = EXPERIMENT.only(
     *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "data"),
     *(*TABLE, "settings", "precision"),
 ).having(algorithm=option(str, "local-bsgvrm", "local-bsgm or local-bsgvrm"))
-# Rows are dealt to one number of clients after the other, so no column says whose.
+# Rows are partitioned for several numbers of clients, so no column names sites.
 _MEASURED = EXPERIMENT.only(
     *("task", "algorithm", "batch", "data"),
     *(name for name in TABLE if name != "site"),
@@ -109,7 +109,7 @@ def check_theory(
 ) -> None:
     """Say which conditions of its theorem a run satisfies, and what the others need.
 
-    The constants are measured at the start, half way and the end of the run.
+    The constants are measured at the start, halfway and the end of the run.
     """
     given = _read_constants(constants)
     from fedbilevel import report

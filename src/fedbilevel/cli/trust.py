@@ -1,7 +1,7 @@
-"""Code that a folder names runs only if whoever typed the command agrees.
+"""Code that a folder names runs only if the user agrees.
 
-Words of the command are agreement: a task or algorithm that was typed is run. What a
-folder names is code of whoever wrote the folder, who may be somebody else.
+Words of the command are agreement: a task or algorithm that was typed is run. Code
+named by a folder comes from the folder's author, perhaps another person.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What a data set is, and how its files are opened."""
+"""The definition of a data set, and how its files are opened."""
 
 import contextlib
 import dataclasses

@@ -56,7 +56,7 @@ def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 class Unpacked(io.RawIOBase):
-    """What a gzip file unpacks to, up to the bytes that are allowed."""
+    """The unpacked content of a gzip file, up to the allowed bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.count = path, 0

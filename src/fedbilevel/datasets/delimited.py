@@ -26,7 +26,7 @@ from fedbilevel.datasets._base import opened
 from fedbilevel.datasets.sums import as_texts, is_gap, is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 
-_SAMPLE = 2**16  # letters from which a separator is found
+_SAMPLE = 2**16  # characters from which a separator is found
 _TEXTS = 1_000  # different texts of a column from which a decimal mark is found
 _SHOWN = 5  # problems of a kind that are quoted
 _MARKS = {
@@ -53,7 +53,7 @@ class Cells(NamedTuple):
 
 
 def spelled(letter: str, known: Mapping[str, str]) -> str:
-    """Return the name of a letter, as options and sentences have it."""
+    """Return the name of a character, as options and sentences have it."""
     return {one: name for name, one in known.items()}.get(letter, repr(letter))
 
 
@@ -145,7 +145,7 @@ def _encoding_of(path: Path) -> str:
 
 
 def _half_empty(block: bytes) -> str:
-    """Return the encoding in which every second byte of most letters is 0."""
+    """Return the encoding in which every second byte of most characters is 0."""
     empty = [block[start::2].count(0) for start in (0, 1)]
     if max(empty) < len(block) / 4 or min(empty):
         return ""
@@ -153,7 +153,7 @@ def _half_empty(block: bytes) -> str:
 
 
 def _separator_of(sample: str) -> str:
-    """Return the letter by which most rows have as many cells as the header."""
+    """Return the separator by which most rows have as many cells as the header."""
     best = (0.0, 0, ",")
     for letter in SEPARATORS.values():
         widths = list(_widths(sample, letter))

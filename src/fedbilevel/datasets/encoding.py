@@ -41,8 +41,8 @@ def sums_of_table(table: Table, choices: TableChoices, minimum: int = 1) -> Sums
 def encode_table(table: Table, choices: TableChoices) -> Dataset:
     """Make a data set of a table: numbers and one-hot texts, not yet scaled.
 
-    `columns` has all columns as they were, so that each can say who holds what. What
-    was encoded, left out, filled or dropped is in `notes`.
+    `columns` has all columns as they were, so that each can assign rows to sites.
+    `notes` says which were encoded, left out, filled or dropped.
     """
     given = read_preparation(choices.preparation) if choices.preparation else None
     used = given.names if given else set(table.columns) - {*choices.ignored}
@@ -225,7 +225,7 @@ def _sums(table: Table, roles: _Roles, choices: TableChoices, minimum: int = 1) 
 
 
 def _is_target(table: Table, name: str, choices: TableChoices) -> bool:
-    """Say whether a label is a number to be predicted; raise if nobody can tell."""
+    """Say whether a label is a number to be predicted; raise if that is unclear."""
     numeric = table.is_numeric(name) and not np.isinf(table.numbers(name)).any()
     if choices.label_kind == "number" and not numeric:
         raise InvalidInputError(
@@ -250,7 +250,7 @@ def _is_target(table: Table, name: str, choices: TableChoices) -> bool:
 
 
 def _as_groups(values: np.ndarray) -> np.ndarray:
-    """Return what says who holds what; as whole numbers, 10 comes after 9."""
+    """Return the site of every row; as whole numbers, 10 comes after 9."""
     if values.dtype.kind in "buif":
         numbers = values.astype(float)
         whole = (np.abs(numbers) < 2**53) & (numbers == np.floor(numbers))

@@ -1,4 +1,4 @@
-"""Who holds which rows: one array of row indices per client.
+"""Partitions of rows: one array of row indices per client.
 
 Every partition with a seed gives each row to one client, in random order, so that a
 client's rows can be cut into training and validation as they stand.
@@ -73,9 +73,9 @@ def shards(label: np.ndarray, clients: int, seed: int, per_client: int = 2) -> P
 def dominant(label: np.ndarray, clients: int, seed: int, fraction: float) -> Parts:
     """Give client i a `fraction` of its rows from class i modulo the classes.
 
-    First every client in turn draws from its class as long as that lasts. What is left
-    of all classes is then given at random to fill the clients up to equal sizes,
-    so a client may hold more of its class than `fraction`.
+    First every client in turn draws from its class as long as that lasts. The rest of
+    all classes is then given at random to fill the clients up to equal sizes, so a
+    client may hold more of its class than `fraction`.
     """
     _check_clients(label, clients)
     _check_amount("dominant", fraction)

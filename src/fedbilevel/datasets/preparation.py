@@ -169,7 +169,7 @@ _LABELS = {"classes": ClassLabel, "number": TargetLabel}
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to columns before a model sees them; others are left out.
+    """Transforms of columns before a model sees them; others are left out.
 
     `sites` are the rows of clients 0, 1, ... of a federation, where they were counted.
     """
@@ -247,7 +247,7 @@ class Preparation:
         """Make a preparation from the sums of all sites, merged.
 
         With `gaps` missing numbers are filled with the mean; else they are refused.
-        Columns that are the same in every row, or that no site tells, are left out.
+        Columns that are constant, or that no site reports, are left out.
         """
         columns: list[Column] = []
         for name, found in sums.columns.items():

@@ -1,4 +1,4 @@
-"""What a site reports of its columns, so that those of all sites are prepared alike.
+"""Sums of columns that a site reports, so that all sites prepare them alike.
 
 Of a column of numbers the count, the mean and the sum of squared deviations leave it;
 of a column of text the values that occur; of the label its classes or, where it is a
@@ -19,7 +19,7 @@ from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.errors import InvalidInputError
 
-# What stands in columns of numbers where there is none, in lower case.
+# Markers of missing numbers, in lower case.
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})
 OTHER = "(other)"  # stands for all texts that no site holds in enough rows
 EMPTY = "(missing)"  # stands for a text that is missing
@@ -32,8 +32,8 @@ _WRITTEN = {
     )
     for mark, others in ((".", ",' \u2019\u00a0\u202f"), (",", ".' \u2019\u00a0\u202f"))
 }
-_LONGEST_GAP, _LONGEST_NUMBER = max(map(len, MISSING)), 400  # letters
-_FEW = 5  # rows: a text of fewer is not told
+_LONGEST_GAP, _LONGEST_NUMBER = max(map(len, MISSING)), 400  # characters
+_FEW = 5  # rows: a text of fewer is not reported
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Moments:
     @property
     def varies(self) -> bool:
         """Say whether not all numbers are the same."""
-        # What is left of equal numbers by rounding is no spread to divide by.
+        # The rounding error of equal numbers is no spread to divide by.
         return self._deviation > 1e-12 * abs(self.mean)
 
     @property
@@ -88,7 +88,7 @@ Found = Moments | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Sums:
-    """What a site reports of its columns, so that all can be prepared alike.
+    """Sums of columns that a site reports, so that all can be prepared alike.
 
     `columns` has the moments of numbers, or the different texts, sorted; `label` the
     moments of a target, or the classes. `sites` are the rows of each site, in their
@@ -113,12 +113,12 @@ class Sums:
         """Sum up the columns of one site, which are arrays of numbers or of text.
 
         Fewer than `minimum` numbers of a column count as none. A text in fewer than 5
-        rows, or than `minimum` if that is less, is `OTHER`. Classes are told as they
-        are: sites cannot predict what they have no name for.
+        rows, or than `minimum` if that is less, is `OTHER`. Classes are reported as
+        they are: sites cannot predict classes without a name.
         """
         if len(label) < minimum:
             raise InvalidInputError(
-                f"{len(label)} rows are too few: their sums would tell them. Give "
+                f"{len(label)} rows are too few: their sums would reveal them. Give "
                 f"{minimum} at least, or allow fewer with --minimum-rows."
             )
         found: dict[str, Found] = {}

@@ -37,7 +37,7 @@ class Table:
     separator: str = ","
     encoding: str = ""
     decimal: str = "."
-    # What was read of the texts of a column: of many rows that takes a while.
+    # Numbers read from the texts of a column, kept since reading many takes a while.
     _numeric: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
     _numbers: dict[str, np.ndarray] = field(
         default_factory=dict, init=False, repr=False
@@ -55,7 +55,7 @@ class Table:
     def understood(self, choices: TableChoices, names: Collection[str]) -> "Table":
         """Return the table with the decimal mark that was chosen, or that `names` have.
 
-        Columns that nobody learns from may hold what they like.
+        Columns that are not used may hold anything.
         """
         mark = DECIMALS.get(choices.decimal, choices.decimal)
         if not mark:

@@ -32,7 +32,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """What every site holds: examples by source, and trusted ones.
+    """The texts of every site: examples by source, and trusted ones.
 
     A site without a name, "", stands for rows that are still to be partitioned; so does
     `shared`, trusted examples for all sites.
@@ -98,7 +98,7 @@ def _name(path: Path) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidInputError(
             f"{path.parent} holds {name!r:.60}: the name of a site or a source has up "
-            "to 40 letters, digits, spaces, dots, - and _. Rename it."
+            "to 40 characters: A-Z, a-z, 0-9, spaces, dots, - and _. Rename it."
         )
     return name
 

@@ -1,4 +1,4 @@
-"""What is wrong in the cells of a table: all of it at once, with what cures it."""
+"""Errors in the cells of a table: all of them at once, with remedies."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -72,7 +72,7 @@ def _about_dates(there: list[str]) -> str:
 
 
 def check_columns(table: Table, names: Iterable[str], who: str) -> None:
-    """Raise if a table lacks columns, naming all of them and who needs them."""
+    """Raise if a table lacks columns, naming all of them and their users."""
     lacking = [f"'{name}'" for name in names if name not in table.columns]
     if lacking:
         raise InvalidInputError(

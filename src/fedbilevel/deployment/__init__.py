@@ -1,5 +1,5 @@
 """Starts the processes of a federation over Flower, and keeps them going.
 
-What they do is in `fedbilevel.federation` and `fedbilevel.experiments.federated`. Needs
+Their work is in `fedbilevel.federation` and `fedbilevel.experiments.federated`. Needs
 `fedbilevel[flower]`.
 """

@@ -88,7 +88,7 @@ server_app, client_app = ServerApp(), ClientApp()
 
 @dataclass(frozen=True)
 class Served:
-    """What a server runs: an experiment, and all that its process must know besides.
+    """The work of a server: an experiment, and the settings of its process.
 
     `folder` is the run's. With `keys` packets are signed. The file `preparation` says
     how all sites prepare their columns; with it a model is left. `track`, KIND:PLACE,
@@ -166,7 +166,7 @@ def _serve(grid: Grid, context: Context) -> None:
         progress.write(done=done, total=total, newest=newest)
         halt()
 
-    # One core: the server adds up and waits, the cores are for those who compute.
+    # One core: the server adds up and waits, the cores are for the sites.
     configure(experiment.precision, cores=1)
     try:
         with (
@@ -205,7 +205,7 @@ def _serve(grid: Grid, context: Context) -> None:
 
 
 class _Progress:
-    """Writes how far a run is, for whoever shows it; knows what was written before."""
+    """Writes how far a run is, for displays; knows what was written before."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.known = path, dict(read_json(path))
@@ -217,7 +217,7 @@ class _Progress:
 
 
 def _described(error: Exception) -> str:
-    """Say what happened, with the traceback of what nobody expected."""
+    """Describe an error, with the traceback of an unexpected one."""
     if isinstance(error, FedbilevelError):
         return str(error)
     return sentence_of(error) if isinstance(error, OSError) else traceback.format_exc()
@@ -308,7 +308,7 @@ def _client(address: str, root: bytes | None, *more: Any) -> RuntimeHttpClient:
 
 
 def _task_token(client: RuntimeHttpClient, run: int) -> str:
-    """Wait for the task of a run; tasks of runs that nobody waits for are dropped."""
+    """Wait for the task of a run; tasks of runs that are not awaited are dropped."""
     while True:
         asked = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
         answer = client.AcquireTask(asked)
@@ -352,7 +352,7 @@ def _finish(client: RuntimeHttpClient, status: str) -> None:
     try:
         client.PushTaskOutput(PushTaskOutputRequest(sub_status=status))
     except httpx.HTTPError:
-        pass  # it notices that nobody works on the task
+        pass  # it notices that the task is not worked on
     finally:
         client.close()
 

@@ -3,7 +3,7 @@
     FEDBILEVEL_TOKEN=... python -m fedbilevel.deployment.guarded_superlink OPTIONS
 
 takes the options of `flower-superlink`; its `--database` is the file of `kept_nodes`.
-Flower's control and runtime APIs ask nobody for anything: whoever reaches the port can
+Flower's control and runtime APIs have no authentication: any client of the port can
 start a program on the server, or take the place of the ServerApp. Here all but the
 Fleet API answers only calls from this machine that bring the token; nodes come from
 outside, and are known by their keys.

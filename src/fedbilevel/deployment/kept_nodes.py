@@ -1,10 +1,10 @@
-"""What a SuperLink keeps on disk: its nodes. All else of Flower's stays in memory.
+"""A SuperLink's nodes on disk. All else of Flower's stays in memory.
 
 Flower's own database holds every message, object and session, too, and each look of a
-node for messages is a dozen SQL statements: twice the time of a round. Of all that a
-killed SuperLink may lose nothing but who its nodes are, by number and key, and whose
-key was revoked. A run is over when its SuperLink ends: the server begins another one,
-after the last round that it kept itself.
+node for messages is a dozen SQL statements: twice the time of a round. A killed
+SuperLink may lose all of it but its nodes, by number and key, and revoked keys. A run
+is over when its SuperLink ends: the server begins another one, after the last round
+that it kept itself.
 """
 
 import functools
@@ -31,7 +31,7 @@ _LARGEST = 64 << 20  # bytes of a file that is read
 
 
 def _keeping(change: Callable) -> Any:
-    """Let a method that changes who the nodes are write them to the file, too."""
+    """Let a method that changes the nodes write them to the file, too."""
 
     @functools.wraps(change)
     def changed(self: "KeptNodes", *arguments: Any, **more: Any) -> Any:
@@ -53,8 +53,8 @@ class KeptNodes(InMemoryLinkState):
     def initialize(self) -> None:
         """Read the nodes of an earlier SuperLink, if there was one.
 
-        Whoever was there has one interval to send the next heartbeat. So nodes that did
-        not notice continue, and who ended is soon let in again.
+        Known nodes have one interval to send the next heartbeat. So nodes that did not
+        notice continue, and restarted ones are soon let in again.
         """
         if not self._file.exists():
             return

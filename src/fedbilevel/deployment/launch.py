@@ -4,7 +4,7 @@
 
 PARENT is the number of the starting process. On Linux the system kills the command when
 its parent is gone, even if that was killed itself; elsewhere a parent that was killed
-leaves it behind. What the command writes is for its owner alone. It is a script, and
+leaves it behind. The output of the command is for its owner alone. It is a script, and
 imports nothing of ours, so that it costs no time.
 """
 

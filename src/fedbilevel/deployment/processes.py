@@ -108,7 +108,7 @@ class Process:
         """Raise with its own sentence if it ended by a mistake of its user."""
         sentence = self.error.read_text() if self.error and self.error.exists() else ""
         if not sentence and self.running and self.running.poll() == USER_ERROR:
-            # That with which a command of ours ended.
+            # The last sentence of a command of ours.
             last = log_tail(self.log)
             sentence = last.rpartition("Error: ")[2].strip() or last
         if sentence:
@@ -156,7 +156,7 @@ def end_all(processes: Sequence[Process]) -> None:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -54,13 +54,13 @@ def serve_over_flower(
     about: Callable[[str, str], None] = lambda word, who: None,
     crowd: Sequence[Process] = (),
 ) -> Result:
-    """Run an experiment to its end, whatever dies on the way.
+    """Run an experiment to its end, and restart processes that die.
 
     A SuperLink or a ServerApp that ended is started again, and the run continues after
     its last round; so is a node of the `crowd` on this machine, unless it ended by a
-    mistake of its user: then all ends, with its sentence. `say` gets who has come, who
-    is missing, and why; `about` what is done, and who takes part. If `watch` raises
-    KeyboardInterrupt, all processes are ended; the folder can be served again.
+    mistake of its user: then all ends, with its sentence. `say` gets present and
+    missing clients, and reasons; `about` the step, and the participants. If `watch`
+    raises KeyboardInterrupt, all processes are ended; the folder can be served again.
     With keys packets are signed; with certificates, too, Flower lets in no others.
     """
     server_seal(served.keys)  # or what is wrong with the keys, before anything starts
@@ -106,7 +106,7 @@ def serve_over_flower(
 class _Serving:
     """The server's process: started for a run, and for another if it was lost.
 
-    `servers` has all that were started, for whoever ends them; `revive` starts the
+    `servers` has all that were started, to be ended later; `revive` starts the
     SuperLink again where it was ended.
     """
 
@@ -180,7 +180,7 @@ class _Look:
         self.folder, self.watch, self.say, self.crowd = folder, watch, say, crowd
         self.about = about
         self._log, self._progress = folder / apps.LOG, {}
-        # What an earlier server said was shown then.
+        # Messages of an earlier server were shown then.
         self._read = self._log.stat().st_size if self._log.exists() else 0
         self._next, self._shown = time.monotonic() + _EVERY, 0
 
@@ -361,7 +361,7 @@ def persistent_node(
 
 
 def _measures(experiment: Experiment) -> bool:
-    """Say whether nodes measure: all rows of a trial are of one who tries it."""
+    """Say whether nodes measure: all rows of a trial belong to its user."""
     return not experiment.noise
 
 
@@ -375,7 +375,7 @@ def _stock(
         "server_key": keys.peers[0],
     }
     held = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
-    # What is in files of one's own, a node takes from its operator alone.
+    # A node takes user files from its operator alone.
     for kind in ("task", "algorithm"):
         named = getattr(experiment, kind)
         if named is not None and tasks.is_file(named):

@@ -90,8 +90,8 @@ class SuperLink:
 
     `certificates` is a folder with ca.crt, server.pem and server.key; with it nodes
     must have a registered key. `folder` is where our app is and, if it `remembers`, a
-    file of its nodes; else nodes that it forgot in a restart come again. Whoever is no
-    node must bring the `token`: it is handed to our processes, and to Flower's
+    file of its nodes; else nodes that it forgot in a restart come again. Clients other
+    than nodes need the `token`: it is handed to our processes, and to Flower's
     commands, which send it if it is in their home.
     """
 
@@ -116,7 +116,7 @@ class SuperLink:
         kept = ["--database", str(self._nodes())] if self.remembers else []
         # All that our app needs is installed; nothing is to be fetched for a run.
         kept += ["--disable-runtime-dependency-installation"]
-        # Its own way to start a ServerApp shows the task's token to everybody.
+        # Flower's own start of a ServerApp shows the task's token to everybody.
         kept += ["--isolation", "process"]
         command = [sys.executable, "-m", "fedbilevel.deployment.guarded_superlink"]
         command += [*where, *kept, *self._security()]

@@ -1,4 +1,4 @@
-"""How good a shared model is, on rows that nobody trained on, against what else is.
+"""The quality of a shared model on held-out rows, compared with baselines.
 
 It needs NumPy alone.
 """

@@ -16,7 +16,7 @@ _MOST_NAMED = 5  # sites in a warning
 
 @dataclass(frozen=True)
 class Judged:
-    """What is judged: predictions for rows that nobody trained on.
+    """The judged predictions for held-out rows.
 
     `features` of the rows are for linear baselines, None to leave those out. `site` has
     the number of the site of each row, where it is known. `validation` has how many

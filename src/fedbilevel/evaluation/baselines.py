@@ -1,4 +1,4 @@
-"""What a user would have without the shared model, predicted for the same rows.
+"""Alternatives to the shared model, predicted for the same rows.
 
 The base rate, each site alone, and all rows without tuning, as FedAvg fits them.
 """
@@ -32,7 +32,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a baseline predicts; `site` is the number of the one alone, if it is one.
+    """A baseline's predictions; `site` is the number of a site's own model.
 
     `note` says in what it differs from a tuned linear model.
     """

@@ -1,4 +1,4 @@
-"""Metrics of predictions on rows that nobody trained on, with bootstrap intervals.
+"""Metrics of predictions on held-out rows, with bootstrap intervals.
 
 A metric is computed for many weights of the rows at once: ones give its value, and how
 often each resample drew a row gives the interval.
@@ -61,7 +61,7 @@ class Rows:
 
     @property
     def common(self) -> np.ndarray:
-        """What else makes the metrics, whatever is predicted."""
+        """Inputs of the metrics other than predictions."""
         if self.classes:
             return np.eye(self.classes)[:, self.label]
         # Around the mean, so that single precision holds the spread.

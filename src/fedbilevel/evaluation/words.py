@@ -59,7 +59,7 @@ def sentence(about: Mapping[str, Any]) -> str:
     where = f" of {len(about['sites'])} sites" if each is not None else ""
     first = (
         f"{named[:1].upper()}{named[1:]} {with_interval(found[main])}{more} on "
-        f"{about['rows']:,} rows{where} that nobody trained on."
+        f"{about['rows']:,} held-out rows{where}."
     )
     value = found[main][0]
     second = f"The {base['name']} has {figure(base['metrics'][main][0], value)}"

@@ -15,7 +15,7 @@ from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.tasks import Task
 from fedbilevel.tasks._texts import NOBODYS
 
-# Options that say which rows there are, and who has them: none changes a layer.
+# Options of rows and their places: none changes a layer.
 _OF_ROWS = (*FLAGS, "partition", "rows", "split", "train")
 _FEWEST, _MOST, _OF_EACH_CLASS = 64, 10_000, 20  # made-up rows
 
@@ -61,7 +61,7 @@ def _no_model(experiment: Experiment) -> InvalidInputError:
 def _made_up(preparation: Preparation) -> Dataset:
     """Return rows of zeros with all classes, half of them in a group of their own."""
     classes = preparation.label.classes
-    # What a task recommends may depend on how many rows the largest site has.
+    # Recommended values may depend on how many rows the largest site has.
     largest = min(max(preparation.sites, default=0), _MOST)
     count = max(_FEWEST, _OF_EACH_CLASS * len(classes), largest)
     label = np.zeros(count)

@@ -1,4 +1,4 @@
-"""What the names of an experiment stand for, and what its result leaves in a folder."""
+"""Objects behind the names of an experiment, and the files of its result."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from fedbilevel.tasks._base import Listed
 
 
 class Built(NamedTuple):
-    """What the names of an experiment stand for.
+    """Objects behind the names of an experiment.
 
     `config` are the settings to record; the task's options are among them.
     """
@@ -78,7 +78,7 @@ class Built(NamedTuple):
         return dataclasses.replace(named, model=model)
 
     def judged(self, result: Result) -> Result:
-        """Return a result that says how good its model is, where rows can tell."""
+        """Return a result that says how good its model is, where test rows exist."""
         found = model_quality(self.task, result.model)
         events = [*result.events, *found.get("warnings", ())]
         return dataclasses.replace(result, quality=found, events=events)
@@ -118,7 +118,7 @@ def model_of_levels(
     return Model(
         task.predictor.layers(*levels),
         task.preparation.label.classes if task.preparation else task.classes,
-        # Whoever is given a model need not know how many rows each site has.
+        # A model's receiver need not know how many rows each site has.
         task.preparation and dataclasses.replace(task.preparation, sites=()),
         task.predictor.pixels,
         dict(about),

@@ -28,7 +28,7 @@ QUANTILE = "quantile"
 CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 
 Part = TypeVar("Part", AbstractCoder, AbstractReduction)
-# What a name stands for, an example, and how the number in it is read, if it has one.
+# A name's class, an example, and the reader of its number, if it has one.
 Known = Mapping[str, tuple[Callable[..., Part], str, Callable[[str], Any] | None]]
 
 _COMPRESSIONS: Known[AbstractCoder] = {
@@ -36,7 +36,7 @@ _COMPRESSIONS: Known[AbstractCoder] = {
     "quantize": (Quantize, "quantize:8", int),
     "bfloat16": (BFloat16, "bfloat16", None),
 }
-# What is sent down is a point, of which no entry may be missing.
+# The server sends a point, of which no entry may be missing.
 _COMPRESSIONS_DOWN: Known[AbstractCoder] = {"bfloat16": _COMPRESSIONS["bfloat16"]}
 _REDUCTIONS: Known[AbstractReduction] = {
     "mean": (Mean, "mean", None),
@@ -112,7 +112,7 @@ def read_channel(
         coders.append(Privacy(_bound(clip), noise, delta=delta))
     elif noise:
         raise InvalidInputError(
-            f"noise={noise:g} without a clip protects nobody: a change may be of any "
+            f"noise={noise:g} without a clip protects no one: a change may be of any "
             "size. Give clip, the norm that every block of a change is cut down to."
         )
     if compress is not None:

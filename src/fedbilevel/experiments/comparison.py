@@ -129,8 +129,8 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
     if apart:
         raise CheckpointError(
             f"{folder} holds a comparison with other settings of "
-            f"{', '.join(sorted(apart))}. Go on with the settings it was begun with, "
-            "or choose a new folder."
+            f"{', '.join(sorted(apart))}. Continue with the settings of its start, or "
+            "choose a new folder."
         )
 
 
@@ -189,7 +189,7 @@ def _name_results(
 
 
 def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting:
-    """Return the setting with the rows where they are, whoever came first."""
+    """Return the setting with the rows where they are, for any order of methods."""
     sampling = replace(setting.sampling, participants=experiment.participants)
     return replace(setting, data=built.task.data, sampling=sampling)
 

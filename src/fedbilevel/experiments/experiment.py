@@ -133,8 +133,8 @@ class Experiment(Settings):
 
         `watch` is shown the task's headline metric only, `on_round` gets every
         measured round. `built` is called with the task before anything is computed.
-        `about(word, who)` gets what is done before the first round, and who takes
-        part in every exchange; `say` what noise will leave of what they find.
+        `about(word, who)` gets the steps before the first round, and the clients of
+        every exchange; `say` what noise will leave of what they find.
         """
         made = mesh.on_all(self.build)
         if built is not None:
@@ -211,9 +211,9 @@ class Experiment(Settings):
         return Built(task, entry, algorithm, setting, sizes["rounds"], config)
 
     def _check_options(self) -> None:
-        """Raise if nobody knows an option; whose it is, a built task may have to say.
+        """Raise if an option is unknown; its owner may need a built task.
 
-        Data may take long to load, and whoever mistyped need not wait for them.
+        Data may take long to load, and a typing error should show before.
         """
         known = self.task_options
         if self.algorithm is None and self.options.keys() <= known.keys():
@@ -297,7 +297,7 @@ class Experiment(Settings):
         own = {n: v for n, v in self.options.items() if n not in rest}
         values = tasks.read_options(make, own)
         given = values if data is None else {**values, "data": data}
-        # What devices are to share may be more than one of them holds.
+        # Arrays that devices are to share may be more than one of them holds.
         on_host = mesh.made_on_host if self.model_devices > 1 else nullcontext
         with on_host():
             task = tasks.built(make, self.label, self.clients, given)

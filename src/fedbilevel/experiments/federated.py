@@ -91,7 +91,7 @@ def serve(
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
     The folder keeps a checkpoint after every round; served again, the run continues
-    from there. In the end it holds the result, and who took part in each exchange;
+    from there. In the end it holds the result, and the participants of each exchange;
     `made` gets each at once, `on_round` every measured round, and may stop the run.
     Sites learn when all is over. By the `preparation` of all sites a model is left,
     too, and adapters where it is known how many tokens they have; whether it is theirs
@@ -207,7 +207,7 @@ def _begun(path: Path) -> dict[str, Any]:
 
 
 def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
-    """Return the job that all sites mean, or say who means another."""
+    """Return the job that all sites agree on, or name one that differs."""
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
     for client, member in sorted(roster.members.items()):
@@ -218,8 +218,8 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
             raise InvalidInputError(
                 f"client {client} differs from client {first} in "
                 f"{', '.join(sorted(apart))}. Rows must have the same columns at all "
-                "sites, and labels the same classes. What a task recommends may depend "
-                "on the rows: choose it, on the server and at all sites alike."
+                "sites, and labels the same classes. Recommended values may depend on "
+                "the rows: give them, on the server and at all sites alike."
             )
     sites = SiteSchema(**facts)
     x = OrderedDict(zip(sites.x, start, strict=False))
@@ -322,7 +322,7 @@ def _result(
             **own,
             **together(list(concluded.values())),
             **own,
-        },  # nobody writes over what is our own
+        },  # sites cannot overwrite the server's values
         counts={**result.counts, "wire": wire},
         quality=quality,
         events=[*result.events, *quality.get("warnings", ())],
@@ -344,7 +344,7 @@ def _note(path: Path, entry: dict[str, Any]) -> None:
 def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
     """Repeat a federation in the simulator, with the clients that took part.
 
-    Needs the rows of all clients: it is for trials, and for whoever may pool them.
+    Needs the rows of all clients: it is for trials, and for data that may be pooled.
     """
     experiment = Experiment.load(folder)
     if not (folder / ATTENDANCE).exists():

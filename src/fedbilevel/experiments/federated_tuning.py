@@ -1,8 +1,8 @@
 """Tunes at real sites: a trial is a few rounds with steps that the server gives them.
 
 Sites stay as they are, one trial after the other, and are judged as in a simulation: by
-the upper loss on rows that each holds out, or by what the task names. What is chosen is
-for the run itself. A trial that was interrupted is made again, those before it are
+the upper loss on rows that each holds out, or by what the task names. The chosen values
+are for the run itself. A trial that was interrupted is made again, those before it are
 not.
 """
 

@@ -1,4 +1,4 @@
-"""What methods came to on tasks, as it was measured and is shipped: `field.json`.
+"""Measured results of methods on tasks, as shipped in `field.json`.
 
 It is a list of rows, one for each setting (a task, or a task and a word after a dash)
 and method: `metric` and its `mean` over seeds, `early` after a tenth of the rounds,
@@ -43,8 +43,8 @@ def places(
 ) -> dict[str, Place]:
     """Return the places of some methods in one setting, by one column.
 
-    Early on exchanges count: whoever makes over `MANY` times as many in a round as
-    the most frugal comes after all who do not.
+    Early on exchanges count: a method with over `MANY` times as many in a round as the
+    most frugal one comes after all others.
     """
     found = [
         row

@@ -22,7 +22,7 @@ SERIES = "series"  # the method's own
 
 
 class Rule(NamedTuple):
-    """A rule, and the option that sets each of its fields; others have defaults."""
+    """An estimator, and the option that sets each of its fields."""
 
     kind: type[AbstractHypergradient]
     options: Mapping[str, str]
@@ -44,7 +44,7 @@ def named_hypergradient(
     count: Callable[[str], int],
     number: Callable[[str], Any],
 ) -> AbstractHypergradient:
-    """Build a rule; `count` and `number` read an option that is given."""
+    """Build an estimator; `count` and `number` read an option that is given."""
     if name not in HYPERGRADIENTS:
         raise unknown_name("value of hypergradient", name, (SERIES, *HYPERGRADIENTS))
     rule = HYPERGRADIENTS[name]
@@ -60,7 +60,7 @@ def named_hypergradient(
 def hypergradient_options(
     value: AbstractHypergradient, number: Callable[[Any], str]
 ) -> dict[str, str] | None:
-    """Write a rule as options that build it again, or None if it has no name."""
+    """Write an estimator as options that build it again, or None if it has no name."""
     for name, rule in HYPERGRADIENTS.items():
         if type(value) is rule.kind:
             held = {o: getattr(value, f) for f, o in rule.options.items()}

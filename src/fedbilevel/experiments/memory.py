@@ -1,4 +1,4 @@
-"""What an experiment takes of its device's memory, and what would take less."""
+"""Memory that an experiment takes on its device, and ways to take less."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedbilevel.runtime.compilation import MemoryPlan
 from fedbilevel.runtime.driver import first_span
 
 PARTS = {
-    "frozen": "the model that nobody trains",
+    "frozen": "the frozen model",
     "rows": "rows of all clients, and of tests",
     "state": "what is trained: x, the copies of y, and what methods keep of them",
     "working": "intermediate values of the clients that work at a time",

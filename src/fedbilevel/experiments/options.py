@@ -1,9 +1,9 @@
 """Algorithms from options as the command line writes them, and back.
 
-An algorithm's fields are its options: their names are the letters of its paper, their
+An algorithm's fields are its options: their names are the symbols of its paper, their
 types say how a text is read. Steps and weights may also be given as effective values,
-which mean the same for every algorithm and which tasks recommend; one table says what
-letter each of them sets.
+which mean the same for every algorithm and which tasks recommend; one table says which
+parameter each of them sets.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,16 +31,16 @@ from fedbilevel.schedules import (
 )
 from fedbilevel.units import AbstractRelative, OfCurvature, OfDistance, read_relative
 
-# What `auto` stands for. A series that converges twice as fast may as well; a step
-# leaves room for what batches and clients differ. Made when used: a module that
-# computes leaves no choice of devices to whoever imports it.
+# The values of `auto`. A series may converge twice as fast; a step leaves a margin for
+# differences of batches and clients. Made when used: a module that computes at import
+# would fix the devices.
 AUTO: Mapping[str, Callable[[], AbstractRelative]] = {
     "theta": lambda: OfCurvature(0.5),
     "upper_step": lambda: OfDistance(1.0),
     "lower_step": lambda: OfCurvature(0.25),
     "auxiliary_step": lambda: OfCurvature(0.25),
 }
-# What effective values, and the parts of a series, mean for every algorithm.
+# Meanings of effective values, and of the parts of a series, for every algorithm.
 MEANINGS = {
     "upper_step": "how far x moves along its direction at t = 0",
     "lower_step": "how far y moves along its direction at t = 0",
@@ -58,7 +58,7 @@ _WORDS = {
     "random_length": ("length", {"random": True, "full": False}),
 }
 _SCHEDULE = "1"  # a shape that changes nothing
-# What parameters follow from that every method names alike; others say so themselves
+# Effective values of parameters with common names; others declare their own
 # (`fedbilevel.schedules.step`). Of steps with a common shape over t, it is a.
 _USUAL = {
     "lr": Effective(("lower_step",)),
@@ -115,8 +115,8 @@ _HYPERGRADIENT = Option(
     "hypergradient",
     " or ".join((SERIES, *HYPERGRADIENTS)),
     SERIES,
-    "the method's series, or a rule in its place: q are its lower steps, and theta "
-    "how far they go, or what stands for the inverse Hessian",
+    "the method's series, or an estimator in its place: q are its lower steps, and "
+    "theta their size, or the stand-in for the inverse Hessian",
 )
 _DIRECTIONS = Option(
     "directions", "count", "1", "random directions of hypergradient=forward-gradient"
@@ -131,12 +131,12 @@ def _effective_of(one: Field) -> Effective | None:
     usual = _USUAL.get(one.name)
     if stated is None or usual is None:
         return stated or usual
-    # What z's step follows from is known by its name.
+    # The source of z's step is known by its name.
     return replace(stated, names=usual.names, over=stated.over or usual.over)
 
 
 def _fields(entry: Entry) -> dict[str, Field]:
-    """Return the fields that options set, by letter; p is a size of the experiment."""
+    """Return the fields that options set, by name; p is a size of the experiment."""
     for one in entry.parameters.values():
         if isinstance(one.type, str):
             raise InvalidInputError(
@@ -199,7 +199,7 @@ class _Reader:
     def build(self) -> AbstractAlgorithm:
         """Read all fields."""
         of_letter = _fields(self.entry)
-        # What others depend on comes first.
+        # Parameters that others depend on come first.
         known = [_effective_of(one) for one in of_letter.values()]
         early = {name for one in known if one for name in one.after}
         by_name = {one.name: letter for letter, one in of_letter.items()}
@@ -292,9 +292,8 @@ class _Reader:
     def _is_shape(self, letter: str) -> bool:
         """Say whether the effective values stay in force under a schedule.
 
-        In the founding paper's letters a constant eta, or any other letter, means what
-        it means there: those that are not given are then the effective values at
-        eta = 1.
+        In the founding paper's parameters a constant eta, or any other, means what it
+        means there: those that are not given are then the effective values at eta = 1.
         """
         known = self.entry.parameters.items()
         own = all(letter == one.name for letter, one in known)

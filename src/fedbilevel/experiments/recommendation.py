@@ -31,7 +31,7 @@ _SMALL = 1000  # entries of x and of y, of which a server can hold a square
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of a problem; None where it is not known.
+    """The known facts about a problem; None where unknown.
 
     `differ` says whether clients hold data of different kinds; not known, they may.
     Without `hessian` gradients are all that can be had. With `few_rounds` it counts
@@ -78,7 +78,7 @@ class Advice(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What of a task counts here."""
+    """The relevant facts about a task."""
 
     name: str | None = None
     algorithm: str | None = None
@@ -173,7 +173,7 @@ def _candidates(known: _Known, asked: Situation, question: str) -> list[Entry]:
     """Return the methods that can do it."""
     without = {
         "hessian": not asked.hessian,
-        # Where each client has its own y, its own Hessian is the right one.
+        # With personal y, a client's own Hessian is the right one.
         "alike-clients": asked.differ is not False and not known.own_lower,
         "all-clients": asked.some,
     }
@@ -229,7 +229,7 @@ class _Ranking:
     def of(
         rows: Sequence[Row], known: _Known, asked: Situation, names: Collection[str]
     ) -> "_Ranking":
-        """Find the settings that count, and who came where."""
+        """Find the settings that count, and the places of methods."""
         column = "early" if asked.few_rounds else "mean"
         own = [] if known.name is None else field.settings_of(rows, known.name)
         # A setting with a word after a dash, such as shards, has clients that differ.

@@ -1,4 +1,4 @@
-"""The folder of a run: who may continue it, and the command that repeats it."""
+"""The folder of a run: its lock, and the command that repeats it."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What tuning searches: one table of options and bounds, or ranges of one's own.
+"""The search space of tuning: a table of options and bounds, or given ranges.
 
 Steps and weights are multiples of what the task recommends, so that a search is the
 same where that is a share of the curvature.
@@ -78,7 +78,7 @@ def _parts(text: str) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class NamedSearch:
-    """What is searched of an algorithm.
+    """The search space of an algorithm.
 
     `build(options)` makes it, `known` are the options that it takes, `recommended` what
     the task has for them, and `given` what was chosen, some as ranges or values.
@@ -138,7 +138,7 @@ class NamedSearch:
             value, own = _parts(text)
         except ValueError:
             return False
-        # What is tried is rounded to three digits.
+        # Trial values are rounded to three digits.
         return own == unit and low * (1 - _ROUNDED) <= value <= high * (1 + _ROUNDED)
 
     def _space(self) -> dict[str, Range | Values]:
@@ -149,7 +149,7 @@ class NamedSearch:
 
     @cached_property
     def _dimensions(self) -> list[Dimension]:
-        """Return what of the table this algorithm has, and nobody has chosen."""
+        """Return the entries of the table that this algorithm has, without set ones."""
         if any(is_searched(text) for text in self.given.values()):
             return []
         usual = self.build(self.fixed)

@@ -1,4 +1,4 @@
-"""What a site reports of its task: every field, declared once, with its check.
+"""A site's report of its task: every field, declared once, with its check.
 
 The server takes only the fields that stand here, of the type and within the bounds of
 their checks, and refuses a site that reports anything else. A site writes the same
@@ -19,7 +19,7 @@ from fedbilevel.result import to_plain
 from fedbilevel.runtime.job import OWN_COLUMNS
 from fedbilevel.studies.validation import HELD_OUT
 
-_LONGEST_NAME, _LONGEST_TEXT = 100, 400  # letters
+_LONGEST_NAME, _LONGEST_TEXT = 100, 400  # characters
 _MOST = 4096  # names, or entries of a list
 _LARGEST_SIZE = 2**31 - 1  # of rounds, local steps, batch
 _SIZES = ("rounds", "local_steps", "batch")
@@ -104,7 +104,7 @@ def _reported(check: Callable[[Any], bool], **default: Any) -> Any:
 
 @dataclass(frozen=True)
 class SiteSchema:
-    """What the server must know of the task, which has no rows of its own.
+    """The server's facts about the task; the server has no rows.
 
     `classes` is a fingerprint of what numbers of x and y mean. `x` and `y` name the
     blocks, `private` says which of them stay at the site. Sites that take steps from

@@ -126,14 +126,14 @@ def build_site(
     """Return client number `client` of the experiment, with its rows.
 
     The option `data` is where this site's own rows lie, and no others are read. In a
-    `trial` it is data of all clients, dealt as in a simulation, and this site takes its
-    share. `folder` keeps what the client remembers between exchanges. `holds` says
-    whether this process sees all packets that are sent to the client. `report` gets
-    packets that nobody foresaw. `seal` is how it knows the server's. `limits` are
-    what its operator allows. With a secure mean, `identity` has the keys by which the
-    sites know each other, and `minimum` is the fewest sites that this one's reply is
-    summed with, itself among them. With `tune` it takes steps from the server, of those
-    that a search may choose, and holds rows out where the server tries some.
+    `trial` it is data of all clients, partitioned as in a simulation, and this site
+    takes its part. `folder` keeps what the client remembers between exchanges. `holds`
+    says whether this process sees all packets that are sent to the client. `report`
+    gets unforeseen packets. `seal` is how it knows the server's. `limits` are what its
+    operator allows. With a secure mean, `identity` has the keys by which the sites know
+    each other, and `minimum` is the fewest sites that this one's reply is summed with,
+    itself among them. With `tune` it takes steps from the server, of those that a
+    search may choose, and holds rows out where the server tries some.
     """
     clients = experiment.sites
     if not 2 <= minimum <= max(clients, 2):
@@ -225,8 +225,8 @@ def _check_rows(job: Job) -> None:
         raise InvalidInputError(
             f"`{job.algorithm.title}` sends sums of second derivatives, from which the "
             f"rows of a site with fewer than {needed:,} could be found. Let the server "
-            "and all sites take the secure mean (--aggregate secure), under which "
-            "nobody sees them, or choose another method (--algorithm fedbio-controls)."
+            "and all sites take the secure mean (--aggregate secure), which hides "
+            "them, or choose another method (--algorithm fedbio-controls)."
         )
 
 
@@ -300,8 +300,8 @@ def _as_prepared(
 ) -> Task:
     """Return a task with what is recommended to all sites, if its rows were counted.
 
-    What a task recommends may depend on how many rows it has. That of the site with
-    most rows holds for all: server and sites know it from the preparation.
+    Recommended values may depend on how many rows a site has. Those of the site with
+    most rows hold for all: server and sites know it from the preparation.
     """
     if len(made.sites) != experiment.sites:
         return task
@@ -346,7 +346,7 @@ def _schema(
 ) -> SiteSchema:
     """Return what the server must know of the task, which has no rows of its own."""
     own = local_options(experiment.task)
-    # What a task recommends may depend on the rows; what was chosen does not.
+    # Recommended values may depend on the rows; chosen ones do not.
     sizes = experiment.sizes(task.recommended)
     usual = {**task.recommended, **sizes}
     chosen = {**usual, **experiment.options, **sizes}
@@ -398,7 +398,7 @@ def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | No
         found = {} if conclude is None else dict(conclude(task, leaves))
         model = model_of_levels(task, (point.x, point.y), {})
         found = to_plain({**found, **reported_quality(task, model)})
-        # What is no number, such as a mean over nothing, is left out.
+        # Values that are no numbers, such as a mean over nothing, are left out.
         return {name: value for name, value in found.items() if value is not None}
 
     return concluded

@@ -105,8 +105,8 @@ def planned(
 def calibrate(experiment: Experiment, theorem: int | None, seeds: int) -> Calibration:
     """Measure once, at small K and T, what the corollary's exponents then scale.
 
-    The letters are the task's own for this, or its recommended ones for one client with
-    the eta, among a quarter to four times theirs, that has the lowest mean metric.
+    The parameters are the task's own for this, or its recommended ones for one client
+    with the eta, among a quarter to four times theirs, that has the lowest mean metric.
     Options of the experiment take precedence; an eta among them is kept.
     """
     entry = theorist(str(experiment.algorithm))

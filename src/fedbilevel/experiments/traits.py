@@ -1,4 +1,4 @@
-"""What a method asks for and answers, found out from the method itself.
+"""Requirements and answers of a method, read from the method itself.
 
 Its oracle calls and exchanges are those of its traced program, as it is built by its
 name for a small task; nothing is run. Whose y it finds and how it is known is what its

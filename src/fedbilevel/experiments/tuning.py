@@ -24,7 +24,7 @@ from fedbilevel.studies.tuning import Tuned, tuned, tuning_seeds
 
 @dataclass(frozen=True)
 class NamedTuned:
-    """What tuning found, by names: the `experiment` with the options it chose.
+    """The result of tuning, by names: the `experiment` with the chosen options.
 
     `trials` has the options of every trial, its mean judgment and its rounds.
     """
@@ -36,7 +36,7 @@ class NamedTuned:
 
     @property
     def command(self) -> str:
-        """What to type for a run with the chosen options."""
+        """The command for a run with the chosen options."""
         return run_command(asdict(self.experiment), "simulator")
 
     def summary(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What sites count in means: by their rows, alike, or as somebody chose.
+"""Weights of sites in means: by their rows, alike, or as given.
 
 The objective on a data set is the mean over all of its rows, so its sites count by
 their rows. Where a task has no such rows, a closed form for one, the mean is that of
@@ -106,7 +106,7 @@ def counted(experiment: Chosen, preparation: Preparation | None) -> tuple[Chosen
 
 
 def agreed(experiment: Settings) -> tuple[float, ...] | str:
-    """Return what sites count; where nobody counted rows, what the task has."""
+    """Return the weights of sites; without counted rows, those of the task."""
     chosen = experiment.weights
     return "task" if chosen in (None, "rows") else chosen
 

@@ -1,4 +1,4 @@
-"""What a site kept after each exchange that may still matter, in memory and on disk.
+"""Checkpoints of a site after each exchange that may still matter.
 
 A reply that was computed may never be taken in: it came late, or the server fell back
 to its last checkpoint. The server therefore says, with every message, after which
@@ -6,9 +6,9 @@ exchange this client stands (`accepted`), and which one no restart can undo (`ke
 From `kept` on a site holds a checkpoint of every exchange, and continues from the one
 that the server names.
 
-Whoever carries packets could record a request and send it again, and a server that lost
-its way could send a counter so large that everything after it looks old. A site keeps
-the newest request it answered with its checkpoints, and refuses both.
+A carrier of packets could record a request and send it again, and a faulty server could
+send a counter so large that everything after it looks old. A site keeps the newest
+request it answered with its checkpoints, and refuses both.
 """
 
 import json
@@ -102,7 +102,7 @@ class Newest:
 
 
 class SiteCheckpoints:
-    """What one client of one federation kept, by exchange.
+    """The checkpoints of one client in one federation, by exchange.
 
     `newest` is the newest request that was answered. `found` says whether an earlier
     process left something.
@@ -161,7 +161,7 @@ class SiteCheckpoints:
         try:
             arrays = read_arrays(self.path)
             about = json.loads(arrays["about"].tobytes())
-            # It is not damaged: the version that wrote it can still go on with it.
+            # It is not damaged: the version that wrote it can still continue it.
             written = about.get("protocol", "2 or older")
             if written != PROTOCOL:
                 raise RefusedError(

@@ -1,4 +1,4 @@
-"""What comes from others: JSON that is read strictly, and text that is shown safely."""
+"""Foreign input: JSON that is read strictly, and text that is shown safely."""
 
 import json
 import math
@@ -11,7 +11,7 @@ _DIGITS = 20  # of a whole number: all below 2^64 have no more
 
 
 def is_plain(text: Any, most: int) -> bool:
-    """Say whether this is a text of at most `most` letters that shows as it is."""
+    """Say whether this is a text of at most `most` characters that shows as it is."""
     return isinstance(text, str) and len(text) <= most and shown(text) == text
 
 

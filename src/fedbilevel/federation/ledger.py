@@ -1,4 +1,4 @@
-"""What a site allows, what it and a server have released, on disk, and the limits.
+"""Ledgers on disk: releases of a site and of a server, and the site's limits.
 
 Everything is written down before it leaves, so that no crash and no restart forgets it,
 and is counted over all federations: a server that begins another one gains nothing. A
@@ -6,10 +6,10 @@ server counts what it asked for under noise, and an exchange that is made again,
 restart or for want of replies, as one release more. A site gives the last reply again
 byte for byte, if it still has it, which is none; else it draws other noise.
 
-What a server can still learn of a site that measures: one loss and one value of each
-metric, at a point of its choice, for every exchange that it claims to have made. The
-point cannot be checked, since only the server knows what it made of all replies. From
-losses at d + 1 points near each other a gradient in d dimensions can be estimated. So
+A server can still learn of a site that measures one loss and one value of each metric,
+at a point of its choice, for every exchange that it claims to have made. The point
+cannot be checked, since only the server knows what it made of all replies. From losses
+at d + 1 points near each other a gradient in d dimensions can be estimated. So
 `max_exchanges`, which bounds replies and measurements alike, or `measure` none is what
 protects against a server that lies; with masks or noise nothing is measured by default.
 """
@@ -125,7 +125,7 @@ class SiteLimits(Limits):
     def check_point(self, leaves: Sequence[Any]) -> None:
         """Refuse to work at a point that is farther out than any model is.
 
-        Far out single rows can be told apart in a sum. Single numbers of a server's
+        Outlying single rows can be distinguished in a sum. Single numbers of a server's
         state, which travels where blocks are private, may say that nothing is known.
         """
         for leaf in map(np.asarray, leaves):
@@ -200,12 +200,13 @@ class ServerReleases:
         self._save()
 
     def settle(self, blocks: int, asked: int, taken: int, came: int | None) -> None:
-        """Correct the last one by what came: those who stay away bring no noise.
+        """Correct the last one by the replies: absent clients bring no noise.
 
-        Replies that `came` count, even if they made no mean; None if nobody was asked.
+        Replies that `came` count, even if they made no mean; None if no client was
+        asked.
         """
         if came == 0:
-            return  # what nobody saw was computed all the same
+            return  # replies were computed even if none arrived
         self.counts[blocks, asked] -= 1
         if came is not None:
             self.counts[blocks, taken or came] += 1
@@ -220,8 +221,8 @@ class ServerReleases:
 class SiteLedger:
     """Counts what was released of a site's rows, and keeps its limits.
 
-    All ledgers in the `folder` that have rows in common count together, whoever asked
-    and under whatever number of a client. Without a folder all is forgotten with the
+    All ledgers in the `folder` that have rows in common count together, for every
+    server and under every client number. Without a folder all is forgotten with the
     process. `source` is the file or folder that has the rows; without one they are
     those of the job. `spent` is what was released of exactly these rows.
     """
@@ -249,9 +250,9 @@ class SiteLedger:
         """Count one more reply, or refuse to give it.
 
         It is of so many blocks, to go into a sum with so many shares of noise: those of
-        all who are asked, since a site cannot know who stays away, which the server
-        counts; under masks the fewest that the site takes part with. `given` names
-        what it answers, and all its numbers: the last one may be given again.
+        all clients asked, since a site cannot know which ones are absent; the server
+        counts those; under masks the fewest that the site takes part with. `given`
+        names what it answers, and all its numbers: the last one may be given again.
         """
         release = release_of(self.job, blocks, shares)
         about = sha256_of([" ".join(given).encode()]).hex()

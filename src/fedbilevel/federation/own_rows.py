@@ -1,11 +1,11 @@
 """Which ledgers of a state folder are about a site's rows.
 
 A row is known by a keyed digest of 64 bits. The key and the digests stay in files that
-only their owner reads, and never travel: without the key nobody can try whether a row
-that he guessed is there. Rows of a file are its lines, or those of its arrays, whatever
-a task, a random seed or a precision makes of them; without a file they are the rows
-that the site computes with. Data sets that have a row in common count together: to add
-a row to a table, or to take some of it, begins nothing anew.
+only their owner reads, and never travel: without the key no one can test whether a
+guessed row is there. Rows of a file are its lines, or those of its arrays, whatever a
+task, a random seed or a precision makes of them; without a file they are the rows that
+the site computes with. Data sets that have a row in common count together: to add a row
+to a table, or to take some of it, begins nothing anew.
 """
 
 import gzip
@@ -81,7 +81,7 @@ class OwnRows:
                 rows = np.load(held, allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
                 raise CheckpointError(
-                    f"{held} cannot be read ({error}), so that nobody knows whether "
+                    f"{held} cannot be read ({error}), so that it is unknown whether "
                     f"{ledger.name} is about rows of this site. Put back a copy, or "
                     "move both away to begin anew."
                 ) from error
@@ -98,7 +98,7 @@ class OwnRows:
             write_atomically(path, os.urandom(_KEY_BYTES), mode=0o600)
             return path.read_bytes()
         raise CheckpointError(
-            f"{path} is damaged or gone, so that nobody knows which ledgers are about "
+            f"{path} is damaged or gone, so that it is unknown which ledgers are about "
             "the rows of this site. Put back a copy, or move the ledgers away, too, to "
             "begin anew."
         )

@@ -1,6 +1,6 @@
 """Why a packet is not taken: a list of reasons that both sides know.
 
-What a site refuses is sent in the clear, under masks too. So a site sends the name of
+A refusal is sent in the clear, under masks too. So a site sends the name of
 a reason and nothing else: what exactly was wrong, with its numbers, is shown at the
 site, and the server shows the sentence that stands here. Which reason it is follows
 from the packet, the settings and what was answered before, and never from rows. The
@@ -72,8 +72,8 @@ class RefusedError(FedbilevelError):
 def refusal_of(error: Exception) -> RefusedError:
     """Return the refusal that an error in reading a packet is.
 
-    What a check foresees is a `RefusedError` already. Anything else is a packet that
-    nobody foresaw, and whoever sent it learns nothing more.
+    What a check foresees is a `RefusedError` already. Anything else is an unforeseen
+    packet, and its sender learns nothing more.
     """
     if isinstance(error, RefusedError):
         return error

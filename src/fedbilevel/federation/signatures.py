@@ -1,8 +1,9 @@
-"""Elliptic curve keys that sign: who holds the public one knows who wrote some bytes.
+"""Elliptic curve signatures: the public key shows the author of some bytes.
 
-TLS and Flower's keys show who is connected, not who wrote a packet: Flower carries what
-one node pushes to another as if the server had sent it. So the server signs its
-requests, every site its replies, and whoever is named in a header must have signed it.
+TLS and Flower's keys authenticate connections, not the author of a packet: Flower
+carries what one node pushes to another as if the server had sent it. So the server
+signs its requests, every site its replies, and the site named in a header must have
+signed it.
 
 The keys are those that Flower knows a node by, made with `ssh-keygen -t ecdsa -b 384`.
 A signature is ECDSA over SHA-384 of the purpose, a zero byte and the message, so that
@@ -55,7 +56,7 @@ _HASH = ec.ECDSA(hashes.SHA384())
 _REQUEST = f"fedbilevel request, protocol {PROTOCOL}".encode()
 _REPLY = f"fedbilevel reply, protocol {PROTOCOL}".encode()
 _MASKING = b"fedbilevel masking key"
-_AUTHOR_BYTES = 4  # of who signed
+_AUTHOR_BYTES = 4  # of the signer
 
 
 def read_private_key(path: Path) -> PrivateKey:
@@ -144,8 +145,8 @@ class Signatures:
     """The seal of one side: it signs with its own key, and knows those of its peers.
 
     `own` is the number under which it signs, that of a client or EVERYONE for the
-    server; `peers` are the public keys by number. What is signed is the SHA-256 of the
-    content, for the purpose `writes`; marks are read for the purpose `reads`.
+    server; `peers` are the public keys by number. The SHA-256 of the content is signed,
+    for the purpose `writes`; marks are read for the purpose `reads`.
     """
 
     size = _AUTHOR_BYTES + SIGNATURE_BYTES
@@ -163,12 +164,12 @@ class Signatures:
         self._writes, self._reads = writes, reads
 
     def mark(self, content: Parts) -> bytes:
-        """Return who signs, and the signature."""
+        """Return the signer, and the signature."""
         signature = sign(self._private, self._writes, sha256_of(content))
         return self._own.to_bytes(_AUTHOR_BYTES, "big") + signature
 
     def author(self, content: Parts, mark: bytes) -> int:
-        """Return who signed; refuse what was signed by nobody that is known."""
+        """Return the signer; refuse content without a known one."""
         number = int.from_bytes(mark[:_AUTHOR_BYTES], "big")
         key, signature = self._peers.get(number), mark[_AUTHOR_BYTES:]
         # Of long packets SHA-256 is several times faster than the SHA-384 of a

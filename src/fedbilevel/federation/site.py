@@ -61,7 +61,7 @@ Follow = Callable[[Mapping[str, Any]], tuple[Job, Job | None]]
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What both sides compare: the settings, and the algorithm that was built."""
+    """Fingerprints that both sides compare: of the settings, and of the algorithm."""
 
     settings: str
     algorithm: str
@@ -74,11 +74,11 @@ class Site:
     keeps outlives this process. `holds` says whether this process sees all packets, so
     that the server need not repeat what it sent before. `conclude(state)` returns more
     of a finished run from the server's state with the client's own blocks, stacked.
-    `report` gets packets that nobody foresaw, for a person to read. `seal` is how
+    `report` gets unforeseen packets, for a person to read. `seal` is how
     it knows the server's packets, and the server its own. `limits` are the operator's.
     With `follow` a server may give steps in its hello; without, such a one is refused.
     With a secure mean the site takes part in sums of `minimum` sites or more, and
-    believes the keys of others only if its `identity` knows who signed them; its weight
+    believes the keys of others only if its `identity` knows their signers; its weight
     counts in parts of the `largest_weight`, as was agreed. `source` is the file or
     folder that has its rows, by which its ledger knows them. `is_over` is set once the
     server has said that the federation is.
@@ -128,8 +128,8 @@ class Site:
     def handle(self, packet: Carried) -> bytes:
         """Answer a packet, whatever it holds, or what came in the place of one.
 
-        Whoever carries the last one here a second time, perhaps before its turn, gets
-        the same bytes and nothing new; else the first to come would shut out the other.
+        A packet that arrives a second time, perhaps before its turn, gets the same
+        bytes and nothing new; else the first to come would shut out the other.
         """
         header = Header("refused", "", "", "", self.client, 0)
         try:
@@ -152,7 +152,7 @@ class Site:
     def _heed(self, header: Header, packet: Carried) -> bytes:
         """Take a notice: the server does not take this node, or the federation is over.
 
-        It is sealed and numbered like other packets, so that nobody else can end a
+        It is sealed and numbered like other packets, so that no one else can end a
         node, nor with an old one. It needs no answer, and changes nothing that is kept.
         """
         if isinstance(packet, RefusedError) or len(packet) > _LONGEST_NOTICE:
@@ -187,7 +187,7 @@ class Site:
             )
         if header.kind != "hello":
             self._check(header)
-            # Whoever asks anew waits for no answer of before, and it may be long.
+            # After a new request no earlier answer is needed, and it may be long.
             self._answered = (None, b"")
         reply = kinds[header.kind](header, listed, body)
         self.checkpoints[header.federation].answered(header)
@@ -228,7 +228,9 @@ class Site:
             raise RefusedError("oversized", "a hello carries no leaves")
         name = header.federation
         if not _is_name(name):
-            raise RefusedError("federation", "its name is not letters and digits")
+            raise RefusedError(
+                "federation", "its name has other characters than letters and digits"
+            )
         held = self._checkpoints(name) or self._fresh(name)
         held.newest.check(header)
         self._take_steps(header)
@@ -323,7 +325,7 @@ class Site:
     ) -> tuple[Kept, PyTree, bool]:
         """Return what comes of an exchange, counted before anything of it leaves.
 
-        Whoever asks for the same again gets the same noise, and no new release.
+        A repeated request gets the same noise, and no new release.
         """
         if self._computed[0] != about:
             self._computed = (about, self.work.exchange(*asked))
@@ -408,7 +410,7 @@ class Site:
 
     @functools.cached_property
     def _cohorts(self) -> "Cohorts":
-        """What is remembered of all masked sums, over all federations."""
+        """Records of all masked sums, over all federations."""
         from fedbilevel.federation.secure.cohorts import Cohorts
 
         path = None if self.folder is None else self.folder / "cohorts.jsonl"

@@ -1,4 +1,4 @@
-"""What a site computes: its part of an exchange, and measurements.
+"""Computations of a site: its part of an exchange, and measurements.
 
 Programs are compiled once. Rows are inputs of theirs, and no constants.
 """

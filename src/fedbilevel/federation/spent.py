@@ -1,4 +1,4 @@
-"""What was released of a site's rows, as it is counted and written down."""
+"""Releases of a site's rows, as they are counted and written down."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from fedbilevel.runtime.privacy import IN_THE_CLEAR, Release
 
 @dataclass
 class Spent:
-    """What was released of some rows: how often, and with which noise.
+    """Releases of some rows: how often, and with which noise.
 
     `given`, `measured` and `concluded` name the last reply, and the last such question,
     of each federation.
@@ -35,7 +35,7 @@ class Spent:
             held = json.loads(path.read_text())
             spent = Spent(_count(held["exchanges"]), _count(held["measurements"]))
             if is_old(path):
-                # Their noise was not noted. What nobody knows may have been none.
+                # Their noise was not recorded, so it may have been none.
                 spent.releases[IN_THE_CLEAR] = spent.exchanges + spent.measurements
             else:
                 for one in held["releases"]:
@@ -48,8 +48,8 @@ class Spent:
             return spent
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{path} is damaged ({error}), so that nobody knows what this site has "
-                "released. Put back a copy, or move it away to begin anew."
+                f"{path} is damaged ({error}), so that it is unknown what this site "
+                "has released. Put back a copy, or move it away to begin anew."
             ) from error
 
     def write(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What travels between server and site: a header, and one flat packed array.
+"""Packets between server and site: a header, and one flat packed array.
 
     magic "FBL" and the protocol version     4 bytes
     length of the header, big endian         4 bytes
@@ -28,20 +28,20 @@ from fedbilevel.federation.foreign import is_plain, read_json
 from fedbilevel.federation.refusals import RefusedError
 
 PROTOCOL = 6
-EVERYONE = 2**32 - 1  # as the client of a packet: it is for whoever gets it
+EVERYONE = 2**32 - 1  # as the client of a packet: it is for every receiver
 NOTICE = "notice"  # the kind of a packet that needs no answer
 _MAGIC = b"FBL" + bytes([PROTOCOL])
 START_BYTES = len(_MAGIC) + 4  # before the seal
 _LONGEST_HEADER = 1 << 20
 _COUNTS = 2**53 - 1  # the most that a field of a header counts to
-_LONGEST_TEXT = 128  # letters of a field of a header
-_LONGEST_MASK = 2**14  # letters of a mask, which has one for every four clients
+_LONGEST_TEXT = 128  # characters of a field of a header
+_LONGEST_MASK = 2**14  # characters of a mask, one for every four clients
 _MOST = {"client": EVERYONE, "index": 2**31 - 1}  # programs count in 32 bits
 _AXES = 32  # of a leaf of a start
 _LARGEST_LEAF = 2**40  # numbers in it
 SPARE = 1 << 20  # bytes a packet may have beyond its leaves
 _KINDS = ("<f2", "<f4", "<f8")  # of a start
-_BFLOAT16 = np.dtype(jnp.bfloat16)  # for which NumPy has no letters
+_BFLOAT16 = np.dtype(jnp.bfloat16)  # for which NumPy has no code
 Spec = tuple[tuple[str, tuple[int, ...]], ...]
 Bytes = bytes | bytearray | memoryview
 # One after the other: put together they would be held a second time.
@@ -73,7 +73,7 @@ class Seal(Protocol):
         ...
 
     def author(self, content: Parts, mark: bytes) -> int | None:
-        """Return who made a mark, None if it does not say; refuse a wrong one."""
+        """Return the author of a mark, None if it has none; refuse a wrong one."""
         ...
 
 
@@ -102,10 +102,10 @@ class Header:
     """Where a packet belongs. Both sides compare all of it with what they expect.
 
     `kind` is hello, exchange, agree, reveal, measure or conclude, in a reply the same.
-    `client` is who replies; what the server sends is for everyone, so that clients
-    which stand at the same point get the same bytes, stored once on their way.
-    `federation` is a name drawn anew for every federation, `attempt` counts the starts
-    of its server. `settings` and `algorithm` are fingerprints. `exchange` numbers all
+    `client` is the sender of a reply. The server's packets are for everyone, so that
+    clients at the same point get the same bytes, stored once in transit. `federation`
+    is a name drawn anew for every federation, `attempt` counts the starts of its
+    server. `settings` and `algorithm` are fingerprints. `exchange` numbers all
     exchanges of the run, `index` those of one phase; `stage` is setup or rounds.
     `accepted` is the last exchange of this client that the server took in, 0 for none,
     and `kept` the last one that no restart of the server can undo. `number` counts the
@@ -139,7 +139,7 @@ def mask_of(clients: Iterable[int]) -> str:
 
 
 def in_mask(client: int, mask: str) -> bool:
-    """Say whether a client is in a set of `mask_of`; in what is none nobody is."""
+    """Say whether a client is in a set of `mask_of`; an invalid one is empty."""
     try:
         return bool(int(mask, 16) >> client & 1)
     except ValueError:
@@ -199,7 +199,7 @@ def pack(
     text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False)
     rest = [text.encode(), *body]
     length = len(rest[0]).to_bytes(4, "big")
-    # What is long is copied once, from the leaves to where the packet is.
+    # Long content is copied once, from the leaves to the packet.
     return b"".join([_MAGIC, length, seal.mark([length, *rest]), *rest])
 
 

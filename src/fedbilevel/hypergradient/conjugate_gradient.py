@@ -58,7 +58,7 @@ def solve_if_convex(
         z, r, d, square, convex = carry
         along = product(d)
         curvature = _tree.dot(d, along)
-        # What is left after convergence is rounding, and says nothing.
+        # Residuals after convergence are rounding, and mean nothing.
         convex &= (curvature > 0) | (square <= _SPENT * first)
         # After convergence r = d = 0: then 0/0 must read as "stay".
         a = jnp.where(curvature > 0, square / jnp.where(curvature > 0, curvature, 1), 0)

@@ -9,11 +9,11 @@ series with Q = N-1 and theta = step, evaluated at y^N.
 
 `ForwardGradient`: s ~ N(0, I), d = the derivative of f(x, y^N(x); xi) along s, h = d s,
 averaged over `directions` draws of s. Its mean is the derivative of `Unrolled` with the
-same samples. What is pushed through the N steps is one tangent for each direction, so
-that memory does not grow with N, and what is learned of h is one scalar for each. The
-variance is (dx + 1) ||h||^2 / directions: right for few upper variables (weights of
-sources, strengths of penalties), and wrong for weights of rows or the layers of a
-network, where `Unrolled` costs little more and has none of it.
+same samples. One tangent for each direction is pushed through the N steps, so that
+memory does not grow with N. Each yields one scalar of h. The variance is (dx + 1)
+||h||^2 / directions: right for few upper variables (weights of sources, strengths of
+penalties), and wrong for weights of rows or the layers of a network, where `Unrolled`
+costs little more and has none of it.
 
 Reference of `ForwardGradient`: Shen et al., arXiv 2406.14095.
 Deviations: the abstract was read, not the listing.

@@ -27,7 +27,7 @@ _IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 class Names(NamedTuple):
-    """What a family calls its tensors; those of a block follow `block` and a number."""
+    """Tensor names of a family; those of a block follow `block` and a number."""
 
     prefix: str
     block: str

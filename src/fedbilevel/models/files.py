@@ -1,6 +1,6 @@
 """A model in two files: `model.json` says what it is, `model.safetensors` its arrays.
 
-Neither can hold code. What is read is checked: a file that is damaged, of another
+Neither can hold code. Contents are checked: a file that is damaged, of another
 version or of another program is refused by its name.
 """
 

@@ -1,8 +1,8 @@
 """Adapters as the library PEFT writes them: a JSON file and one of safetensors.
 
 GPT-2 has queries, keys and values in one matrix. Its adapter is one, whose rank is the
-sum of theirs: B is made of blocks, and the product is the same. What is read is split
-again, and has the rank of the file.
+sum of theirs: B is made of blocks, and the product is the same. Reading splits it
+again, and it has the rank of the file.
 """
 
 import json

@@ -35,7 +35,8 @@ from fedbilevel.models.adapters import Adapter, Adapters
 
 _SPREAD = 0.02  # of random weights
 _FEW = 2  # blocks
-# What of a block is kept, if not all: products with weights, which have no batch axes.
+# Parts of a block that are kept, if not all: products with weights, which have no batch
+# axes.
 RECOMPUTED = {
     "nothing": None,
     "cheap": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -55,7 +56,7 @@ class RotaryScaling:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a transformer is made of, but for its numbers.
+    """The architecture of a transformer, without its numbers.
 
     `heads` are those of queries, `groups` those of keys and values, each with
     `head_width` entries. `positions` are rotary or learned, up to `longest`; `norm` is

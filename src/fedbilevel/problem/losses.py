@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fixed:
-    """What of a level is no number, such as the activation function of a model."""
+    """The parts of a level that are no numbers, such as an activation function."""
 
     leaves: tuple[Any, ...]
     structure: Any
@@ -97,7 +97,7 @@ class Problem(eqx.Module):
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What losses and metrics are given beyond their usual arguments."""
+        """Further arguments of losses and metrics."""
         return () if self.frozen is None else (self.frozen,)
 
     @property

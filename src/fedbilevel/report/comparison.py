@@ -59,12 +59,12 @@ def ranking(
         _standing(n, many, metric, target, _last(many, equal, most))
         for n, many in results.items()
     ]
-    # What diverged is last, not first.
+    # Diverged runs are last, not first.
     return sorted(standings, key=lambda s: (not np.isfinite(s.mean), s.mean))
 
 
 def equal_cost(results: Results, equal: str) -> float:
-    """Return the samples or bytes that all took, but who took none; or no limit."""
+    """Return the samples or bytes that all took, except zero costs; or no limit."""
     if equal not in _COUNTED:
         return np.inf
     ends = [_costs(many, equal)[-1] for many in results.values()]

@@ -163,7 +163,7 @@ def draw_label_counts(
 ) -> bytes:
     """Return a PNG with a panel for each level: a bar per client, stacked by class.
 
-    More classes than a legend can tell apart are colored along a scale.
+    Classes are colored along a scale where a legend would be too long.
     """
     clients, classes = next(iter(levels.values())).shape
     figure = _new_figure(10, min(1.2 + 0.16 * max(clients, 10), _TALLEST))

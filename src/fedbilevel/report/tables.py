@@ -1,4 +1,4 @@
-"""Tables for a terminal: results, costs, rankings, trials, and who holds which rows."""
+"""Tables for a terminal: results, costs, rankings, trials, and rows by client."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -144,7 +144,7 @@ def ranking_table(
         f"and the cost from which on it stays at {target:.4g} or below",
         ("algorithm", metric, "exchanges", "MB", "samples", "seconds"),
         rows,
-        # Bars between the columns would not leave room for them in 80 characters.
+        # With bars between the columns they would not fit into 80 characters.
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,

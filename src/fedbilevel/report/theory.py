@@ -86,7 +86,7 @@ def scaling_table(summary: Mapping[str, Any]) -> Table:
     """Return the measured points, with the exponents below them."""
     points = summary["points"]
     counts = [*_COUNTS, *(["target"] if "target" in points[0] else [])]
-    # What the theorems bound: the squared gradient with its term in y.
+    # The quantity that the theorems bound: the squared gradient with its term in y.
     more = ["criterion"] if "criterion" in points[0] else []
     names = (_COUNTS.get(name, name) for name in counts)
     headings = (*names, "eta", "Q", summary["value"], "95 % interval", *more)
@@ -117,7 +117,7 @@ def scaling_names(summary: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def scaling_title(summary: Mapping[str, Any]) -> str:
-    """Return what was measured of whom, and against what."""
+    """Return the method, the task, the value, and its axis."""
     about = f"{summary['algorithm']} on {summary['task']}"
     return f"{about}: {summary['value']} against {AXES[summary['axis']]}"
 

@@ -1,7 +1,7 @@
-"""What clients keep, in files: an array for each, of which rounds read some rows.
+"""Client states in files: one array for each, of which rounds read some rows.
 
-The files have no names: whoever ends, in whatever way, leaves nothing behind, and two
-runs may share a folder. What must outlive a run is its checkpoint.
+The files have no names: a process leaves nothing behind, however it ends, and two runs
+may share a folder. Only a checkpoint outlives a run.
 """
 
 import shutil
@@ -38,7 +38,7 @@ class RowFile:
         with naming_file(folder):
             self._file: Any = TemporaryFile(dir=folder)
             weakref.finalize(self, self._file.close)
-            # A file of this length that was not written takes no room, and has zeros.
+            # A sparse file of this length takes no disk space and reads as zeros.
             self._file.truncate(rows * row.nbytes)
         if row.reshape(-1).view(np.uint8).any():
             self.fill(np.broadcast_to(row, self.shape))
@@ -78,12 +78,12 @@ class RowFile:
         return np.memmap(self._file, self.dtype, "r", shape=self.shape)
 
     def close(self) -> None:
-        """Give the room on the disk back, once nobody looks at the rows any more."""
+        """Free the disk space, once the rows are no longer in use."""
         self._file.close()
 
 
 class ClientFiles:
-    """What all clients keep: a tree of files for the tree that one of them keeps."""
+    """The states of all clients: a tree of files for the tree of one client."""
 
     def __init__(self, folder: Path, first: PyTree, clients: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ class ClientFiles:
         return self._tree([file[clients] for file in self._files])
 
     def write(self, clients: Sequence[int], kept: PyTree) -> None:
-        """Take what some clients keep now; rows beyond the last one are nobody's."""
+        """Store the states of some clients; rows beyond the last one are padding."""
         for file, leaf in zip(self._files, jax.tree.leaves(kept), strict=True):
             file.write(clients, np.asarray(leaf)[: len(clients)])
 
@@ -122,7 +122,7 @@ class ClientFiles:
         return self._tree([file.whole() for file in self._files])
 
     def close(self) -> None:
-        """Give the room on the disk back."""
+        """Free the disk space."""
         for file in self._files:
             file.close()
 

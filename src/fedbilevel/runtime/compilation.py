@@ -22,7 +22,7 @@ from fedbilevel.startup.compiled_programs import hurried, lasting
 from fedbilevel.startup.stored_traces import as_lists, exported, from_lists, name_of
 
 _LARGEST = 64
-# Several threads may ask for programs: whoever asks first compiles, the others wait.
+# Several threads may ask for programs: the first one compiles, the others wait.
 _programs: OrderedDict[Any, Future] = OrderedDict()
 _changing = threading.Lock()
 
@@ -106,7 +106,7 @@ def _claimed(identity: Any) -> tuple[Future, bool]:
 
 
 def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> None:
-    """Trace, then compile, here or in the pool; whoever waits gets what failed."""
+    """Trace, then compile, here or in the pool; waiting threads get the error."""
 
     @contextmanager
     def passing_on_failure() -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a runtime is to its driver: rounds that are asked for, and what they bring."""
+"""The contract between a runtime and its driver: rounds and their results."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -22,8 +22,8 @@ class Span(eqx.Module):
     """Rounds `start` to `stop` of `total`, measured every `every` rounds, or `SPARSE`.
 
     `limits` are the rounds after which single runs of a sweep must end: they are
-    measured, too. With `ends` the rule may end a run before; `track` is how it stands.
-    Inside the compiled program all numbers are arrays.
+    measured, too. With `ends` the stopping rule may end a run before; `track` is its
+    state. Inside the compiled program all numbers are arrays.
     """
 
     start: Any
@@ -47,10 +47,10 @@ class Span(eqx.Module):
 
 
 class Advance(NamedTuple):
-    """What some rounds brought.
+    """The results of some rounds.
 
     `rows` have a row for every measurement; `done` counts the rounds that are over;
-    `place` is where a reply was not finite, so that the run cannot go on.
+    `place` is where a reply was not finite, so that the run cannot continue.
     """
 
     state: Any
@@ -62,7 +62,7 @@ class Advance(NamedTuple):
 
 @runtime_checkable
 class Runtime(Protocol):
-    """What the driver asks of a runtime; what most have in common is written out.
+    """The driver's interface to a runtime, with the parts that most share.
 
     `runs` is the shape of what a sweep carries, () for a single run; `roots` are the
     keys of the runs.
@@ -90,7 +90,7 @@ class Runtime(Protocol):
         return start_state(self.job)
 
     def start(self) -> tuple[Any, Found | None]:
-        """Return the state before the first round, and what failed on the way."""
+        """Return the state before the first round, and what failed before it."""
         ...
 
     def advance(self, state: Any, span: Span) -> Advance:

@@ -44,7 +44,7 @@ _BLOCK = 1024  # turns whose branches are found together
 
 
 class ExchangeCost(NamedTuple):
-    """What one exchange costs a participant.
+    """The cost of one exchange for a participant.
 
     `down` lists the leaves of what is sent: which leaf of the server's state each is,
     if any, its floats and bytes. `replaced` are the leaves of that state which change.
@@ -161,7 +161,7 @@ class Ledger:
 
 
 class Tally(NamedTuple):
-    """What a round costs a client that takes part in all of it, and everybody."""
+    """The cost of a round for a client that takes part in all of it, and for all."""
 
     each: Counter[str]
     total: Counter[str]
@@ -210,7 +210,7 @@ class _Stage:
                 return known
             self._add(tally, cost.traffic(known), phase)
             tally.total["exchanges"] += 1
-            # A cohort is drawn anew for every exchange: whoever comes may know nothing.
+            # A cohort is drawn anew for every exchange: its clients may know nothing.
             everyone = self.job.participants == self.job.clients
             return cost.known_after(known) if everyone else frozenset()
 
@@ -359,7 +359,7 @@ def _sent_leaves(link: Link, public: PyTree, turn: _Turn) -> list[tuple]:
     own = jax.eval_shape(lambda sent: channel.sent(for_place(sent, 0)), shapes)
     common = common_leaves(shapes)
     leaves = zip(traced.jaxpr.outvars, jax.tree.leaves(own), common, strict=True)
-    # What differs by participant is never known before.
+    # Values that differ by participant are never known before.
     return [
         (inputs.index(leaf) if alike and leaf in inputs else None, *_weigh(shape))
         for leaf, shape, alike in leaves

@@ -1,7 +1,7 @@
 """The simulator with what clients keep on a disk: a round holds its own clients alone.
 
 Between two rounds the host writes what the clients of one keep and reads that of the
-next. Who takes part follows from the keys, so it is known before a round.
+next. The cohort follows from the keys, so it is known before a round.
 """
 
 import weakref
@@ -47,11 +47,11 @@ class OnDisk:
 
 
 class DiskSimulatorRuntime(SimulatorRuntime):
-    """The simulator for many clients of whom few take part, and which keep something.
+    """The simulator for many stateful clients of which few take part.
 
     What they keep is in files without names in `folder`, and gone with the run. Every
     round reads and writes what its own clients keep, and the numbers are those of the
-    simulator. That is worth it only where the states of all clients do not fit into
+    simulator. This is worth it only where the states of all clients do not fit into
     the memory: the host does something between two rounds.
     """
 
@@ -63,7 +63,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         self.folder = Path(folder)
 
     def blank(self) -> State:
-        """Return the shapes of a state; there is no room for it."""
+        """Return the shapes of a state, which does not fit into memory."""
         return eqx.filter_eval_shape(start_state, self.job)
 
     def start(self) -> tuple[Any, Found | None]:
@@ -115,7 +115,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
     def _new_files(self, first: Kept) -> ClientFiles:
         files = ClientFiles(self.folder, first, self.job.clients)
-        # Programs hold on to what they read from, but nobody runs them then.
+        # Programs keep what they read from, but no program runs then.
         weakref.finalize(self, files.close)
         return files
 
@@ -127,7 +127,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         return self._state(server, kept, np.arange(0), most)
 
     def _held(self, stage: int, index: int, state: OnDisk) -> tuple[list[int], State]:
-        """Return who is asked in a round, or in the setup, and the state with them."""
+        """Return the clients of a round, or of the setup, and the state with them."""
         most = _most_asked(self.job, self.job.phases(stage))
         asked = self._asked(stage, index)
         # Places that are left over have somebody's state, too: no number is strange.
@@ -136,7 +136,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         return asked.tolist(), held
 
     def _alone(self, span: Span, index: int) -> Span:
-        """Return one round of a span, after which the host looks whether to go on.
+        """Return one round of a span, after which the host decides whether to continue.
 
         Blocks that clients have of their own are measured when all are in their files.
         """
@@ -146,7 +146,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         return replace(span, start=index, stop=index + 1, ends=False)
 
     def _asked(self, stage: int, index: int) -> np.ndarray:
-        """Return who is asked in a round, or in the setup."""
+        """Return the clients of a round, or of the setup."""
         arguments = (stage, jnp.asarray(index, jnp.int32))
         asked = Asked(program.attending, self.job, arguments, (), self._evaluation)
         return np.flatnonzero(np.asarray(self._compiled(asked)(self.job, *arguments)))
@@ -155,7 +155,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         self, server: PyTree, kept: PyTree, asked: np.ndarray, most: int
     ) -> State:
         """Return a state on the devices with what some clients keep."""
-        # Of who is not there, and of nobody, the place is beyond the last.
+        # Absent clients and padding have a place beyond the last.
         places = np.full(self.job.clients + 1, most, np.int32)
         places[asked] = np.arange(len(asked), dtype=np.int32)
         return State(server, *self._placed((kept, None, places)))

@@ -73,9 +73,9 @@ def execute(
     A `measure_every` of None measures often at first, and ever more rarely then.
     `watch(rounds done, rounds in all, newest measurements)` is called about twice a
     second, and `on_round(event)` then for every round that was measured since, in
-    order, in the first process alone. If one of them raises KeyboardInterrupt, or
-    somebody presses Ctrl-C, a checkpoint is written before that goes on. Where several
-    processes have joined, all of them stop then.
+    order, in the first process alone. If one of them raises KeyboardInterrupt, or the
+    user presses Ctrl-C, a checkpoint is written before it is raised again. Where
+    several processes have joined, all of them stop then.
     """
     if rounds < 1 or (measure_every is not None and measure_every < 1):
         raise InvalidInputError(
@@ -267,7 +267,7 @@ def _next_measured(done: int, every: int) -> int:
 def _due(
     columns: dict[str, np.ndarray], every: int, limits: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Leave out the last measurement of a run that was to end there, and goes on now.
+    """Drop the last measurement of a run that was to end there, but continues now.
 
     A run of so many rounds from the start would not have made it.
     """

@@ -44,7 +44,7 @@ def server_turn(
 def asked_clients(
     job: Job, phase: Phase, where: tuple[int, int], index: int
 ) -> list[int]:
-    """Return who is asked in an exchange, by place."""
+    """Return the clients of an exchange, by place."""
     clients, count = job.clients, job.cohort(phase)
     if count == clients:
         return list(range(clients))
@@ -113,8 +113,8 @@ class Link(eqx.Module):
     def sent(self, server: PyTree, turn: ServerTurn) -> PyTree:
         """Return what travels to the clients.
 
-        Where blocks are private that is all of the server's state, and a client, who
-        puts its own blocks in, forms the message itself.
+        Where blocks are private this is all of the server's state. A client puts its
+        own blocks in and forms the message itself.
         """
         if self.hides:
             return server
@@ -185,7 +185,7 @@ class Link(eqx.Module):
     def received(self, sent: PyTree, coded: PyTree, turn: Turn | ServerTurn) -> PyTree:
         """Do the server's part: return the reply that arrives with what was sent.
 
-        `sent` is as the server knows it, and not as it was rounded on its way.
+        `sent` is as the server knows it, and not as it was rounded in transit.
         """
         if not self.job.channel.sends_changes:
             return coded
@@ -217,7 +217,7 @@ class Link(eqx.Module):
         if self.phase.gathers:
             count = self.job.cohort(self.phase)
             every = together((replies, weights))
-            # Devices are filled up with places that are nobody's.
+            # Devices are filled up with padding.
             return Gathered(*jax.tree.map(lambda leaf: leaf[:count], every))
         if reduction.adds_up:
             return weighted_mean(replies, weights, total)
@@ -288,7 +288,7 @@ def start_state(job: Job) -> State:
 
 
 class Measurement(eqx.Module):
-    """What one client measures at its point; means over clients make the columns.
+    """Measurements of one client at its point; means over clients make the columns.
 
     All but the slope are single numbers, or the shapes of such.
     """

@@ -1,4 +1,4 @@
-"""What is to be run, and what is carried while it runs."""
+"""A job to run, and the state of the run."""
 
 import math
 from dataclasses import replace
@@ -111,8 +111,8 @@ class Job(eqx.Module):
         flags = _private_blocks(algorithm, problem, data, x, y)
         if OfDistance in relative_kinds(algorithm) and any(jax.tree.leaves(flags.x)):
             raise InvalidInputError(
-                "a step of x by the way it has gone (upper_step=auto) needs an x that "
-                "all clients share, but here each keeps blocks of it. Give a number."
+                "a measured step of x (upper_step=auto) needs an x that all clients "
+                "share, but here each keeps blocks of it. Give a number."
             )
         sizes = (data.clients, count)
         start = (algorithm, problem, data, x, y, metrics, jr.key(seed), flags, *sizes)
@@ -186,7 +186,7 @@ class Job(eqx.Module):
 
         ABSENT, PRESENT, or RENEWED: the client took part after it had lost what it
         kept. A client that is absent keeps what it had before. In an exchange that was
-        made again of other rows those who took part have 2 more for each repeat.
+        made again of other rows, its clients have 2 more for each repeat.
         """
         shape = (attendance.ndim, attendance.shape[-1:])
         if shape != (2, (self.clients,)) or not (attendance > ABSENT).any(axis=1).all():
@@ -253,7 +253,7 @@ class Job(eqx.Module):
 
 
 class Kept(eqx.Module):
-    """What one client keeps between exchanges, or all of them, stacked.
+    """The state that one client keeps between exchanges, or all of them, stacked.
 
     `memory` is the algorithm's, `own` the private blocks that the server never has,
     `channel` what its coders remember of each phase, by stage and number.
@@ -265,7 +265,7 @@ class Kept(eqx.Module):
 
 
 class State(eqx.Module):
-    """What the server carries, and what every client keeps, stacked over clients.
+    """The state of the server, and that of every client, stacked over clients.
 
     `exchanges` counts those so far where a record of attendance is replayed. `places`
     says where in `clients` each client is, if only those of one round are there.
@@ -356,7 +356,7 @@ def _private_blocks(
 
 
 def _minds_curvature(algorithm: AbstractAlgorithm) -> bool:
-    """Say whether some curvature is too much: else nobody need measure it.
+    """Say whether some curvature is too large, so that it must be measured.
 
     Steps in units of the curvature suit any.
     """

@@ -2,7 +2,7 @@
 
 All clients taking part: every device holds its share of the data and of the client
 states. A cohort: every device holds all data, and its share of the cohort's places, so
-that devices stay equally busy whoever is drawn. Places beyond the last client weigh 0.
+that devices stay equally busy for every draw. Places beyond the last client weigh 0.
 
 Where several devices share one copy of the frozen model, they have the same clients and
 the same states, and each holds a part of every large frozen array. XLA divides the work

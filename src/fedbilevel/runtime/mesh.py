@@ -1,9 +1,9 @@
 """Several processes, on one host or many, run one program over all their devices.
 
 Every process is started with the same arguments, builds the same task, and puts its own
-share of the clients on its own devices. Process 0 alone writes files. What depends on a
-process - clocks, signals, files - is agreed on before it decides anything, since all
-processes must run the same programs in the same order.
+share of the clients on its own devices. Process 0 alone writes files. Values that
+depend on a process - clocks, signals, files - are agreed on before they decide
+anything, since all processes must run the same programs in the same order.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def join(
     from 0. It returns when all are there, and raises after `patience` seconds. CPU
     devices exchange through gloo, GPUs through NCCL.
 
-    Nothing is encrypted and nobody is asked who they are: for trusted networks only.
+    Nothing is encrypted or authenticated: for trusted networks only.
     If a process dies, JAX ends the others: at once or, where they do not notice,
     100 seconds later. Continue from the last checkpoint.
     """
@@ -126,8 +126,8 @@ def on_all(action: Callable[[], T]) -> T:
         raise failed
     if every.any():
         raise OtherProcessError(
-            f"process {np.argmax(every)} could not go on, so this one stops too. What "
-            "was wrong is written there."
+            f"process {np.argmax(every)} failed, so this one stops, too. See the error "
+            "message of that process."
         )
     return result  # pyright: ignore[reportReturnType]
 

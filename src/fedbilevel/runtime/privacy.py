@@ -42,8 +42,8 @@ def privacy_spent(job: Job, ledger: Ledger, rounds: int) -> dict[str, float]:
     added_up = _adds_up(job)
     if not added_up:
         present = np.ones_like(blocks)
-    # That a cohort is drawn protects clients that keep nothing between exchanges. What
-    # others send depends on when they were drawn before, which no bound here covers.
+    # Drawing a cohort protects clients that keep nothing between exchanges. Replies of
+    # others depend on when they were drawn before, which no bound here covers.
     forgets = not jax.tree.leaves(start_kept(job))
     everyone = any(phase.everyone for phase in job.every_phase().values())
     drawn = forgets and added_up and not everyone
@@ -105,7 +105,7 @@ def noise_forecast(job: Job, rounds: int) -> NoiseForecast | None:
 
 
 class Release(NamedTuple):
-    """What one release reveals, whatever the run that it was made in.
+    """The privacy loss of one release, whatever run made it.
 
     The sum of replies of so many `blocks` had so many `shares` of the noise, which was
     to consist of those of all `participants`. Without `noise` it is 0. A `delta` is

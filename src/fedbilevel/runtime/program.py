@@ -49,7 +49,7 @@ class Failure(eqx.Module):
 
 
 class Progress(eqx.Module):
-    """What the loop over rounds carries."""
+    """The state of the loop over rounds."""
 
     state: State
     rows: dict[str, Array]
@@ -59,7 +59,7 @@ class Progress(eqx.Module):
     done: Int[Array, ""]
 
 
-# What differs between the runs of a sweep.
+# Differences between the runs of a sweep.
 Varying = tuple[AbstractAlgorithm, Key | Keys]
 # Maps a function of a job, and of what each run carries, over the runs.
 Runs = Callable[..., Any]
@@ -91,7 +91,7 @@ def result_like(
 
 
 def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
-    """Say who is asked at least once in a round, or in the setup."""
+    """Mark the clients asked at least once in a round, or in the setup."""
 
     def visit(asked: Array, phase: Phase, number: int, turn: Array | int) -> Array:
         who = (job.clients, job.cohort(phase))
@@ -278,7 +278,7 @@ def _exchange(
 
 
 def _share_of_weight(layout: Layout, job: Job, weights: Array) -> Array:
-    """Return the share of all clients' weight that those have who took part."""
+    """Return the participants' share of all clients' weight."""
     whole = jnp.sum(job.data.weights)
     # Of clients in cohorts every device has all.
     whole = layout.total(whole) if layout.spreads(job.data) else whole
@@ -313,10 +313,10 @@ def _where(chosen: Array, these: PyTree, others: PyTree) -> PyTree:
 
 
 def _on_this_device(layout: Layout, asked: Array) -> tuple[Array, Array, Array]:
-    """Return the places of this device, who works there, and where their data lie.
+    """Return the places of this device, their clients, and where their data lie.
 
-    Places beyond the last one that was asked are nobody's: there the number of the
-    client is that of all clients.
+    Places beyond the last one are padding: there the number of the client is that of
+    all clients.
     """
     count, each = asked.shape[0], layout.places(asked.shape[0])
     here = jnp.arange(each, dtype=jnp.int32) + layout.device() * each

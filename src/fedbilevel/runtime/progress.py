@@ -1,4 +1,4 @@
-"""How far a run is: who hears of it, and how it is stopped without losing its work.
+"""Progress of a run: its listeners, and how it stops without losing its work.
 
 The host looks at a run about twice a second, between two calls of its compiled
 program. Only then listeners are called: nothing of them is inside the loop.
@@ -41,8 +41,8 @@ class Event:
     def stop(self, reason: str = "a callback asked for it") -> None:
         """End the run as soon as the host can; the result has the reason.
 
-        Rounds that were computed meanwhile count: a rule that must hold at the very
-        round is a `Stopping`.
+        Rounds that were computed meanwhile count. To stop at an exact round, use
+        `Stopping`.
         """
         self.reason = reason
 
@@ -73,7 +73,7 @@ OnRound = Callable[[Event], object]
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who hears of a run, and may stop it; `pressed` says whether Ctrl-C was."""
+    """Listeners of a run, which may stop it; `pressed` says whether Ctrl-C was."""
 
     watch: Watch | None
     on_round: OnRound | None
@@ -124,7 +124,7 @@ def events_of(
 def noting_interrupts() -> Iterator[Callable[[], bool]]:
     """Note Ctrl-C, so that a run stops where its work is whole; yield whether it came.
 
-    The second one stops at once. Whoever handles the signal otherwise goes on to do so.
+    The second one stops at once. Other handlers of the signal still run.
     """
     pressed: list[bool] = []
     ours = threading.current_thread() is threading.main_thread()

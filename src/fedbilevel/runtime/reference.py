@@ -80,7 +80,7 @@ class ReferenceRuntime(Runtime):
             mine = keys.client_turn(job.key, where, client, index, repeat)
             arguments = (for_place(sent, place), one, mine, client)
             if came[place] == ABSENT:
-                # Whatever stands in the place of somebody who is not there.
+                # A placeholder for an absent client.
                 replies.append(replies[-1] if replies else None)
                 continue
             one, reply, finite = self._stage(

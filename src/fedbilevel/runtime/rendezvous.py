@@ -2,7 +2,7 @@
 
 JAX ends a process that waited in vain, without an exception. Here process 0 listens on
 the coordinator's port first, every process says which one it is, and all of them
-get word to go on, or what is wrong.
+receive a start signal, or the error.
 """
 
 import socket
@@ -15,7 +15,7 @@ from fedbilevel.errors import InvalidInputError
 _GO = "go"
 _LONGEST = 4096  # bytes of a message
 _PAUSE = 0.1  # seconds between two attempts to connect
-_STRANGER = 2.0  # seconds that process 0 waits for a connection to say who it is
+_STRANGER = 2.0  # seconds that process 0 waits for a connection to identify itself
 
 
 def meet(host: str, port: int, processes: int, process: int, patience: float) -> None:
@@ -87,7 +87,7 @@ def _identify(line: socket.socket, missing: set[int], processes: int) -> set[int
 
 
 def _say(line: socket.socket, message: str) -> None:
-    with suppress(OSError):  # of one that is gone; who waits for an answer notices
+    with suppress(OSError):  # the process is gone; one that waits for an answer notices
         line.sendall(f"{message}\n".encode())
 
 

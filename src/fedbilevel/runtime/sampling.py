@@ -1,4 +1,4 @@
-"""What is drawn in a run: rows for a sample, and clients for an exchange."""
+"""Draws of a run: rows for a sample, and clients for an exchange."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,10 +13,10 @@ _MANY_ROWS, _SOME_ROWS = 1000, 32  # of a client, and of a sample then
 
 @dataclass(frozen=True)
 class Sampling:
-    """What is drawn: rows for a sample, and clients for an exchange.
+    """Draws: rows for a sample, and clients for an exchange.
 
     `batch` is the number of rows per sample on both levels; None takes all rows, so
-    that oracles are deterministic, and "auto" does so where nobody holds 1,000, else
+    that oracles are deterministic, and "auto" does so where no client holds 1,000, else
     32. `participants` take part in each exchange, drawn anew, uniformly and without
     replacement; None asks all clients.
     """

@@ -1,4 +1,4 @@
-"""What metrics may see beside the point: the server's state."""
+"""The server's state, which metrics may see beside the point."""
 
 import inspect
 
@@ -9,7 +9,7 @@ from fedbilevel._types import AbstractBlocks, Metrics
 
 
 class ServerSeen(eqx.Module):
-    """What metrics may see of the server.
+    """The part of the server's state that metrics may see.
 
     `state` is what it carries, wrappers outermost, and `blocks` all that moves, x, y
     and, in a `Triple`, z, where the method has them as a point.

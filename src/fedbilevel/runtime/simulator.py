@@ -36,7 +36,7 @@ _BRIEF = 2 * 10**9  # numbers that a pass multiplies
 
 
 class CompiledRuntime(Runtime):
-    """What runs rounds inside one program: a run, or the runs of a sweep.
+    """Runs rounds inside one program: a run, or the runs of a sweep.
 
     `varying` is the algorithm and the key; a sweep has those of all runs, stacked.
     """

@@ -43,7 +43,7 @@ def is_measured(done: Any, every: Any) -> Any:
 
 @dataclass(frozen=True)
 class Stopping:
-    """What ends a run before its last round; None never does.
+    """Conditions that end a run before its last round; None never does.
 
     `target`: `metric` is measured at or below it. `patience`: so many measurements in a
     row were no better than the best before. `bytes` and `samples` are what all clients
@@ -89,7 +89,7 @@ class Stopping:
 
 
 class Rule(eqx.Module):
-    """What the loop asks after a round: one entry for each run of a sweep.
+    """The condition after a round: one entry for each run of a sweep.
 
     Without a metric nothing but the limit on rounds counts.
     """

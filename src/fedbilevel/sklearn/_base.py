@@ -1,4 +1,4 @@
-"""What all estimators share: from arrays to a finished run, and to predictions."""
+"""Shared parts of all estimators: from arrays to a finished run and predictions."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ LARGEST_SEED = 2**31 - 1
 
 
 class Table:
-    """The rows of one call of `fit`, checked; `columns` says who holds them."""
+    """The rows of one call of `fit`, checked; `columns` has their sites."""
 
     def __init__(
         self, X: np.ndarray, label: ClassLabel | TargetLabel, y: np.ndarray
@@ -106,7 +106,7 @@ class Federated(BaseEstimator, abc.ABC):
         """Return what is predicted, and the labels as a task takes them."""
 
     def _table(self, X: Any, y: Any, sites: Any) -> tuple[Table, np.random.Generator]:
-        """Check what `fit` was given, and decide who holds what."""
+        """Check the input of `fit`, and assign rows to sites."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         table = Table(X, *self._label(y))
         seed = check_random_state(self.random_state).randint(LARGEST_SEED)
@@ -151,7 +151,7 @@ class Federated(BaseEstimator, abc.ABC):
         if names is None:
             names = [f"feature {number}" for number in range(table.X.shape[1])]
         built, values, _ = experiment.build_task(table.dataset(names, validation))
-        # No row is put aside: who has a test set calls `score` with it.
+        # No row is held out: users with a test set call `score` with it.
         built = replace(built, metrics=None, headline="upper_loss")
         made = experiment.bind(built, values)
         with made.naming_sites():
@@ -179,8 +179,8 @@ class Federated(BaseEstimator, abc.ABC):
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
         """Fit to rows X with labels or numbers y; `sites` names the site of every row.
 
-        Without sites the rows are dealt at random to so many `clients`, or stay in one
-        place.
+        Without sites the rows are partitioned at random over so many `clients`, or stay
+        in one place.
         """
         table, draw = self._table(X, y, sites)
         seed = int(draw.integers(LARGEST_SEED))

@@ -1,7 +1,7 @@
 """Logistic regression on rows weighted by the chance that their labels are right.
 
-What is minimized is a sum over the rows of all sites, so that the size of a site does
-not decide; the intercept is free. It is compared with the same on all rows alike.
+The minimized sum is over the rows of all sites, so that the size of a site does not
+decide; the intercept is free. It is compared with the same on all rows alike.
 """
 
 from typing import NamedTuple
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What the rows outside of each fold say of the rows in it, at the best strength.
+    """Predictions for each fold by a model of the other rows, at the best strength.
 
     `losses` are those of the given labels, as far as neither the model nor wrong labels
     explain them. `layer` is fitted to all rows.

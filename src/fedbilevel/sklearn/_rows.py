@@ -1,4 +1,4 @@
-"""Who holds which row of a table, and which rows judge."""
+"""The site of every row of a table, and the rows for validation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def as_column(name: str, values: Any, rows: int) -> np.ndarray:
 def dealt(
     sites: Any, clients: int | None, rows: int, draw: np.random.Generator
 ) -> np.ndarray:
-    """Return the site of every row; dealt at random where nobody says so."""
+    """Return the site of every row, drawn at random if none is given."""
     if sites is not None:
         column = as_column("sites", sites, rows)
         found = len(np.unique(column))

@@ -111,7 +111,7 @@ class FederatedCleaner(FederatedClassifying):
     Labels are judged by rows that were not trained on. If some labels are known to be
     right, `fit(..., trusted=marks)` makes them the judges. Else the rows of each site
     are cut into `folds` parts; each part judges the others once, by a loss that expects
-    wrong labels. That needs labels most of which are right. `results_` has the result
+    wrong labels. This needs mostly right labels. `results_` has the result
     of each run.
 
     The model is a logistic regression, fitted again to all rows by these weights. It is
@@ -157,8 +157,9 @@ class FederatedCleaner(FederatedClassifying):
     ) -> "FederatedCleaner":
         """Fit to rows X with labels y; `sites` names the site of every row.
 
-        Without sites the rows are dealt at random to so many `clients`, or stay in one
-        place. `trusted` marks the rows whose labels are right; each site needs one.
+        Without sites the rows are partitioned at random over so many `clients`, or stay
+        in one place. `trusted` marks the rows whose labels are right; each site needs
+        one.
         """
         table, draw = self._table(X, y, sites)
         marks = _trusted(trusted, len(table.y))
@@ -214,7 +215,7 @@ class FederatedCleaner(FederatedClassifying):
 
 
 def _trusted(trusted: Any, rows: int) -> np.ndarray:
-    """Return marks of the rows whose labels are right; none where nobody says so."""
+    """Return marks of the rows whose labels are right; none if not given."""
     if trusted is None:
         return np.zeros(rows, bool)
     marks = np.asarray(trusted)
@@ -264,8 +265,8 @@ class FederatedReweighter(FederatedClassifying):
     ) -> "FederatedReweighter":
         """Fit to rows X with labels y; `sites` names the site of every row.
 
-        Without sites the rows are dealt at random to so many `clients`, or stay in one
-        place. `groups` names the group of every row, one of two.
+        Without sites the rows are partitioned at random over so many `clients`, or stay
+        in one place. `groups` names the group of every row, one of two.
         """
         if groups is None:
             super().fit(X, y, sites)

@@ -1,6 +1,6 @@
 """Compiled programs: kept on disk, and with less effort for those that run once.
 
-A command that ran before need not compile again. That gains three quarters of a start:
+A command that ran before need not compile again. This gains three quarters of a start:
 one round of `two-client` takes 10.8 processor seconds without compiled programs on
 disk, and 2.6 with them. The options gain 15 % of a first start, which takes 19
 processor seconds of `regularization`: LLVM's second level compiles the rounds in 7.0
@@ -27,8 +27,8 @@ def keep_compiled_programs() -> None:
     # Every program counts: the default skips those that compile in under a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # Lines of Python inside of compiled programs take time to compile, and nobody who
-    # runs a method reads them; errors have their lines all the same.
+    # Lines of Python inside of compiled programs take time to compile, and users do not
+    # read them; errors have their lines all the same.
     jax.config.update("jax_traceback_in_locations_limit", 0)
     # JAX looks for a cache once, at its first compilation, which may be over.
     compilation_cache.reset_cache()

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-# What is in these packages is known by its name and their versions.
+# Contents of these packages are known by their names and versions.
 _LIBRARIES = ("fedbilevel", "equinox", "jax", "jaxlib", "jaxtyping", "numpy", "optax")
 _KNOWN = {*_LIBRARIES, *sys.stdlib_module_names}
 _COMPILED = type(jax.jit(lambda: None))
@@ -44,7 +44,7 @@ def exact_description(part: Any) -> Any:
 
 
 class _Description:
-    """Goes through a part; a function that calls itself is met again on the way."""
+    """Goes through a part; a function that calls itself is met a second time."""
 
     def of(self, part: Any, above: tuple[int, ...] = ()) -> Any:
         if isinstance(part, str | int | float | None):

@@ -1,7 +1,7 @@
-"""Folders of programs that are believed: those that nobody but their user can write.
+"""Trusted folders of programs: only their user can write to them.
 
-A stored program is run as it is. Whoever could put one there would decide what a run
-finds, without a word.
+A stored program is run as it is. Another user with access would silently change
+results.
 """
 
 import os
@@ -54,12 +54,12 @@ def _make(folder: Path) -> None:
 
 
 def objection_to(folder: Path) -> str:
-    """Say who else could change what is in a folder, or nothing."""
+    """Say which other user could change a folder, or nothing."""
     for place in _on_the_way(folder):
         about = place.lstat()
         if about.st_uid not in (0, os.geteuid()):
             return f"{place} belongs to another user"
-        # In a folder like /tmp nobody takes away what is another's.
+        # In a folder like /tmp no user can remove files of others.
         keeps = stat.S_ISLNK(about.st_mode) or about.st_mode & stat.S_ISVTX
         if _is_open(about.st_mode) and not keeps:
             return f"others can write in {place}"

@@ -2,8 +2,8 @@
 
 To look seldom until the first round gains 6 to 8 % of a start with compiled programs:
 looking takes 0.11 of 3.9 processor seconds of `regularization`, and 0.40 as usual.
-Imports and traced programs are many objects that stay. What works on long messages
-leaves some in circles, which must go: a node that seldom looked held ten lengths of a
+Imports and traced programs are many objects that stay. Work on long messages leaves
+some in cycles, which must be freed: a node that seldom looked held ten lengths of a
 message in the place of five.
 """
 
@@ -11,7 +11,7 @@ import gc
 import time
 
 # Seconds since 1970, before any other module of the package was read; None in programs
-# of others, who may have changed a function of ours.
+# of others, which may have changed a function of ours.
 began: float | None = None
 _USUAL = gc.get_threshold()
 _SELDOM = (50_000, 20, 100)  # new objects before a look, and how often for older ones

@@ -5,9 +5,9 @@ kernels each: almost 20 us, however few the bits, four times in a step that draw
 batches. Written out it is one kernel. Keys of this kind stand for the same numbers
 as those they were made of.
 
-What is drawn at once is a function of its own in the program, for XLA fuses what it
-inlines: into a gather of 32 rows of 65 numbers it put all of a hash, and LLVM took a
-fifth of its time for that kernel among 240.
+A single draw is a function of its own in the program, since XLA fuses what it inlines:
+into a gather of 32 rows of 65 numbers it put all of a hash, and LLVM took a fifth of
+its time for that kernel among 240.
 
 It gains 18 % of a client step in the smallest case of `benchmarks/speed.py`, 322 us
 instead of 392, and 8 % of its start. 200 rounds of `local-bsgvrm` on `quadratic` take

@@ -71,7 +71,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Keep bytes under a name, where there is room."""
+    """Keep bytes under a name, if disk space allows."""
     folder = cache_folder(_KIND)
     if folder is None:
         return

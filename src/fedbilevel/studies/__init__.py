@@ -1,4 +1,4 @@
-"""What is done with runs: one, many seeds, a grid, a comparison, a theory.
+"""Studies of runs: one, many seeds, a grid, a comparison, a theory.
 
 Everything here takes objects: a problem, data, a start and algorithms. Names and text
 are one layer above.

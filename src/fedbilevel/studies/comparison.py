@@ -61,7 +61,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison(Presented):
-    """What several algorithms came to, by name.
+    """Results of several algorithms, by name.
 
     `results` has one per seed for each algorithm, `diverged` where others failed, and
     `tuned` what came of tuning. A lower `headline` is better.
@@ -177,7 +177,7 @@ def compared(
     if not found.results:
         raise next(iter(found.diverged.values()))
     if home is not None:
-        # That this file is there says that all have finished.
+        # This file shows that all have finished.
         failed = {name: str(error) for name, error in found.diverged.items()}
         summary = {"metric": found.headline, "diverged": failed}
         write_atomically(home / COMPARED, json.dumps(summary))
@@ -191,7 +191,7 @@ def _compiled(
     seeds: Sequence[int],
     how: Mapping[str, Any],
 ) -> dict[str, tuple[SweepRuntime, Span]]:
-    """Compile the programs of who is not tuned, all at the same time.
+    """Compile the programs of methods that are not tuned, all at the same time.
 
     One program is compiled on one core: five methods of the `representation` task take
     120 s on an H200 one after the other. Nothing compiles beside a run: its seconds
@@ -214,12 +214,12 @@ def _compiled(
         wait(made.values())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    # What went wrong here goes wrong again where it runs, and is raised there.
+    # An error here occurs again in the run, and is raised there.
     return {name: one.result() for name, one in made.items() if not one.exception()}
 
 
 def _setting_of(setting: Setting, contender: Contender) -> Setting:
-    """Return the setting with all rows in one place, for who is allowed that."""
+    """Return the setting with all rows in one place, for methods that allow it."""
     if not contender.pools or not isinstance(setting.data, ClientData):
         return setting
     sampling = replace(setting.sampling, participants=None)

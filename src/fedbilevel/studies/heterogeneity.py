@@ -92,7 +92,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def is_soon_measured(job: Job) -> bool:
-    """Say whether the problem is so small that nobody waits for the measurement."""
+    """Say whether the problem is small enough for a quick measurement."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
     rows = int(job.data.upper_sizes.sum()) + int(job.data.lower_sizes.sum())
     return rows * parameters <= _SOON

@@ -31,7 +31,7 @@ _NEWTON_STEPS, _SOLVER_STEPS = 8, 50
 
 @dataclass(frozen=True)
 class Ground:
-    """What plans and checks stand on.
+    """The basis of plans and checks.
 
     `start` is (Phi(x_0) - least Phi seen, ||y_0 - y*(x_0)||^2), `sizes` (dx, dy).
     """

@@ -17,7 +17,7 @@ _EXTRA = "tables, figures and pages need more packages: install fedbilevel[repor
 
 
 class Presented:
-    """What can be shown of results by name, one for each seed."""
+    """Views of results by name, one for each seed."""
 
     headline: str
     results: dict[str, list[Result]]

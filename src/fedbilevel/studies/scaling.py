@@ -162,9 +162,9 @@ def measure_speedup(
     """Run the corollary's schedule at every K, or at every T.
 
     With a target the value is the iterations until the metric itself, and not its mean,
-    is below it; K clients are then planned for T/K iterations, as the corollary for
-    a fixed epsilon asks, and go on until T. `period_factor` multiplies the
-    corollary's p.
+    is below it; K clients are then planned for T/K iterations, as the corollary for a
+    fixed epsilon asks, and continue until T. `period_factor` multiplies the corollary's
+    p.
     """
     axis = axis_of(clients=clients, iterations=iterations)
     points, found = [], []

@@ -1,4 +1,4 @@
-"""What the runs of a study have in common, and where their files are kept."""
+"""Common settings of a study's runs, and the place of their files."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,7 +94,7 @@ class Keeping:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """What the driver takes."""
+        """Return the driver's settings of checkpoints."""
         return Checkpoints(Path(self.folder), self.every_rounds, self.every_seconds)
 
     def part(self, name: str) -> Checkpoints:

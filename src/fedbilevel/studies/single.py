@@ -45,7 +45,7 @@ from fedbilevel.studies.heterogeneity import (
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.units import OfDistance, relative_kinds
 
-_OF_THEORY = "grad_norm_sq"  # a metric of those who know the gradient of Phi
+_OF_THEORY = "grad_norm_sq"  # a metric of tasks that know the gradient of Phi
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
     the result's `x` and `y` are of the same structure. `sampling` says how many rows a
     sample has and how many clients take part, `metrics(x, y)` adds columns; with one
     more parameter, `server`, it sees the server's `state` and `blocks`, z among them.
-    `channel` is what is done to replies on their way. `stopping` may end the run before
+    `channel` transforms replies before they are sent. `stopping` may end the run before
     its last round; the result's `ended` says why it did. `keeping` names a folder for
     checkpoints and the result, and how to continue after an interrupt. `runtime(job)`
     makes what computes: `ReferenceRuntime` is slow and names what fails.
@@ -87,7 +87,8 @@ def run(
     for every round that was measured, in order; it may call `event.stop()`. Ctrl-C
     stops where the work can be kept. Where clients differ too much for an algorithm
     that inverts their own Hessians, a `HeterogeneityWarning` says so; where the run was
-    changed on its way, or its result is not its last point, an `InterventionWarning`.
+    changed automatically, or its result is not its last point, an
+    `InterventionWarning`.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
@@ -123,9 +124,9 @@ def run(
 
 
 def _guarded(algorithm: AbstractAlgorithm | None) -> Any:
-    """Return the method of those who have none in mind, or one that is not tuned.
+    """Return the default method, or the given one, guarded if it is not tuned.
 
-    Whoever leaves the steps to the run leaves it to the run to hold them.
+    Automatic steps come with the safeguard.
     """
     default = FedBiOControls(local_steps=5)
     chosen = default if algorithm is None else require_method(algorithm)
@@ -205,8 +206,8 @@ def _compiling_rounds(
 ) -> Iterator[None]:
     """Let the rounds compile while what comes before them is traced and runs.
 
-    Processes that joined must compile in the same order. What goes wrong in the pool is
-    raised where it is waited for.
+    Processes that joined must compile in the same order. Errors in the pool are raised
+    where they are awaited.
     """
     if (
         not isinstance(runtime, SimulatorRuntime)
@@ -231,7 +232,7 @@ def result_of(
 ) -> Result:
     """Put together what a run leaves behind.
 
-    `spent` is the privacy it took, where that was counted on the way.
+    `spent` is the privacy it took, where that was counted during the run.
     """
     algorithm, rounds = job.algorithm, int(outcome.columns["round"][-1])
     costs = ledger.cumulative(job.key, rounds)

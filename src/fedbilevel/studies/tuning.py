@@ -1,9 +1,9 @@
 """Tries algorithms, to the end or by successive halving, and takes the best.
 
 Trials that differ in numbers only are one compiled program, with all seeds. With rungs
-all of them run briefly, and after each the best third continues from its state; what
-diverged never does. That is cheap, but favors steps that are good early and bad late.
-Trials are judged on rows that are neither theirs nor those for testing, see
+all of them run briefly, and after each the best third continues from its state;
+diverged trials never do. This is cheap, but favors steps that are good early and bad
+late. Trials are judged on rows that are neither theirs nor those for testing, see
 `validation`.
 """
 

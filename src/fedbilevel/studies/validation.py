@@ -1,4 +1,4 @@
-"""What tuning looks at: upper rows that it keeps from its own trials, no test rows.
+"""Validation rows of tuning: upper rows kept from its own trials, no test rows.
 
 A fifth of every client's upper rows is held out. Trials run on the others, and are
 judged by the upper loss on those held out. Where no client has five upper rows, nothing
@@ -49,7 +49,7 @@ def held_out(data: Data, first: int = 0) -> tuple[Data, Data | None]:
 
 
 def _with_upper(data: ClientData, order: np.ndarray, sizes: np.ndarray) -> ClientData:
-    """Return data with these of the upper rows; who has none counts for nothing."""
+    """Return data with these of the upper rows; clients without any have no weight."""
     order = order[:, : padded_count(int(sizes.max()))]
     whose = np.arange(len(sizes))[:, None]
     return replace(

@@ -20,7 +20,7 @@ from fedbilevel.tasks._networks import Hidden, Network, apply
 
 @dataclass(frozen=True)
 class Loss:
-    """What a network is trained on.
+    """The training loss of a network.
 
     `prepare` makes numbers of stored inputs, `error` compares scores with targets, and
     `fit(features, targets, start, strength)` returns the head with the least error

@@ -1,4 +1,4 @@
-"""What a task is, and how its options are read."""
+"""The definition of a task, and the reading of its options."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -61,9 +61,9 @@ class Origin:
 
     `places` has for each client the numbers of its training rows, lines or rows as
     `unit` says, in `file`; `names` those of the same rows below `file`, where each is a
-    file of its own. `summary` says in plain data who holds what, and what was encoded,
-    filled and left out. `by_rows` is False where losses count rows already, whoever
-    holds them: else clients count by theirs.
+    file of its own. `summary` lists in plain data the rows of every client, and
+    encoded, filled and omitted columns. `by_rows` is False where losses count rows
+    already: else clients count by theirs.
     """
 
     file: str

@@ -44,7 +44,7 @@ from fedbilevel.tasks._networks import linear_layers
 USUAL = 5
 _LOWEST, _HIGHEST = -18.0, 6.0  # logarithms; beyond them nothing changes any more
 _OWN, _COMMON = float(np.log(2)), 2.0  # standard deviations of logarithms
-START = -7.0  # where nobody knows how many rows there are
+START = -7.0  # where the number of rows is unknown
 _AT_ONCE, _FEW = 1024, 200  # rows, of a model with so many parameters or fewer
 
 

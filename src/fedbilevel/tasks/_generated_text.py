@@ -1,8 +1,9 @@
 """Texts of four sources that need no download: two are right, two are noise.
 
 All ask the same questions. `colors` and `sounds` answer them rightly, `wrong` with the
-answer to another one, and `letters` with letters at random. Trusted texts are colors
-and sounds. A model is pretrained on all four alike, and does not know whom to believe.
+answer to another one, and `letters` with random ones. Trusted texts are colors
+and sounds. A model is pretrained on all four alike, and cannot distinguish right from
+wrong.
 """
 
 import numpy as np

@@ -28,7 +28,7 @@ _LEAST = 1e-6
 
 
 class LabelNoise(NamedTuple):
-    """What is known of wrong labels.
+    """Facts about wrong labels.
 
     `right` has for every row the chance that its label is right. `rates` are the shares
     T by place, class and given label, with one place for each site, or one for all.

@@ -1,4 +1,4 @@
-"""Who holds which rows of a pool, and which of them train and which validate."""
+"""Partition of a pool's rows over clients, and into training and validation rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Partition:
     """Every client's rows for validation and for training, and where they are from.
 
     `places` are the numbers of the training rows in their file. `names` are those of
-    the clients, where a `column` says who they are. `files` are the training rows'
+    the clients, where a `column` has them. `files` are the training rows'
     own, where each is one. Of several `folds` all rows train, and all validate.
     """
 
@@ -80,7 +80,7 @@ class Partition:
                 found = np.bincount(labels, minlength=len(held.classes)).tolist()
                 counts = dict(zip(held.classes, found, strict=True))
             sizes = {"training": len(lower["label"]), "validation": len(upper["label"])}
-            # What trains and validates, too, counts once.
+            # Rows that train and validate, too, count once.
             once = {"rows": len(labels)} if self.folds > 1 else {}
             sites.append({"name": name, **sizes, **once, "classes": counts})
         return {
@@ -158,7 +158,7 @@ def partition_rows(
 
 
 def _unused_folders(held: Dataset, scheme: str) -> list[str]:
-    """Say that folders of sites do not say who holds what, where that is so."""
+    """Warn if folders of sites do not determine the partition."""
     if held.notes.get("layout") != IN_SITES or scheme.startswith("column:"):
         return []
     return ["the folders of sites are not the clients, since others were asked for"]
@@ -191,7 +191,7 @@ def _cut(pool: Pool, clients: int, scheme: str, train: float) -> tuple[Parts, Pa
 
 
 def _scheme(pool: Pool, scheme: str, clients: int) -> str:
-    """Return who holds what, by the column of sites if there is one.
+    """Return the partition, by the column of sites if there is one.
 
     Folders of sites are the clients unless a number of them was asked for.
     """
@@ -202,7 +202,7 @@ def _scheme(pool: Pool, scheme: str, clients: int) -> str:
     chosen = f"column:{pool.choices.site}"
     if scheme not in ("iid", chosen):
         raise InvalidInputError(
-            f"site={pool.choices.site} and partition={scheme} both say who holds what. "
+            f"site={pool.choices.site} and partition={scheme} both set the partition. "
             "Leave one out."
         )
     return chosen

@@ -18,14 +18,14 @@ Source: TypeAlias = Annotated[
     str | Dataset, "name, file or folder of the data; see `fedbilevel list data`"
 ]
 PartitionText: TypeAlias = Annotated[
-    str, "who holds what: iid, dirichlet:0.3, shards:2, dominant:0.5 or column:NAME"
+    str, "partition of rows: iid, dirichlet:0.3, shards:2, dominant:0.5 or column:NAME"
 ]
 TrainShare: TypeAlias = Annotated[
     float,
     "share of all rows that is for training; the others validate, a fifth tests; 0 is "
     "the task's own for a built-in set, and 0.6 for your own",
 ]
-SplitSeed: TypeAlias = Annotated[int, "random seed of who gets which rows"]
+SplitSeed: TypeAlias = Annotated[int, "random seed of the partition"]
 RowLimit: TypeAlias = Annotated[int, "take only so many rows, at random; 0 takes all"]
 # Its meanings are those of the fields.
 TableOptions: TypeAlias = Annotated[str, TableChoices]
@@ -37,7 +37,7 @@ _TESTED = 0.2
 
 
 class Setting(NamedTuple):
-    """What is used where nothing is chosen.
+    """Default values where nothing is chosen.
 
     `train` is the share for training, where clients are alike and where they differ; 0
     is what is usual for the data. `width` are the units of a hidden layer.
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "default": Setting(8, 64, (0.0, 0.0), None),
-    # That of FedNest for MNIST.
+    # The setting of FedNest for MNIST.
     "fednest": Setting(100, 200, (0.5, 0.8), MNIST_SCALING),
 }
 

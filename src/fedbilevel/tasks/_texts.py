@@ -82,7 +82,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What clients hold, for training by source and for judging; and for testing."""
+    """The texts of clients: for training by source, for validation, and for tests."""
 
     sources: tuple[str, ...]
     names: tuple[str, ...]

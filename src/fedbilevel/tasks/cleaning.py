@@ -133,8 +133,8 @@ def _compared(task: Task, point: Point) -> tuple[Array, Array, Array]:
     x = jnp.asarray(point["x"])
     if x.shape != marks.shape:
         raise InvalidInputError(
-            f"x has shape {x.shape}, but the task has {marks.shape[0]} clients with "
-            f"room for {marks.shape[1]} rows. Build the task with the run's options."
+            f"x has shape {x.shape}, but the task has {marks.shape[0]} clients with up "
+            f"to {marks.shape[1]} rows. Build the task with the run's options."
         )
     position = jnp.arange(marks.shape[1], dtype=jnp.int32)
     real = position < task.data.lower_sizes[:, None]

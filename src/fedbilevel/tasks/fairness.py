@@ -153,7 +153,7 @@ _DATASETS = {"synthetic": _synthetic, "breast_cancer": _breast_cancer}
 
 
 def _panel(groups: Sequence[_Group], strength: float, longest: int) -> Rows:
-    """Return a panel with room for so many of a group, and how many rows are real."""
+    """Return a panel padded to so many rows of a group, and how many rows are real."""
     room, sizes = padded_count(longest), []
     features = np.zeros((1, 2, room, groups[0][0].shape[1]))
     label = np.zeros((1, 2, room), np.int32)

@@ -52,7 +52,7 @@ _PLAIN = MEASURED_BELOW | settings("batch=1 upper_weight=1 lower_weight=1")
 
 
 class _Usual(NamedTuple):
-    """What is used for a kind of lower problem where nothing is chosen."""
+    """Default values for a kind of lower problem."""
 
     recommended: str
     strength: float = 0.0
@@ -63,7 +63,7 @@ class _Usual(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """What is used for data where nothing is chosen."""
+    """Default values for a data set."""
 
     clients: int
     sizes: Sizes

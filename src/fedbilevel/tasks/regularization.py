@@ -9,7 +9,7 @@ lower level is exp(-9)-strongly convex wherever x goes; a strength at the border
 no more pull outwards. Where the label is a number, W has one row, and half the squared
 error of the target, scaled to variance 1, takes the place of CE.
 
-That is the problem for built-in sets. On your own table x is tuned by cross-validation:
+This is the problem for built-in sets. On your own table x is tuned by cross-validation:
 `folds` of the rows of every site take turns, the intercept is free, strengths are
 pulled toward their mean, and the model is refitted to all rows (`tasks/_folds.py`).
 """

@@ -61,7 +61,7 @@ _TRAINED = ("b", "both")
 
 
 class _Frozen(eqx.Module):
-    """What no client trains: the base, and of adapters what is not in y.
+    """Frozen parts: the base, and the parts of adapters that are not in y.
 
     `family` and `folder` say what others call its tensors, and where it is from, and
     `tokenizer` is the fingerprint of what makes tokens for it.

@@ -1,4 +1,4 @@
-r"""T2: two scalar clients that differ, which shows who inverts the right Hessian.
+r"""T2: two scalar clients that differ, which show the bias of local inverses.
 
     g_k = (h_k/2) y^2 - c_k x y,   f_k = 0.5 (y - b_k)^2 + (r/2) x^2
     h = (1, 3), c = (1, 1), b = (1, 1), r = 0.25

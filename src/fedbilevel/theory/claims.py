@@ -1,4 +1,4 @@
-r"""What papers claim of their algorithms, by the type of the algorithm.
+r"""Claims of papers about their algorithms, by the type of the algorithm.
 
 Theorems 1, 2 and 3 are those of the founding paper. FedBiOAcc and FedNest have no
 schedules in its parameters and take those of their nearest relative. M is the mean

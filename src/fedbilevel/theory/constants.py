@@ -25,7 +25,7 @@ from fedbilevel.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the assumptions say of a problem.
+    """The constants of a problem in the assumptions.
 
     f is l0-Lipschitz, the gradients of f and g are l1-Lipschitz, the cross Hessian of g
     l21-Lipschitz, its yy-Hessian l22-Lipschitz, g is mu-strongly convex in y, and sigma

@@ -77,7 +77,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured once: `parameters` for `iterations` iterations gave `value`.
+    """One measurement: `parameters` for `iterations` iterations gave `value`.
 
     `sizes` are dx and dy. `floor` is what the metric tends to: 0 if it is a squared
     gradient.

@@ -1,4 +1,4 @@
-"""What methods of one loop share: the blocks that move, and their directions."""
+"""Shared parts of one-loop methods: the blocks that move, and their directions."""
 
 from typing import Any, ClassVar
 

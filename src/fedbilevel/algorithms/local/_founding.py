@@ -1,4 +1,4 @@
-"""What the two algorithms of the founding paper share: steps, weights, bounds.
+"""Shared parts of the two founding algorithms: steps, weights, bounds.
 
 alpha and beta set the momentum weights of u and v, rho1 and rho2 scale the common step
 eta for x and y. A weight is alpha eta^power, with the power 1 for moving averages and 2

@@ -29,7 +29,7 @@ class ServerScale(Part):
     coordinatewise: bool = choice("scale every number of y by its own", default=False)
 
     def shared(self, start):
-        """Make room for A and B."""
+        """Return zeros for A and B."""
         return self.seen(_tree.zeros_like(start.point))
 
     def setup(self, method, place):
@@ -105,7 +105,7 @@ class FromAverage(Part):
     """The next correction starts from the averaged x, before its move."""
 
     def previous(self, begin, seen, fallback):
-        """Return x_t, from which x_{t+1} = x_t - eta a_t nu_t was made, and own y."""
+        """Return x_t, where x_{t+1} = x_t - eta a_t nu_t, and the personal y."""
         method, sent = begin.method, begin.message
         last = jnp.maximum(jnp.asarray(begin.turn.index) * method.local_steps - 1, 0)
         x = _tree.add_scaled(sent.point.x, method.step(last).x, sent.direction.x)

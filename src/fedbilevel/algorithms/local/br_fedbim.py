@@ -1,4 +1,4 @@
-r"""BR-FedBiM: momentum on clients, and a robust rule on the server, against faults.
+r"""BR-FedBiM: momentum on clients, and robust aggregation on the server.
 
 With the three directions D_k = (nu, omega, q) of FedBiO at w = (x, y, z)
 (`fedbio`), and R a rule that bears faulty replies:
@@ -6,8 +6,8 @@ With the three directions D_k = (nu, omega, q) of FedBiO at w = (x, y, z)
     client k:  d_k <- (1 - alpha) d_k + alpha D_k(w; s),   d_k = D_k(w; s) at first
     server:    d   = R(d_1, ..., d_K),                     w <- w - step d
 
-step is lr_x, lr_y and lr_z. Momentum makes honest replies alike, so that what a rule
-can tell apart is more than noise: each d_k stays on its client and is never replaced by
+step is lr_x, lr_y and lr_z. Momentum makes honest replies alike, so that a rule can
+distinguish more than noise: each d_k stays on its client and is never replaced by
 what others sent. R is `robust`: the median of each coordinate, the geometric median, or
 the mean without the largest and smallest fifth; with `mean` R is what is chosen for the
 run (`--aggregate`), the mean if nothing is. Every robust rule is off where honest
@@ -19,7 +19,8 @@ iteration costs a step of FedBiO.
 
 Reference: "Single-Loop Byzantine-Resilient Federated Bilevel Optimization", ICLR 2026
 (BR-FedBiM), of which an abstract was read; arXiv 2012.10333 for momentum and rules.
-Deviations: the listing is a reconstruction. One that was away goes on from its old d_k.
+Deviations: the listing is a reconstruction. A client that was absent continues from its
+old d_k.
 """
 
 from typing import ClassVar

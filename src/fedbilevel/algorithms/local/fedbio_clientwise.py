@@ -1,4 +1,4 @@
-r"""FedBiO for a client-local lower level: x is shared, every client keeps its own y.
+r"""FedBiO for a client-local lower level: x is shared, every client keeps a personal y.
 
     min_x  1/K sum_k f_k(x, y_k*(x))   with   y_k*(x) = argmin_y g_k(x, y)
 
@@ -16,7 +16,7 @@ Exchanges a round: 1, with dx floats each way.
 
 Reference: Li, Huang, Huang, arXiv 2205.01608.
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its
-body. z comes from any hypergradient rule (`Neumann` on the command line).
+body. z comes from any hypergradient estimator (`Neumann` on the command line).
 `alternating=False` takes both directions at the old point.
 """
 

@@ -20,7 +20,7 @@ Exchanges a round: 1, with 2 dx floats each way. With K = 1 this is MRBO.
 
 Reference: Li, Huang, Huang, arXiv 2205.01608.
 Deviations: the listing is a reconstruction, the paper's abstract was read, not its
-body. What is sent is (x_{t+1}, nu_t) instead of (x_t, nu_t); the averaged x_t follows
+body. Clients send (x_{t+1}, nu_t) instead of (x_t, nu_t); the averaged x_t follows
 from their means. With fewer than K participants a client that missed the last round
 corrects from the received point.
 """

@@ -22,7 +22,7 @@ Before the first round z is a sum of N terms, by N exchanges:
 Exchanges a round: 2, with 2 (dx + 2 dy) floats each way. Evaluations of D_i: 2 tau.
 
 Reference: Tarzanagh, Li, Sharma, Oymak, arXiv 2306.01648 (FedMSA).
-Deviations: the updates were read in the authors' program. That subtracts from h what
+Deviations: the updates were read in the authors' program. It subtracts from h what
 client i saw at w_prev on the samples of the last round; the mean of all of that is h,
 so that rho changes nothing there. Here D_i(w_prev) is on the samples of now, as in
 STORM; with exact oracles the two agree. There z is from a series of FedIHGP, here with
@@ -111,7 +111,7 @@ class FedMSA(AbstractAlgorithm):
         return Memory(w, jnp.asarray(turn.index, jnp.int32)), h
 
     def recursion(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
-        """Walk tau steps along h and what changes of D_i on the way."""
+        """Take tau steps along h, updated by the changes of D_i."""
         steps = Triple(self.alpha, self.beta, self.beta)
         w, h = message.point, message.direction
 

@@ -29,7 +29,7 @@ from fedbilevel.schedules import Effective, choice, count, is_known, number, ste
 
 
 class Nest(Pointed):
-    """What the server carries; None where a variant has no use for it.
+    """The server's state; None where a variant does not use a field.
 
     q anchors the lower steps, `term` and `total` are the last term and the sum of the
     federated series, h anchors the upper steps. `begins` is the lower update at which a

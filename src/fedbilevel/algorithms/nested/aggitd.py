@@ -10,9 +10,9 @@ For every round, from y^0 = y, with m uniform on {0..N-1}:
         x   = mean_i x_i
 
 z travels with the anchors of FedInn, and once more at y^N, so that it needs no
-exchanges of its own, as FedNest's series does (`fednest`). fy is
-taken at an iterate on the way and Hessians are applied in the order of time: that is
-not reverse-mode unrolling. Every factor is averaged, so it is unbiased where clients
+exchanges of its own, as FedNest's series does (`fednest`). fy is taken at an
+intermediate iterate and Hessians are applied in the order of time: that is not
+reverse-mode unrolling. Every factor is averaged, so it is unbiased where clients
 differ. `random_length=False` has the sum over all beginnings in the place of one,
 
     z <- mean_i (z - lam hvp_i(x, y^t; zeta_i)[z] + lam fy_i(x, y^t; xi_i)),  t = 1..N

@@ -1,7 +1,7 @@
 r"""E-AiPOD: lower steps that skip exchanges by a coin, with controls, then FedOut.
 
-That all clients have one y is an equality constraint, and c_k its multiplier: the lower
-level is ProxSkip. Client k keeps c_k between rounds, from 0. For every round:
+One y for all clients is an equality constraint, and c_k its multiplier: the lower level
+is ProxSkip. Client k keeps c_k between rounds, from 0. For every round:
 
     T_in times (1 exchange each), from y_k = y:
         repeat:  y_k -= lr_y (gy_k(x, y_k; zeta) - c_k)

@@ -29,7 +29,7 @@ Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
 `upper_steps` gives the step of x another number of parts than tau: the published
 setting is 25 lower steps and one of x.
 Deviations: tau is the same on all clients. Random length and scaling of the series are
-from memory. The authors' program differs in many ways (its Neumann vectors are never
+from memory. The authors' program differs in many points (its Neumann vectors are never
 averaged, steps are not divided by tau); this is the paper's structure.
 """
 

@@ -17,8 +17,8 @@ Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
 (`fedbilevel.algorithms.presets`).
 `upper_steps` gives the step of x another number of parts than tau: the published
 setting is 25 lower steps and one of x.
-Deviations: tau is the same on all clients; any hypergradient rule (`Neumann` on the
-command line).
+Deviations: tau is the same on all clients; any hypergradient estimator (`Neumann` on
+the command line).
 """
 
 from typing import ClassVar

@@ -15,7 +15,7 @@ its rows. With the means of these over all clients,
 
 y counts as y*(x) where the decrement <gy, H^-1 gy> is 1 % of the expected descent of F
 and z is H^-1 fy to 3 %; F is corrected for the rest to first order, so that its error
-is of second order. From a y at which g is larger than before it goes half the way back.
+is of second order. From a y at which g is larger than before, y returns halfway.
 H is damped only where it is not positive definite. The first d moves no entry of x by
 more than `first_step`, the others by three times that. Where <h, B h> <= tolerance F, x
 stays, two more Newton steps make y exact to rounding, and the run ends; so it does at
@@ -66,7 +66,7 @@ _LARGEST = 2000  # parameters in a block
 
 
 class Sums(eqx.Module):
-    """What clients answer: both losses, fy, gy, h, and H, packed, by blocks."""
+    """The clients' answers: both losses, fy, gy, h, and H, packed, by blocks."""
 
     upper: Scalar
     lower: Scalar
@@ -77,7 +77,7 @@ class Sums(eqx.Module):
 
 
 class Search(Pointed):
-    """What the server carries: the accepted point, the trial, and how x is searched.
+    """The server's state: the accepted point, the trial, and the search along x.
 
     `value`, `h`, `inverse` are F, its gradient and B at the accepted point; the trial
     is `length` along the direction from there. `before` is the y before the trial's,
@@ -194,7 +194,7 @@ class NewtonBFGS(AbstractAlgorithm):
         return _tree.select(server.left >= 0, polished, searching)
 
     def _moved(self, server: Search, value: Array, h: Array) -> Search:
-        """Accept the trial where F fell enough, else go back to a shorter step."""
+        """Accept the trial where F fell enough, else try a shorter step."""
         slope = server.length * jnp.vdot(server.h, server.direction)
         enough = value <= server.value + 1e-4 * slope
         return _tree.select(

@@ -3,8 +3,8 @@ r"""Recursive (SPIDER, SARAH) directions, and when they are formed anew.
     d_t = mean of B samples of G(w_t; s)                 in some iterations
     d_t = d_{t-1} + G(w_t; s_t) - G(w_{t-1}; s_t)        in all others
 
-A round begins with a large batch. What follows is a `Repeat` of differences: as many as
-a period has left (SPIDER), or until a coin ends it (PAGE).
+A round begins with a large batch. A `Repeat` of differences follows: as many as a
+period has left (SPIDER), or until a coin ends it (PAGE).
 """
 
 from collections.abc import Callable

@@ -15,8 +15,8 @@ Hessian: right only for clients that are alike. q exchanges a round, with dx + d
 up each; as many down with a large batch, and twice as many else, for both points.
 
 Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
-Deviations: h is the l1 norm, x is not constrained, steps of y are constant. What is
-measured is the upper loss without l1.
+Deviations: h is the l1 norm, x is not constrained, steps of y are constant. The
+measured upper loss omits l1.
 """
 
 from dataclasses import replace

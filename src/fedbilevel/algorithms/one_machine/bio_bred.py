@@ -15,8 +15,8 @@ exchange an outer iteration, with dx + dy floats each way.
 
 Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
 Deviations: the paper's method is deterministic; it is that with `Sampling(batch=None)`,
-and draws samples else. h is the l1 norm, x is not constrained. What is measured is the
-upper loss without l1.
+and draws samples else. h is the l1 norm, x is not constrained. The measured upper loss
+omits l1.
 """
 
 from typing import Any, ClassVar

@@ -14,7 +14,7 @@ all three from the old point. Steps are constant. With m = 1 it is SOBA with all
 A step costs SOBA's, on 1/m of the rows. Memory: m (3 dy + 2 dx) floats. On K clients
 each keeps tables of its own rows, and directions are averaged at every iteration (p =
 1), which is right where clients differ: 1 exchange an iteration, with dx + 2 dy floats
-each way. Who takes part now and then has old tables, not wrong ones.
+each way. A client that takes part rarely has old tables, not wrong ones.
 
 Reference: Dagreou, Ablin, Vaiter, Moreau, arXiv 2201.13409 (NeurIPS 2022).
 Deviations: tables start at 0, as in the authors' benchmark by default. The batch size
@@ -41,7 +41,7 @@ __all__ = ["SABA"]
 
 
 class Tables(eqx.Module):
-    """What was last seen of every part: (jvp[z], gy, hvp[z]) below, (fx, fy) above."""
+    """Values last seen of every part: (jvp[z], gy, hvp[z]) below, (fx, fy) above."""
 
     lower: Triple
     upper: Pair

@@ -12,8 +12,7 @@ Hessian: right only for clients that are alike. 1 exchange an iteration, with dx
 floats each way.
 
 Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
-Deviations: h is the l1 norm, x is not constrained. What is measured is the upper loss
-without l1.
+Deviations: h is the l1 norm, x is not constrained. The measured upper loss omits l1.
 """
 
 from typing import ClassVar

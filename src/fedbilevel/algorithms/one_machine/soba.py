@@ -11,8 +11,8 @@ all three from the old point. a_t is any schedule; the paper's steps fall as T^(
 
 A step: one gradient of each level, one Hessian and one cross product. On K clients the
 directions are averaged at every iteration (p = 1), which is right where clients differ:
-1 exchange an iteration, with dx + 2 dy floats each way. That is FedBiO
-(`fedbio`) at p = 1, with one sample for each level.
+1 exchange an iteration, with dx + 2 dy floats each way. This is FedBiO (`fedbio`) at p
+= 1, with one sample for each level.
 
 Reference: Dagreou, Ablin, Vaiter, Moreau, arXiv 2201.13409 (NeurIPS 2022).
 Deviations: z has the opposite sign of the authors' code, and starts at 0.

@@ -5,10 +5,10 @@ For every outer iteration t, from the y of the last one (a warm start):
     T_in times:  y <- y - lr_y b_t gy(x, y; zeta)
     x <- x - lr_x a_t h(x, y; b)
 
-h is a hypergradient rule, the stochastic Neumann series in this paper, with samples of
-its own for fx and fy, for the cross product and for every factor. a_t and b_t are any
-schedules; here steps are constant. `upper_first=True` moves x before y. Relatives, all
-of them presets: BSA, TTSA, ALSET.
+h is a hypergradient estimator, the stochastic Neumann series in this paper, with
+samples of its own for fx and fy, for the cross product and for every factor. a_t and
+b_t are any schedules; here steps are constant. `upper_first=True` moves x before y.
+Relatives, all of them presets: BSA, TTSA, ALSET.
 
 A round: p outer iterations. On K clients slopes are averaged at every step (p = 1 in
 other methods' words), each client inverting its own Hessian: right only for clients

@@ -16,7 +16,7 @@ server forms m of the means, which is exact where clients differ. Of single clie
 vectors m would be another one.
 
 The answer is as good as y_s: with a quadratic g of curvature h in y, (1 - alpha h)^T of
-the way to its minimum is left, and the second term of the hypergradient is by this
+the distance to its minimum is left, and the second term of the hypergradient is by this
 share too short in the limit. There F + m q = 0, so that `small` ends the growth of m at
 (eta ||F||^2 / small)^(1/3). Steps are to be below about 2 / (m L), with L the curvature
 of g: with longer ones m stays near 2 / (lr L), and x and y wander.

@@ -8,7 +8,7 @@ with samples xi and zeta of their own for each line, which all copies share:
     x <- x - lr_x s_t sum_j a_j (j fx(x, y_j; xi) + gx(x, y_j; zeta) / nu_t)
 
 with nu_t = nu b_t, s_t = a_t. The bias is O(nu^p). p = 2 costs what p = 1 does, with
-y_1 and y_-1. What is reported is y_0, or what the copies tell of it: (y_1 + y_-1)/2.
+y_1 and y_-1. The reported y is y_0, or its estimate by the copies: (y_1 + y_-1)/2.
 
 A round: `local_steps` outer iterations. On K clients slopes are averaged at every step,
 which is right where clients differ: T_in + 1 exchanges an outer iteration, each with
@@ -17,8 +17,8 @@ all copies or x, up and down. A step costs a gradient of each level for each cop
 Reference: arXiv 2509.02937 (ICLR 2026).
 Deviations: updates as in the authors' program, where a loop begins with all copies of
 one sign of j at their mean (`begin=sides`): that leaves an error unless T_in is large.
-Here each goes on from where it stood. The step of x is not divided by the norm of h, as
-that of the paper's analysis is. All copies start at y.
+Here each copy continues from its last point. The step of x is not divided by the norm
+of h, as that of the paper's analysis is. All copies start at y.
 """
 
 from typing import Any, ClassVar

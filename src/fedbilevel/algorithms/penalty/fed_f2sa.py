@@ -7,7 +7,7 @@ Client k at every local iteration, samples xi, zeta and zeta', lam = 1/nu:
     x   <- x - lr_x (fx_k(x, y_l; xi) + lam (gx_k(x, y_l; zeta') - gx_k(x, y_s; zeta')))
     every p iterations:  x, y_l, y_s <- mean over clients
 
-That is degree 1, whose limit is O(nu) away from the solution; y_s, which was trained at
+This is degree 1, whose limit is O(nu) away from the solution; y_s, which was trained at
 x without a penalty, is what is reported. Higher degrees have other copies of y and
 weights (`penalty/_copies.py`); with degree 2, at the same cost, O(nu^2):
 

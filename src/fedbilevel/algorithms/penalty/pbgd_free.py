@@ -5,7 +5,7 @@ At every outer iteration, with samples of their own for each line:
     T_in times:  y <- y - lr_y (nu fy(x, y; xi) + gy(x, y; zeta))
     x <- x - lr_x fx(x, y; xi)
 
-The step of x leaves out what y* changes with x. That is right only where the solution
+The step of x leaves out what y* changes with x. This is right only where the solution
 of the lower level hardly matters to f: the paper calls such problems flat. Elsewhere
 another question is answered: on the task two-client x goes to 0, where 1 is right. So
 the method must be asked for by flat=yes.

@@ -100,7 +100,7 @@ class BVRLSGD(AbstractAlgorithm):
         return client, Pair(None, y_k)
 
     def picked(self, server: Iterate, gathered: Gathered, turn: ServerTurn) -> Iterate:
-        """Go on from the y of one client that took part."""
+        """Continue from the y of one client that took part."""
         one = jr.categorical(turn.shared, jnp.log(gathered.weights))
         y = jax.tree.map(lambda leaf: leaf[one], gathered.replies.y)
         return Iterate(Pair(server.point.x, y), server.direction)

@@ -1,4 +1,4 @@
-r"""FedAvg on the lower level at the given x: what one does who does not tune.
+r"""FedAvg on the lower level at the given x: the baseline without tuning.
 
     min_y  1/K sum_k g_k(x, y),   x fixed
 

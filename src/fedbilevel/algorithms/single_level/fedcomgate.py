@@ -16,12 +16,12 @@ numbers that are not rounded the limit is the minimizer itself, for any p. Then 
 0) it is SCAFFOLD with all clients, at half of its floats.
 
 Exchanges a round: 1, with dy numbers up in one or two bytes each, and dy floats down:
-what y moved by tells Delta. x is sent once.
+clients infer Delta from the change of y. x is sent once.
 
 Reference: Haddadpour, Kamani, Mokhtari, Mahdavi, arXiv 2007.01154 (AISTATS 2021).
 Deviations: read in the authors' program, where Delta_k of the last line is not rounded.
 There the client's weight multiplies it before it is rounded, and Delta is rounded once
-more on its way down; here neither is done. All clients take part in every round,
+more before it is sent down; here neither is done. All clients take part in every round,
 whatever the size of a cohort is. Weights are `ClientData.weights`, equal by default.
 """
 
@@ -63,7 +63,7 @@ class FedCOMGATE(AbstractAlgorithm):
     lr: Number = number("y moves by lr (gy - delta_k)", step="lower")
     lr_server: Number = number("the server's step along the mean move", default=1.0)
     bits: int = count(
-        "bits of a number on its way up; 0 sends floats", default=8, least=0
+        "bits of a number sent to the server; 0 sends floats", default=8, least=0
     )
     local_steps: int = count("local steps between two averages, p", kw_only=True)
 

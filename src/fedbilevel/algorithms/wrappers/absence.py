@@ -30,7 +30,7 @@ KEEP, CORRECT, FORGET = ABSENT = ("keep", "correct", "forget")
 
 
 class Absent(Part):
-    """What a client that missed rounds does with the direction it receives."""
+    """The use of a received direction by a client that missed rounds."""
 
     absent: str = word(
         "what one that missed rounds does with the memory it receives",

@@ -16,13 +16,13 @@ Where all norms are multiplied by a number, so is every C, from the first round 
 Changes of zero do not count.
 
 In a method of one loop that sends its iterate back, the change of every local step, of
-the point and of the direction that it moved along, is cut in the same way, by bounds
-of its own, before the reply is. The server's C is one for all local steps of a round.
-What corrects drift is never cut: c must remain the mean of all c_k. Nor are exchanges
-that make no step: a series whose terms were cut would be no inverse. Where no reply is
-a point, the slopes are cut that a server steps along.
+the point and of the direction that it moved along, is cut alike, by bounds of its own,
+before the reply is. The server's C is one for all local steps of a round. Drift
+corrections are never cut: c must remain the mean of all c_k. Nor are exchanges that
+make no step: a series whose terms were cut would be no inverse. Where no reply is a
+point, the slopes are cut that a server steps along.
 
-What travels more than the method says: a number down and two up for each bound, one for
+More numbers travel than the method says: one down and two up for each bound, one for
 every block of a reply, and one for every block of a local step.
 
 Reference: Andrew, Thakkar, McMahan, Ramaswamy, arXiv 1905.03871, whose counts are noisy

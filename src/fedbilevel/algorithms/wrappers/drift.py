@@ -98,7 +98,7 @@ class Anchor(Part):
         return {"drift": "anchor"}
 
     def shared(self, start):
-        """Make room for c."""
+        """Return zeros for c."""
         return _tree.zeros_like(start.point)
 
     def before(self, method, place):

@@ -8,14 +8,14 @@ one iterate to the next. These wrappers take that move for a negative gradient:
     new point = what was known + updates
 
 so that `optax.sgd(1.0)` changes nothing, `optax.sgd(1.0, momentum=0.9)` is FedAvgM's
-server and `optax.adam(0.01)` FedAdam's (arXiv 2003.00295). Only points move that way;
+server and `optax.adam(0.01)` FedAdam's (arXiv 2003.00295). Only points move so;
 directions are averaged as the method says. One transformation serves all blocks, or a
 `Pair` (a `Triple`) has one for each, None leaving a block alone. `Descent` and `Adam`
 are two that need no other library.
 
 The state of a server's transformation stays on the server, but where blocks are
-private: there it travels with the server's state, and is counted. That of a client
-stays on the client.
+private: there it travels with the server's state, and is counted. A client keeps
+its own.
 """
 
 from dataclasses import replace

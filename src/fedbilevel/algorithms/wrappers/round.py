@@ -80,7 +80,7 @@ class Quantized(AbstractWrapper):
     """A method whose replies are rounded at random, without bias."""
 
     bits: int = count(
-        "bits of a number on its way up; 0 sends floats", default=8, least=0
+        "bits of a number sent to the server; 0 sends floats", default=8, least=0
     )
 
     def __check_init__(self) -> None:

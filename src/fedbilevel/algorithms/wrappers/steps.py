@@ -7,7 +7,7 @@ r"""Small variations of local steps, each a part of a method of one loop.
     alternating   blocks move in turn, each at fresh values, which are the client's own:
                   where clients differ the limit is biased, at p = 1, too, unless
                   `controls` or an `anchor` correct every direction
-    personal y    every client keeps its own lower level
+    personal y    every client keeps a personal lower variable
     differences   hvp[v] = (gy(x, y + d v) - gy(x, y - d v)) / (2 d) and jvp[v] likewise
                   with gx, on one batch, d = distance / ||v||
 
@@ -205,7 +205,7 @@ class OwnLower(Around):
 
     @property
     def answers(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Say that every client has its own lower level."""
+        """Say that every client has a personal lower variable."""
         return "own y per client"
 
     def private_blocks(self) -> Pair:

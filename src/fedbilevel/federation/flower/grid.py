@@ -90,9 +90,9 @@ class GridTransport:
 
 @contextmanager
 def _a_failure_passes() -> Iterator[None]:
-    """Go on where the SuperLink failed: it was killed, and will be there again.
+    """Continue after a failure of the SuperLink: it was killed, and will restart.
 
-    It forgets whoever was sending, and fails on a message that it has already.
+    It forgets interrupted senders, and fails on a message that it has already.
     """
     try:
         yield
@@ -106,7 +106,7 @@ def _a_failure_passes() -> Iterator[None]:
 class _Mail:
     """Messages and the replies to them; `waiting` has the nodes that owe one.
 
-    Flower's own way of pulling replies takes three requests where one object is of
+    Flower itself pulls replies by three requests where one object is of
     interest, and waits for a node that died while it sent its reply.
     """
 
@@ -157,7 +157,7 @@ class _Mail:
                 try:
                     packet = assembly.filled(lambda name: record_in(self._pull(name)))
                 except ObjectUnavailableError:
-                    continue  # it is on its way
+                    continue  # it has not arrived yet
                 except ObjectPullError:
                     self._forget(asked)
                     continue

@@ -34,9 +34,8 @@ _BEGINNING = 256
 class _Piece(ConfigRecord):
     """A piece of a packet that is made whenever it is asked for.
 
-    It says which one it is, of a packet of how many bytes, and of which packet: so
-    those of two packets differ, however alike they are, and nobody takes one's for
-    another's.
+    It holds its number, the bytes of its packet, and the name of the packet. So pieces
+    of two packets always differ, however alike the packets are.
     """
 
     def __init__(self, packet: bytes, index: int) -> None:
@@ -82,9 +81,9 @@ class Assembly:
     """Puts the pieces of a packet together, each where it belongs, in their order.
 
     `names` are those of the pieces that were announced, and `largest` are the most
-    bytes that they may have together. Room is made for what came, not for what is said
-    to come, and what came stays in its place. Whatever is not the next piece of the
-    same packet is refused, and so is all of it.
+    bytes that they may have together. Memory is allocated for received pieces, not for
+    announced ones, and pieces are not moved. Anything but the next piece of the same
+    packet makes all of it refused.
     """
 
     def __init__(self, names: Sequence[str], largest: int) -> None:
@@ -119,7 +118,7 @@ class Assembly:
     def filled(self, pull: Callable[[str], Mapping[str, Any]]) -> Carried:
         """Pull what is missing; return the packet, or why it is refused.
 
-        Where `pull` raises, another call goes on at the same piece.
+        Where `pull` raises, another call continues at the same piece.
         """
         try:
             for name in self.names[self.came :]:
@@ -177,8 +176,8 @@ def push_objects(
 ) -> None:
     """Send those objects of messages that are wanted, the pieces of packets last.
 
-    Whoever has all pieces confirms the message, and Flower deletes all of it, together
-    with what is still to come: sending that would fail. Of pieces one is made at a
+    A receiver with all pieces confirms the message, and Flower deletes all of it,
+    together with unsent parts: sending those would fail. Of pieces one is made at a
     time.
     """
     asked = set(wanted)

@@ -47,7 +47,7 @@ Handle = Callable[[Carried], bytes]
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the SuperLink is, HOST:PORT, and how a node proves who it is.
+    """The address of the SuperLink, HOST:PORT, and the credentials of a node.
 
     Without a certificate of the authority the connection is not encrypted. `patience`
     are the seconds to try before giving up, at the start and after a loss.
@@ -132,10 +132,10 @@ class _NotLetInError(Exception):
 def _keep_this_process() -> None:
     """Let Flower raise an error where it would end this process.
 
-    If it cannot connect it exits, by force five seconds later, whoever catches that. If
-    it is not authorized, by a wrong clock or a key no longer registered, it sends this
-    process a Ctrl-C, which would look like the operator's. What it logs on the way, at
-    every attempt, is reported once by whoever catches that error.
+    If it cannot connect it exits, by force five seconds later, even if that is caught.
+    If it is not authorized, by a wrong clock or a key no longer registered, it sends
+    this process a Ctrl-C, which would look like the operator's. Its log entries of
+    every attempt are reported once, by the handler of that error.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     setattr(fleet_http_connection, "flwr_exit", _not_let_in)  # noqa: B010
@@ -143,7 +143,7 @@ def _keep_this_process() -> None:
 
 
 def _not_let_in(code: int, message: str) -> NoReturn:
-    """Say whether nobody is there, or who is there does not know this node yet."""
+    """Say whether no server answers, or one that does not know this node yet."""
     reason, error = message.partition("\n")[2] or message, sys.exc_info()[1]
     reason = f"({reason.strip()}, Flower's code {code})"
     if _UNKNOWN_KEY in reason:
@@ -160,7 +160,7 @@ def _not_let_in(code: int, message: str) -> NoReturn:
         )
     if isinstance(error, httpx.ConnectError) and "CERTIFICATE" not in reason:
         raise _NotLetInError(
-            f"nobody answers. The server is not running, or elsewhere {reason}."
+            f"no server answers. It is not running, or has another address {reason}."
         )
     raise _NotLetInError(f"no connection {reason}.")
 

@@ -1,4 +1,4 @@
-"""Over whom a site's replies are summed: one set of sites for each question.
+"""The sites over which a reply is summed: one set of sites for each question.
 
 Two sums of the same replies over {0, 1, 2, 3} and {0, 1, 2} show the reply of site 3.
 So a site remembers, across restarts and federations, in which sum it answered a
@@ -26,7 +26,7 @@ _COHORTS = 1024  # different ones, where they are kept apart
 
 
 class Question(NamedTuple):
-    """What a site was asked, as digests: under which settings, and all of it."""
+    """A question to a site, as digests: of its settings, and of all of it."""
 
     settings: str
     digest: str
@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 @dataclass
 class Cohorts:
-    """Remembers who was in the sum of each question, and refuses another sum.
+    """Remembers the sites in the sum of each question, and refuses another sum.
 
     `sums` are those of each question, `seen` all sets of sites under some settings.
     With a `path` it is on a disk, a line for each question: nothing is forgotten, and
@@ -59,8 +59,8 @@ class Cohorts:
         except (ValueError, TypeError) as error:
             # To begin anew would forget which sums were opened.
             raise CheckpointError(
-                f"{self.path} is damaged ({error}), so that nobody knows in which sums "
-                "this site was. Put back a copy, or move it away to begin anew."
+                f"{self.path} is damaged ({error}), so that it is unknown in which "
+                "sums this site was. Put back a copy, or move it away to begin anew."
             ) from error
 
     def why_not(self, question: Question, members: tuple[int, ...]) -> str | None:
@@ -102,7 +102,7 @@ def _read(held: Any) -> tuple[Question, tuple[int, ...]]:
 
 
 def _append(path: Path, line: str) -> None:
-    """Write a line to disk; nobody else may read who is asked what."""
+    """Write a line to disk that other users cannot read."""
     with naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

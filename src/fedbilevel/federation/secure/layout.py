@@ -1,12 +1,12 @@
 """Which exchange under masks is meant, and what travels with it, as arrays of bytes.
 
-With every exchange the server announces a number that is used once, who takes part, and
-the public keys of all, signed. A site answers with its masked reply. Then those who did
-are asked to confirm who is in the sum, and to reveal what opens it.
+With every exchange the server announces a number that is used once, the participants,
+and the public keys of all, signed. A site answers with its masked reply. Then the sites
+that replied are asked to confirm the set in the sum, and to reveal what opens it.
 
 Rows are in the order of the participants; one that is all zeros says nothing. Checks of
 8 bytes let the server see whose share, seed or secret is not what was promised. They
-are digests of numbers nobody can guess, so they reveal nothing of them.
+are digests of unpredictable numbers, so they reveal nothing of them.
 """
 
 import functools
@@ -39,7 +39,7 @@ ROW_BYTES = BOX_BYTES + 2 * _CHECK_BYTES
 
 @dataclass(frozen=True)
 class MaskedExchange:
-    """What the server announces: a number, used once in a run, and who takes part.
+    """The announcement: a number, used once in a run, and the participants.
 
     `context` is a digest of what else all participants must agree on.
     """
@@ -94,7 +94,7 @@ class MaskedExchange:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What is sent with an exchange; `repeat` counts sums of it that failed.
+    """Fields sent with an exchange; `repeat` counts sums of it that failed.
 
     Weights count in parts of the largest, which was agreed on with the settings.
     """
@@ -198,9 +198,9 @@ class MaskedReply(NamedTuple):
 
 
 class Revealed(NamedTuple):
-    """What a site gives to open a sum.
+    """A site's contribution to opening a sum.
 
-    Shares of the secrets of those who are in it, seeds of masks with those who are not.
+    Shares of the secrets of sites in the sum, seeds of masks with other sites.
     """
 
     shares: Any

@@ -91,11 +91,11 @@ def pair_secret(
 
 @dataclass(frozen=True)
 class PairKeys:
-    """What two clients have for one exchange; none of it reveals the others.
+    """Keys of two clients for one exchange; none of them reveals the others.
 
     `seed` makes their mask. Of two keys the first is for what the client of the lower
-    number sends: `boxes` close what passes through the server, `tags` prove who said
-    something. `draw` is a number below 2^64 that no third party can foresee.
+    number sends: `boxes` encrypt what passes through the server, `tags` authenticate
+    the sender. `draw` is a number below 2^64 that no third party can foresee.
     """
 
     seed: bytes

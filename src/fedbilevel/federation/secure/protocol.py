@@ -10,8 +10,8 @@ made from their X25519 keys, signed by a `SiteIdentity`. An exchange has three s
    secret of which every other site gets a Shamir share, in a box that only that site
    can open. Two thirds of the shares give the secret. Replies and masks are integers
    modulo 2^64: what cancels, cancels exactly.
-2. Confirm. The server says who replied. Each of them proves to each other, by a tag
-   under a key of the pair, that it was sent these survivors. It says so for one set,
+2. Confirm. The server names the survivors. Each of them proves to each other, by a tag
+under a key of the pair, that it was sent this set. It says so for one set,
    and for one set wherever it is asked the same (`cohorts`).
 3. Reveal. With tags of two thirds of the participants for the set that it confirmed
    itself, a site gives its shares of the secrets of the survivors, and the seeds of the
@@ -24,18 +24,17 @@ the message that was sent: sites that were sent different things have masks that
 cancel, and tags that do not fit.
 
 Above 64 participants two sites have a mask and shares between them only where a number
-from their secret is small: each has about 6 log2 n neighbors (Bell et al. 2020). Who is
-whose neighbor is not for the server to choose: it does not know the secrets. A site
-confirms only if two thirds of its neighbors are in the sum, so that what is left hangs
-together.
+from their secret is small: each has about 6 log2 n neighbors (Bell et al. 2020). The
+server cannot choose neighbors: it does not know the secrets. A site confirms only if
+two thirds of its neighbors are in the sum, so that what is left hangs together.
 
 A number is encoded in fixed point as round(weight * value * 2^(40 - s)). The scale 2^s
 of its block is known to both sides (`block_scales`), so the resolution is 2^-40 scales.
 With n participants the integers stay below 2^63 / n, beyond which they are cut: the
-sum cannot wrap, and no site says in the clear that its numbers are large. That leaves
+sum cannot wrap, and no site says in the clear that its numbers are large. This leaves
 weight * value a range of 2^23 / n scales: 2^20 for 8 participants, 2^7 for 2^16, the
 most that are allowed. The mean is off by at most 2^-41 scales divided by the mean
-weight of those who replied.
+weight of the survivors.
 
 Two more words go with every reply, masked like the rest. The sum of the first says in
 how many replies numbers were cut, or were none. The second is a digest of weight,
@@ -43,8 +42,8 @@ scales and sizes. If its sum is not what the server expects, then exchanges, wei
 scales or sizes differ somewhere, and `decode_mean` raises. It does not authenticate the
 numbers: a site can send wrong ones.
 
-What is protected, and what is not. The server may say what it likes to whom it likes,
-together with fewer than a third of the participants.
+Guarantees and limits. The server may send anything to any site, and collude with fewer
+than a third of the participants.
 
 - It learns the sum over the survivors, who they are, and what it knew before: weights,
   scales and sizes. Sites that work with it take themselves out of the sum: what is left
@@ -60,7 +59,7 @@ together with fewer than a third of the participants.
   of a message that each client gets for itself alone are not in the digest, so that
   they may differ for other reasons than the algorithm's.
 - A site that replies and then is silent lets the sum fail if somebody dropped out
-  before: nobody else has the seeds that these two share. The exchange is made again.
+  before: no other site has the seeds that these two share. The exchange is made again.
 - A node that restarts with its old keys must also restore `SecureSite.records`, saved
   before each answer left. Otherwise it could be made to use a mask twice, which shows
   the difference of two replies, or to confirm two sets. New keys are as good.
@@ -114,7 +113,7 @@ from fedbilevel.federation.secure.shares import (
 
 @dataclass(frozen=True)
 class Answered:
-    """What a site remembers of an exchange it replied to.
+    """A site's record of an exchange it replied to.
 
     Its digest, the digest of what it is about, the question that it answers, and the
     survivors that the site confirmed.
@@ -131,8 +130,8 @@ class SecureSite:
 
     `roster` holds the public key of every client, by number. With fewer than `minimum`
     sites in a sum the site does not take part. `records` are its answers so far, by
-    exchange number, and `cohorts` who was in which sum: a restarted site is given those
-    that it had.
+    exchange number, and `cohorts` the sites of each sum: a restarted site is given
+    those that it had.
     """
 
     def __init__(
@@ -205,7 +204,7 @@ class SecureSite:
         return MaskedReply(words, self._sealed(exchange, secret, shares))
 
     def confirm(self, exchange: MaskedExchange, survivors: Iterable[int]) -> np.ndarray:
-        """Return a row for each participant, which proves to it whom this site means.
+        """Return a row for each participant, which proves this site's set to it.
 
         Once a set of survivors is confirmed, only the same set is confirmed again.
         """

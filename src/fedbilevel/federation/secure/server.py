@@ -55,8 +55,8 @@ class MaskedServer:
     """Announces exchanges, has sums confirmed, and takes the masks out of them.
 
     `ask(clients, request_for, read, like)` is how it talks to clients. After a sum that
-    could not be opened the next one is tried without those who are to blame, and after
-    one with too few replies without those who gave none.
+    could not be opened the next one is tried without the clients to blame, and after
+    one with too few replies without the silent ones.
     """
 
     def __init__(self, roster: Roster, ask: Callable[..., Answers]) -> None:
@@ -65,12 +65,12 @@ class MaskedServer:
         self._avoided: set[int] = set()
         # The exchange that is made, and how many of its sums may have been opened.
         self._repeats: tuple[int, int] = (0, 0)
-        # Who was in the last sum, and whether sites answer no sum but over the same.
+        # Clients in the last sum, and whether sites answer sums over this set only.
         self._opened: set[int] = set()
         self._bound = False
 
     def announced(self, chosen: list[int], exchange: int) -> Announcement | None:
-        """Return who of the chosen is announced under a new number, if enough.
+        """Return the chosen clients announced under a new number, if enough.
 
         After a sum that failed sites answer others than before only of other batches.
         """
@@ -144,7 +144,9 @@ class MaskedServer:
             reasons = {refusal.reason for refusal in answers.refused.values()}
             if "cohort" in reasons and self._opened and not self._bound:
                 self._bound = True
-                self.roster.report(f"sums go on over {sorted(self._opened)}, {_APART}")
+                self.roster.report(
+                    f"sums continue over {sorted(self._opened)}, {_APART}"
+                )
             else:
                 self._failures.append(suspects)
                 self._avoided = set(error.suspects)
@@ -181,7 +183,7 @@ class MaskedServer:
         return found if type(found) is int else _FEWEST
 
     def _mean(self, question: _Question) -> PyTree:
-        """Return the mean reply of those who answered, as a tree like the coded one."""
+        """Return the mean of all replies, as a tree like the coded one."""
         exchange, replies, like = question.exchange, question.replies, question.coded
         check_replies(exchange, replies)
         # Sites remember a sum from here on; then only another repeat is answered.
@@ -209,13 +211,13 @@ class MaskedServer:
         return jax.tree.unflatten(jax.tree.structure(like), cast)
 
     def _confirmed(self, question: _Question) -> dict[int, np.ndarray]:
-        """Let those who replied prove to each other that they mean the same sum."""
+        """Let the survivors prove to each other that they mean the same sum."""
         request = Request(self._about(question, "agree"))
         clients, like = sorted(question.replies), question.exchange.rows(TAG_BYTES)
         tags = self._followed(question, clients, lambda client, member: request, like)
         if len(tags) < question.needed:
             silent = sorted(set(clients) - set(tags))
-            why = "replied, but did not confirm who is in the sum"
+            why = "replied, but did not confirm the set in the sum"
             raise UnmaskingError(
                 f"{len(tags)} of {question.needed} confirmations needed",
                 dict.fromkeys(silent, why),
@@ -225,7 +227,7 @@ class MaskedServer:
     def _revealed(
         self, question: _Question, tags: Mapping[int, np.ndarray]
     ) -> dict[int, Revealed]:
-        """Ask those who confirmed the sum for what opens it."""
+        """Ask the clients that confirmed the sum for what opens it."""
         header = self._about(question, "reveal")
         exchange, replies = question.exchange, question.replies
         like = Revealed(exchange.rows(SHARE_BYTES), exchange.rows(KEY_BYTES))

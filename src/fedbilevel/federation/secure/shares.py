@@ -16,7 +16,7 @@ _DRAWN_BYTES = 32  # for a coefficient: twice the prime's, so that none is prefe
 def threshold(holders: int) -> int:
     """Return how many of the holders must give their shares: two thirds, rounded up.
 
-    Two such groups have a third of the holders in common, so that nobody can find one
+    Two such groups have a third of the holders in common, so that no one can find one
     group for each of two statements unless a third of the holders supports both.
     """
     return -(-2 * holders // 3)

@@ -63,7 +63,7 @@ class SiteSecrets:
 
     def introduction(self) -> dict[str, Any]:
         """Return what a hello holds: the public key, signed, and the minimum."""
-        self._save()  # whoever answers the next packet must have the same keys
+        self._save()  # after a restart the next answer needs the same keys
         public = self.keys.public_bytes
         sent = {"key": public.hex(), "minimum": self.minimum}
         if self.identity is not None:
@@ -94,7 +94,7 @@ class SiteSecrets:
         return masked
 
     def confirm(self, info: Mapping[str, Any]) -> np.ndarray:
-        """Return the proofs, for the others, of who is in a sum for this site."""
+        """Return this site's proofs, for the others, of the set in a sum."""
         site, exchange, survivors = self._asked(info)
         tags = self._guarded(site.confirm, exchange, survivors)
         self._remember(site)
@@ -113,7 +113,7 @@ class SiteSecrets:
         """Read which sum is asked for; what it is about is what was replied to."""
         survivors = info.get("survivors")
         if not (isinstance(survivors, list) and all(type(k) is int for k in survivors)):
-            raise RefusedError("announcement", "does not say who is in the sum")
+            raise RefusedError("announcement", "does not name the set in the sum")
         announced = Announcement.read(
             {k: v for k, v in info.items() if k != "survivors"}
         )
@@ -173,7 +173,7 @@ class SiteSecrets:
             },
         }
         text = json.dumps(held).encode()
-        # A private key: nobody else may read it, not even for a moment.
+        # A private key: no other user may read it, not even for a moment.
         write_atomically(self.path, lambda file: file.write(text), mode=0o600)
 
 

@@ -1,4 +1,4 @@
-"""How the server takes the masks out of a sum, and finds who made that impossible."""
+"""Removal of masks from a sum, and detection of clients that prevent it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) 
     """Raise if masked replies cannot be added up, before anything is revealed.
 
     Every two neighbors sent the check of the seed that they share; where the checks
-    differ, who differs from more others is to blame, or both.
+    differ, the site that differs from more others is to blame, or both.
     """
     strangers = sorted(set(replies) - set(exchange.participants))
     kinds = {(one.words.dtype.name, one.words.shape) for one in replies.values()}
@@ -50,7 +50,7 @@ def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) 
 
 
 class Unmasking:
-    """Opens the sum over those who replied, with what they revealed.
+    """Opens the sum over the survivors, with what they revealed.
 
     `suspects` says whose part was wrong or missing, whether or not the rest sufficed.
     """
@@ -101,7 +101,7 @@ class Unmasking:
         return secrets
 
     def _shares(self) -> tuple[dict[int, dict[int, bytes]], list[tuple[int, int]]]:
-        """Return the good shares of each client by point, and who gave wrong ones."""
+        """Return good shares of each client by point, and the givers of wrong ones."""
         good: dict[int, dict[int, bytes]] = {client: {} for client in self.replies}
         wrong, places = [], self.exchange.places
         for client in self.replies:
@@ -117,7 +117,7 @@ class Unmasking:
         return good, wrong
 
     def _seeds(self) -> dict[tuple[int, int], bytes]:
-        """Return the seeds that those who replied share with those who did not."""
+        """Return the seeds that survivors share with dropped clients."""
         seeds, places = {}, self.exchange.places
         dropped = [k for k in self.exchange.participants if k not in self.replies]
         for client in self.replies:
@@ -134,7 +134,7 @@ class Unmasking:
         return seeds
 
     def _holders(self, client: int) -> list[int]:
-        """Return who has shares of a client's secret, by its own rows."""
+        """Return the holders of a client's secret's shares, by its own rows."""
         filled = self.replies[client].sealed.any(axis=1)
         return [k for k, place in self.exchange.places.items() if filled[place]]
 

@@ -1,1 +1,1 @@
-"""The server's side of a federation: who takes part, what is asked, what is taken."""
+"""The server's side of a federation: participants, requests, and replies."""

@@ -46,7 +46,7 @@ def blind_job(
     channel: Channel = PLAIN,
     weights: Sequence[float] | None = None,
 ) -> Job:
-    """Return a job that knows shapes, keys and costs, but nobody's rows."""
+    """Return a job that knows shapes, keys and costs, but no client's rows."""
     row = [np.ones((1, 1), np.float32)] * clients
     job = Job.of(
         algorithm,

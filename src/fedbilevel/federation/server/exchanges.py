@@ -1,4 +1,4 @@
-"""What the server asks of the sites, and what it takes of their answers."""
+"""The server's requests to the sites, and the answers that it accepts."""
 
 import functools
 import time
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from fedbilevel.federation.secure.server import MaskedServer
 
 _PAUSE = 0.5  # seconds before too few replies are asked for again
-_TRIES = 3  # to ask, if all who answer are refused
+_TRIES = 3  # to ask, if all answers are refused
 _STUCK = 10  # times in a row that the same clients may be refused and not go without
 # After which exchange a client stands, and which one no restart can undo.
 Stand = Callable[[int], tuple[int, int]]
@@ -61,7 +61,7 @@ Stand = Callable[[int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Question:
-    """One exchange: what the server says to whom.
+    """One exchange: the server's messages and their receivers.
 
     `asked` are clients in their places, `sent` is what travels to them, and `turn` what
     the server knows before the replies are there.
@@ -125,7 +125,7 @@ class Exchanges:
         self.job, self.roster, self.left_out = job, roster, left_out
         roster.agree(algorithm_fingerprint(job))
         self._futile = 0  # how often all answers were refused, in a row
-        self._stuck: list[set[int]] = []  # who was refused each time there were too few
+        self._stuck: list[set[int]] = []  # clients refused each time there were too few
         self._links = links_of(job)
         self._coded = {
             where: job.channel.coded_shape(link.reply_shape())
@@ -157,7 +157,7 @@ class Exchanges:
         return Question(header, link, asked, turn, jax.tree.map(np.asarray, sent))
 
     def exchange(self, question: Question, stand: Stand) -> Answers:
-        """Return who replied, and what all replies make together."""
+        """Return the replies, and what they make together."""
         coded = self._coded[question.link.where]
         if isinstance(self.job.channel.reduction, SecureMean):
             return self._masked_exchange(question, stand, coded)
@@ -195,7 +195,7 @@ class Exchanges:
 
     @functools.cached_property
     def _masked(self) -> "MaskedServer":
-        # What masks need is loaded only if there are any.
+        # Modules for masks are loaded only if there are any.
         from fedbilevel.federation.secure.server import MaskedServer
 
         return MaskedServer(self.roster, self.ask)
@@ -312,7 +312,7 @@ class Exchanges:
         return answers
 
     def settled(self) -> None:
-        """Note that an exchange was made, whoever was refused in it."""
+        """Note that an exchange was made, whether or not clients were refused."""
         self._stuck = []
 
     def _check_stuck(self, answers: Answers) -> None:
@@ -330,7 +330,7 @@ class Exchanges:
         )
 
     def name_refused(self, header: Header, answers: Answers) -> None:
-        """Say who was left out, and why."""
+        """Report the clients left out, and why."""
         for client, refusal in sorted(answers.refused.items()):
             entry = {
                 "round": header.round,

@@ -11,7 +11,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import Header
 
-_SMALL = 1e-6  # moves of a length below this part of the point harm nobody
+_SMALL = 1e-6  # moves shorter than this part of the point are harmless
 
 
 def why_unusable(reply: PyTree) -> str:
@@ -38,9 +38,9 @@ def implausible(
     """Return the clients whose reply is far out of proportion, and how far.
 
     A reply's length is its distance from what both sides know of the replies of its
-    place. It is compared with the median length. That shows who is wrong only if more
+    place. It is compared with the median length. This shows which is wrong only if more
     than half of the replies are alike: of two that differ either may be the sound one.
-    Then nobody is named, and the second thing returned says what could not be decided.
+    Then no client is named, and the second return value says what could not be decided.
     """
     if len(replies) < 2:
         return {}, ""
@@ -59,13 +59,13 @@ def implausible(
     if 2 * len(far) < len(lengths):
         return far, ""
     each = ", ".join(f"client {k} {length:.3g}" for k, length in lengths.items())
-    return {}, f"cannot tell which of {len(lengths)} replies is wrong, they move {each}"
+    return {}, f"one of {len(lengths)} replies is wrong, but not clear which: {each}"
 
 
 def not_finite(measured: Mapping[int, PyTree]) -> dict[int, RefusedError]:
     """Return those whose measurements are not finite, if there are others.
 
-    Where a run diverges nobody's are, and that shall be seen.
+    In a diverging run none is finite, and that shall be seen.
     """
     odd = {
         client: RefusedError("not-finite", "measured NaN or infinity, others did not")
@@ -82,7 +82,7 @@ def require_finite(tree: Any, header: Header, what: str) -> None:
             f"round {header.round}, exchange {header.exchange}, phase '{header.name}': "
             f"{what} holds NaN or infinity, though no single reply does. Nothing of "
             "this exchange was taken in. Look at weights and replies for numbers that "
-            "are too large, and serve again: the run goes on after its last whole "
+            "are too large, and serve again: the run continues after its last whole "
             "round."
         )
 

@@ -1,4 +1,4 @@
-"""What the sites report at the server's point: measurements, conclusions at the end."""
+"""Reports of sites at the server's point: measurements, conclusions at the end."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from fedbilevel.federation.server.roster import Member
 from fedbilevel.federation.wire import Bytes, Header, unpack_tree
 
 KINDS = ("number", "texts")
-_LONGEST_TEXT = 400  # letters
+_LONGEST_TEXT = 400  # characters
 _MOST_TEXTS = 4096
 _LARGEST_WHOLE = 2**53  # beyond it whole numbers are not exact
 

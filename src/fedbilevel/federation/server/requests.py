@@ -26,7 +26,7 @@ Read = Callable[[int, Mapping[str, Any], list, Bytes], Any]
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What clients are asked; those that are given the same one get the same bytes.
+    """A request to clients; clients with the same request get the same bytes.
 
     Of leaves whose digest is among the `known`, only that is sent.
     """
@@ -41,12 +41,12 @@ RequestFor = Callable[[int, Member], Request]
 
 @dataclass
 class Answers:
-    """What clients answered; `refused` has a reason for each that was not taken.
+    """Replies of clients; `refused` has a reason for each that was not taken.
 
     `traffic` are bytes down, bytes up, and of both those that are not leaves. `reply`
     is what the server makes of all that were taken. `came` is how many could be read,
-    whatever became of them; None if nobody was asked. `repeat` says how often the same
-    was asked of other rows before.
+    whatever became of them; None if no client was asked. `repeat` says how often the
+    same was asked of other rows before.
     """
 
     taken: dict[int, Any] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def _ask_once(
         client: request_for(client, roster.members[client]) for client in reached
     }
     headers = _addressed(requests, number)
-    # Sealed once for all who are asked the same.
+    # Sealed once for all clients with the same request.
     sealed = {
         request: pack(header, request.leaves, request.known, roster.seal)
         for request, header in headers.items()
@@ -134,7 +134,7 @@ def _ask_once(
 
 
 def _addressed(requests: Mapping[int, Request], number: int) -> dict[Request, Header]:
-    """Return the headers that are sent: with a number, and who is asked the same."""
+    """Return the headers that are sent: with a number and their addressees."""
     asked: dict[Request, list[int]] = {}
     for client, request in requests.items():
         asked.setdefault(request, []).append(client)
@@ -150,7 +150,7 @@ def _check(header: Header, client: int, sent: Header) -> None:
         raise RefusedError("client", f"answers as client {header.client}")
     info, echoed = header.info or {}, replace(header, client=sent.client)
     refuses = header.kind == "refused"
-    # What could not be read has no number.
+    # An unreadable packet has no number.
     asked = (header.number, header.addressees) == (sent.number, sent.addressees)
     if refuses and (asked or header.number == 0):
         raise refusal_read(info)

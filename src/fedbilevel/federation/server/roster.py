@@ -1,4 +1,4 @@
-"""Who takes part in a federation: which node is which client, and who is late."""
+"""The participants of a federation: the client of each node, and late ones."""
 
 import hashlib
 import json
@@ -102,7 +102,7 @@ class Member:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What it knows of the task."""
+        """Its view of the task."""
         return self.info["facts"]
 
 
@@ -173,7 +173,7 @@ class Roster:
                 f"clients {missing} did not come within {seconds:g} seconds.{turned} "
                 "Start their nodes, with the settings of the server, and serve again."
             )
-        self.report(f"going on without clients {missing}")
+        self.report(f"continuing without clients {missing}")
 
     def farewell(self) -> None:
         """Notify all nodes that the federation is over, and wait until they know."""
@@ -267,7 +267,7 @@ class Roster:
             more = "" if refusal is error else f", {shown(str(error))}"
             self._turned_away[node] = f"node {node}, {refusal}{more}"
             self.report(f"node {node} is not taken: {refusal}{more}")
-            # Whoever refused us knows why.
+            # A node that refused knows why.
             if not isinstance(error, _RefusedThereError):
                 why = {"reason": refusal.reason, "detail": refusal.detail}
                 self._notify({node}, {"over": False, **why}, wait=False)

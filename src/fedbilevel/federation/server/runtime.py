@@ -2,7 +2,7 @@
 
 It is a runtime like the simulator, and makes the same numbers from the same key. Rows,
 memories and private blocks are at the sites; here are the server's state, and the
-record of who took part in each exchange, from which the simulator can replay the run.
+record of participants of each exchange, from which the simulator can replay the run.
 """
 
 import time
@@ -38,7 +38,7 @@ _DECLINED = {"measure", "measured", "limit"}  # reasons of sites that will not s
 
 
 class Federated(eqx.Module):
-    """What the server of a federation carries; what clients keep is not here.
+    """The state of a federation's server; client states are not here.
 
     `accepted` is the last exchange of each client that was taken in, `attendance` has a
     row per exchange. `traffic` are bytes down, bytes up, and of both those that are not
@@ -61,9 +61,9 @@ class FederationRuntime(Runtime):
     `job` has no rows of anybody: see `blind_job`. `metrics` names what the sites
     measure. `left_out` is called with every reply that was not taken. `concludes` names
     what sites may report of a finished run, each a number or texts. `releases` counts
-    what was asked for under noise. `made` gets every exchange: its number, its
-    seconds, and who took part. Columns are what sites report in single numbers: the
-    norm of the mean of gradients, which stay where they are, is none of them.
+    what was asked for under noise. `made` gets every exchange: its number, its seconds,
+    and its participants. Columns are what sites report in single numbers: the norm of
+    the mean of gradients, which stay where they are, is none of them.
     """
 
     name = "flower"
@@ -87,7 +87,7 @@ class FederationRuntime(Runtime):
         self._durable = np.zeros(roster.clients, np.int64)
 
     def check(self, stopping: Stopping) -> None:
-        """Raise where measurements are to end a run that nobody measures."""
+        """Raise where measurements are to end a run that no site measures."""
         if stopping.looks and not willing(self.exchanges, "measures"):
             raise InvalidInputError(
                 f"{stopping.metric} is to end the run, but no site measures: with "
@@ -118,7 +118,7 @@ class FederationRuntime(Runtime):
         """Run some rounds."""
 
         def one_round(state: Federated, index: int) -> tuple[Federated, Found | None]:
-            # What a round starts from is kept before it, if anything is kept at all.
+            # The start of a round is kept before it, if anything is kept at all.
             self._durable = state.accepted
             where = (self.job, keys.ROUNDS, index)
             return phases_in_python(*where, state, self._exchange)
@@ -137,7 +137,7 @@ class FederationRuntime(Runtime):
     def conclude(self, state: Federated, rounds: int) -> dict[int, dict[str, Any]]:
         """Return what clients have to say of a run that ended after so many rounds.
 
-        Asked once, when it is known that the run goes on no further.
+        Asked once, when it is known that the run ends here.
         """
         if not willing(self.exchanges, "concludes"):
             return {}
@@ -204,7 +204,7 @@ class FederationRuntime(Runtime):
     def _take_in(
         self, state: Federated, question: Question, answers: Answers
     ) -> Federated:
-        """Take in the replies and record who took part."""
+        """Take in the replies and record the participants."""
         share = self.exchanges.share(list(answers.taken))
         came = question.present(answers.taken)
         turn = replace(question.turn, present=came, weight=share)

@@ -11,7 +11,7 @@ from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
 from fedbilevel.saved import Saved
 
 _COSTS = {"round", "exchanges", "bytes", "samples"}
-# Of all columns and seeds together: with ten letters each, two megabytes.
+# Of all columns and seeds together: with ten characters each, two megabytes.
 _MOST_NUMBERS = 200_000
 _UNWRITABLE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -33,7 +33,7 @@ def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
             name: value_scale(name, np.concatenate([o.columns[name] for o in every]))
             for name in metrics
         },
-        # What times the deviation of seeds is half of an interval.
+        # Times the deviation of seeds: half of an interval.
         "intervals": {
             name: t_quantile(len(many) - 1) / len(many) ** 0.5
             for name, many in saved.results.items()

@@ -1,4 +1,4 @@
-"""Who holds what: rows and classes of every site, and what was done to the columns.
+"""Rows by site: rows and classes of every site, and the preparation of columns.
 
 Reads the summary of the data that a run records, as far as it is there.
 """
@@ -12,7 +12,7 @@ from fedbilevel.report.page.pictures import Picture, is_number, short
 from fedbilevel.report.page.words import amount
 from fedbilevel.saved import Saved
 
-_HEADING = "Who holds what"
+_HEADING = "Rows by site"
 _SIZES = ("training", "validation")
 _DONE = {
     "label": "is predicted",
@@ -71,7 +71,7 @@ def _text(sites: list[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
         text += f" of {short(about['source'])}"
     text += "."
     if is_number(about.get("tested")):
-        text += f" {amount(about['tested'])} more rows test, and nobody trains on them."
+        text += f" {amount(about['tested'])} more rows are held out for tests."
     if is_number(about.get("dropped_rows")) and about["dropped_rows"]:
         text += f" {amount(about['dropped_rows'])} rows were dropped."
     return f"{text}{_remarks(about)}"

@@ -1,4 +1,4 @@
-"""What a task's result looks like: strengths, rows, operations, groups and sites."""
+"""Pictures of a task's result: strengths, rows, operations, groups and sites."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from fedbilevel.saved import Saved
 
 _MOST_BARS = 30
 _SHOWN_ROWS = 12
-_LONGEST = 60  # letters of a cell that comes from a file
+_LONGEST = 60  # characters of a cell that comes from a file
 _PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
 
 

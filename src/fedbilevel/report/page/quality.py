@@ -84,7 +84,7 @@ def _models(quality: Mapping[str, Any]) -> Picture:
         f"{MEANINGS.get(main, title(main))}.",
         [
             Grid("All metrics, with 95 % intervals", headings, rows),
-            Grid("What they mean", ("metric", "meaning"), meanings),
+            Grid("Meaning of the metrics", ("metric", "meaning"), meanings),
         ],
         _bars(
             "quality-models",

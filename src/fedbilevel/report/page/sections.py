@@ -12,7 +12,7 @@ from fedbilevel.report.tables import cost_rows
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
-_LONGEST = 200  # letters of a setting
+_LONGEST = 200  # characters of a setting
 
 
 def ranking_grid(

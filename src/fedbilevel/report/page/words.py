@@ -1,4 +1,4 @@
-"""What a page says of numbers and of a folder's results, in words."""
+"""Texts of a page about numbers and a folder's results."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ MEANINGS = {
     "upper_loss": "loss on the validation rows, which tuning lowers",
     "lower_gradient_norm": "slope of the training loss: 0 where training is finished",
     "z_norm": "size of z, which solves the linear system of the hypergradient",
-    "test_loss": "mean loss on rows that nobody trained on",
+    "test_loss": "mean loss on held-out rows",
     "test_accuracy": "share of the tested rows whose class was found",
     "test_error": "share of the tested rows whose class was not found",
     "test_root_mean_squared_error": "typical error on tested rows",
@@ -64,7 +64,7 @@ def lowest(values: np.ndarray) -> int | None:
 
 
 def still(saved: Saved) -> list[str]:
-    """Return who sent nothing; what was not counted is not nothing."""
+    """Return results without traffic; uncounted traffic is not none."""
     return [name for name, many in saved.results.items() if not _traffic(many)]
 
 

@@ -152,7 +152,7 @@ function drawCurves() {
   const place = document.getElementById("curves");
   place.setAttribute("aria-label", `${metric} against ${AXIS_TITLES[axis]}`);
   Plotly.react(place, made, layout, CONFIG);
-  document.getElementById("told").textContent = notes(left, goal, axis);
+  document.getElementById("notes").textContent = notes(left, goal, axis);
 }
 
 function notes(left, goal, axis) {
@@ -311,7 +311,7 @@ for (const button of document.querySelectorAll("[data-does]")) {
 
 async function unpacked() {
   const packed = atob(document.getElementById("plotly").textContent);
-  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+  const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 }

@@ -15,7 +15,8 @@ to 256 clients, however they differ. L follows what grows at once, what falls sl
 Along a run the products are differences of gradients, ||y||/100 to both sides. For
 what is smooth at that scale this is the Hessian. A kink, as ||y|| has at 0, curves
 without bound in a point, and steps of 0.5/L would end there: y and z stand still, x
-goes on. At the scale of the steps of y it curves by no more than its slopes differ.
+keeps moving. At the scale of the steps of y it curves by no more than its slopes
+differ.
 
 Where the lower level is not strongly convex, nothing holds z, which solves H z = fy: it
 grows along what is flat, and exponentially where g curves downward. The mean of s_k
@@ -23,7 +24,7 @@ is z'Hz/z'z, which is at least mu where there is one. With s its running mean,
 
     delta <- max(0.97 delta, 1.5 max(0, 1e-5 L - s))      (H + delta I) z = fy
 
-for whoever multiplies by H, series included. So delta is exactly 0 where L < 1e5 mu,
+in every product with H, series included. So delta is exactly 0 where L < 1e5 mu,
 and the bias of z, at most delta/(mu + delta) ||z|| where there is a mu, is none.
 """
 

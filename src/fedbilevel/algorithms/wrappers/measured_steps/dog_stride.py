@@ -1,15 +1,15 @@
-r"""The stride of x: how long a step may be that knows nothing but the way behind it.
+r"""The stride of x: a step size from the distances that x has moved so far.
 
-With r the largest distance of x from its start and G_i the way that x went in round i,
-in units of its step (DoG, arXiv 2302.12022):
+With r the largest distance of x from its start and G_i the move of x in round i, in
+units of its step (DoG, arXiv 2302.12022):
 
     stride = min(r / sqrt(sum_i G_i^2), limit)
 
 DoG stops what flies apart at once. It does not stop an x that is too fast for y: if y
 and z follow at a rate of rho a round, x is stable below 2 rho / L_Phi only, and beyond
 it swings around its goal ever farther, r growing along with G. Such a swing shows: from
-round to round x goes on in nearly the same direction, and yet it comes back half of the
-way that it went from its start, or its path becomes 3 times as long as that way. Then
+round to round x keeps nearly the same direction, and yet it comes back half of the
+distance from its start, or its path becomes 3 times as long as that distance. Then
 
     limit = stride / 4
 
@@ -74,7 +74,7 @@ class DogStride(eqx.Module):
         )
 
     def stride(self) -> Float[Array, ""]:
-        """Return the step of x, the first way itself while nothing is known."""
+        """Return the step of x, the first move itself while nothing is known."""
         squares = jnp.where(self.squares > 0, self.squares, 1)
         return jnp.minimum(self.farthest / jnp.sqrt(squares), self.limit)
 
@@ -116,7 +116,7 @@ class DogStride(eqx.Module):
         return replace(self, **self._like_before({"squares": slope**2}))
 
     def leapt(self, before: "DogStride") -> Bool[Array, ""]:
-        """Say whether x went in one round far beyond all of its way before."""
+        """Say whether x moved in one round far beyond all earlier moves."""
         far = _tree.norm(self.move) > _LEAP * before.farthest
         return far & (before.rounds >= _BEGUN)
 

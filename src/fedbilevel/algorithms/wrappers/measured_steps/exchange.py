@@ -1,4 +1,4 @@
-"""One exchange of a method inside of measured steps: what travels, and who judges."""
+"""One exchange of a method inside of measured steps."""
 
 from dataclasses import replace
 from functools import partial
@@ -72,7 +72,7 @@ class Reply(eqx.Module):
 
 
 class Held(eqx.Module):
-    """What a client keeps: the method's memory, v, its own L, and returns it knows."""
+    """A client's memory: that of the method, v, its own L, and known rollbacks."""
 
     memory: PyTree
     vector: Pair | None
@@ -156,7 +156,7 @@ class Exchange(eqx.Module):
         return replace(held, memory=after), Reply(reply, seen)
 
     def _memory(self, sent: Sent, held: Held) -> PyTree:
-        """Return the method's memory, a fresh one if the server went back."""
+        """Return the method's memory, a fresh one if the server rolled back."""
         point: Any = _curvature.point_in(sent.message)
         if sent.halvings is None or point is None:
             return held.memory
@@ -185,7 +185,7 @@ class Exchange(eqx.Module):
             v = _tree.select(is_z, unit, v)
         after, size = _curvature.multiplied(oracle, point, v, for_product)
         common: Any = sent.curvature
-        # What is not finite must not become the measure of all others.
+        # A value that is not finite must not scale all others.
         sound = jnp.isfinite(size)
         size = jnp.where(sound, size, common)
         after = _tree.select(sound, after, v)
@@ -220,7 +220,7 @@ class Exchange(eqx.Module):
         return self._judged(state, turn) if self.judges else state
 
     def _judged(self, state: Any, turn: ServerTurn) -> Any:
-        """Return the state to go on from, once the way of x is known."""
+        """Return the next state, once the move of x is known."""
         before, guard, point = state.way, state.guard, self.whole.point(state)
         way = before
         if before is not None:

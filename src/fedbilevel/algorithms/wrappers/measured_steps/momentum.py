@@ -1,4 +1,4 @@
-r"""Momentum for y and z where they go on and on in one direction.
+r"""Momentum for y and z while they keep moving in one direction.
 
 Steps of a share of 1/L1 take some L1/mu of them along the direction that curves least,
 and x has to wait for that. With v_r where a block, y or z, is after round r, and u_r
@@ -10,8 +10,8 @@ where the next one begins (Nesterov's steps, begun anew as in arXiv 1204.3982):
 
 so that some sqrt(L1/mu) steps do, and mu need not be known. The agreement is the usual
 cosine between m_r and m_(r-1), of the last 50 rounds or so. Where batches or cohorts
-make moves differ it is far below 0.9, u_r is v_r, and the method goes as its listing
-says. Where a run goes back, all of this begins anew.
+make moves differ it is far below 0.9, u_r is v_r, and the method follows its listing.
+After a rollback, all of this begins anew.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ _AGREE, _NEWEST = 0.9, 0.02  # of a cosine, and the weight of the newest one
 
 
 class _Block(eqx.Module):
-    """What is known of one block: its agreement, and t."""
+    """The state of one block: its agreement, and t."""
 
     agreement: Array
     rounds: Array

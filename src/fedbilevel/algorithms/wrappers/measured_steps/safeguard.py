@@ -1,4 +1,4 @@
-r"""A run that explodes, or slowly comes apart, goes back and goes on by shorter steps.
+r"""Safeguard: a diverging run rolls back and continues with smaller steps.
 
 Rounds are judged in tens. Of each ten the server knows F, the mean upper loss of the
 clients' batches at the points that it sent, e, the standard error of F, and
@@ -7,20 +7,20 @@ after ten rounds that were no worse than the best ones:
 
     F <= F_best + e   or   G <= 1.5 G_best
 
-A run goes back to it where the loss had fallen, and both got much worse, because x is
-too fast for y and z:
+A run rolls back to it if the loss had fallen and both got much worse, because x is too
+fast for y and z:
 
     F_first > F_best + 4 e,   F > F_best + (F_first - F_best) / 10 + 4 e,
     G > 3 G_best   and   G > G_first
 
-A loss that rises alone may be y on its way to a minimum that fits training rows too
-well, or to its maximum in a minimax problem. A run goes back at once where half of the
-replies are not finite, y goes a hundred times as far as in the first rounds and farther
-than its own size (in units of how fast momentum makes it), or x ten times as far as it
-ever was from its start. From there it goes on with a quarter of the steps of x and half
-of those of the lower level; those that follow the curvature are shortened less. A run
-that had to go back 12 times cannot be held: it ends with an error. Where the stride of
-x is measured and x turns round (`dog_stride.py`), that stride is limited.
+A loss that rises alone may mean that y approaches a minimum that overfits, or its
+maximum in a minimax problem. A run rolls back immediately if half of the replies are
+not finite, y goes a hundred times as far as in the first rounds and farther than its
+own size (in units of how fast momentum makes it), or x ten times as far as it ever was
+from its start. It continues with a quarter of the steps of x and half of those of the
+lower level. Steps that follow the curvature are shortened less. A run that rolled back
+12 times ends with an error. Where the stride of x is measured and x turns round
+(`dog_stride.py`), that stride is limited.
 
 Clients send F, and whether their reply was finite, with what was known of a reply in
 its place where it was not: such a client is left out of the round. Less than half of
@@ -38,7 +38,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from fedbilevel import _tree
 from fedbilevel.algorithms.one_loop import when
 
-MOST = 12  # times that a run goes back before it is given up
+MOST = 12  # rollbacks before a run is given up
 UNKNOWN = float(jnp.finfo(jnp.float32).max)
 _HUGE = 1e18  # a loss whose square is still a number
 _EVERY = 10  # rounds that are judged together
@@ -49,11 +49,11 @@ _SHARE, _ERRORS = 0.1, 4.0  # of the descent, and of standard errors
 _STEEP, _ALIKE = 3.0, 1.5  # times the slope of the best rounds
 EXPLODED, GREW, TURNED, UNFIT, SOFT = range(5)
 _EVENTS = {
-    EXPLODED: "the run exploded in round {now}: it went back to where it was after "
-    "round {back}, and on with half the steps, and a quarter of that of x",
-    GREW: "until round {now} the upper loss grew, x being too fast for y: the run went "
-    "back to where it was after round {back}, and on with half the steps, and a "
-    "quarter of that of x",
+    EXPLODED: "the run diverged in round {now}: it rolled back to round {back} and "
+    "continued with half the steps, and a quarter of that of x",
+    GREW: "the upper loss grew until round {now}, x being too fast for y: the run "
+    "rolled back to round {back} and continued with half the steps, and a quarter of "
+    "that of x",
     TURNED: "x turned round in round {now}, too fast for y: its step became a quarter "
     "of what it was",
     UNFIT: "theta did not fit any more in round {now}: it was larger than 1/L1, where "
@@ -141,15 +141,15 @@ class Record(eqx.Module):
 
 
 class Guard(eqx.Module):
-    """What to go back to, what is usual, and what has happened.
+    """The rollback state, the usual speed, and past interventions.
 
-    `kept` is what the server carried after round `stood`; `before` is y after the last
+    `kept` is the server's state after round `stood`; `before` is y after the last
     ten rounds, `usual` how far it went from there in the first ones, `trouble` the
     share of replies of this round that were not finite. `replaced` counts the rounds
-    that left a reply out, `halvings` how often steps were halved because the run went
-    back; of all that `happened`, `rounds` has what, when, and back to where. `unfit` is
-    the first round whose L1 was too large for a theta that was given, or 0, and `soft`
-    the first one with a damped system. `record` is None where no loss is measured.
+    that left a reply out, `halvings` how often steps were halved by rollbacks; of all
+    that `happened`, `rounds` has what, when, and back to where. `unfit` is the first
+    round whose L1 was too large for a theta that was given, or 0, and `soft` the first
+    one with a damped system. `record` is None where no loss is measured.
     """
 
     kept: PyTree
@@ -185,7 +185,7 @@ class Guard(eqx.Module):
     def judged(
         self, state: PyTree, move: Move, turn: Turned, index: Any
     ) -> tuple[PyTree, "Guard"]:
-        """Return the state to go on from after a round, and what to remember."""
+        """Return the next state after a round, and the updated guard."""
         index = jnp.asarray(index, jnp.int32)
         far = _size(_tree.subtract(move.y, self.before)) / move.speed
         too_far = (self.usual > 0) & (far > _FAR * self.usual)
@@ -204,7 +204,7 @@ class Guard(eqx.Module):
         )
 
     def _quiet(self, far: Array, returned: Array, index: Array) -> "Guard":
-        """Return what to remember of any round: what is usual, who was left out."""
+        """Return the memory of any round: the usual speed and the replies left out."""
         grown = jnp.where(index < _EVERY, _GROWTH * self.usual, self.usual)
         usual = jnp.where(self.usual > 0, jnp.minimum(far, grown), far)
         return replace(
@@ -215,7 +215,7 @@ class Guard(eqx.Module):
         )
 
     def _changed(self, state, move, far, exploded, due, turn, index):
-        """Return the state to go on from, and what to remember of it."""
+        """Return the next state, and the updated guard."""
         calm = (index < _EVERY) | (far <= _CALM * self.usual)
         good, grew, record = jnp.ones((), bool), jnp.zeros((), bool), self.record
         if record is not None:
@@ -261,7 +261,7 @@ class Guard(eqx.Module):
         return replace(self, **{name: jnp.where(is_so & (first == 0), now, first)})
 
     def gave_up(self) -> str:
-        """Say what could not be held, if the run went back too often to no avail."""
+        """Describe the divergence if too many rollbacks did not help."""
         record = self.record
         if int(self.halvings) < MOST or record is None:
             return ""
@@ -272,15 +272,15 @@ class Guard(eqx.Module):
             return ""
         since, until = int(self.rounds[0, 1]), int(self.rounds[: 2 * MOST, 1].max())
         return (
-            f"the run could not be held: from round {since} to round {until} it went "
-            f"back {MOST} times, with ever shorter steps. The upper loss was "
-            f"{first:.4g} in the first rounds, {best:.4g} in the best and {now:.4g} in "
-            "the last ones. Give the lower level a minimum that is unique, by a "
-            "penalty such as 0.01 ||y||^2; draw more rows; or give steps as numbers."
+            f"the run diverges: from round {since} to round {until} it rolled back "
+            f"{MOST} times, with ever smaller steps. The upper loss was {first:.4g} in "
+            f"the first rounds, {best:.4g} in the best and {now:.4g} in the last ones. "
+            "Give the lower level a minimum that is unique, by a penalty such as 0.01 "
+            "||y||^2; draw more rows; or give steps as numbers."
         )
 
     def events(self, times: int = 1) -> list[str]:
-        """Say in words what happened, in order; a round was judged so many times."""
+        """Describe interventions, in order; a round was judged so many times."""
         listed = self.rounds[: int(self.happened)].tolist()
         firsts = {UNFIT: int(self.unfit), SOFT: int(self.soft)}
         listed += [[what, now, 0] for what, now in firsts.items() if now]

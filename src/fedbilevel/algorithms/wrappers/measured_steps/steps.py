@@ -1,13 +1,13 @@
-r"""Steps that follow the curvature, and a run that survives steps that are too long.
+r"""Steps that follow the curvature, and a safeguard against steps that are too long.
 
 A wrapper around any method. Its numbers may be relative ones (`fedbilevel.units`): the
 wrapper measures what they refer to, along the run, and hands the method plain numbers
-in every exchange. With `safeguard`, a run that explodes or comes apart goes back and
-goes on by shorter steps, a theta that was given is reported when it stops to fit, and y
-and z get momentum where they go on and on in one direction. A z that the lower level
-does not hold is damped (`curvature.py`). The method's listing knows nothing of this.
+in every exchange. With `safeguard`, a diverging run rolls back and continues with
+smaller steps, a fixed theta that becomes too large is reported, and y and z get
+momentum while they keep moving in one direction. A z that the lower level does not hold
+is damped (`curvature.py`). The method's listing knows nothing of this.
 
-What travels more than the method says, each way: L1, the damping and the stride of x
+More numbers travel than the method says, each way: L1, the damping and the stride of x
 where they are followed, how often steps were halved and the loss of the rounds before,
 down; (L_k / L)^4, the curvature along z, the upper loss and whether a reply was finite,
 up. One Hessian product and one upper loss more a round, ten products before the first.
@@ -68,7 +68,7 @@ class Steady(Inside):
 def steadied(algorithm: AbstractAlgorithm, safeguard: bool = False) -> Any:
     """Wrap a method that needs it: one with relative numbers, or to be guarded.
 
-    A method that says itself when it is over goes back by itself, too.
+    A method that says itself when it is over rolls back by itself, too.
     """
     if isinstance(algorithm, SteadySteps) or algorithm.finishes:
         return algorithm
@@ -79,7 +79,7 @@ def steadied(algorithm: AbstractAlgorithm, safeguard: bool = False) -> Any:
 class SteadySteps(AroundServer):
     """A method with steps that follow the curvature, and a safeguard."""
 
-    safeguard: bool = choice("go back where a run explodes", default=True)
+    safeguard: bool = choice("roll back a diverging run", default=True)
 
     @property
     def follows(self) -> bool:
@@ -115,7 +115,7 @@ class SteadySteps(AroundServer):
         return self.begun(Steady(server, curvature, softness, way, guard, None, best))
 
     def begun(self, state: Steady) -> Steady:
-        """Return a state before the first round, to which a run may go back."""
+        """Return a state before the first round, to which a run may roll back."""
         if self.pushes:
             blocks = self.algorithm.blocks(state.server)
             state = replace(state, momentum=Momentum.of(blocks))
@@ -148,7 +148,7 @@ class SteadySteps(AroundServer):
         return self._wrapped(phases, "phases", len(every_phase(phases)) - 1)
 
     def events(self, server: Any) -> list[str]:
-        """Say what happened on the way."""
+        """Describe automatic interventions."""
         if server.guard is None:
             return []
         return server.guard.events(_times_of_last(self.plain().phases()))

@@ -9,7 +9,12 @@ import pytest
 from sklearn import datasets, linear_model, metrics
 
 from fedbilevel.evaluation import Judged, Rows, Site, quality
-from fedbilevel.evaluation.linear import Columns, base_rate, fit_classes, fit_numbers
+from fedbilevel.evaluation.linear import (
+    base_rate,
+    fit_classes,
+    fit_numbers,
+    standardized,
+)
 from fedbilevel.evaluation.metrics import Judgment, calibration
 from fedbilevel.evaluation.words import figure, with_interval
 
@@ -110,7 +115,7 @@ def test_classes_are_fitted_as_by_scikit_learn(load):
     features, label = load(return_X_y=True)
     made = fit_classes(features, label, label.max() + 1, 0.5)
     theirs = linear_model.LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000)
-    scaled = Columns.of(features)(features)
+    scaled = standardized(features)(features)
     expected = theirs.fit(scaled, label).predict_proba(scaled)
     np.testing.assert_allclose(made(features), expected, atol=1e-5)
 
@@ -118,7 +123,7 @@ def test_classes_are_fitted_as_by_scikit_learn(load):
 def test_numbers_are_fitted_as_by_scikit_learn():
     table: Any = datasets.load_diabetes(return_X_y=True)
     features, label = table
-    scaled = Columns.of(features)(features)
+    scaled = standardized(features)(features)
     expected = linear_model.Ridge(3.0).fit(scaled, label).predict(scaled)
     np.testing.assert_allclose(fit_numbers(features, label, 3.0)(features), expected)
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedbilevel import datasets
 from fedbilevel.cli.app import app
 from fedbilevel.datasets import TableChoices
-from fedbilevel.evaluation.linear import Columns
+from fedbilevel.evaluation.linear import standardized
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.model_quality import model_quality, site_rows
 from fedbilevel.models import Model
@@ -95,7 +95,7 @@ def test_fedavg_is_a_regression_on_the_rows_of_all_sites(ran):
     table, result = ran
     columns, trained, tested = cut(table)
     features = model_of(result).features(columns)
-    ill, scale = columns["ill"] == "yes", Columns.of(features[trained])
+    ill, scale = columns["ill"] == "yes", standardized(features[trained])
     theirs = LogisticRegression(tol=1e-10).fit(scale(features[trained]), ill[trained])
     chances = theirs.predict_proba(scale(features[tested]))
     (found,) = (one for one in result.quality["models"] if one["kind"] == "untuned")

@@ -4,8 +4,6 @@ import html
 import json
 import math
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,13 +280,6 @@ def shaped(
             "the start that the run was begun with."
         )
     return jax.tree.unflatten(structure, leaves)
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        return read_arrays(path)
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def _as_json(about: Any) -> str:

@@ -156,6 +156,16 @@ def read_experiment(**given: Any) -> "Experiment":
     return Experiment(**given, options=options)
 
 
+def of_table(*names: str, panel: str | None = None) -> dict[str, Argument]:
+    """Return arguments of these names that say how a table is read."""
+    return {one: option(str | None, None, TABLE[one], panel=panel) for one in names}
+
+
+def read_choices(**given: str | None) -> TableChoices:
+    """Return how a table is read; what was left out has its default."""
+    return TableChoices(**{n: text for n, text in given.items() if text is not None})
+
+
 _SETTINGS = Annotated[
     list[str] | None,
     typer.Option(
@@ -172,10 +182,7 @@ _OPTIONS = {
         None,
         "name, file or folder of the data; see `fedbilevel list data`",
     ),
-    **{
-        name: option(str | None, None, meaning, panel=_COLUMNS)
-        for name, meaning in TABLE.items()
-    },
+    **of_table(*TABLE, panel=_COLUMNS),
     "settings": Argument(_SETTINGS, None),
 }
 EXPERIMENT = declared(Settings, read_experiment).having(**_OPTIONS)

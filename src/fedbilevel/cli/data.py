@@ -16,7 +16,8 @@ from fedbilevel.cli.arguments import (
     AsJson,
     Group,
     at_least_one,
-    option,
+    of_table,
+    read_choices,
     takes,
 )
 from fedbilevel.cli.console import Console
@@ -96,32 +97,18 @@ _UNCOUNTED = (
 )
 
 
-def _read(files: list[Path], **given: str | None) -> tuple[list[Path], TableChoices]:
-    chosen = {name: text for name, text in given.items() if text is not None}
-    return files, TableChoices(**chosen)
+_FILES = Annotated[
+    list[Path], typer.Argument(help="tables, or files of sums that sites wrote")
+]
 
 
-_CHOICES = Group(
-    {
-        "files": Argument(
-            Annotated[
-                list[Path],
-                typer.Argument(help="tables, or files of sums that sites wrote"),
-            ]
-        ),
-        **{
-            name: option(str | None, None, meaning)
-            for name, meaning in TABLE.items()
-            if name != "preparation"
-        },
-    },
-    _read,
+@takes(
+    files=Group({"files": Argument(_FILES)}, lambda files: files),
+    choices=Group(of_table(*TABLE), read_choices).without("preparation"),
 )
-
-
-@takes(asked=_CHOICES)
 def prepare(
-    asked: tuple[list[Path], TableChoices],
+    files: list[Path],
+    choices: TableChoices,
     sums: Annotated[
         Path | None,
         typer.Option(help="file for the sums: what this site gives to the others"),
@@ -142,7 +129,6 @@ def prepare(
     label. Fewer than --minimum-rows numbers of a column are not reported, and a text in
     fewer than 5 rows of every site is "(other)", here and at prediction.
     """
-    files, choices = asked
     at_least_one(minimum_rows=minimum_rows)
     if sums is None and out is None:
         raise InvalidInputError(

@@ -15,7 +15,7 @@ from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import FEDERATED, declared, option, takes
 from fedbilevel.cli.console import Console
 from fedbilevel.cli.progress import ending_soon
-from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.errors import CheckpointError, InvalidInputError, needed
 from fedbilevel.startup.own_process import collect_as_usual
 
 if TYPE_CHECKING:
@@ -208,13 +208,8 @@ def _take_part(site: Any, link: Any) -> None:
 
 def require_flower() -> None:
     """Raise unless Flower is installed."""
-    try:
-        import flwr  # noqa: F401
-    except ImportError as error:
-        raise InvalidInputError(
-            "a federation needs Flower. Install it with "
-            "`pip install 'fedbilevel[flower]'`."
-        ) from error
+    sentence = "a federation needs Flower. Install it with "
+    needed("flwr", f"{sentence}`pip install 'fedbilevel[flower]'`.")
 
 
 def check_security(

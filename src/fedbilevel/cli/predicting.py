@@ -7,7 +7,7 @@ import typer
 
 from fedbilevel._folders import require_new_file
 from fedbilevel._table_choices import TableChoices, listed_names
-from fedbilevel.cli.arguments import TABLE, AsJson, Group, option, takes
+from fedbilevel.cli.arguments import AsJson, Group, of_table, read_choices, takes
 from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import unknown_name
@@ -18,21 +18,10 @@ RunFolder = Annotated[
 ]
 
 
-def _read(**given: str | None) -> TableChoices:
-    chosen = {name: text for name, text in given.items() if text is not None}
-    return TableChoices(**chosen)
+_READING = ("missing", "separator", "decimal", "encoding")
 
 
-_READING = Group(
-    {
-        name: option(str | None, None, TABLE[name], panel="How a table is read")
-        for name in ("missing", "separator", "decimal", "encoding")
-    },
-    _read,
-)
-
-
-@takes(choices=_READING)
+@takes(choices=Group(of_table(*_READING, panel="How a table is read"), read_choices))
 def predict(
     choices: TableChoices,
     folder: RunFolder,

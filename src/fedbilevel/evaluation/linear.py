@@ -7,7 +7,6 @@ form. Columns are standardized on the rows that are fitted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,22 +20,11 @@ _WORSE = 2  # strengths in a row that are worse than the best end the search
 Fitted = Callable[[np.ndarray], np.ndarray]  # from rows to what is predicted
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Centers and scales columns; constant ones become 0."""
-
-    center: np.ndarray
-    spread: np.ndarray
-
-    @classmethod
-    def of(cls, features: np.ndarray) -> "Columns":
-        """Measure the columns of rows."""
-        spread = features.std(axis=0)
-        return cls(features.mean(axis=0), np.where(spread > 1e-9, spread, np.inf))
-
-    def __call__(self, features: np.ndarray) -> np.ndarray:
-        """Return rows with mean 0 and variance 1."""
-        return (features - self.center) / self.spread
+def standardized(features: np.ndarray) -> Fitted:
+    """Return what centers and scales columns; constant ones become 0."""
+    center, spread = features.mean(axis=0), features.std(axis=0)
+    spread = np.where(spread > 1e-9, spread, np.inf)
+    return lambda asked: (asked - center) / spread
 
 
 def base_rate(label: np.ndarray, classes: int) -> np.ndarray:
@@ -52,7 +40,7 @@ def fit_classes(
 
     Classes without a row have the share that `base_rate` gives them.
     """
-    columns, share = Columns.of(features), base_rate(label, classes)
+    columns, share = standardized(features), base_rate(label, classes)
     present, codes = np.unique(label, return_inverse=True)
     rows = columns(features)
     if inverse is None:
@@ -72,7 +60,7 @@ def fit_numbers(
     features: np.ndarray, label: np.ndarray, alpha: float | None = None
 ) -> Fitted:
     """Fit numbers; `alpha` is scikit-learn's, chosen by five folds if left out."""
-    columns = Columns.of(features)
+    columns = standardized(features)
     rows, center = columns(features), label.mean()
     if alpha is None:
         alpha = _chosen_alpha(rows, label)

@@ -4,16 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_TITLES = {
-    "log_loss": "log loss",
-    "auc": "AUC",
-    "balanced_accuracy": "balanced accuracy",
-    "accuracy": "accuracy",
-    "brier_score": "Brier score",
-    "root_mean_squared_error": "root mean squared error",
-    "mean_absolute_error": "mean absolute error",
-    "r2": "R2",
-}
+_TITLES = {"auc": "AUC", "brier_score": "Brier score", "r2": "R2"}
 
 MEANINGS = {
     "log_loss": "the mean surprise at the true class: 0 would be certain and right",
@@ -29,7 +20,7 @@ MEANINGS = {
 
 def title(name: str) -> str:
     """Return the name of a metric for people."""
-    return _TITLES.get(name, name)
+    return _TITLES.get(name, name.replace("_", " "))
 
 
 def figure(value: float, like: float | None = None) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,7 +80,9 @@ def compare(
         earlier = read_json(path).get("names", {}) if path.exists() else {}
         given = zip(entries, map(algorithms.as_name, names), strict=True)
         write_json(path, {**settings, "names": {**earlier, **dict(given)}})
-    with _naming_sites(built, entries):
+    # Where one pools rows, client 0 may be all of them.
+    pools = any(entry.pools for entry in entries.values())
+    with nullcontext() if pools else built.naming_sites():
         found = compared(
             _as_given(built.setting, experiment, built),
             contenders,
@@ -100,14 +102,6 @@ def compare(
     _name_results(built, entries, found, folder)
     trials = {name: trials_of(searches[name], one) for name, one in found.tuned.items()}
     return NamedComparison(found, trials)
-
-
-def _naming_sites(
-    built: Built, entries: Mapping[str, Entry]
-) -> AbstractContextManager[None]:
-    """Name sites in errors, unless one pools rows: then client 0 may be all."""
-    pools = any(entry.pools for entry in entries.values())
-    return nullcontext() if pools else built.naming_sites()
 
 
 def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> None:

@@ -14,19 +14,10 @@ from fedbilevel._files import naming_damage, write_atomically
 from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
 from fedbilevel._schema import Settings, checked
 from fedbilevel._table_choices import FLAGS
-from fedbilevel.algorithms import (
-    AbstractAlgorithm,
-    Entry,
-    quantile_clipped,
-    steadied,
-)
+from fedbilevel.algorithms import AbstractAlgorithm, Entry, quantile_clipped, steadied
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
-from fedbilevel.errors import (
-    CheckpointError,
-    InvalidInputError,
-    unknown_name,
-)
+from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.experiments.built import Built, headline_only
 from fedbilevel.experiments.channels import (
     CHANNEL,

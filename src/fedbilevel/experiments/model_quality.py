@@ -76,7 +76,9 @@ def site_rows(task: Task, client: int) -> tuple[Any, np.ndarray]:
         )
         for level, size in zip((data.lower, data.upper), sizes, strict=True)
     )
-    if upper[1].shape[1:] or _are_same(lower, upper):
+    # Labels first: features may lie in a file.
+    same = map(np.array_equal, lower[::-1], upper[::-1])
+    if upper[1].shape[1:] or all(same):
         return (lower[0],), lower[1]
     return (lower[0], upper[0]), np.concatenate([lower[1], upper[1]])
 
@@ -84,10 +86,6 @@ def site_rows(task: Task, client: int) -> tuple[Any, np.ndarray]:
 def _on_host(rows: Any) -> Any:
     """Return rows of which JAX compiles no program to take some; files stay."""
     return rows if is_stored(rows) else np.asarray(rows)
-
-
-def _are_same(one: tuple[Any, np.ndarray], other: tuple[Any, np.ndarray]) -> bool:
-    return np.array_equal(one[1], other[1]) and np.array_equal(one[0], other[0])
 
 
 def _plain(parts: tuple[Any, ...], model: Model, width: int) -> np.ndarray:

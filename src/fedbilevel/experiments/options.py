@@ -153,15 +153,15 @@ def _fields(entry: Entry) -> dict[str, Field]:
 def _kind(one: Field) -> str:
     if one.type is int:
         return "count"
-    if one.type is bool:
-        return "true or false"
     if _words(one):
         return " or ".join(_words(one))
     return "number or schedule" if one.type == Schedule else "number"
 
 
-def _words(one: Field) -> dict[str, str | None]:
+def _words(one: Field) -> dict[str, Any]:
     """Return the words that a field takes, if it does, with what each one sets."""
+    if one.type is bool:
+        return {"true": True, "false": False}
     words = one.metadata.get("words", ())
     nothing = {"none": None} if words and one.default is None else {}
     return {**nothing, **{word: word for word in words}}
@@ -214,14 +214,11 @@ class _Reader:
                 self.made[one.name] = self._schedule(letter, rho1)
         if "local_steps" in self.entry.parameters:
             self.made["local_steps"] = self.local_steps
-        return self.entry.make(**self._by_letter())
-
-    def _by_letter(self) -> dict[str, Any]:
-        return {
-            letter: self.made[one.name]
-            for letter, one in self.entry.parameters.items()
-            if one.name in self.made
+        parameters = self.entry.parameters.items()
+        made = {
+            n: self.made[one.name] for n, one in parameters if one.name in self.made
         }
+        return self.entry.make(**made)
 
     def _read(self, letter: str, one: Field) -> None:
         word, values = _WORDS.get(one.name, ("", {}))
@@ -231,9 +228,7 @@ class _Reader:
         elif letter in self.options:
             self.made[one.name] = self._value(letter, one)
         elif word in self.options:
-            if self.options[word] not in values:
-                raise unknown_name(word, self.options[word], values)
-            self.made[one.name] = values[self.options[word]]
+            self.made[one.name] = self._word(word, values, word)
         elif effective is not None:
             self.made[one.name] = self._converted(one, effective)
         elif one.default is MISSING:
@@ -250,23 +245,22 @@ class _Reader:
         kind: Any = self.entry.rule
         words = {"random": RandomNeumann, "full": Neumann}
         if kind is RandomNeumann and "length" in self.options:
-            if self.options["length"] not in words:
-                raise unknown_name("length", self.options["length"], words)
-            kind = words[self.options["length"]]
+            kind = self._word("length", words, "length")
         return kind(self._count("q"), self._number("theta"))
 
     def _value(self, letter: str, one: Field) -> Any:
         if one.type is int:
             return self._count(letter)
-        if one.type is bool:
-            words = {"true": True, "false": False}
-            if self.options[letter] not in words:
-                raise unknown_name(f"value of {letter}", self.options[letter], words)
-            return words[self.options[letter]]
         words = _words(one)
-        if words and self.options[letter] not in words:
-            raise unknown_name(f"value of {letter}", self.options[letter], words)
-        return words[self.options[letter]] if words else self._number(letter)
+        if words:
+            return self._word(letter, words, f"value of {letter}")
+        return self._number(letter)
+
+    def _word(self, name: str, words: Mapping[str, Any], kind: str) -> Any:
+        """Return what a word sets; `kind` is what it is called where it is unknown."""
+        if self.options[name] not in words:
+            raise unknown_name(kind, self.options[name], words)
+        return words[self.options[name]]
 
     def _converted(self, one: Field, effective: Effective) -> Any:
         name = next(

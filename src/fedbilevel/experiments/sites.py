@@ -176,7 +176,7 @@ def build_site(
         limits=limits,
         identity=identity,
         minimum=minimum,
-        largest_weight=_largest_weight(experiment, clients),
+        largest_weight=float(_weights(experiment, clients).max()),
         follow=_following(asked, task, entry, job, client) if tune else None,
         source=None if trial else _source(experiment),
     )
@@ -322,23 +322,20 @@ def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> T
 
     Without one a client weighs 1: the server would not know of another.
     """
-    chosen = agreed(experiment)
-    weights = as_weights(None if isinstance(chosen, str) else chosen, clients)
     own = float(task.data.weights[0])
-    if chosen == "task" and own != 1:
+    if agreed(experiment) == "task" and own != 1:
         raise InvalidInputError(
             f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
             "in a federation the operator of the server decides what clients count. "
             "Give --weights, on the server and at all sites alike."
         )
-    return weighing(task, [float(weights[client])])
+    return weighing(task, [float(_weights(experiment, clients)[client])])
 
 
-def _largest_weight(experiment: Experiment, clients: int) -> float:
-    """Return the largest weight that was agreed on; all are 1 if none was."""
+def _weights(experiment: Experiment, clients: int) -> Any:
+    """Return the weights that were agreed on; all are 1 if none was."""
     chosen = agreed(experiment)
-    weights = as_weights(None if isinstance(chosen, str) else chosen, clients)
-    return float(weights.max())
+    return as_weights(None if isinstance(chosen, str) else chosen, clients)
 
 
 def _schema(

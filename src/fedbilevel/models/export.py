@@ -59,10 +59,6 @@ def _to_npz(model: Model, path: Path) -> None:
     write_arrays(path, arrays | _scaling(model))
 
 
-def _to_safetensors(model: Model, path: Path) -> None:
-    save(model, path, path.with_suffix(".json"))
-
-
 def _to_onnx(model: Model, path: Path) -> None:
     if not model.is_linear:
         raise InvalidInputError(
@@ -119,6 +115,6 @@ def _onnx_graph(model: Model, onnx: Any) -> Any:
 
 FORMATS: Mapping[str, Callable[[Model, Path], None]] = {
     "npz": _to_npz,
-    "safetensors": _to_safetensors,
+    "safetensors": lambda model, path: save(model, path, path.with_suffix(".json")),
     "onnx": _to_onnx,
 }

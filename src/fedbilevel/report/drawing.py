@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import needed
 from fedbilevel.report.comparison import (
     Results,
     about_seeds,
@@ -31,6 +31,7 @@ _SHARES = ("accuracy", "auc", "share", "weight")
 _DECADE, _FEW_DECADES = 10.0, 2.5
 _MOST_NAMED, _MOST_NUMBERED = 20, 100  # classes in a legend, clients at an axis
 _TALLEST = 24.0  # inches
+_EXTRA = "fedbilevel[report]."
 
 
 def axes_of(results: Sequence[Result]) -> tuple[str, ...]:
@@ -248,26 +249,18 @@ def png_address(pixels: np.ndarray) -> str:
 
     Pixels are bytes, (height, width) or (height, width, 3).
     """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise _missing("images are written by Pillow") from None
+    library = needed("PIL.Image", "images are written by Pillow: install " + _EXTRA)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
+    library.fromarray(pixels).save(file, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _new_figure(width: float, height: float) -> Any:
     """Return an empty figure of this size in inches."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise _missing("pictures are drawn by matplotlib") from None
-    return Figure(figsize=(width, height), layout="constrained", dpi=110)
-
-
-def _missing(why: str) -> FedbilevelError:
-    return FedbilevelError(f"{why}: install fedbilevel[report].")
+    sentence = "pictures are drawn by matplotlib: install " + _EXTRA
+    return needed("matplotlib.figure", sentence).Figure(
+        figsize=(width, height), layout="constrained", dpi=110
+    )
 
 
 def _png(figure: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -60,6 +60,7 @@ class Table:
         return replace(made, test=made if validation is None else None)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Federated(BaseEstimator, abc.ABC):
     """The base of the estimators, each of which solves a task by its name.
 
@@ -74,32 +75,19 @@ class Federated(BaseEstimator, abc.ABC):
     # Where nothing is chosen; None is the task's own. Sites differ: the limit of this
     # one is right where they do.
     _algorithm: ClassVar[str | None] = "fedbioacc"
+    validation = 0.25  # of the rows judge, unless an estimator takes another share
 
-    result_: Result
-    n_features_in_: int
+    clients: int | None = None
+    rounds: int | None = None
+    local_steps: int | None = None
+    batch: int | None = None
+    algorithm: str | None = None
+    random_state: Any = None
+    options: Mapping[str, Any] | None = None
+    site_weights: Any = None
 
-    def __init__(
-        self,
-        *,
-        clients: int | None = None,
-        rounds: int | None = None,
-        local_steps: int | None = None,
-        batch: int | None = None,
-        algorithm: str | None = None,
-        validation: float = 0.25,
-        random_state: Any = None,
-        options: Mapping[str, Any] | None = None,
-        site_weights: Any = None,
-    ) -> None:
-        self.clients = clients
-        self.rounds = rounds
-        self.local_steps = local_steps
-        self.batch = batch
-        self.algorithm = algorithm
-        self.validation = validation
-        self.random_state = random_state
-        self.options = options
-        self.site_weights = site_weights
+    result_: Result = field(init=False)
+    n_features_in_: int = field(init=False)
 
     @abc.abstractmethod
     def _label(self, y: np.ndarray) -> tuple[ClassLabel | TargetLabel, np.ndarray]:

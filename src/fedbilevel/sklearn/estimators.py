@@ -1,8 +1,7 @@
 """One estimator for each task that is fitted to a table."""
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import jax
@@ -23,34 +22,12 @@ from fedbilevel.sklearn._base import (
 from fedbilevel.tasks import regularization
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Regularized(Federated):
     _task = "regularization"
     _algorithm = None
 
-    def __init__(
-        self,
-        *,
-        clients: int | None = None,
-        rounds: int | None = None,
-        local_steps: int | None = None,
-        batch: int | None = None,
-        algorithm: str | None = None,
-        folds: int = 5,
-        random_state: Any = None,
-        options: Mapping[str, Any] | None = None,
-        site_weights: Any = None,
-    ) -> None:
-        super().__init__(
-            clients=clients,
-            rounds=rounds,
-            local_steps=local_steps,
-            batch=batch,
-            algorithm=algorithm,
-            random_state=random_state,
-            options=options,
-            site_weights=site_weights,
-        )
-        self.folds = folds
+    folds: int = 5
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
         table, draw = self._table(X, y, sites)
@@ -91,6 +68,7 @@ class FederatedRidge(RegressorMixin, _Regularized):
         return self._models()[0].predict(rows)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FederatedClassifier(FederatedClassifying):
     """A network: hidden layers that are judged on other rows, and a head below them.
 
@@ -99,8 +77,10 @@ class FederatedClassifier(FederatedClassifying):
     """
 
     _task = "representation"
+    validation: float = 0.25
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FederatedCleaner(FederatedClassifying):
     """A classifier that finds the rows whose labels are wrong, and ignores them.
 
@@ -125,32 +105,8 @@ class FederatedCleaner(FederatedClassifying):
 
     _task = "cleaning"
     _algorithm = "fedbio"
-    results_: list[Result]
-
-    def __init__(
-        self,
-        *,
-        clients: int | None = None,
-        rounds: int | None = None,
-        local_steps: int | None = None,
-        batch: int | None = None,
-        algorithm: str | None = None,
-        folds: int = 4,
-        random_state: Any = None,
-        options: Mapping[str, Any] | None = None,
-        site_weights: Any = None,
-    ) -> None:
-        super().__init__(
-            clients=clients,
-            rounds=rounds,
-            local_steps=local_steps,
-            batch=batch,
-            algorithm=algorithm,
-            random_state=random_state,
-            options=options,
-            site_weights=site_weights,
-        )
-        self.folds = folds
+    folds: int = 4
+    results_: list[Result] = field(init=False)
 
     def fit(
         self, X: Any, y: Any, sites: Any = None, trusted: Any = None
@@ -246,6 +202,7 @@ def _warn(found: _refit.Refitted) -> None:
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FederatedReweighter(FederatedClassifying):
     """A linear classifier for classes of which some are rare, or for two groups.
 
@@ -259,6 +216,7 @@ class FederatedReweighter(FederatedClassifying):
 
     _task = "loss-tuning"
     _algorithm = None
+    validation: float = 0.25
 
     def fit(
         self, X: Any, y: Any, sites: Any = None, groups: Any = None

@@ -23,14 +23,7 @@ from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
 from fedbilevel.problem import Data, Problem
-from fedbilevel.runtime import (
-    Job,
-    Ledger,
-    Sampling,
-    SweepRuntime,
-    Watch,
-    execute,
-)
+from fedbilevel.runtime import Job, Ledger, Sampling, SweepRuntime, Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.sweeping import SweepState, single_outcomes

@@ -125,17 +125,14 @@ def make(
     parts = _parts.partition_rows(pool, clients, partition, train, usual_train=0.2)
     scores = _Scores(pool.scaling)
     held = ClientData.from_clients(parts.upper, parts.lower)
-    if pool.classes:
-        loss, tested = MeanLoss(scores), HeldOut.of(pool.test, scores)
-    else:
-        loss, tested = _SquaredError(scores), _tested_numbers(pool, scores)
+    loss = MeanLoss(scores) if pool.classes else _SquaredError(scores)
     many = int(np.asarray(held.lower_sizes).max()) > _MANY
     return Task(
         Problem(loss, _Lower(loss)),
         held,
         _tree.filled(width, start),
         _tree.filled((pool.classes or 1, width)),
-        tested,
+        _tested(pool, scores),
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
         **parts.about(linear_layers),
@@ -168,14 +165,9 @@ def _folded_task(
     columns = _folds.columns_of(pool.held.preparation, features)
     folded = _folds.Folded(folds, pool.classes, columns)
     parts = _parts.partition_rows(pool, *dealt, 0.0, folds=folds)
-    scores = _folds.Predicted(folded)
     labels = [one["label"] for one in parts.lower]
     fields = folded.row_fields(labels, sites or len(labels))
     every = [{**one, **more} for one, more in zip(parts.lower, fields, strict=True)]
-    if pool.classes:
-        tested = HeldOut.of(pool.test, scores)
-    else:
-        tested = _tested_numbers(pool, scores)
     parts = replace(parts, upper=every, lower=every)
     exact = folded.parameters <= _MOST_EXACT
     # Sites of a federation start alike: they know what the preparation counted.
@@ -186,7 +178,7 @@ def _folded_task(
         folded.problem(max(map(len, labels))),
         ClientData.from_clients(every, every),
         *folded.start(start or usual),
-        tested,
+        _tested(pool, _folds.Predicted(folded)),
         headline="upper_loss",
         recommended=_RECOMMENDED | _RECOMMENDED_FOR_MANY,
         algorithm="newton-bfgs" if exact else "fedbio-controls",
@@ -194,8 +186,10 @@ def _folded_task(
     )
 
 
-def _tested_numbers(pool: _rows.Pool, scores: Any) -> HeldOutNumbers:
-    """Hold rows for testing, whose numbers have a scale."""
+def _tested(pool: _rows.Pool, scores: Any) -> HeldOut:
+    """Hold rows for testing; numbers have a scale."""
+    if pool.classes:
+        return HeldOut.of(pool.test, scores)
     label = pool.held.preparation and pool.held.preparation.label
     if not isinstance(label, TargetLabel):
         raise InvalidInputError(

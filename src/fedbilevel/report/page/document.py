@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import needed
 from fedbilevel.report.page import words
 from fedbilevel.report.page.figures import curves_of
 from fedbilevel.report.page.holdings import who_holds_what
@@ -140,15 +140,10 @@ def _filled(template: str, **values: Any) -> str:
 
 @cache
 def _templates() -> Any:
-    try:
-        from jinja2 import Environment, FunctionLoader, StrictUndefined
-    except ImportError:
-        raise FedbilevelError(
-            "pages are written by Jinja2: install fedbilevel[report]."
-        ) from None
-    made = Environment(
-        loader=FunctionLoader(_markup), autoescape=True, undefined=StrictUndefined
-    )
+    sentence = "pages are written by Jinja2: install fedbilevel[report]."
+    library = needed("jinja2", sentence)
+    loader, strict = library.FunctionLoader(_markup), library.StrictUndefined
+    made = library.Environment(loader=loader, autoescape=True, undefined=strict)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.globals["asset"] = _asset
     shown = (words.amount, words.listed, words.mean_and_margin, words.meaning)
@@ -182,13 +177,8 @@ def _policy(*digests: str) -> str:
 @cache
 def _plotly() -> tuple[str, str]:
     """Return Plotly's program, packed as text, and its digest."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise FedbilevelError(
-            "reports are drawn by Plotly: install fedbilevel[report]."
-        ) from None
-    program = get_plotlyjs().encode()
+    sentence = "reports are drawn by Plotly: install fedbilevel[report]."
+    program = needed("plotly.offline", sentence).get_plotlyjs().encode()
     # Without a time in it, the same run gives the same page.
     packed = gzip.compress(program, 6, mtime=0)
     return base64.b64encode(packed).decode(), _digest(program)

@@ -61,11 +61,14 @@ def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture |
         return None
     if own is not None and own.ndim == 1 and own.size:
         strengths = np.exp(own.astype(float) + float(result.point["x.common"]))
-        names = _column_names(features, len(strengths))
+        # Of a text column there is a feature for each value.
+        columns = list(dict.fromkeys(short(one.partition("=")[0]) for one in features))
+        names = _named(columns, len(strengths), "column")
     elif x is not None and x.ndim == 1 and x.size > 1:
         # The last is that of the intercept, which is no feature to find useless.
         *found, last = np.exp(np.clip(x.astype(float), -9.0, 0.0))
-        strengths, names = np.asarray(found), _feature_names(features, len(found))
+        strengths = np.asarray(found)
+        names = _named([*map(short, features)], len(found), "feature")
         whose = f" The intercept has the strength {amount(last)}.{whose}"
     else:
         return None
@@ -86,16 +89,9 @@ def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture |
     )
 
 
-def _column_names(features: Sequence[str], count: int) -> list[str]:
-    """Return the names of columns, of which a text one has a feature for each value."""
-    columns = list(dict.fromkeys(short(one.partition("=")[0]) for one in features))
-    return columns if len(columns) == count else [f"column {k}" for k in range(count)]
-
-
-def _feature_names(features: Sequence[str], count: int) -> list[str]:
+def _named(known: list[str], count: int, kind: str) -> list[str]:
     """Return the names that the run recorded, or numbers."""
-    known = len(features) == count
-    return [*map(short, features)] if known else [f"feature {k}" for k in range(count)]
+    return known if len(known) == count else [f"{kind} {k}" for k in range(count)]
 
 
 def _source_weights(result: Result, whose: str) -> Picture | None:

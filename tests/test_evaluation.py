@@ -189,7 +189,7 @@ def test_a_good_model_is_held_against_what_else_there_is():
     assert found["sites"] == [] and found["warnings"] == []
     said = found["sentence"]
     ours, base, north = (figure(losses[k], losses[0]) for k in (0, 1, 2))
-    assert said.startswith(f"Log loss {ours} (") and "on 300 rows that nobody" in said
+    assert said.startswith(f"Log loss {ours} (") and "on 300 held-out rows" in said
     assert f"The base rate has {base}; North alone, the largest site, {north}" in said
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

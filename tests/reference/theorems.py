@@ -1,7 +1,7 @@
 """The paper's constants, conditions and bounds, copied from its lines in plain Python.
 
 Nothing is shared with the package, and nothing is factored out: each expression stands
-as printed, with the readings of docs/theory.md (L_21 for L_12, G^2 for G, G^2 in the
+as printed, with the readings of fedbilevel.theory (L_21 for L_12, G^2 for G, G^2 in the
 noise of u, the minimum where an operator is missing). A problem is a dictionary of its
 letters L0, L1, L21, L22, mu, sigma; a run one of K, p, B, eta, alpha, beta, rho1, rho2.
 """

@@ -43,6 +43,10 @@ COPIED = {
 }
 
 
+# What a method is made of, in the order of the guide.
+CONTRACT = ("AbstractAlgorithm", "OneLoop", "Phase", "Repeat", "Turn", "ServerTurn")
+CONTRACT += ("Each", "Gathered")
+
 # The page that lists the members of a section.
 LISTED = {"Algorithms": "methods.md", "Tasks": "which-task.md"}
 
@@ -91,6 +95,7 @@ def every_page() -> Iterator[tuple[str, str]]:
     yield "options.md", options_page()
     yield "own-model.md", example_page()
     yield "python.md", python_page()
+    yield "contract.md", contract_page()
     yield "commands.md", commands_page()
     house = "# The architecture\n\nA line goes down to what a part imports."
     yield "house.md", f"{house}\n\n{drawn(ROOT / 'src' / 'fedbilevel')}\n"
@@ -203,6 +208,19 @@ def python_page() -> str:
         signature = re.sub(r" at 0x\w+", "", str(inspect.signature(one)))
         text = inspect.getdoc(one) or ""
         parts.append(f"## {name}\n\n```python\n{name}{signature}\n```\n\n{text}\n")
+    return "\n".join(parts)
+
+
+def contract_page() -> str:
+    """Return what a method states and may ask for, from the classes it derives from."""
+    parts = [
+        "# The contract of a method\n\nFor people who "
+        "[add a method](add-an-algorithm.md). All of these are imported from "
+        "`fedbilevel.algorithms`.\n"
+    ]
+    for name in CONTRACT:
+        text = inspect.getdoc(getattr(algorithms, name)) or ""
+        parts.append(f"## {name}\n\n{text}\n")
     return "\n".join(parts)
 
 

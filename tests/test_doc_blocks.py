@@ -43,7 +43,6 @@ RUN_BY = {
     "README.md": "test_docs",
     "add-an-algorithm.md": "test_docs",
     "clean-labels.md": "test_wrong_labels_are_found_as_the_tutorial_says",
-    "data.md": "test_a_loss_with_a_model_of_flax_is_a_loss",
     "errors.md": "home",
     "from-pytorch.md": "test_pytorch",
     "hypergradients.md": "test_direct_hypergradient",
@@ -238,7 +237,7 @@ def test_every_command_of_the_guide_to_errors_has_its_sentence():
 
 
 def test_a_loss_with_a_model_of_flax_is_a_loss():
-    (code,) = python_of("data.md")
+    _, code = python_of("own-tasks.md")
     network = SimpleNamespace(apply=lambda all, image: image @ all["params"]["w"])
     names: dict[str, Any] = {"network": network, "optax": optax}
     exec(code, names)

@@ -58,6 +58,7 @@ COPIED = {
 LISTED = {"Algorithms": "methods.md", "Tasks": "which-task.md"}
 # Pages of the reference that have one page for all that they list.
 MADE = {"Wrappers": "wrappers.md", "Metrics": "metrics.md", "Costs": "costs.md"}
+_PROBLEM = re.compile(r"^    min_x .*$", re.M)
 # What begins a paragraph of its own in docstrings of methods.
 _TOLD = re.compile(r"\n(?=(?:Deviations|Readings|References?|Exchanges a round):)")
 
@@ -109,7 +110,9 @@ def sections() -> dict[str, list[str]]:
 def every_page() -> Iterator[tuple[str, str]]:
     """Return every page that is made, with its address."""
     for address, source in COPIED.items():
-        yield address, relinked((ROOT / source).read_text())
+        text = relinked((ROOT / source).read_text())
+        # The problem of the overview, as the pages of methods have it.
+        yield address, _PROBLEM.sub(lambda one: rendered(one.group()), text)
     for title, names in sections().items():
         make = algorithm_page if title == "Algorithms" else task_page
         for name in names:

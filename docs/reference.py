@@ -75,11 +75,8 @@ def wrappers_page() -> str:
         "\n\nIn Python a wrapper is a function, such as "
         "`fedbilevel.algorithms.wrappers.controls(method)`.\n\n"
     ]
-    rows = [
-        (f"[{one.name}](#{one.name})", f"`{one.usage()}`", one.summary)
-        for one in WRAPPERS.values()
-    ]
-    parts.append(table(("wrapper", "written", "what it does"), rows))
+    rows = [(f"[{one.name}](#{one.name})", one.summary) for one in WRAPPERS.values()]
+    parts.append(table(("wrapper", "what it does"), rows))
     return "".join(parts) + "".join(map(_wrapper, WRAPPERS.values()))
 
 

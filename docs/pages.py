@@ -18,14 +18,25 @@ from fedbilevel._schema import Limits, Settings, Terms, Tuning
 from fedbilevel._schema import options_of as options_of_schema
 from fedbilevel.cli.app import app
 from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.traits import QUESTIONS, question_of
 from fedbilevel.tasks._base import options_of as task_options
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
 
-from formulas import rendered  # noqa: E402
+from costs import cost_of, costs_page  # noqa: E402
+from formulas import prose  # noqa: E402
 from house import drawn  # noqa: E402
+from listings import rendered  # noqa: E402
 from methods import measured_of, measured_page  # noqa: E402
+from reference import (  # noqa: E402
+    errors_table,
+    metrics_page,
+    program_of,
+    shown,
+    table,
+    wrappers_page,
+)
 
 # What several commands take, by who reads it.
 SCHEMA = {
@@ -49,11 +60,26 @@ CONTRACT += ("Each", "Gathered")
 
 # The page that lists the members of a section.
 LISTED = {"Algorithms": "methods.md", "Tasks": "which-task.md"}
+# Pages of the reference that have one page for all that they list.
+MADE = {"Wrappers": "wrappers.md", "Metrics": "metrics.md", "Costs": "costs.md"}
+_PROBLEM = re.compile(r"^    min_x .*$", re.M)
+# What begins a paragraph of its own in docstrings of methods.
+_TOLD = re.compile(r"\n(?=(?:Deviations|Readings|References?|Exchanges a round):)")
+
+
+NOTATION = prose(
+    "*Notation:* f is the upper loss and g the lower one, of client k or i; fx and fy "
+    "are gradients, hvp[z] and jvp[z] products with second derivatives; zeta and xi "
+    "are samples, a dot is a sample of its own; mean_k is the mean over clients. "
+    "[The problem](../index.md) has x above and y below."
+)
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages of algorithms and of tasks first into the reference."""
+    """Put the pages that are made from the program first into the reference."""
     (shelf,) = (one["Reference"] for one in config.nav if "Reference" in one)
+    for title, address in reversed(MADE.items()):
+        shelf.insert(0, {title: address})
     for title, names in reversed(sections().items()):
         pages = [{name: f"{title.lower()}/{name}.md"} for name in names]
         shelf.insert(0, {title: [LISTED[title], *pages]})
@@ -61,7 +87,9 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let the table of methods lead to their pages, which the repository has not."""
+    """Add what the repository has not: links of methods, the classes of errors."""
+    if page.file.src_uri == "errors.md":
+        return f"{markdown}{errors_table()}"
     if page.file.src_uri != LISTED["Algorithms"]:
         return markdown
     return re.sub(
@@ -86,12 +114,17 @@ def sections() -> dict[str, list[str]]:
 def every_page() -> Iterator[tuple[str, str]]:
     """Return every page that is made, with its address."""
     for address, source in COPIED.items():
-        yield address, relinked((ROOT / source).read_text())
+        text = relinked((ROOT / source).read_text())
+        # The problem of the overview, as the pages of methods have it.
+        yield address, _PROBLEM.sub(lambda one: rendered(one.group()), text)
     for title, names in sections().items():
         make = algorithm_page if title == "Algorithms" else task_page
         for name in names:
             yield f"{title.lower()}/{name}.md", make(name)
     yield "field.md", measured_page()
+    yield MADE["Wrappers"], wrappers_page()
+    yield MADE["Metrics"], metrics_page()
+    yield MADE["Costs"], costs_page()
     yield "options.md", options_page()
     yield "own-model.md", example_page()
     yield "python.md", python_page()
@@ -119,20 +152,27 @@ def relinked(text: str) -> str:
 
 
 def algorithm_page(name: str) -> str:
-    """Return what an algorithm is, how far it is known, and its options."""
+    """Return what a method is and costs, a program, its options, and how it did."""
     one = algorithms.find(name)
+    question = QUESTIONS[question_of(one)]
+    facts = [
+        ("Answers", f"{one.answers}: {question}"),
+        ("How known", one.provenance),
+        ("Reference", one.reference),
+    ]
+    stated = "\n".join(f"- **{fact}:** {text}." for fact, text in facts)
     rows = [
-        (f"`{option.name}`", option.kind, _default(option.default), option.meaning)
+        (f"`{option.name}`", option.kind, shown(option.default), option.meaning)
         for option in options_of(one).values()
     ]
-    head = ("option", "type", "default", "meaning")
-    about = rendered(inspect.cleandoc(one.about))
+    options = table(("option", "type", "default", "meaning"), rows)
+    listing = rendered(_TOLD.sub("\n\n", one.about))
     return (
-        f"# {name}\n\n{one.summary}\n\n"
-        f"Answers: {one.answers}. Reference: {one.reference}. How known: "
-        f"{one.provenance}.\n\n{about}\n\n## Options\n\n"
-        f"{_table(head, rows)}\n    fedbilevel list algorithms {name}\n"
-        f"    fedbilevel run quadratic --algorithm {name}\n\n{measured_of(name)}"
+        f"# {name}\n\n{prose(one.summary)}\n\n{stated}\n\n"
+        f"## Listing\n\n{listing}\n\n{NOTATION}\n\n## Program\n\n"
+        f"{program_of(name)}\n## Cost\n\n{cost_of(name)}\n"
+        f"## Options\n\nGive one with `--set NAME=VALUE`.\n\n{options}\n"
+        f"    fedbilevel list algorithms {name}\n\n{measured_of(name)}"
     )
 
 
@@ -141,13 +181,13 @@ def task_page(name: str) -> str:
     make = tasks.find(name)
     module = importlib.import_module(make.__module__)
     rows = [
-        (f"`{option}`", _default(default), meaning)
+        (f"`{option}`", shown(default), meaning)
         for option, (default, meaning) in task_options(make).items()
     ]
     return (
         f"# {name}\n\n{rendered(_text(module))}\n\n"
         f"{rendered(inspect.getdoc(make) or '')}\n\n## Options\n\n"
-        f"{_table(('option', 'default', 'meaning'), rows)}\n"
+        f"{table(('option', 'default', 'meaning'), rows)}\n"
         f"    fedbilevel run {name}\n    fedbilevel list tasks {name}\n"
     )
 
@@ -160,7 +200,7 @@ def options_page() -> str:
     holders: dict[tuple[str, str, str], list[str]] = {}
     for name in tasks.names():
         for option, (default, meaning) in task_options(tasks.find(name)).items():
-            row = (f"`{option}`", meaning, _default(default))
+            row = (f"`{option}`", meaning, shown(default))
             holders.setdefault(row, []).append(f"[{name}](tasks/{name}.md)")
     rows = [(*row, ", ".join(holders[row])) for row in sorted(holders)]
     return (
@@ -168,7 +208,7 @@ def options_page() -> str:
         "`data`, `label`, `site`, `group`, `ignore`, `missing` and `preparation` have "
         "flags of their own, `--data` and so on. Options of algorithms are on the "
         "pages of the [algorithms](methods.md).\n\n"
-        f"{_table(('option', 'meaning', 'default', 'tasks'), rows)}"
+        f"{table(('option', 'meaning', 'default', 'tasks'), rows)}"
         f"{''.join(_declared(title, kind) for title, kind in SCHEMA.items())}"
     )
 
@@ -180,9 +220,9 @@ def _declared(title: str, kind: type) -> str:
         flag = (known.flag or one.name).replace("_", "-")
         given = f"`{flag.upper()}`" if one.default is MISSING else f"`--{flag}`"
         default = None if one.default in (MISSING, ()) else one.default
-        rows.append((given, known.meaning, _default(default), known.agree))
-    table = _table(("option", "meaning", "default", "must agree"), rows)
-    return f"\n## {title}\n\n{table}"
+        rows.append((given, known.meaning, shown(default), known.agree))
+    head = ("option", "meaning", "default", "must agree")
+    return f"\n## {title}\n\n{table(head, rows)}"
 
 
 def example_page() -> str:
@@ -233,10 +273,8 @@ def commands_page() -> str:
         for one in command.params:
             words = ", ".join(one.opts) if isinstance(one, click.Option) else one.name
             rows.append((f"`{words}`", str(getattr(one, "help", "") or "")))
-        table = _table(("option", "meaning"), rows)
-        parts.append(
-            f"## {name}\n\n{command.help}\n\n    {_example(command)}\n\n{table}"
-        )
+        about = f"## {name}\n\n{command.help}\n\n    {_example(command)}"
+        parts.append(f"{about}\n\n{table(('option', 'meaning'), rows)}")
     return "\n".join(parts)
 
 
@@ -246,17 +284,3 @@ def _example(command: click.Command) -> str:
 
 def _text(module: Any) -> str:
     return inspect.getdoc(module) or ""
-
-
-def _default(value: Any) -> str:
-    shown = str(value).lower() if isinstance(value, bool) else value
-    return "" if value in ("", None) else f"`{shown}`"
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(_cell(c) for c in line)} |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(str(text).split()).replace("|", "\\|")

@@ -3,8 +3,9 @@ r"""S-TFBO: steps on x, y and z that need no tuning, on one machine.
 With D_x, D_y, D_z of SOBA (`soba`), one sample for each level,
 all at the old point, and sums that start at c^2, c = `start`:
 
-    be^2 <- be^2 + ||D_y||^2,   ga^2 <- ga^2 + ||D_z||^2,   al^2 <- al^2 + ||D_x||^2
-    y <- y - D_y / be,   z <- z - D_z / max(be, ga),   x <- x - D_x / (al max(be, ga))
+    beta^2  <- beta^2 + ||D_y||^2,    y <- y - D_y / beta
+    gamma^2 <- gamma^2 + ||D_z||^2,   z <- z - D_z / max(beta, gamma)
+    alpha^2 <- alpha^2 + ||D_x||^2,   x <- x - D_x / (alpha max(beta, gamma))
 
 The sums grow until steps are short enough, and stay there where directions vanish. No
 constant of the problem is needed; the scale of its slopes is what `start` is compared

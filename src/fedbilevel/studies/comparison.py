@@ -59,7 +59,7 @@ class Contender:
         return Contender((given,) if alone else tuple(given))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Presented):
     """What several algorithms came to, by name.
 

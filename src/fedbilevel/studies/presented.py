@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import check_file
 from fedbilevel.errors import needed
-from fedbilevel.result import Result
+from fedbilevel.result import Result, as_html, short
 from fedbilevel.saved import Saved
 
 _EXTRA = "tables, figures and pages need more packages: install fedbilevel[report]."
@@ -22,6 +24,16 @@ class Presented:
     headline: str
     results: dict[str, list[Result]]
     diverged: Any
+
+    def __repr__(self) -> str:
+        """Rank what was compared, best first."""
+        places = self._places()
+        width = max((len(name) for name, _ in places), default=0)
+        lines = (f"\n  {name:<{width}}  {text}" for name, text in places)
+        return f"{self._heading()}:{''.join(lines)}"
+
+    def _repr_html_(self) -> str:
+        return as_html(self._heading(), self._places())
 
     def to_pandas(self) -> Any:
         """Return all columns as one frame: a row per algorithm, seed and round."""
@@ -67,6 +79,23 @@ class Presented:
         check_file(place)
         write_atomically(place, write_page(self._saved(target)))
         return place
+
+    def _heading(self) -> str:
+        seeds = max(map(len, self.results.values()), default=0)
+        mean = f", mean of {seeds} seeds" if seeds > 1 else ""
+        return f"Comparison by {self.headline}{mean}, lower is better"
+
+    def _places(self) -> list[tuple[str, str]]:
+        """Return what each came to in the end, the lowest first, and who diverged."""
+        means = {
+            name: float(np.mean([one.columns[self.headline][-1] for one in many]))
+            for name, many in self.results.items()
+        }
+        ranked = sorted(
+            means, key=lambda name: (not np.isfinite(means[name]), means[name])
+        )
+        failed = [(name, f"diverged: {why}") for name, why in self.diverged.items()]
+        return [*((name, short(means[name])) for name in ranked), *failed]
 
     def _saved(self, target: float | None) -> Saved:
         """Return what a folder of the same results would hold."""

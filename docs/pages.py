@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,7 @@ def every_page() -> Iterator[tuple[str, str]]:
     yield MADE["Costs"], costs_page()
     yield "options.md", options_page()
     yield "own-model.md", example_page()
+    yield "notebook.md", notebook_page()
     yield "python.md", python_page()
     yield "contract.md", contract_page()
     yield "commands.md", commands_page()
@@ -236,6 +238,18 @@ def example_page() -> str:
         "[Use a result](use-a-result.md) what to do with what comes out.\n\n"
         f"```python\n{code}```\n"
     )
+
+
+def notebook_page() -> str:
+    """Return the cells of the notebook, texts as they are and code as blocks."""
+    place = ROOT / "examples" / "first_run.ipynb"
+    parts = [
+        f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
+        for cell in json.loads(place.read_text())["cells"]
+        for text in ["".join(cell["source"])]
+    ]
+    where = "This page is the notebook `examples/first_run.ipynb`; the tests run it."
+    return "\n\n".join([*parts, where]) + "\n"
 
 
 def python_page() -> str:

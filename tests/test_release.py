@@ -1,26 +1,51 @@
 """What is released works without the project's folder."""
 
+import email
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+import fedbilevel
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text()
+EXTRAS = "optional-dependencies"
 
 
 def test_version_and_title_are_cited_as_they_are_released():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert cited["version"] == PROJECT["version"]
+    assert cited["version"] == PROJECT["version"] == fedbilevel.__version__
     assert cited["license"] == PROJECT["license"]
     assert cited["title"].startswith(f"{PROJECT['name']}: ")
+    released = f"{cited['version']} ({cited['date-released']})"
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.*)$", changes, flags=re.M)
+    assert [one for one in headings if one != "Unreleased"][0] == released
+
+
+def test_extras_that_texts_name_exist():
+    """An error says what to install, such as `fedbilevel[cli,data]`; that exists."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts += (ROOT / "src").rglob("*.py")
+    named = [
+        (path.name, extra.strip())
+        for path in texts
+        for some in re.findall(r"fedbilevel\[([a-z, ]+)\]", path.read_text())
+        for extra in some.split(",")
+    ]
+    assert [one for one in named if one[1] not in PROJECT[EXTRAS]] == []
+    assert {"cli", "data", "flower", "privacy", "tune"} <= {extra for _, extra in named}
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +89,33 @@ def test_a_wheel_holds_every_file_of_the_package(built):
     assert {"fedbilevel/py.typed", "fedbilevel/__init__.pyi"} <= inside
 
 
-@pytest.mark.slow
-def test_a_wheel_works_without_the_project(built, tmp_path):
-    """Libraries come from here, but no folder that this environment links to."""
-    _, wheel = built
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    paths = (str(tmp_path / "site"), sysconfig.get_path("purelib"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+def installed(package: Path, folder: Path) -> Path:
+    """Install an archive as pip does, into an environment that holds nothing else.
 
-    def call(*arguments: str) -> str:
-        whole = [sys.executable, "-S", "-c", "from fedbilevel.cli import main; main()"]
-        if arguments[0] == "python":
-            whole, arguments = whole[:2], arguments[1:]
+    Libraries, and what a source archive is built by, come from here: no test has a
+    network. Links to this project's folder do not work from there.
+    """
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    alone = ["--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
+    subprocess.run([*pip, *alone, str(package)], check=True)
+    return python.parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 1], ids=["source", "wheel"])
+def test_what_is_released_works_without_the_project(built, kind, tmp_path):
+    programs = installed(built[kind], tmp_path / "environment")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+
+    def call(name: str, *arguments: str) -> str:
         done = subprocess.run(
-            [*whole, *arguments],
+            [str(programs / name), *arguments],
             cwd=tmp_path,
-            env=environment,
+            env=inherited,
             capture_output=True,
             text=True,
         )
@@ -87,9 +123,30 @@ def test_a_wheel_works_without_the_project(built, tmp_path):
         return done.stdout
 
     where = "import fedbilevel as fb; print(fb.__file__, fb.FedBiO)"
-    assert str(tmp_path / "site") in call("python", "-c", where)
-    assert "regularization" in call("list", "tasks")
-    assert "compare" in call("--help")
-    call("run", "quadratic", "--rounds", "2", "--clients", "2", "--out", "here")
-    call("report", "here")
-    assert (tmp_path / "here" / "report.html").stat().st_size > 10_000
+    assert str(tmp_path / "environment") in call("python", "-c", where)
+    assert call("fedbilevel", "--version") == f"fedbilevel {PROJECT['version']}\n"
+    assert "compare" in call("fedbilevel", "--help")
+    assert "regularization" in call("fedbilevel", "list", "tasks")
+    if kind == 1:
+        (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+        call("python", "-c", code)
+        small = ("--rounds", "2", "--clients", "2", "--out", "here")
+        call("fedbilevel", "run", "quadratic", *small)
+        call("fedbilevel", "report", "here")
+        assert (tmp_path / "here" / "report.html").stat().st_size > 10_000
+
+
+def test_metadata_name_the_readme_and_the_license(built):
+    _, wheel = built
+    with zipfile.ZipFile(wheel) as file:
+        (place,) = (one for one in file.namelist() if one.endswith("/METADATA"))
+        about = email.message_from_string(file.read(place).decode())
+        assert any(one.endswith("licenses/LICENSE") for one in file.namelist())
+    assert about["Version"] == PROJECT["version"]
+    assert set(about.get_all("Provides-Extra") or ()) == set(PROJECT[EXTRAS])
+    assert str(about.get_payload()).strip() == README.strip()
+    # What the core needs is what the README says.
+    needed = {one for one in about.get_all("Requires-Dist") or () if ";" not in one}
+    names = {re.split(r"[<>=]", one)[0] for one in needed}
+    assert names == {"equinox", "jax", "jaxtyping", "numpy"}
+    assert "The core needs jax, equinox, jaxtyping and numpy only." in README

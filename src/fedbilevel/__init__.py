@@ -13,7 +13,7 @@ import pkgutil as _pkgutil
 from pathlib import Path as _Path
 from typing import Any as _Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 @_functools.cache

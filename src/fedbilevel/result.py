@@ -88,21 +88,18 @@ class Result:
 
     def __repr__(self) -> str:
         """Describe the run in a few lines; `final`, `counts` and `config` hold more."""
-        found = ", ".join(f"{name} {_short(value)}" for name, value in self._metrics())
+        found = ", ".join(f"{name} {short(value)}" for name, value in self._metrics())
         good = f"  {self.quality['sentence']}\n" if self.quality else ""
         notes = "".join(f"\n  Note: {event}" for event in self.events)
         about = f"Result of {self.algorithm} on {self.task}, {self._end()}"
         return f"{about}:\n{good}  {found}{notes}"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-            f"<td>{html.escape(_short(value))}</td></tr>"
-            for name, value in self._metrics()
-        )
+        good = self.quality.get("sentence", "")
         about = f"{self.algorithm} on {self.task}, {self._end()}"
+        table = as_html(about, [(name, short(one)) for name, one in self._metrics()])
         notes = "".join(f"<p>Note: {html.escape(event)}</p>" for event in self.events)
-        return f"<table><caption>{html.escape(about)}</caption>{rows}</table>{notes}"
+        return f"<p>{html.escape(good)}</p>{table}{notes}" if good else table + notes
 
     def predict(self, rows: Any) -> np.ndarray:
         """Return the likeliest class, or the number, of raw rows; see `Model`.
@@ -232,6 +229,16 @@ class Result:
         return (self.ended or f"{self.counts.get('rounds', '?')} rounds") + drawn
 
 
+def as_html(about: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """Return names and texts as a table for notebooks."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td>{html.escape(text)}</td></tr>"
+        for name, text in pairs
+    )
+    return f"<table><caption>{html.escape(about)}</caption>{rows}</table>"
+
+
 def named_leaves(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:
     """Return the leaves of a tree by name, on the host."""
     names = _tree.leaf_names(tree)
@@ -286,7 +293,7 @@ def _as_json(about: Any) -> str:
     return json.dumps(about, indent=2, allow_nan=False) + "\n"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """Write a value in a few characters."""
     if isinstance(value, int | float):
         return f"{value:.5g}"

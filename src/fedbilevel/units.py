@@ -17,6 +17,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 
@@ -43,6 +44,11 @@ class AbstractRelative(eqx.Module):
     @abc.abstractmethod
     def __str__(self) -> str:
         """Write the number as options do."""
+
+    def __repr__(self) -> str:
+        """Write it so where its share is known, and not only inside a program."""
+        known = eqx.is_array(self.share) and not isinstance(self.share, Tracer)
+        return str(self) if known and self.share.ndim == 0 else super().__repr__()
 
     def __mul__(self, factor: Any) -> "AbstractRelative":
         """Return the number times a plain one."""

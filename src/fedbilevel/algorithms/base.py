@@ -21,6 +21,7 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import check_fields, describe, documented, is_known
+from fedbilevel.units import AbstractRelative
 
 
 class Turn(eqx.Module):
@@ -312,8 +313,7 @@ class AbstractAlgorithm(eqx.Module):
         """Show the values of parameters; those of a traced program have none."""
         shown = self.settings() if self.named else dict(vars(self))
         shown.pop("named", None)
-        pairs = (f"{n}={jax.tree.map(_rounded, one)!r}" for n, one in shown.items())
-        return f"{self.named or type(self).__name__}({', '.join(pairs)})"
+        return f"{self.named or type(self).__name__}({', '.join(pairs(shown))})"
 
     def events(self, server: PyTree) -> list[str]:
         """Describe automatic interventions."""
@@ -352,6 +352,18 @@ class AbstractAlgorithm(eqx.Module):
 def declared(kind: type[AbstractAlgorithm]) -> dict[str, Field]:
     """Return the fields of a method that are its parameters, by their names."""
     return {one.name: one for one in fields(kind) if one.name != "named"}
+
+
+def pairs(values: dict[str, Any]) -> list[str]:
+    """Write parameters as they are passed, with numbers in few digits."""
+    return [
+        f"{name}={jax.tree.map(_rounded, one, is_leaf=_is_relative)!r}"
+        for name, one in values.items()
+    ]
+
+
+def _is_relative(part: Any) -> bool:
+    return isinstance(part, AbstractRelative)
 
 
 def _rounded(leaf: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.core import Tracer
+from jax.tree_util import keystr
 from jaxtyping import Array, Float, Int, PyTree
 
 from fedbilevel import _tree
@@ -35,6 +37,16 @@ class ClientData(eqx.Module):
     upper_sizes: Int[Array, " clients"]
     lower_sizes: Int[Array, " clients"]
     weights: Float[Array, " clients"]
+
+    def __repr__(self) -> str:
+        """Count clients and rows, where they are known; else show shapes."""
+        held = (self.upper_sizes, self.lower_sizes, self.weights)
+        if not all(_is_known(one) for one in held):
+            return super().__repr__()
+        levels = (("upper", self.upper, held[0]), ("lower", self.lower, held[1]))
+        about = "".join(f"\n  {name}: {_rows(*two)}" for name, *two in levels)
+        count = f"{self.clients} client{'s' * (self.clients > 1)}"
+        return f"ClientData of {count}, {_weights(held[2])}:{about}"
 
     @property
     def clients(self) -> int:
@@ -106,6 +118,10 @@ class PooledData(eqx.Module):
 
     clients: ClassVar[int] = 1
 
+    def __repr__(self) -> str:
+        """Describe the rows by the clients that they came from."""
+        return f"PooledData, as on one machine, of {self.parts!r}"
+
     @property
     def upper(self) -> Rows:
         """The upper rows, still by the client they came from."""
@@ -155,6 +171,38 @@ class PooledData(eqx.Module):
 
 
 Data: TypeAlias = ClientData | PooledData
+
+
+def _is_known(array: Any) -> bool:
+    """Say whether numbers are here: not traced, and not of another process."""
+    here = isinstance(array, jax.Array) and not isinstance(array, Tracer)
+    return here and array.is_fully_addressable and array.ndim == 1
+
+
+def _rows(rows: Rows, sizes: Array) -> str:
+    """Say how many rows there are, and what each holds."""
+    counts = np.asarray(sizes)
+    few, most, total = int(counts.min()), int(counts.max()), int(counts.sum())
+    text = f"{total:,} row{'s' * (total != 1)}"
+    if len(counts) > 1:
+        text += f", {few:,} to {most:,} a client" if few < most else f", {few:,} each"
+    leaves = jax.tree.leaves_with_path(rows, is_leaf=lambda one: hasattr(one, "dtype"))
+    held = [
+        f"{keystr(path, simple=True, separator='.')} {one.dtype}"
+        f"{list(one.shape[2:]) or ''}".strip()
+        for path, one in leaves
+    ]
+    more = f" and {len(held) - 4} more" if len(held) > 5 else ""
+    return f"{text}; each has {', '.join(held[: 4 if more else 5])}{more}"
+
+
+def _weights(weights: Array) -> str:
+    """Say what clients count."""
+    texts = [f"{one:.4g}" for one in np.asarray(weights)]
+    if len(texts) <= 8:
+        return f"weight{'s' * (len(texts) > 1)} {', '.join(texts)}"
+    low, high = f"{weights.min():.4g}", f"{weights.max():.4g}"
+    return f"all of weight {low}" if low == high else f"weights {low} to {high}"
 
 
 def _uniform(size: Array, key: Key, count: int) -> Array:

@@ -9,7 +9,7 @@ return the mean over its rows. Terms without data (a regularizer) belong inside.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -47,6 +47,12 @@ def _as_arrays(frozen: PyTree) -> PyTree:
                 "eqx.is_array)`, and put it together inside the losses."
             )
     return jax.tree.map(jnp.asarray, frozen)
+
+
+def _loss_name(loss: Any) -> str:
+    """Return what a function is called, or the one that a partial is made of."""
+    inner = getattr(loss, "func", loss)
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 class Problem(eqx.Module):
@@ -94,6 +100,18 @@ class Problem(eqx.Module):
                 f"model_devices={self.model_devices}: nothing of this problem is "
                 "frozen, so that devices have no model to share. Leave it out."
             )
+
+    def __repr__(self) -> str:
+        """Name the losses, and whatever is not as usual."""
+        shown = {"upper": _loss_name(self.upper), "lower": _loss_name(self.lower)}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in (*shown, "fixed") and value is not one.default:
+                shown[one.name] = _loss_name(value) if callable(value) else repr(value)
+        if self.frozen is not None:
+            count = sum(leaf.size for leaf in jax.tree.leaves(self.frozen))
+            shown["frozen"] = f"{count:,} numbers"
+        return f"Problem({', '.join(f'{n}={text}' for n, text in shown.items())})"
 
     @property
     def inputs(self) -> tuple[Any, ...]:

@@ -15,17 +15,17 @@ from typing import Any
 import jax
 
 from fedbilevel._files import write_atomically
-from fedbilevel._folders import COMPARED, TUNING, check_file, open_folder
+from fedbilevel._folders import COMPARED, TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import DivergedError, InvalidInputError, needed, unknown_name
+from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
-from fedbilevel.saved import Saved
+from fedbilevel.studies.presented import Presented
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
@@ -33,7 +33,6 @@ from fedbilevel.studies.tuning import UNITS, Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
 TRIALS = "trials"
-_EXTRA = "tables, figures and pages need more packages: install fedbilevel[report]."
 EQUAL = (TRIALS, *UNITS)  # what searches of a comparison may have alike
 
 
@@ -60,71 +59,18 @@ class Contender:
         return Contender((given,) if alone else tuple(given))
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Presented):
     """Results of several algorithms, by name.
 
     `results` has one per seed for each algorithm, `diverged` where others failed, and
     `tuned` what came of tuning. A lower `headline` is better.
-
-    The drawing and the tables are those of `fedbilevel compare`; they need extras.
     """
 
     headline: str
     results: dict[str, list[Result]] = field(default_factory=dict)
     diverged: dict[str, DivergedError] = field(default_factory=dict)
     tuned: dict[str, Tuned] = field(default_factory=dict)
-
-    def to_pandas(self) -> Any:
-        """Return all columns as one frame: a row per algorithm, seed and round."""
-        frames = []
-        for name, many in self.results.items():
-            for result in many:
-                frame = result.to_pandas()
-                frame.insert(0, "algorithm", name)
-                frame.insert(1, "seed", result.config.get("seed"))
-                frames.append(frame)
-        pandas = needed("pandas", "frames are made by pandas: install it.")
-        return pandas.concat(frames, ignore_index=True)
-
-    def to_latex(self, target: float | None = None) -> str:
-        """Return the ranking as a LaTeX table; costs are those of reaching `target`.
-
-        Without one it is the best end plus a tenth of its distance to the worst
-        beginning, here as in `plot` and `report`.
-        """
-        needed("rich", _EXTRA)
-        from fedbilevel.report.page.sections import ranking_grid
-        from fedbilevel.report.page.words import standings_of
-
-        saved = self._saved(target)
-        return ranking_grid(saved, *standings_of(saved)).as_latex()
-
-    def plot(self, target: float | None = None) -> Any:
-        """Return matplotlib's figure of the headline, a panel for each kind of cost."""
-        needed("rich", _EXTRA)
-        from fedbilevel.report.comparison import default_target
-        from fedbilevel.report.drawing import curves_figure
-
-        shown = (self.results, self.headline)
-        aim = default_target(*shown) if target is None else target
-        return curves_figure(*shown, aim)
-
-    def report(self, path: Path | str, target: float | None = None) -> Path:
-        """Write the page of `fedbilevel report` to a file, and return its path."""
-        needed("rich", _EXTRA)
-        from fedbilevel.report.page import write_page
-
-        place = Path(path)
-        check_file(place)
-        write_atomically(place, write_page(self._saved(target)))
-        return place
-
-    def _saved(self, target: float | None) -> Saved:
-        """Return what a folder of the same results would hold."""
-        failed = {name: str(error) for name, error in self.diverged.items()}
-        about = {"target": target, "diverged": failed}
-        return Saved("comparison", self.results, self.headline, compared=True, **about)
 
 
 def compare(

@@ -5,6 +5,7 @@ keeps numbers of its own. `With` adds a `Part` to a method of one loop, and is a
 of one loop itself. So wrappers nest, those of local steps inside of those of the round.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from fedbilevel.algorithms.base import (
     SeesTurn,
     ServerTurn,
     every_phase,
+    pairs,
     with_turn,
 )
 from fedbilevel.algorithms.one_loop import OneLoop
@@ -101,9 +103,23 @@ class AbstractWrapper(AbstractAlgorithm):
 
     def settings(self) -> dict[str, Any]:
         """Return those of the method, and the wrapper's own."""
+        return {**self.algorithm.settings(), **self._own()}
+
+    def _own(self) -> dict[str, Any]:
+        """Return the wrapper's parameters alone."""
         mine = {one.name for one in fields(self)} - {"algorithm", "named"}
-        own = {name: value for name, value in vars(self).items() if name in mine}
-        return {**self.algorithm.settings(), **own}
+        return {name: value for name, value in vars(self).items() if name in mine}
+
+    def _written(self) -> str:
+        """Return what is called to wrap a method."""
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        """Show a chain from the outside in; one with a name as that method."""
+        if self.named:
+            return super().__repr__()
+        inside = [repr(self.algorithm), *pairs(self._own())]
+        return f"{self._written()}({', '.join(inside)})"
 
 
 class Inside(eqx.Module):
@@ -209,6 +225,16 @@ class With(Around):
     def parts(self) -> tuple[Part, ...]:
         """Return the method's parts, and this one."""
         return (*self.algorithm.parts(), self.variation)
+
+    def _written(self) -> str:
+        """Return the function of a part, or of its set: `box`, `first_batch`."""
+        kind = type(getattr(self.variation, "onto", self.variation))
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+    def _own(self) -> dict[str, Any]:
+        own = dict(vars(self.variation))
+        bounds = own.pop("onto", None)
+        return own if bounds is None else {**vars(bounds), **own}
 
     def settings(self) -> dict[str, Any]:
         """Return those of the method, and of the part."""

@@ -8,6 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from fedbilevel._table_choices import ignoring
 from fedbilevel.evaluation.words import figure, title, with_interval
 from fedbilevel.report.comparison import Standing, about_seeds
 from fedbilevel.result import Result
@@ -54,9 +55,10 @@ def quality_tables(quality: Mapping[str, Any]) -> list[Table]:
         )
         for one in models[:_MOST_SITES]
     ]
-    titles = [title(name) for name in (main, *names)]
+    # A line for each word: figures are never cut, and names of models may wrap.
+    titles = [title(main), *(title(name).replace(" ", "\n") for name in names)]
     made = [table_of("Tested rows of all sites", ("model", *titles), rows)]
-    for column in made[0].columns[:2]:
+    for column in made[0].columns[1:]:
         column.no_wrap = True
     if quality["sites"]:
         held = [
@@ -216,12 +218,18 @@ def holdings_notes(summary: Mapping[str, Any]) -> list[str]:
     numbers = [name for name in summary.get("learned", ()) if name not in encoded]
     if numbers:
         lines.append(f"Numbers: {', '.join(numbers)}.")
+    lines += [
+        f"Another whole number in every row: '{name}'. It is learned from; if it names "
+        f"rows, leave it out with {ignoring([name])}."
+        for name in summary.get("like_ids", ())
+    ]
     for name, values in encoded.items():
         lines.append(f"Text '{name}' became 0 and 1 for each of {', '.join(values)}.")
     for name, why in summary.get("left_out", {}).items():
         lines.append(f"Not learned from: '{name}' ({why}).")
-    for name, count in summary.get("filled", {}).items():
-        lines.append(f"Filled in: {count} missing values of '{name}'.")
+    filled = [f"{n} of '{name}'" for name, n in summary.get("filled", {}).items()]
+    if filled:
+        lines.append(f"Filled in, missing values: {', '.join(filled)}.")
     if summary.get("dropped_rows"):
         lines.append(f"Dropped: {summary['dropped_rows']} rows with missing values.")
     return [*lines, *(f"{one[0].upper()}{one[1:]}." for one in summary["remarks"])]

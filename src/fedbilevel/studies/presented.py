@@ -22,6 +22,7 @@ class Presented:
     headline: str
     results: dict[str, list[Result]]
     diverged: Any
+    equal: str
 
     def to_pandas(self) -> Any:
         """Return all columns as one frame: a row per algorithm, seed and round."""
@@ -72,5 +73,5 @@ class Presented:
         """Return what a folder of the same results would hold."""
         results: Mapping[str, Sequence[Result]] = self.results
         failed = {name: str(error) for name, error in self.diverged.items()}
-        about = {"target": target, "diverged": failed}
+        about = {"target": target, "equal": self.equal, "diverged": failed}
         return Saved("comparison", results, self.headline, compared=True, **about)

@@ -284,7 +284,7 @@ def test_whole_numbers_that_name_rows_are_said(tmp_path):
     assert "like_ids" not in load(write(path, "python", rows_of())).notes
     rows = [[*row[:3], 7919 * n % 10_007, *row[4:]] for n, row in enumerate(rows_of())]
     found = load(write(path, "python", rows))
-    assert found.notes["like_ids"] == ["Einkommen"]
+    assert found.notes["like_ids"] == {"Einkommen": "--ignore Einkommen"}
     about = {"rows": 1, "tested": 1, "source": "t.csv", "own": True, "remarks": []}
     notes = holdings_notes({**about, **found.notes, "filled": {"a": 2, "b": 3}})
     assert "Filled in, missing values: 2 of 'a', 3 of 'b'." in notes

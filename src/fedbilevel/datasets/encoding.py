@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel._table_choices import TableChoices
+from fedbilevel._table_choices import TableChoices, ignoring
 from fedbilevel.datasets._base import Dataset
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.datasets.preparation import CategoryColumn, Preparation
@@ -91,7 +91,11 @@ def _notes(
     alike = dict.fromkeys(roles.features, "the same in every row")
     for name in learned:
         alike.pop(name, None)
-    like_ids = [n for n in learned if n in numbers and is_like_id(table.numbers(n))]
+    like_ids = {
+        name: ignoring([name])
+        for name in learned
+        if name in numbers and is_like_id(table.numbers(name))
+    }
     return {
         "label": roles.label,
         "read_as": table.reading(),

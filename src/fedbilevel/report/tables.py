@@ -8,7 +8,6 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel._table_choices import ignoring
 from fedbilevel.evaluation.words import figure, title, with_interval
 from fedbilevel.report.comparison import Standing, about_seeds
 from fedbilevel.result import Result
@@ -220,8 +219,8 @@ def holdings_notes(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"Numbers: {', '.join(numbers)}.")
     lines += [
         f"Another whole number in every row: '{name}'. It is learned from; if it names "
-        f"rows, leave it out with {ignoring([name])}."
-        for name in summary.get("like_ids", ())
+        f"rows, leave it out with {option}."
+        for name, option in summary.get("like_ids", {}).items()
     ]
     for name, values in encoded.items():
         lines.append(f"Text '{name}' became 0 and 1 for each of {', '.join(values)}.")

@@ -1,11 +1,13 @@
 """Metrics are scikit-learn's, intervals cover, and baselines are what one would fit."""
 
+import io
 import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from sklearn import datasets, linear_model, metrics
 
 from fedbilevel.evaluation import Judged, Rows, Site, quality
@@ -17,6 +19,7 @@ from fedbilevel.evaluation.linear import (
 )
 from fedbilevel.evaluation.metrics import Judgment, calibration
 from fedbilevel.evaluation.words import figure, with_interval
+from fedbilevel.report import quality_tables
 
 
 def known(found: dict[str, Any]) -> dict[str, Any]:
@@ -227,6 +230,26 @@ def test_one_class_for_every_row_is_reported():
     assert any(worse in one for one in same)
 
 
+def test_a_model_worse_than_an_untuned_one_is_reported():
+    told = "its log loss is worse than that of all sites, untuned (FedAvg), by more"
+    flat = 0.5 + 0.2 * (asked().predicted - 0.5)
+    assert any(told in one for one in quality(asked(flat), SITES)["warnings"])
+    assert not any("untuned" in one for one in quality(asked(), SITES)["warnings"])
+
+
+def test_figures_are_whole_on_a_narrow_terminal():
+    long = [replace(SITES[0], name="The hospital of the southern islands"), *SITES[1:]]
+    found = quality(asked(site=np.arange(300) % 3), long)
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in quality_tables(found):
+        console.print(table)
+    text = console.export_text()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for one in found["models"]:
+        for name in ("auc", "balanced_accuracy", "brier_score"):
+            assert f" {figure(one['metrics'][name][0])} " in text
+
+
 def test_a_model_worse_than_the_base_rate_is_reported():
     upside_down = asked().predicted[:, ::-1]
     found = quality(asked(upside_down), SITES)["warnings"]
@@ -261,7 +284,9 @@ def test_numbers_are_held_against_their_mean():
     ]
     assert found["sentence"].startswith("Root mean squared error 1.00 (1.00 to 1.00)")
     assert "The mean of the training rows has 9." in found["sentence"]
-    assert found["calibration"] is None and found["warnings"] == []
+    assert found["calibration"] is None
+    told = "root mean squared error is worse than that of all sites, untuned (FedAvg)"
+    assert found["warnings"] == [f"its {told}, by more than chance explains"]
 
 
 def test_figures_have_the_digits_of_the_first():

@@ -18,6 +18,7 @@ from fedbilevel.datasets import Preparation, TableChoices
 from fedbilevel.datasets.sums import is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Model
+from fedbilevel.report import holdings_notes
 
 ROWS = 60
 HEADER = ["id", "Tag", "Größe", "Einkommen", "Ort", "krank"]
@@ -275,3 +276,20 @@ def test_constant_columns_are_left_out_and_a_missing_text_is_a_value(tmp_path):
     done = invoke("prepare", tmp_path / "t.csv", "--label", "krank", "--ignore",
                   IGNORED, "--out", out)  # fmt: skip
     assert "Left out, the same in every row: Einkommen" in " ".join(done.stderr.split())
+
+
+def test_whole_numbers_that_name_rows_are_said(tmp_path):
+    """They may be a measurement, too: it is learned from, and the option is named."""
+    path = tmp_path / "t.csv"
+    assert "like_ids" not in load(write(path, "python", rows_of())).notes
+    rows = [[*row[:3], 7919 * n % 10_007, *row[4:]] for n, row in enumerate(rows_of())]
+    found = load(write(path, "python", rows))
+    assert found.notes["like_ids"] == {"Einkommen": "--ignore Einkommen"}
+    about = {"rows": 1, "tested": 1, "source": "t.csv", "own": True, "remarks": []}
+    notes = holdings_notes({**about, **found.notes, "filled": {"a": 2, "b": 3}})
+    assert "Filled in, missing values: 2 of 'a', 3 of 'b'." in notes
+    (said,) = [one for one in notes if "whole number" in one]
+    assert said.startswith("Another whole number in every row: 'Einkommen'.")
+    assert said.endswith("leave it out with --ignore Einkommen.")
+    rows[5][3] = rows[6][3]
+    assert "like_ids" not in load(write(path, "python", rows)).notes

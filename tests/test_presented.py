@@ -1,11 +1,13 @@
 """A comparison as a frame, a LaTeX table, a figure and a page, from made-up results."""
 
+import json
+
 import numpy as np
 import pytest
 
 from fedbilevel.errors import CheckpointError, DivergedError
 from fedbilevel.studies import Comparison
-from tests.reports import made_up
+from tests.reports import made_up, save_comparison
 
 
 @pytest.fixture
@@ -34,6 +36,39 @@ def test_a_latex_table_ranks_all(compared):
     }
     best, worst = sorted(means, key=lambda name: means[name])
     assert len(rows) == 3 and best in rows[1] and worst in rows[2]
+
+
+def test_methods_at_equal_cost_are_ranked_at_what_all_of_them_took():
+    """The dear one is ahead after the last round only."""
+    dear = [made_up("dear", seed, 24, 1000) for seed in (3, 4)]
+    cheap = [made_up("cheap", seed, 12, 100) for seed in (3, 4)]
+    results = {"dear": dear, "cheap": cheap}
+    usual = Comparison("upper_loss", results).to_latex()
+    equal = Comparison("upper_loss", results, equal="bytes").to_latex()
+    assert "after the last round" in usual and "after the last round" not in equal
+    most = cheap[0].columns["bytes"][-1]
+    assert f"at {most:,.0f} bytes" in equal
+
+
+def test_a_folder_comes_back_as_it_was(tmp_path):
+    folder = save_comparison(tmp_path, {"fedbio": 100, "simfbo": 200})
+    found = Comparison.load(folder)
+    assert (found.headline, found.equal) == ("upper_loss", "trials")
+    assert {n: len(many) for n, many in found.results.items()} == {
+        "fedbio": 3,
+        "simfbo": 3,
+    }
+    written = json.loads((folder / "comparison.json").read_text())
+    more = {"equal": "bytes", "diverged": {"broken": "in round 2"}}
+    (folder / "comparison.json").write_text(json.dumps({**written, **more}))
+    found = Comparison.load(folder)
+    assert found.equal == "bytes" and str(found.diverged["broken"]) == "in round 2"
+    assert "bytes" in found.to_latex()
+    (folder / "comparison.json").unlink()
+    with pytest.raises(CheckpointError, match="no finished comparison. Not all of its"):
+        Comparison.load(folder)
+    with pytest.raises(CheckpointError, match="It is one run, which `Result.load`"):
+        Comparison.load(folder / "fedbio" / "seed-0")
 
 
 def test_a_figure_has_a_curve_for_each(compared):

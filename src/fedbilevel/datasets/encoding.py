@@ -6,13 +6,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel._table_choices import TableChoices
+from fedbilevel._table_choices import TableChoices, ignoring
 from fedbilevel.datasets._base import Dataset
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.datasets.preparation import CategoryColumn, Preparation
 from fedbilevel.datasets.sums import Sums
 from fedbilevel.datasets.tables import Table
-from fedbilevel.datasets.troubles import check_cells, check_columns, useless
+from fedbilevel.datasets.troubles import (
+    check_cells,
+    check_columns,
+    is_like_id,
+    useless,
+)
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 _MOST_CLASSES = 30  # whole numbers beyond which they may be a measurement
@@ -86,6 +91,11 @@ def _notes(
     alike = dict.fromkeys(roles.features, "the same in every row")
     for name in learned:
         alike.pop(name, None)
+    like_ids = {
+        name: ignoring([name])
+        for name in learned
+        if name in numbers and is_like_id(table.numbers(name))
+    }
     return {
         "label": roles.label,
         "read_as": table.reading(),
@@ -95,6 +105,7 @@ def _notes(
         "filled": {name: count for name, count in filled.items() if count},
         "dropped_rows": dropped,
         "table_rows": len(table.places),
+        **({"like_ids": like_ids} if like_ids else {}),
     }
 
 

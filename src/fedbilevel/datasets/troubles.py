@@ -13,6 +13,7 @@ from fedbilevel.errors import InvalidInputError
 _MOST_VALUES = 50  # of a column of text
 _LONGEST_VALUE = 200  # characters
 _FEWEST_TO_COUNT = 20  # rows from which 1, 2, 3, ... is no measurement
+_FEWEST_TO_SUSPECT = 50  # rows in which whole numbers that all differ may be ids
 _FEWEST_TO_REPEAT = 10  # rows of which some must have the same text
 _MOST_TOLD = 20  # columns of which it is said what is wrong
 _DATES = {
@@ -33,6 +34,13 @@ def useless(table: Table, name: str) -> str:
     counts = len(numbers) >= _FEWEST_TO_COUNT and np.all(steps == 1)
     rises = counts and len(np.unique(numbers)) == len(numbers)
     return "counts the rows, so it looks like an id" if rises else ""
+
+
+def is_like_id(numbers: np.ndarray) -> bool:
+    """Say whether numbers may name rows: whole, and another one in every row."""
+    enough = len(numbers) >= _FEWEST_TO_SUSPECT and np.isfinite(numbers).all()
+    whole = enough and np.all(numbers == np.floor(numbers))
+    return bool(whole and len(np.unique(numbers)) == len(numbers))
 
 
 def _about_texts(texts: list[str]) -> str:

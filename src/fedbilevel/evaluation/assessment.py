@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbilevel.evaluation.baselines import Baseline, Site, baselines
 from fedbilevel.evaluation.metrics import Judgment, Rows, calibration
-from fedbilevel.evaluation.words import sentence, with_interval
+from fedbilevel.evaluation.words import sentence, title, with_interval
 
 _FEW_VALIDATE, _FEW_OF_CLASS = 50, 30
 _MOST_NAMED = 5  # sites in a warning
@@ -111,6 +111,12 @@ def _warnings(asked: Judged, about: dict[str, Any]) -> Iterator[str]:
     if largest is not None and largest["difference"][1] > 0:
         yield (
             f"the model is worse than that of {largest['name']}, the largest site, by "
+            "more than chance explains"
+        )
+    untuned = next((one for one in others if one["kind"] == "untuned"), None)
+    if untuned is not None and untuned["difference"][1] > 0:
+        yield (
+            f"its {title(about['metric'])} is worse than that of {untuned['name']}, by "
             "more than chance explains"
         )
     yield from worse_off(about)

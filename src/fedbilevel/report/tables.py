@@ -54,9 +54,10 @@ def quality_tables(quality: Mapping[str, Any]) -> list[Table]:
         )
         for one in models[:_MOST_SITES]
     ]
-    titles = [title(name) for name in (main, *names)]
+    # A line for each word: figures are never cut, and names of models may wrap.
+    titles = [title(main), *(title(name).replace(" ", "\n") for name in names)]
     made = [table_of("Tested rows of all sites", ("model", *titles), rows)]
-    for column in made[0].columns[:2]:
+    for column in made[0].columns[1:]:
         column.no_wrap = True
     if quality["sites"]:
         held = [
@@ -216,12 +217,18 @@ def holdings_notes(summary: Mapping[str, Any]) -> list[str]:
     numbers = [name for name in summary.get("learned", ()) if name not in encoded]
     if numbers:
         lines.append(f"Numbers: {', '.join(numbers)}.")
+    lines += [
+        f"Another whole number in every row: '{name}'. It is learned from; if it names "
+        f"rows, leave it out with {option}."
+        for name, option in summary.get("like_ids", {}).items()
+    ]
     for name, values in encoded.items():
         lines.append(f"Text '{name}' became 0 and 1 for each of {', '.join(values)}.")
     for name, why in summary.get("left_out", {}).items():
         lines.append(f"Not learned from: '{name}' ({why}).")
-    for name, count in summary.get("filled", {}).items():
-        lines.append(f"Filled in: {count} missing values of '{name}'.")
+    filled = [f"{n} of '{name}'" for name, n in summary.get("filled", {}).items()]
+    if filled:
+        lines.append(f"Filled in, missing values: {', '.join(filled)}.")
     if summary.get("dropped_rows"):
         lines.append(f"Dropped: {summary['dropped_rows']} rows with missing values.")
     return [*lines, *(f"{one[0].upper()}{one[1:]}." for one in summary["remarks"])]

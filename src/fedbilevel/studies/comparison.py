@@ -19,12 +19,18 @@ from fedbilevel._folders import COMPARED, TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
+from fedbilevel.errors import (
+    CheckpointError,
+    DivergedError,
+    InvalidInputError,
+    unknown_name,
+)
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
+from fedbilevel.saved import read_saved
 from fedbilevel.studies.presented import Presented
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
@@ -64,13 +70,26 @@ class Comparison(Presented):
     """Results of several algorithms, by name.
 
     `results` has one per seed for each algorithm, `diverged` where others failed, and
-    `tuned` what came of tuning. A lower `headline` is better.
+    `tuned` what came of tuning. A lower `headline` is better. With `equal` "samples" or
+    "bytes" algorithms are ranked at what all of them took.
     """
 
     headline: str
     results: dict[str, list[Result]] = field(default_factory=dict)
     diverged: dict[str, DivergedError] = field(default_factory=dict)
     tuned: dict[str, Tuned] = field(default_factory=dict)
+    equal: str = TRIALS
+
+    @staticmethod
+    def load(folder: Path | str) -> "Comparison":
+        """Read a finished comparison from its folder; what was tuned stays there."""
+        saved = read_saved(folder)
+        if not saved.compared or saved.unfinished:
+            why = saved.unfinished or "It is one run, which `Result.load` reads."
+            raise CheckpointError(f"{folder} holds no finished comparison. {why}")
+        failed = {name: DivergedError(text) for name, text in saved.diverged.items()}
+        results = {name: list(many) for name, many in saved.results.items()}
+        return Comparison(saved.headline, results, failed, equal=saved.equal)
 
 
 def compare(
@@ -140,7 +159,7 @@ def compared(
         )
     if keeping is not None:
         open_folder(Path(keeping.folder), keeping.resume)
-    found = Comparison(setting.headline)
+    found = Comparison(setting.headline, equal=equal)
     searches = _Searches(rounds, seeds, keeping, equal, **(tuning or {}))
     searches.limit(setting, contenders.values())
     home = None if keeping is None else Path(keeping.folder)
@@ -179,7 +198,7 @@ def compared(
     if home is not None:
         # This file shows that all have finished.
         failed = {name: str(error) for name, error in found.diverged.items()}
-        summary = {"metric": found.headline, "diverged": failed}
+        summary = {"metric": found.headline, "equal": equal, "diverged": failed}
         write_atomically(home / COMPARED, json.dumps(summary))
     return found
 

@@ -24,6 +24,7 @@ class Presented:
     headline: str
     results: dict[str, list[Result]]
     diverged: Any
+    equal: str
 
     def __repr__(self) -> str:
         """Rank what was compared, best first."""
@@ -101,5 +102,5 @@ class Presented:
         """Return what a folder of the same results would hold."""
         results: Mapping[str, Sequence[Result]] = self.results
         failed = {name: str(error) for name, error in self.diverged.items()}
-        about = {"target": target, "diverged": failed}
+        about = {"target": target, "equal": self.equal, "diverged": failed}
         return Saved("comparison", results, self.headline, compared=True, **about)

@@ -87,7 +87,7 @@ class Presented:
         return f"Comparison by {self.headline}{mean}, lower is better"
 
     def _places(self) -> list[tuple[str, str]]:
-        """Return what each came to in the end, the lowest first, and who diverged."""
+        """Return what each came to in the end, the lowest first, then what diverged."""
         means = {
             name: float(np.mean([one.columns[self.headline][-1] for one in many]))
             for name, many in self.results.items()

@@ -1,4 +1,7 @@
-"""Draws the parts of the package, each above what it imports, as SVG."""
+"""Draws the parts of the package, each above what it imports, as SVG.
+
+`python docs/house.py` writes the drawing of CONTRIBUTING.md.
+"""
 
 import ast
 from pathlib import Path
@@ -94,3 +97,15 @@ def drawn(folder: Path) -> str:
         f'viewBox="0 0 {widest} {height}" xmlns="http://www.w3.org/2000/svg">'
         f"{style}{''.join(lines)}{''.join(boxes)}</svg>"
     )
+
+
+def alone(folder: Path) -> str:
+    """Return the picture as a file, whose colors are not those of a page."""
+    text = drawn(folder).replace("var(--md-default-bg-color,white)", "white")
+    return text.replace("currentColor", "black") + "\n"
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    place = here / "figures" / "architecture.svg"
+    place.write_text(alone(here.parent / "src" / "fedbilevel"))

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-from fedbilevel._types import Pair
 from fedbilevel.algorithms.directions import (
     hypergradient_and_slope,
     lower_slope,
@@ -16,6 +15,8 @@ from fedbilevel.schedules import part
 
 class ByHypergradient(OneLoop):
     """Moves x along the client's own hypergradient, y along its lower slope."""
+
+    inverts_locally: ClassVar[bool] = True
 
     hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
 
@@ -47,7 +48,3 @@ class ByLowerSlope(OneLoop):
     def directions(self, oracle, key, t):
         """Return gy_k(.; zeta)."""
         return lower_slope(oracle, key)
-
-    def step(self, t):
-        """Return lr."""
-        return Pair(None, self.lr)

@@ -8,9 +8,7 @@ for variance-reduced momentum.
 from dataclasses import fields
 from typing import Any
 
-from fedbilevel._types import Pair
 from fedbilevel.algorithms.local._bases import ByHypergradient
-from fedbilevel.algorithms.parts import momentum_weights, shaped
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.schedules import as_schedule, is_known
@@ -18,15 +16,6 @@ from fedbilevel.schedules import as_schedule, is_known
 
 class Founding(ByHypergradient):
     """A method with the parameters of the founding paper."""
-
-    def step(self, t):
-        """Return rho1 eta_t and rho2 eta_t."""
-        return Pair(*shaped(self.eta, t, self.rho1, self.rho2))
-
-    def weight(self, t):
-        """Return alpha eta_{t-1}^power and beta eta_{t-1}^power; both 1 at t = 0."""
-        letters = (self.alpha, self.beta)
-        return Pair(*momentum_weights(self.eta, t, self.power(), *letters))
 
     @classmethod
     def power(cls) -> int:

@@ -39,7 +39,6 @@ class LocalBSGVRM(Founding):
 
     reference: ClassVar[str] = "Gao 2022, arXiv 2204.13299, Algorithm 2"
     provenance: ClassVar[str] = "listing read in the paper"
-    inverts_locally: ClassVar[bool] = True
     estimator: ClassVar[Any] = Storm()
 
     eta: Schedule = schedule("common step of x and y, or its schedule")

@@ -27,7 +27,7 @@ the wrapper `absent` has two other answers.
 from typing import Any, ClassVar
 
 from fedbilevel._types import Number
-from fedbilevel.algorithms.local._founding import Founding
+from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 

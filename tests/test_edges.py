@@ -17,7 +17,7 @@ from fedbilevel.channels import Privacy
 from fedbilevel.channels.coders import Levels, Quantize
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.estimators._base import at_both
+from fedbilevel.estimators import at_both
 from fedbilevel.evaluation.metrics import _area
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.memory import _more_devices

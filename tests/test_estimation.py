@@ -13,7 +13,7 @@ from fedbilevel import ClientData, Problem
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks import find
 from fedbilevel.tasks._quadratics import client_rows
-from fedbilevel.theory._lanczos import extremes
+from fedbilevel.theory._probes import extremes
 from fedbilevel.theory.estimation import estimate_inputs
 from tests.cases import DX, DY, ROWWISE, quadratic_data
 

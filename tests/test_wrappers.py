@@ -40,6 +40,7 @@ from fedbilevel.algorithms.wrappers.steps import Ball, Box, HalfSpace, Simplex
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.runtime import SimulatorRuntime, execute
+from fedbilevel.schedules import step
 from tests.cases import quadratic_data, quadratic_job
 
 LR: Any = {"lr_x": 0.1, "lr_y": 0.2, "lr_z": 0.15, "local_steps": 2}
@@ -241,6 +242,20 @@ def test_a_new_method_of_the_family_is_its_directions_and_steps():
     point = job.algorithm.point(state.server)
     for one, other in zip((point.x, point.y), expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-15)
+
+
+def test_a_method_that_declares_no_step_of_a_block_is_told_so():
+    class Still(OneLoop):
+        """Moves x alone by a step that it states."""
+
+        lr_x: Any = step("upper", "x moves by lr_x")
+        local_steps: int = 1
+
+        def directions(self, oracle, key, t):
+            return Pair(lambda w: w.x, lambda w: w.y)
+
+    with pytest.raises(InvalidInputError, match="declares no step for y"):
+        Still(0.5).step(0)
 
 
 def test_founding_methods_take_wrappers_by_effective_values():

@@ -4,6 +4,8 @@ A map with its sample fixed can be evaluated at two points. Functions that retur
 map per block are for methods of one loop, where every block may move in its turn.
 """
 
+from collections.abc import Callable
+
 import jax.random as jr
 
 from fedbilevel import _tree
@@ -44,20 +46,32 @@ def three_directions(oracle: Oracle, key: Key) -> Triple:
     """
     for_y, for_z, for_x = jr.split(key, 3)
     zeta = oracle.draw_lower(for_y)
-    (xi_z, zeta_z), (xi_x, zeta_x) = (both_samples(oracle, k) for k in (for_z, for_x))
-
-    def q(w: Triple) -> Lower:
-        _, fy = oracle.upper_gradients(w.x, w.y, xi_z)
-        return _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta_z), fy)
-
-    def nu(w: Triple) -> Upper:
-        fx, _ = oracle.upper_gradients(w.x, w.y, xi_x)
-        return _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta_x))
 
     def omega(w: Triple) -> Lower:
         return oracle.lower_gradient(w.x, w.y, zeta)
 
-    return Triple(nu, omega, q)
+    z, x = (both_samples(oracle, one) for one in (for_z, for_x))
+    return Triple(along_x(oracle, *x), omega, along_z(oracle, *z))
+
+
+def along_x(oracle: Oracle, xi: Batch, zeta: Batch) -> Callable[[Triple], Upper]:
+    """Return the map of nu = fx - jvp[z]."""
+
+    def nu(w: Triple) -> Upper:
+        fx, _ = oracle.upper_gradients(w.x, w.y, xi)
+        return _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta))
+
+    return nu
+
+
+def along_z(oracle: Oracle, xi: Batch, zeta: Batch) -> Callable[[Triple], Lower]:
+    """Return the map of q = hvp[z] - fy."""
+
+    def q(w: Triple) -> Lower:
+        _, fy = oracle.upper_gradients(w.x, w.y, xi)
+        return _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta), fy)
+
+    return q
 
 
 def with_z(x: Upper, y: Lower) -> Triple:

@@ -25,7 +25,7 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
-from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Upper
+from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Triple, Upper
 from fedbilevel.algorithms.base import (
     AbstractAlgorithm,
     Phase,
@@ -41,13 +41,17 @@ from fedbilevel.algorithms.parts import (
     Order,
     Part,
     Step,
+    at_time,
     evaluate,
     local_steps,
+    momentum_weight,
     move,
     no_memory,
+    of_levels,
     only,
     previous_point,
 )
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.estimators import AbstractEstimator, Plain
 from fedbilevel.problem import Oracle
 from fedbilevel.units import OfCurvature, OfDistance
@@ -116,13 +120,33 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
     def directions(self, oracle: Oracle, key: Key, t: Any) -> Any:
         """Draw the samples of iteration t; return one map w -> direction per block."""
 
-    @abc.abstractmethod
     def step(self, t: Any) -> Any:
-        """Return the step size of every block that moves."""
+        """Return the step size of every block that moves, as fields declare them."""
+
+        def step(letter: Array, schedule: Any, power: int) -> Array:
+            return letter if schedule is None else letter * at_time(schedule, t, letter)
+
+        found = of_levels(self, "step", step)
+        missing = [name for name in self.moves if name not in found]
+        if missing:
+            raise InvalidInputError(
+                f"`{self.title}` declares no step for {missing[0]}. Give it a field "
+                "`schedules.step(...)` for it, or a method `step(t)`."
+            )
+        return self._of_blocks(found)
 
     def weight(self, t: Any) -> Any:
-        """Return the weight of the newest sample in every direction."""
-        return 1.0
+        """Return the weight of the newest sample in every direction; 1 at t = 0."""
+
+        def weight(letter: Array, schedule: Any, power: int) -> Array:
+            return momentum_weight(letter, schedule, t, power)
+
+        found = of_levels(self, "weight", weight)
+        return self._of_blocks(dict.fromkeys(self.moves, 1.0) | found) if found else 1.0
+
+    def _of_blocks(self, found: dict[str, Any]) -> Any:
+        kind = Triple if "z" in self.moves else Pair
+        return kind(*(found.get(one.name) for one in fields(kind)))
 
     def order(self) -> Order:
         """Return which blocks move together, in turn: all of them at once."""

@@ -18,9 +18,10 @@ from fedbilevel._blocks import combine
 from fedbilevel._types import AbstractBlocks, Key
 from fedbilevel.algorithms.base import Phase, Phases, Pointed, ServerTurn, Turn
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Schedule, check_fields
+from fedbilevel.schedules import Effective, Schedule, check_fields
 
 Order = tuple[tuple[str, ...], ...]  # names of the blocks that move together, in turn
+_BLOCKS = {"upper": "x", "lower": "y", "auxiliary": "z"}  # that a level moves
 
 
 class Iterate(Pointed):
@@ -233,6 +234,22 @@ def momentum_weight(factor: Array, schedule: Schedule, t: Any, power: int) -> Ar
     earlier = jnp.maximum(jnp.asarray(t) - 1, 0)
     weight = factor * at_time(schedule, earlier, factor) ** power
     return jnp.where(t == 0, jnp.ones((), weight.dtype), weight)
+
+
+def of_levels(method: Any, kind: str, value: Callable[..., Any]) -> dict[str, Any]:
+    """Return value(letter, schedule, power) of what fields say of the blocks.
+
+    `kind` is "step" or "weight", and of two fields of a level the first one counts.
+    """
+    found = {}
+    for one in fields(method):
+        how = one.metadata.get("effective", Effective(("",)))
+        level, _, what = how.names[0].partition("_")
+        if what == kind and _BLOCKS[level] not in found:
+            schedule = getattr(method, how.over) if how.over else None
+            letter = getattr(method, one.name)
+            found[_BLOCKS[level]] = value(letter, schedule, how.power)
+    return found
 
 
 def momentum_weights(

@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from fedbilevel.algorithms import AbstractAlgorithm, Entry, Preset
-from fedbilevel.algorithms.local._founding import Founding
+from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.experiments.hypergradient_names import (
     HYPERGRADIENTS,

@@ -16,13 +16,11 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.hypergradient.conjugate_gradient import (
     ConjugateGradient as ConjugateGradient,
 )
+from fedbilevel.hypergradient.conjugate_gradient import Exact as Exact
 from fedbilevel.hypergradient.darts import DARTS as DARTS
 from fedbilevel.hypergradient.darts import SAMA as SAMA
+from fedbilevel.hypergradient.darts import FiniteDifference as FiniteDifference
 from fedbilevel.hypergradient.direct import hypergradient as hypergradient
-from fedbilevel.hypergradient.exact import Exact as Exact
-from fedbilevel.hypergradient.finite_difference import (
-    FiniteDifference as FiniteDifference,
-)
 from fedbilevel.hypergradient.local_inverse import (
     local_inverse_bias as local_inverse_bias,
 )

@@ -20,6 +20,13 @@ of its own.
 
 Reference: DARTS, Liu, Simonyan, Yang, arXiv 1806.09055; SAMA, Choe et al., arXiv
 2310.05674. Deviations: fy is taken at y, and not one lower step ahead of it.
+
+`FiniteDifference` is any estimator with both products taken so:
+
+    hvp[v] ~ (gy(x, y + d v) - gy(x, y - d v)) / (2 d),   d = radius / ||v||
+    jvp[v] ~ (gx(x, y + d v) - gx(x, y - d v)) / (2 d)
+
+Two gradients a product, error O(radius^2), none for quadratic g.
 """
 
 import dataclasses
@@ -34,7 +41,7 @@ from fedbilevel._types import Key, Lower, Number, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import AbstractHypergradient, Bundle, assemble
 from fedbilevel.problem import Batch, Oracle
-from fedbilevel.schedules import count, is_known, number
+from fedbilevel.schedules import count, is_known, number, part
 
 _RADIUS = "distance of the two points of a difference"
 
@@ -108,3 +115,22 @@ class SAMA(AbstractHypergradient):
         z = jax.tree.map(preconditioned, fy, total)
         first_order = dataclasses.replace(oracle, radius=self.radius)
         return assemble(first_order, x, y, fx, z, bundle)
+
+
+class FiniteDifference(AbstractHypergradient):
+    """Run the estimator `rule` on first-order oracles only."""
+
+    rule: AbstractHypergradient = part("what is run, without second derivatives")
+    radius: Number = number("distance of the two points", default=1e-2)
+
+    def draw(self, oracle: Oracle, key: Key) -> Any:
+        """Draw what the estimator draws."""
+        return self.rule.draw(oracle, key)
+
+    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Any) -> Upper:
+        """Estimate the hypergradient at (x, y)."""
+        return self.rule(dataclasses.replace(oracle, radius=self.radius), x, y, bundle)
+
+    def check(self, curvature: float, client: int) -> None:
+        """Raise if the estimator fails at this lower curvature."""
+        self.rule.check(curvature, client)

@@ -1,4 +1,13 @@
-"""The compiled measurements behind `estimation`, on flat vectors w = (x, y)."""
+r"""The compiled measurements behind `estimation`, on flat vectors w = (x, y).
+
+Extreme eigenvalues of a symmetric map that is known by its products only:
+
+    V = [v_1 .. v_m] orthonormal, v_{j+1} = H v_j less its part along v_1 .. v_j
+    low, high = extreme eigenvalues of V'HV,   residual = ||H V s - value V s||
+
+Both lie inside the spectrum, and at m = dimension they are its ends. Some eigenvalue
+is nearer to either than the residual.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +21,70 @@ from jaxtyping import Array, Bool, Float
 
 from fedbilevel._types import Key, Pair, Scalar
 from fedbilevel.problem import Batch, ClientData, Oracle, Problem
-from fedbilevel.theory._lanczos import STEPS, Extremes, extremes, unit
 
+STEPS = 40
 # Norms of differences need only the largest eigenvalue, and it only roughly.
 _FEW_STEPS = 12
 _CLIMBS, _SWEEPS = 4, 16
+
+
+class Extremes(eqx.Module):
+    """The ends of a spectrum, and how far each is from being an eigenvalue."""
+
+    low: Scalar
+    high: Scalar
+    low_residual: Scalar
+    high_residual: Scalar
+
+    def norm(self) -> tuple[Scalar, Scalar]:
+        """Return the larger magnitude of the two ends, and its residual."""
+        upper = self.high >= -self.low
+        residual = jnp.where(upper, self.high_residual, self.low_residual)
+        return jnp.maximum(self.high, -self.low), residual
+
+
+def unit(v: Array) -> Array:
+    """Return v / ||v||, and zero for zero."""
+    size = jnp.linalg.norm(v)
+    return v / jnp.where(size == 0, 1, size)
+
+
+def _remove(basis: Float[Array, "m n"], v: Float[Array, " n"]) -> Array:
+    return v - (basis @ v) @ basis
+
+
+def extremes(
+    product: Callable[[Array], Array], directions: Float[Array, "m n"]
+) -> Extremes:
+    """Run Lanczos with full reorthogonalization, one step per random direction.
+
+    The first direction is the start; the others go on from a subspace that the map does
+    not leave, as the zero map and the identity never do.
+    """
+    count = directions.shape[0]
+    # What is smaller came from rounding, or adds its square only to the ends.
+    negligible = float(jnp.finfo(directions.dtype).eps) ** 0.5
+
+    def step(carry: tuple[Array, Array], now: tuple[Array, Array]):
+        basis, image = carry
+        j, direction = now
+        ahead = _remove(basis, image)
+        spent = jnp.linalg.norm(ahead) <= negligible * jnp.linalg.norm(image)
+        v = unit(jnp.where(spent, direction, ahead))
+        # Again, as rounding leaves a part along the basis; twice is enough for any v.
+        v = unit(_remove(basis, _remove(basis, v)))
+        image = product(v)
+        return (basis.at[j].set(v), image), image
+
+    start = (jnp.zeros_like(directions), jnp.zeros_like(directions[0]))
+    (basis, _), images = jax.lax.scan(step, start, (jnp.arange(count), directions))
+    small = basis @ images.T
+    values, vectors = jnp.linalg.eigh((small + small.T) / 2)
+    ends = jnp.stack([values[0], values[-1]])
+    weights = jnp.stack([vectors[:, 0], vectors[:, -1]])
+    off = weights @ images - ends[:, None] * (weights @ basis)
+    residuals = jnp.linalg.norm(off, axis=1)
+    return Extremes(ends[0], ends[1], residuals[0], residuals[1])
 
 
 def draw_directions(point: Pair, key: Key) -> Float[Array, "m n"]:

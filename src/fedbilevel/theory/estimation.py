@@ -32,8 +32,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Pair, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.theory._lanczos import STEPS
-from fedbilevel.theory._probes import at_point, between, draw_directions
+from fedbilevel.theory._probes import STEPS, at_point, between, draw_directions
 
 _NOISES = ("noise_gradient", "noise_hessian")
 

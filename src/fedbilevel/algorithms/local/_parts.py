@@ -20,6 +20,13 @@ from fedbilevel.algorithms.base import Phase, Turn
 from fedbilevel.algorithms.parts import Part, evaluate
 from fedbilevel.schedules import choice, count, number
 
+# Divided by r at least, a step is no longer than the one that was asked for.
+BY_R: dict[str, Any] = {
+    "over": "eta",
+    "convert": lambda value, made: value * made.get("r", 0.1),
+    "after": ("r",),
+}
+
 
 class ServerScale(Part):
     """A and B: the server's averages of what the mean directions were."""

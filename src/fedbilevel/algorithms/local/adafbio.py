@@ -39,22 +39,13 @@ not found.
 
 from typing import Any, ClassVar
 
-from fedbilevel._types import Number, Pair
+from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByHypergradient
-from fedbilevel.algorithms.local._parts import ServerScale
-from fedbilevel.algorithms.parts import momentum_weights, shaped
+from fedbilevel.algorithms.local._parts import BY_R, ServerScale
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, choice, count, number, schedule, step, weight
 
 __all__ = ["AdaFBiO"]
-
-
-def _times_r(value: Any, made: Any) -> Any:
-    # Divided by r at least, a step is no longer than the one that was asked for.
-    return value * made.get("r", 0.1)
-
-
-_BY_R: dict[str, Any] = {"over": "eta", "convert": _times_r, "after": ("r",)}
 
 
 class AdaFBiO(ByHypergradient):
@@ -62,26 +53,17 @@ class AdaFBiO(ByHypergradient):
 
     reference: ClassVar[str] = "Huang 2022, arXiv 2211.01122"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    inverts_locally: ClassVar[bool] = True
     estimator: ClassVar[Any] = Storm()
 
     eta: Schedule = schedule("common step of x and y, or its schedule")
-    gamma: Number = step("upper", "x moves by gamma eta u / (sqrt(A) + r)", **_BY_R)
-    lam: Number = step("lower", "y moves by lam eta v / (B + r)", **_BY_R)
+    gamma: Number = step("upper", "x moves by gamma eta u / (sqrt(A) + r)", **BY_R)
+    lam: Number = step("lower", "y moves by lam eta v / (B + r)", **BY_R)
     c1: Number = weight("upper", "u forgets by c1 eta^2", over="eta", power=2)
     c2: Number = weight("lower", "v forgets by c2 eta^2", over="eta", power=2)
     tau: Number = number("what A and B keep a round", default=0.9, least=0.0, below=1.0)
     r: Number = number("added to what steps are divided by", default=0.1, above=0.0)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
     coordinatewise: bool = choice("scale every number of y by its own", default=False)
-
-    def step(self, t):
-        """Return gamma eta_t and lam eta_t."""
-        return Pair(*shaped(self.eta, t, self.gamma, self.lam))
-
-    def weight(self, t):
-        """Return c1 eta_{t-1}^2 and c2 eta_{t-1}^2, and 1 at t = 0."""
-        return Pair(*momentum_weights(self.eta, t, 2, self.c1, self.c2))
 
     def parts(self):
         """Divide directions by A and B."""

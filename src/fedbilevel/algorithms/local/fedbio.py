@@ -27,7 +27,7 @@ at p = 1, too, unless `controls` or an `anchor` correct it. z starts at 0; the w
 
 from typing import ClassVar
 
-from fedbilevel._types import Number, Triple
+from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByLinearSystem
 from fedbilevel.schedules import count, step
 
@@ -44,7 +44,3 @@ class FedBiO(ByLinearSystem):
     lr_y: Number = step("lower", "y moves by lr_y omega")
     lr_z: Number = step("auxiliary", "z moves by lr_z q")
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def step(self, t):
-        """Return the three steps."""
-        return Triple(self.lr_x, self.lr_y, self.lr_z)

@@ -35,6 +35,7 @@ class FedBiOClientwise(ByHypergradient):
     reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
     answers: ClassVar[str] = "own y per client"
+    inverts_locally: ClassVar[bool] = False
 
     lr_x: Number = step("upper", "x moves by lr_x nu")
     lr_y: Number = step("lower", "y moves by lr_y gy")
@@ -50,7 +51,3 @@ class FedBiOClientwise(ByHypergradient):
     def order(self):
         """Move y, then x, unless both are to move at once."""
         return self.in_turn() if self.alternating else (self.moves,)
-
-    def step(self, t):
-        """Return both steps."""
-        return Pair(self.lr_x, self.lr_y)

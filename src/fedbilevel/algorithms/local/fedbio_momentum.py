@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 
 from fedbilevel._types import Number, Triple
 from fedbilevel.algorithms.local._bases import ByLinearSystem
-from fedbilevel.algorithms.parts import momentum_weight, shaped
 from fedbilevel.estimators import MovingAverage, Plain
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
@@ -43,11 +42,3 @@ class FedBiOMomentum(ByLinearSystem):
     alpha: Number = weight("upper", "u forgets by alpha a a step", over="a")
     a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def step(self, t):
-        """Return the steps of x, y and z."""
-        return Triple(*shaped(self.a, t, self.lr_x, self.lr_y, self.lr_z))
-
-    def weight(self, t):
-        """Return alpha a_{t-1}, and 1 at t = 0."""
-        return Triple(momentum_weight(self.alpha, self.a, t, power=1), 1.0, 1.0)

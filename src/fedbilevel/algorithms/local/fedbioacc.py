@@ -26,9 +26,8 @@ wrapper `absent` has two other answers.
 
 from typing import Any, ClassVar
 
-from fedbilevel._types import Number, Triple
+from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByLinearSystem
-from fedbilevel.algorithms.parts import momentum_weights, shaped
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
@@ -50,12 +49,3 @@ class FedBiOAcc(ByLinearSystem):
     c_omega: Number = weight("lower", "omega forgets by c_omega a^2", over="a", power=2)
     c_q: Number = weight("auxiliary", "q forgets by c_q a^2", over="a", power=2)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def step(self, t):
-        """Return eta a_t, gamma a_t and tau a_t."""
-        return Triple(*shaped(self.a, t, self.eta, self.gamma, self.tau))
-
-    def weight(self, t):
-        """Return c a_{t-1}^2 for each block, and 1 at t = 0."""
-        letters = (self.c_nu, self.c_omega, self.c_q)
-        return Triple(*momentum_weights(self.a, t, 2, *letters))

@@ -30,7 +30,6 @@ from typing import Any, ClassVar
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.local._bases import ByHypergradient
 from fedbilevel.algorithms.local._parts import FromAverage
-from fedbilevel.algorithms.parts import momentum_weights, shaped
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
@@ -43,6 +42,7 @@ class FedBiOAccClientwise(ByHypergradient):
     reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
     provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
     answers: ClassVar[str] = "own y per client"
+    inverts_locally: ClassVar[bool] = False
     estimator: ClassVar[Any] = Storm()
 
     a: Schedule = schedule("common step of x and y, or its schedule")
@@ -55,14 +55,6 @@ class FedBiOAccClientwise(ByHypergradient):
     def private_blocks(self):
         """Keep y and omega on their client."""
         return Pair(False, True)
-
-    def step(self, t):
-        """Return eta a_t and gamma a_t."""
-        return Pair(*shaped(self.a, t, self.eta, self.gamma))
-
-    def weight(self, t):
-        """Return c a_{t-1}^2 for each level, and 1 at t = 0."""
-        return Pair(*momentum_weights(self.a, t, 2, self.c_nu, self.c_omega))
 
     def parts(self):
         """Correct from the averaged x_t."""

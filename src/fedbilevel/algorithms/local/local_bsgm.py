@@ -27,7 +27,7 @@ replace the client's own.
 from typing import Any, ClassVar
 
 from fedbilevel._types import Number
-from fedbilevel.algorithms.local._founding import Founding
+from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.estimators import MovingAverage
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
@@ -39,7 +39,6 @@ class LocalBSGM(Founding):
 
     reference: ClassVar[str] = "Gao 2022, arXiv 2204.13299, Algorithm 1"
     provenance: ClassVar[str] = "listing read in the paper"
-    inverts_locally: ClassVar[bool] = True
     estimator: ClassVar[Any] = MovingAverage()
 
     eta: Schedule = schedule("common step of x and y, or its schedule")

@@ -87,10 +87,6 @@ class SimFBO(ByLinearSystem):
                 f"which is {self.local_steps}."
             )
 
-    def step(self, t):
-        """Return the local steps."""
-        return Triple(self.lr_x, self.lr_y, self.lr_z)
-
     def parts(self):
         """Let clients stop after tau_i steps, where they differ."""
         fewest = self.fewest_steps

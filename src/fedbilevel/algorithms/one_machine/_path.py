@@ -33,8 +33,11 @@ from fedbilevel.algorithms.base import (
     with_turn,
 )
 from fedbilevel.algorithms.directions import (
+    along_x,
+    along_z,
     both_samples,
     hypergradient_and_slope,
+    lower_slope,
     with_z,
 )
 from fedbilevel.algorithms.parts import evaluate, shaped
@@ -189,32 +192,17 @@ def all_directions(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
 
 def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
     """Draw xi and zeta; return the map of D_z = hvp[z] - fy alone."""
-    xi, zeta = both_samples(oracle, key)
-
-    def D(w: Triple) -> Triple:
-        _, fy = oracle.upper_gradients(w.x, w.y, xi)
-        product = oracle.hessian_product(w.x, w.y, w.z, zeta)
-        return Triple(None, None, _tree.subtract(product, fy))
-
-    return D
+    return evaluate(Triple(None, None, along_z(oracle, *both_samples(oracle, key))))
 
 
 def upper_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
     """Draw xi and zeta; return the map of D_x = fx - jvp[z] alone."""
-    xi, zeta = both_samples(oracle, key)
-
-    def D(w: Triple) -> Triple:
-        fx, _ = oracle.upper_gradients(w.x, w.y, xi)
-        product = oracle.cross_product(w.x, w.y, w.z, zeta)
-        return Triple(_tree.subtract(fx, product), None, None)
-
-    return D
+    return evaluate(Triple(along_x(oracle, *both_samples(oracle, key)), None, None))
 
 
 def slope(oracle: Oracle, key: Key) -> Callable[[Any], Pair]:
     """Draw zeta; return the map of gy alone, at a point with or without z."""
-    zeta = oracle.draw_lower(key)
-    return lambda w: Pair(None, oracle.lower_gradient(w.x, w.y, zeta))
+    return evaluate(lower_slope(oracle, key))
 
 
 def hypergradient_alone(rule: AbstractHypergradient) -> Draw:

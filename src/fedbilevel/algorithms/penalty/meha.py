@@ -83,10 +83,6 @@ class MEHA(OneLoop):
         """Return the averaged x and th."""
         return Pair(server.point.x, server.point.z)
 
-    def step(self, t):
-        """Return the three steps."""
-        return Triple(self.lr_x, self.lr_y, self.eta)
-
     def directions(self, oracle, key, t):
         """Draw samples for each line; return the maps of D_x, D_y and D_th."""
         c = self.c0 * (jnp.asarray(t, self.c0.dtype) + 1) ** self.power

@@ -27,9 +27,8 @@ schedule eta_t. A client that missed a round has no w_k of use: it takes w_k = y
 
 from typing import Any, ClassVar
 
-from fedbilevel._types import Number, Pair
+from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByLowerSlope
-from fedbilevel.algorithms.parts import at_time, momentum_weight
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
@@ -47,11 +46,3 @@ class STEM(ByLowerSlope):
     c: Number = weight("lower", "d forgets by c eta^2 a step", over="eta", power=2)
     eta: Schedule = schedule("shape of the steps over t", default=1.0)
     local_steps: int = count("local steps between two averages, p", kw_only=True)
-
-    def step(self, t):
-        """Return lr eta_t."""
-        return Pair(None, self.lr * at_time(self.eta, t, self.lr))
-
-    def weight(self, t):
-        """Return a = c eta_{t-1}^2; 1 at t = 0."""
-        return Pair(None, momentum_weight(self.c, self.eta, t, power=2))

@@ -34,7 +34,7 @@ class AbstractEstimator(eqx.Module):
     `weight` is one number or a prefix tree of the direction with a number per block. It
     is 1 at the first step: every recursion then returns G(w_0), whatever its memory.
     What an estimator does not keep need not be given. It returns the sample beside the
-    direction, for whoever sums samples.
+    direction, for sums of samples.
     """
 
     keeps_direction: ClassVar[bool] = True

@@ -237,7 +237,7 @@ def momentum_weight(factor: Array, schedule: Schedule, t: Any, power: int) -> Ar
 
 
 def of_levels(method: Any, kind: str, value: Callable[..., Any]) -> dict[str, Any]:
-    """Return value(letter, schedule, power) of what fields say of the blocks.
+    """Return value(number, schedule, power) for every block that a field declares.
 
     `kind` is "step" or "weight", and of two fields of a level the first one counts.
     """

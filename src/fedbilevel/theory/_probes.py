@@ -58,11 +58,11 @@ def extremes(
 ) -> Extremes:
     """Run Lanczos with full reorthogonalization, one step per random direction.
 
-    The first direction is the start; the others go on from a subspace that the map does
-    not leave, as the zero map and the identity never do.
+    The first direction is the start; the others continue from a subspace that the map
+    does not leave, as the zero map and the identity never do.
     """
     count = directions.shape[0]
-    # What is smaller came from rounding, or adds its square only to the ends.
+    # Smaller numbers came from rounding, or add their square only to the ends.
     negligible = float(jnp.finfo(directions.dtype).eps) ** 0.5
 
     def step(carry: tuple[Array, Array], now: tuple[Array, Array]):

@@ -293,3 +293,19 @@ def test_whole_numbers_that_name_rows_are_said(tmp_path):
     assert said.endswith("leave it out with --ignore Einkommen.")
     rows[5][3] = rows[6][3]
     assert "like_ids" not in load(write(path, "python", rows)).notes
+
+
+def test_columns_to_leave_out_may_be_given_one_by_one(tmp_path):
+    """The last of them was the only one, without a word."""
+    table = tmp_path / "people.csv"
+    lines = ["age,number,city,ill"] + [
+        f"{k * 7 % 30},{k},x{k % 2},{k % 2}" for k in range(40)
+    ]
+    table.write_text("\n".join(lines))
+    words = ("prepare", table, "--ignore", "number", "--ignore", "city", "--sums")
+    done = CliRunner().invoke(
+        app, [str(word) for word in (*words, tmp_path / "s.json")]
+    )
+    assert done.exit_code == 0, done.output
+    held = json.loads((tmp_path / "s.json").read_text())["columns"]
+    assert [one["name"] for one in held] == ["age"]

@@ -39,7 +39,9 @@ class TableChoices:
     label: str = option("", "column to be predicted; `label`, or else the last one")
     site: str = option("", "column whose values are the clients, by name")
     group: str = option("", "column of the groups to compare; it is no feature")
-    ignore: str = option("", "columns to leave out, separated by commas")
+    ignore: str = option(
+        "", "columns to leave out, separated by commas; may be repeated"
+    )
     missing: str = option(
         "refuse", "missing numbers: refuse, mean (fill them in) or drop (the rows)"
     )

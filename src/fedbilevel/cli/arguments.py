@@ -33,6 +33,7 @@ REQUIRED = inspect.Parameter.empty
 _COLUMNS = "Which column of a table is what"
 # Options of the tasks on tables that have arguments of their own, with their meanings.
 TABLE = {one.name: known.meaning for one, known in options_of(TableChoices)}
+_LISTED = "ignore"  # the one that may be repeated
 
 
 class Argument(NamedTuple):
@@ -150,7 +151,7 @@ def read_experiment(**given: Any) -> "Experiment":
         given["weights"] = weights if in_words else read_numbers("weights", weights)
     own = {n: given.pop(n, None) for n in ("data", *TABLE)}
     options = read_settings(given.pop("settings") or [])
-    options = {n: v for n, v in own.items() if v is not None} | options
+    options = _as_texts(own) | options
     from fedbilevel.experiments import Experiment
 
     return Experiment(**given, options=options)
@@ -158,12 +159,19 @@ def read_experiment(**given: Any) -> "Experiment":
 
 def of_table(*names: str, panel: str | None = None) -> dict[str, Argument]:
     """Return arguments of these names that say how a table is read."""
-    return {one: option(str | None, None, TABLE[one], panel=panel) for one in names}
+    kinds = {one: list[str] | None if one == _LISTED else str | None for one in names}
+    return {n: option(kind, None, TABLE[n], panel=panel) for n, kind in kinds.items()}
 
 
-def read_choices(**given: str | None) -> TableChoices:
+def read_choices(**given: Any) -> TableChoices:
     """Return how a table is read; what was left out has its default."""
-    return TableChoices(**{n: text for n, text in given.items() if text is not None})
+    return TableChoices(**_as_texts(given))
+
+
+def _as_texts(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was given; columns to leave out may be given one by one."""
+    known = {n: v for n, v in given.items() if v is not None and v != []}
+    return {n: ",".join(v) if n == _LISTED else v for n, v in known.items()}
 
 
 _SETTINGS = Annotated[

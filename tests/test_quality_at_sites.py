@@ -43,7 +43,7 @@ def test_means_are_those_of_all_rows_together(classes):
     assert own == {k: {"other": 1.0} for k in numbers}
     label = np.concatenate([one.rows.label for one, _ in sites])
     predicted = np.concatenate([one.predicted for one, _ in sites])
-    features = np.concatenate([one.features for one, _ in sites])
+    features = np.concatenate([np.asarray(one.features) for one, _ in sites])
     pooled = Judged(Rows(label, classes), predicted, "ab", features, None, [240])
     expected = quality(pooled, [site for _, site in sites])
     main = found["metric"]

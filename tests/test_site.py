@@ -123,6 +123,7 @@ QUICK = ("quadratic", "two-client", "minimax")
 def test_every_metric_of_a_task_has_an_entry(name, pages):
     task, _, _ = Experiment(name).build_task()
     frozen = [task.problem.frozen] if name == "reweighting" else []
+    assert task.metrics is not None
     found = eqx.filter_eval_shape(task.metrics, task.x, task.y, *frozen)
     for metric in {task.headline, *found}:
         # A source of texts is whatever its file is called.

@@ -59,9 +59,10 @@ mutants: install
 	  -m 'not exhaustive' -n 2 --dist loadfile
 	$(BIN)/python benchmarks/mutants.py --random 120 --lines $(LINES)
 
-# The table of methods, from the algorithms themselves.
+# The table of methods and what they cost, from the algorithms themselves.
 methods: install
 	$(BIN)/python docs/methods.py
+	$(BIN)/python docs/costs.py
 
 # The site, in `site`; every link in it is checked.
 docs: install

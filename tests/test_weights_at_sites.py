@@ -18,6 +18,7 @@ from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site, shared_settings
 from fedbilevel.experiments.weights import counted
 from fedbilevel.federation import Terms
+from fedbilevel.runtime.traced_calls import SAMPLES
 from fedbilevel.tasks._folds import strengths
 from tests.federation import Loopback
 from tests.test_weights import table_of
@@ -103,6 +104,8 @@ def test_unlike_sites_are_deployed(folder):
     assert result.model is not None and result.model.preparation is not None
     assert result.model.preparation.sites == ()  # whoever predicts need not know them
     assert np.isfinite(result.y).all()
+    # A server, which has no rows, counts one for each site.
+    assert result.counts["bounds"] == dict.fromkeys(SAMPLES, "at least")
 
 
 def test_a_site_whose_rows_were_not_counted_refuses_and_keeps_its_number(folder):

@@ -68,6 +68,7 @@ from fedbilevel.runtime import (
     execute,
 )
 from fedbilevel.runtime.privacy import privacy_spent
+from fedbilevel.runtime.traced_calls import SAMPLES
 from fedbilevel.studies.single import result_of
 
 ATTENDANCE, LEFT_OUT = "attendance.npz", "left-out.jsonl"
@@ -307,8 +308,6 @@ def _result(
     result = result_of(job, outcome, ledger, experiment.label, settings, spent)
     shown = result.point if sites.shows_point else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
-    down, up, headers = (int(n) for n in state.traffic)
-    wire = {"bytes_down": down, "bytes_up": up, "of_them_headers": headers}
     # Only now it is known that the run has ended.
     concluded, quality = split(
         runtime.conclude(state, int(outcome.columns["round"][-1])), counts
@@ -323,10 +322,25 @@ def _result(
             **together(list(concluded.values())),
             **own,
         },  # sites cannot overwrite the server's values
-        counts={**result.counts, "wire": wire},
+        counts=_served_counts(job, result.counts, state.traffic),
         quality=quality,
         events=[*result.events, *quality.get("warnings", ())],
     )
+
+
+def _served_counts(
+    job: Job, counts: Mapping[str, Any], traffic: np.ndarray
+) -> dict[str, Any]:
+    """Return costs as the server knows them, with what traveled.
+
+    Where replies are of all rows the server, which has none, counts one for each site.
+    """
+    down, up, headers = (int(n) for n in traffic)
+    wire = {"bytes_down": down, "bytes_up": up, "of_them_headers": headers}
+    bounds = dict(counts.get("bounds", {}))
+    if None in (job.upper_batch, job.lower_batch) or job.algorithm.sends_hessian:
+        bounds |= dict.fromkeys(SAMPLES, "at least")
+    return {**counts, **({"bounds": bounds} if bounds else {}), "wire": wire}
 
 
 def _held(counts: Sequence[int], words: str) -> dict[str, Any]:

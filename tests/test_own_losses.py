@@ -185,7 +185,7 @@ def test_a_run_that_could_not_be_held_ends_with_an_error():
     numbers = {name: jnp.asarray(one) for name, one in known.items()}
     record = replace(guard.record, **numbers)
     said = replace(guard, record=record, halvings=jnp.asarray(MOST)).gave_up()
-    assert "went back 12 times" in said and "1 in the first rounds" in said
+    assert "rolled back 12 times" in said and "1 in the first rounds" in said
 
 
 def test_without_an_algorithm_steps_are_measured():

@@ -163,7 +163,7 @@ def test_nothing_of_few_rows_is_told():
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_a_site_of_few_rows_tells_nothing(rows):
     few = {name: values[:rows] for name, values in FEW.items()}
-    with fails(f"{rows} rows are too few: their sums would tell them. Give 10 at"):
+    with fails(f"{rows} rows are too few: their sums would reveal them. Give 10 at"):
         Sums.of(few, "kind", np.arange(rows), minimum=10)
     assert Sums.of(few, "kind", np.arange(rows)).rows == rows
 

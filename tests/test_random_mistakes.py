@@ -75,7 +75,7 @@ def test_a_line_is_tried_where_its_consequences_are() -> None:
 
 
 def test_drawn_mistakes_are_evenly_spread_and_fit_their_files() -> None:
-    wanted = ["channels", "estimators", "privacy"]
+    wanted = ["channels", "hypergradient", "privacy"]
     found = drawn(SOURCES, 30, seed=5, areas=wanted)
     assert len(set(found)) == 30
     assert Counter(area_of(one.file) for one in found) == dict.fromkeys(wanted, 10)

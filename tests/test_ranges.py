@@ -146,8 +146,10 @@ def declared_fields():
     found = {}
     for part in ("algorithms", "hypergradient", "estimators"):
         package = importlib.import_module(f"fedbilevel.{part}")
-        for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            module = importlib.import_module(one.name)
+        below = getattr(package, "__path__", ())  # a module has none
+        inside = pkgutil.walk_packages(below, f"{package.__name__}.")
+        for name in (package.__name__, *(one.name for one in inside)):
+            module = importlib.import_module(name)
             for kind in vars(module).values():
                 own = inspect.isclass(kind) and kind.__module__ == module.__name__
                 if own and dataclasses.is_dataclass(kind):

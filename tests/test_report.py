@@ -280,7 +280,7 @@ def test_who_holds_what_is_told_by_name(tmp_path):
     drawn = bars_of(page)["holdings"]
     assert drawn["labels"] == ["Kiel", "Bonn"] and drawn["stacked"]
     assert drawn["series"] == {"ill": [30, 0], "well": [0, 7]}
-    assert "2 sites hold 37 rows of patients.csv. 9 more rows test" in page.text
+    assert "2 sites hold 37 rows of patients.csv. 9 more rows are held out" in page.text
     assert "One remark." in page.text
     assert "a feature for each of its values: red, green" in page.text
     assert "left out: numbers the rows" in page.text

@@ -170,8 +170,9 @@ def read_choices(**given: Any) -> TableChoices:
 
 def _as_texts(given: Mapping[str, Any]) -> dict[str, str]:
     """Return what was given; columns to leave out may be given one by one."""
-    known = {n: v for n, v in given.items() if v is not None and v != []}
-    return {n: ",".join(v) if n == _LISTED else v for n, v in known.items()}
+    if _LISTED in given:
+        given = {**given, _LISTED: ",".join(given[_LISTED] or ()) or None}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 _SETTINGS = Annotated[

@@ -152,7 +152,7 @@ def test_objects_stand_for_their_names(home):
 
 def test_the_task_of_the_guide_is_a_task(tmp_path):
     guide = (DOCUMENT.parent / "own-tasks.md").read_text()
-    code, _ = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     (tmp_path / "ridge.py").write_text(code)
     own = Experiment(f"{tmp_path / 'ridge.py'}:make", clients=3)
     built = own.build()

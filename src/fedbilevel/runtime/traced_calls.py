@@ -83,7 +83,7 @@ class _Walk:
             branches = [self.count(one, inputs[1:]) for one in inner]
             return self._taken(branches, inputs[0])
         if kind == "scan":  # of its inputs only these are the same in every step
-            fixed = equation.params["num_consts"]
+            fixed = _fixed_inputs(equation.params)
             inputs = inputs[:fixed] + [_unknown] * (len(inputs) - fixed)
         found: Counter[str] = Counter()
         for one in inner:
@@ -105,6 +105,13 @@ class _Walk:
             return Counter({n: np.choose(taken, many) for n, many in every.items()})
         self.bounds.update(dict.fromkeys(differ, "at most"))
         return Counter({n: np.max(many, axis=0) for n, many in every.items()})
+
+
+def _fixed_inputs(scan: dict[str, Any]) -> int:
+    """Return how many inputs of a loop, the first ones, are the same in every step."""
+    if "num_consts" in scan:
+        return scan["num_consts"]
+    return len(scan["ft_in"].unpack()[0])  # its name since JAX 0.11
 
 
 def _value(jaxpr: Any, given: Sequence[_Given], atom: Any) -> np.ndarray | None:

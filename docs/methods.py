@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedbilevel import algorithms
 from fedbilevel.experiments import field
-from fedbilevel.experiments.traits import known_how
+from fedbilevel.experiments.traits import QUESTIONS, known_how, question_of
 
 PAGE = Path(__file__).parent / "methods.md"
 START, END = "<!-- methods -->\n", "<!-- end of methods -->\n"
@@ -22,16 +22,19 @@ MEASURED = (
 
 
 def table() -> str:
-    """Return the table as Markdown, a row for every algorithm."""
-    lines = [
-        "| method | what it is | answers | reference | how known |",
-        "|---" * 5 + "|",
-    ]
-    for name in algorithms.names():
-        one = algorithms.find(name)
-        cells = (f"`{name}`", one.summary.rstrip("."), one.answers, one.reference)
-        lines.append(f"| {' | '.join((*cells, one.provenance))} |")
-    return "\n".join(lines) + "\n"
+    """Return tables as Markdown, one for each question, a row for every algorithm."""
+    parts = []
+    for question, meaning in QUESTIONS.items():
+        parts.append(
+            f"## {question}\n\n{meaning.capitalize()}.\n\n"
+            "| method | what it is | how known |\n|---|---|---|\n"
+        )
+        for one in map(algorithms.find, algorithms.names()):
+            if question_of(one) == question:
+                summary = one.summary.rstrip(".")
+                parts.append(f"| `{one.name}` | {summary} | {known_how(one)} |\n")
+        parts.append("\n")
+    return "".join(parts)
 
 
 def counted() -> str:
@@ -49,7 +52,7 @@ def with_table(text: str) -> str:
     """Return a text with the table, and what it counts, between its marks."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
-    return f"{before}{START}{table()}\n{counted()}{END}{after}"
+    return f"{before}{START}{table()}{counted()}{END}{after}"
 
 
 def measured_page() -> str:

@@ -26,12 +26,13 @@ def table() -> str:
     parts = []
     for question, meaning in QUESTIONS.items():
         parts.append(
-            f"## {question}\n\n{meaning.capitalize()}.\n\n"
+            f"## {question}\n\nThese find {meaning}.\n\n"
             "| method | what it is | how known |\n|---|---|---|\n"
         )
         for one in map(algorithms.find, algorithms.names()):
             if question_of(one) == question:
-                summary = one.summary.rstrip(".")
+                # The heading says that x is given.
+                summary = one.summary.rstrip(".").replace(" at the given x", "")
                 parts.append(f"| `{one.name}` | {summary} | {known_how(one)} |\n")
         parts.append("\n")
     return "".join(parts)

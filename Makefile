@@ -1,6 +1,9 @@
 # The environment is remade when the project's requirements change.
 PYTHON ?= python3
 BIN := .venv/bin
+# Bytecode is kept, also where the environment says otherwise: every worker, and every
+# command and site that a test starts, would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo test test-all test-exhaustive mutants bench soak theory results methods docs clean
 

@@ -10,8 +10,8 @@ calling it at two points uses the same sample at both.
 
 with the weight a, where 1 is plain. The heavy ball has no factor in front of G, so that
 its directions are 1/a times longer than those of a moving average. STORM (Cutkosky and
-Orabona, arXiv 1905.10018) has the same sample s_t at both points; without noise
-d_t = G(w_t) for any a.
+Orabona, arXiv 1905.10018) has the same sample s_t at both points. Without noise d_t =
+G(w_t) for any a.
 """
 
 import abc
@@ -58,13 +58,13 @@ class Plain(AbstractEstimator):
     keeps_direction: ClassVar[bool] = False
 
     def __call__(self, G, point, previous, direction, weight):
-        """Return G(w_t) as both; the weight is not used."""
+        """Return G(w_t) as both, whatever the weight is."""
         sample = G(point)
         return sample, sample
 
 
 class MovingAverage(AbstractEstimator):
-    """Exponential average of the samples; weight 1 is plain."""
+    """Exponential average of the samples, plain with weight 1."""
 
     def __call__(self, G, point, previous, direction, weight):
         """Return d_t for weight a, and the sample."""

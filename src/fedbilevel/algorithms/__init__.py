@@ -112,7 +112,7 @@ def as_name(given: Any) -> str:
 
 
 def find(name: str) -> Entry:
-    """Return an algorithm by its name; `path/to/file.py:Name` is one of a file."""
+    """Return an algorithm by its name, or by `path/to/file.py:Name`."""
     found = _registry.entry(sys.modules[__name__], name, "algorithm")
     if isinstance(found, ModuleType):
         (public,) = found.__all__

@@ -40,7 +40,7 @@ class Turn(eqx.Module):
         return self.index * count + jnp.arange(count, dtype=jnp.int32)
 
     def keys(self, count: int) -> Keys:
-        """Return a key per local iteration; it depends on t, not on `count`."""
+        """Return a key per local iteration, which depends on t, not on `count`."""
         return jax.vmap(lambda t: jr.fold_in(self.key, t))(self.steps(count))
 
     def spare_keys(self, count: int) -> Keys:
@@ -119,21 +119,21 @@ class Phase(eqx.Module):
     down(server) -> message;  local(message, client, oracle, turn) -> client, reply;
     up(server, mean reply) -> server. Values of one level travel in a `Pair`.
 
-    Where blocks are private, the server has None in their place, and so have the server
-    and the mean reply that its `up` sees. A client gets the server's state without its
-    own blocks, puts them in, and applies `down` itself; after its work it applies `up`
-    to this whole state and its own reply, and keeps its blocks of the outcome. So `up`
+    Where blocks are private, the server has None in their place. So do the state and
+    the mean reply that its `up` sees. A client gets the server's state without its own
+    blocks, puts them in, and applies `down` itself. After its work it applies `up` to
+    this whole state and its own reply, and keeps its blocks of the outcome. So `up`
     must work on any part of the blocks: on trees, not on named leaves.
 
-    about(message) -> what both sides know of a reply beforehand, shaped like it; None
-    stands for zeros. The difference is what a channel clips, compresses or blurs. With
-    `moves` a reply is a point, or an `Iterate` with one, and that difference a step
-    that a server's optimizer may change.
+    about(message) -> what both sides know of a reply beforehand, shaped like it. None
+    stands for zeros. A channel clips, compresses or blurs the difference. With `moves`
+    a reply is a point, or an `Iterate` with one, and the difference is a step that a
+    server's optimizer may change.
 
-    `down` and `up` may be `with_turn` functions; a message may hold `Each`. A phase
+    `down` and `up` may be `with_turn` functions. A message may hold `Each`. A phase
     that `gathers` hands `up` all replies, as `Gathered`, in place of their mean. With
-    `everyone` all clients take part, whatever the size of a cohort is. It runs in the
-    first of `every` so many rounds alone, and its turns count those.
+    `everyone` all clients take part, whatever the size of a cohort is. A phase with
+    `every` runs in the first of so many rounds only, and its turns count those.
     """
 
     name: str = eqx.field(static=True)
@@ -178,7 +178,7 @@ Balance = Callable[[float], tuple[float, float]]
 
 
 def every_phase(phases: Phases) -> list[Phase]:
-    """List the phases in the order in which they first run; that is their number."""
+    """List the phases in the order in which they first run, which is their number."""
     found = []
     for entry in phases:
         found += [entry] if isinstance(entry, Phase) else every_phase(entry.phases)

@@ -23,7 +23,7 @@ def both_samples(oracle: Oracle, key: Key) -> tuple[Batch, Batch]:
 def hypergradient_and_slope(
     estimator: AbstractHypergradient, oracle: Oracle, key: Key
 ) -> Pair:
-    """Draw a bundle b and, independent of it, zeta; return h_k(.; b), gy_k(.; zeta)."""
+    """Draw independent b and zeta, and return h_k(.; b) and gy_k(.; zeta)."""
     for_bundle, for_zeta = jr.split(key)
     b, zeta = estimator.draw(oracle, for_bundle), oracle.draw_lower(for_zeta)
     return Pair(
@@ -33,13 +33,13 @@ def hypergradient_and_slope(
 
 
 def lower_slope(oracle: Oracle, key: Key) -> Pair:
-    """Draw zeta; return the map gy_k(.; zeta), none for x."""
+    """Draw zeta and return the map gy_k(.; zeta), none for x."""
     zeta = oracle.draw_lower(key)
     return Pair(None, lambda w: oracle.lower_gradient(w.x, w.y, zeta))
 
 
 def three_directions(oracle: Oracle, key: Key) -> Triple:
-    """Draw independent samples for each line; return the maps nu, omega and q.
+    """Draw independent samples for each line, and return the maps nu, omega and q.
 
     omega is the slope of g, q that of 0.5 z'Hz - z'fy, and nu the hypergradient with
     the current z.

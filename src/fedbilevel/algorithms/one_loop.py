@@ -4,11 +4,11 @@ r"""The equation of the one-loop family, once: local steps, then the clients' me
     d_t     = estimator(G, w_t, w_{t-1}, d_{t-1}, weight(t))
     w_{t+1} = w_t - step(t) d_t                        p times, then the clients' mean
 
-A method states its variables w, its directions G, steps, weights and its estimator; no
-method overrides the loop. Points, directions, weights and steps are `Pair`s or
-`Triple`s, whose blocks move together by one prefix map. A variation is a `Part`, which
-a wrapper adds (`fedbilevel.algorithms.wrappers`): it corrects directions, changes one
-local step, or shares numbers with the server, and the loop asks every part in turn.
+A method states its variables w, directions G, steps, weights and estimator. No method
+overrides the loop. Points, directions, weights and steps are `Pair`s or `Triple`s,
+whose blocks move together by one prefix map. A variation is a `Part`, which a wrapper
+adds (`fedbilevel.algorithms.wrappers`): it corrects directions, changes one local step,
+or shares numbers with the server, and the loop asks every part in turn.
 """
 
 import abc
@@ -66,7 +66,7 @@ class TakesOptions(type(AbstractAlgorithm)):
     applied: ClassVar[Callable[[Any, dict[str, Any]], Any]]
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
-        """Build the method; what is no field of it is an option."""
+        """Build the method. Anything that is no field of it is an option."""
         own = {one.name for one in fields(cls)}
         own |= {*inspect.signature(cls.__init__).parameters}
         options = {name: named.pop(name) for name in [*named] if name not in own}
@@ -95,9 +95,9 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
     """A method of one loop: variables, directions, steps, weights and an estimator.
 
     `estimator` is one for all blocks, or blocks of them. `moves` names the blocks that
-    move; the others are sent to clients and never back. A method that `sums` samples
-    replies with more than its iterate; where that is no part of the reply
-    (`returns_point`), the server steps by itself in `received`.
+    move. The others are sent to clients and never back. A method that `sums` samples
+    replies with more than its iterate. Without `returns_point` the iterate is no part
+    of the reply, and the server steps by itself in `received`.
     """
 
     estimator: ClassVar[Any] = Plain()
@@ -276,7 +276,7 @@ class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
         return self._ended(begin, end, states)
 
     def advance(self, here: Step, maps: Any, states: tuple, t: Array) -> Step:
-        """Make ONE local step: sample, filter, move; each group at fresh values."""
+        """Make ONE local step, each group at fresh values: sample, filter, move."""
         w, d, steps, weights = here.point, here.direction, self.step(t), self.weight(t)
         both = list(zip(self.parts(), states, strict=True))
         for part, state in both:

@@ -25,7 +25,7 @@ _BLOCKS = {"upper": "x", "lower": "y", "auxiliary": "z"}  # that a level moves
 
 
 class Iterate(Pointed):
-    """A point and the directions it moved along; this is what travels.
+    """A point and the directions it moved along, as they travel.
 
     `shared` has what each part of a method shares: the server's numbers sent to the
     clients, the clients' answers in return.
@@ -73,7 +73,7 @@ class Step(eqx.Module):
 
 
 class Part(eqx.Module):
-    """A variation of the loop; whatever it leaves out stays as the method says.
+    """A variation of the loop. The method decides all that a part leaves out.
 
     `sums` asks for the mean sample of a turn. `corrects` marks a part that corrects
     directions for drift, which parts that bound local steps ask for. `unequal` marks
@@ -171,7 +171,7 @@ def only(tree: Any, names: Sequence[str]) -> Any:
 def averaged(local: Callable, about: Callable[[Any], Any] = lambda sent: sent) -> Phase:
     """Return an exchange of local steps, then the mean of what moved.
 
-    `about` chooses what is sent back; the rest of the server's state stays.
+    `about` chooses the part of the server's state that is sent back. The rest stays.
     """
 
     def up(server: PyTree, mean: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """Builds the method `of` with some parameters fixed; called like a class.
+    """Builds the method `of` with some parameters fixed, and is called like a class.
 
     `of` is a module of this package, which is imported when the preset is used.
     `fixed` are values of parameters, which may be options of a wrapper. `wrap` names
@@ -42,7 +42,7 @@ class Preset:
 
     @property
     def title(self) -> str:
-        """The name in `presets.py`; of somebody else's preset that of commands."""
+        """The name in `presets.py`, or in commands for one of another package."""
         presets = importlib.import_module("fedbilevel.algorithms.presets")
         own = (name for name, one in vars(presets).items() if one is self)
         return next(own, self.name)

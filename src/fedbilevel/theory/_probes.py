@@ -58,8 +58,8 @@ def extremes(
 ) -> Extremes:
     """Run Lanczos with full reorthogonalization, one step per random direction.
 
-    The first direction is the start; the others continue from a subspace that the map
-    does not leave, as the zero map and the identity never do.
+    The first direction is the start. The others continue if the map does not leave a
+    subspace, as with the zero map and the identity.
     """
     count = directions.shape[0]
     # Smaller numbers came from rounding, or add their square only to the ends.
@@ -71,7 +71,7 @@ def extremes(
         ahead = _remove(basis, image)
         spent = jnp.linalg.norm(ahead) <= negligible * jnp.linalg.norm(image)
         v = unit(jnp.where(spent, direction, ahead))
-        # Again, as rounding leaves a part along the basis; twice is enough for any v.
+        # Again, as rounding leaves a part along the basis. Twice is enough for any v.
         v = unit(_remove(basis, _remove(basis, v)))
         image = product(v)
         return (basis.at[j].set(v), image), image
@@ -122,7 +122,7 @@ class _Place(eqx.Module):
     def block_norm(
         self, product: Callable[[Array], Array], rows: Array, columns: Array
     ) -> Scalar:
-        """Return the norm of a block B of a symmetric map, from B'B; masks choose."""
+        """Return the norm of a masked block B of a symmetric map, from B'B."""
 
         def square(v: Array) -> Array:
             there = jnp.where(rows, product(jnp.where(columns, v, 0)), 0)
@@ -142,7 +142,8 @@ def _steepness(loss: Callable[[Array], Scalar], place: _Place) -> Array:
     """Return the largest third derivatives of (cross, yy) Hessians that are found.
 
     D3 [d, v, u] is linear in each unit vector: the best of one for the others is known,
-    so they take turns. Every turn goes up, to a local maximum; hence several starts.
+    so they take turns. Every turn increases it, up to a local maximum. So there are
+    several starts.
     """
     in_y = ~place.in_x
 

@@ -20,7 +20,7 @@ from fedbilevel.theory.constants import Constants
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a run, as the paper names them; eta is the first step."""
+    """The parameters of a run, as the paper names them. eta is the first step."""
 
     clients: int
     local_steps: int
@@ -34,7 +34,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Condition:
-    """`name`: left <= right, or < if strict; `letter` is the parameter to lower."""
+    """`name`: left <= right, or < if strict. `letter` is the parameter to lower."""
 
     theorem: int
     name: str
@@ -45,7 +45,7 @@ class Condition:
 
     @property
     def holds(self) -> bool:
-        """Say whether it holds; a single-precision number may round past its limit."""
+        """Say whether it holds. A single-precision number may round past its limit."""
         room = 1.0 if self.strict else 1 + 1e-6
         return self.left < self.right * room
 
@@ -184,9 +184,9 @@ def largest_steps(
 ) -> Parameters:
     """Return the largest rho2, rho1, eta that a theorem allows, in this order.
 
-    alpha and beta are 1 for Theorem 1, Lhat^2/K for 2, and what 3 sets, if not given.
-    With `digits` all steps have so many, so that the theorem still holds for the
-    printed numbers; a strict limit is not reached.
+    If alpha and beta are not given, they are 1 for Theorem 1, Lhat^2/K for 2, and set
+    by Theorem 3. With `digits` all steps have so many, and the theorem still holds for
+    the printed numbers. A strict limit is not reached.
     """
     usual = {1: 1.0, 2: c.l_hat**2 / clients}
     weight = usual.get(theorem, theorem_three_weight(c, clients, local_steps))

@@ -13,7 +13,7 @@ L_Phi: smoothness of Phi. Lhat: mean-square Lipschitz constant of the stochastic
 hypergradient. Ltil: how far an error in y moves the hypergradient. G^2: variance of the
 stochastic hypergradient with one sample. Delta_Q: bias of the truncated series.
 
-Readings: the printed L_12 in L_Phi is L21; G is defined by an expression that is a
+Readings: the printed L_12 in L_Phi is L21. G is defined by an expression that is a
 variance, so that expression is G^2.
 """
 

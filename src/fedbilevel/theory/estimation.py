@@ -63,8 +63,8 @@ def estimate_inputs(
     """Measure mu, L1, L0, L21, L22, sigma and the heterogeneity at points (x, y).
 
     `samples` batches are drawn per client and point. mu, L1, L21 and L22 are those of
-    each client's losses over all its rows; the theory assumes them of every sample, and
-    what single batches have shows in the ranges.
+    each client's losses over all its rows. The theory assumes them of every sample. The
+    ranges show those of single batches.
     """
     places = _check_points(points)
     sizes: dict[str, Any] = {

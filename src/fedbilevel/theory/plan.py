@@ -254,8 +254,8 @@ def balanced(
 ) -> tuple[Constants, Parameters, dict[str, float]]:
     """Return constants, parameters and the terms of the bound after T iterations.
 
-    eta minimizes the bound, p = B is the largest with which the drift stays below a
-    quarter of the noise; each depends on the other, so they take turns. Q is as large
+    eta minimizes the bound. p = B is the largest with which the drift stays below a
+    quarter of the noise. Each depends on the other, so they take turns. Q is as large
     as the truncation needs. `start` is (Phi0, Y0).
     """
     q = 0

@@ -81,7 +81,7 @@ _BOUNDS: Mapping[int, Callable[..., dict[str, float]]] = {
 def bound(
     theorem: int, c: Constants, s: Parameters, T: float, phi0: float, y0: float
 ) -> dict[str, float]:
-    """Return the terms of the bound on M(T); their sum is the bound."""
+    """Return the terms of the bound on M(T), whose sum it is."""
     return _BOUNDS[theorem](c, s, T, phi0, y0)
 
 

@@ -53,7 +53,7 @@ class Founding(ByHypergradient):
         eta: Any = 1.0,
         **rest: Any,
     ) -> Any:
-        """Build from what a step really does at t = 0; `eta` gives the shape over t.
+        """Build from the effective steps at t = 0. `eta` gives the shape over t.
 
         x moves by upper_step * u, and u keeps 1 - upper_weight of its memory.
         """

@@ -91,7 +91,7 @@ def own_number(turn: Turn, fewest: int, tau: int) -> Array:
 
 
 class OwnNumber(Part):
-    """A number of local steps that differs by client; the others are not taken."""
+    """A number of local steps that differs by client."""
 
     unequal: ClassVar[bool] = True
 

@@ -28,13 +28,13 @@ oracle calls as LocalBSGVRM. Right for clients whose data are alike, as LocalBSG
 client inverts its own Hessian.
 
 Reference: Huang, arXiv 2211.01122. With K = 1 it is VR-BiAdam (arXiv 2106.11396).
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
-body; "x <- x + eta (x_tmp - x)" is written as the step that it is. The authors' code of
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
+body. "x <- x + eta (x_tmp - x)" is written as the step that it is. The authors' code of
 VR-BiAdam has `coordinatewise`, tau = 0.99, eta = 1, an A and a B that begin at 0, and
 sqrt(A + r). With fewer than K participants a client that missed the last round takes
 the received point as its previous one. With the wrapper `own_lower` every client keeps
-its y, v and B, and inverts the right Hessian, its own; whether the paper means that was
-not found.
+its y, v and B, and inverts the right Hessian: its own. It is not known whether the
+paper means that.
 """
 
 from typing import Any, ClassVar

@@ -9,12 +9,11 @@ With the three directions D_k = (nu, omega, q) of FedBiO at w = (x, y, z)
 step is lr_x, lr_y and lr_z. Momentum makes honest replies alike, so that a rule can
 distinguish more than noise: each d_k stays on its client and is never replaced by
 what others sent. R is `robust`: the median of each coordinate, the geometric median, or
-the mean without the largest and smallest fifth; with `mean` R is what is chosen for the
-run (`--aggregate`), the mean if nothing is. Every robust rule is off where honest
-clients differ, by an amount that grows with how much; with the mean it is unbiased, as
-FedBiO, and bears nothing.
+the mean without the largest and smallest fifth. With `mean` R is the choice of the run
+(`--aggregate`), or else the mean. The more honest clients differ, the more biased every
+robust rule is. With the mean the method is unbiased, as FedBiO, but bears no faults.
 
-Exchanges an iteration: 1, with dx + 2 dy floats each way; there are no local steps. An
+Exchanges an iteration: 1, with dx + 2 dy floats each way. There are no local steps. An
 iteration costs a step of FedBiO.
 
 Reference: "Single-Loop Byzantine-Resilient Federated Bilevel Optimization", ICLR 2026

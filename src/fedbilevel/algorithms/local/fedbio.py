@@ -18,10 +18,10 @@ Exchanges a round: 1, with dx + 2 dy floats each way. A step: one Hessian and on
 product, two upper gradients.
 
 Reference: Li, Huang, Huang, arXiv 2302.06701 (NeurIPS 2023).
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
 body. All three lines use the old point. The wrapper `alternating` moves y, then z, then
-x at fresh values, which are the client's own: where clients differ its limit is biased
-at p = 1, too, unless `controls` or an `anchor` correct it. z starts at 0; the wrapper
+x, at the client's own fresh values. Its limit is biased where clients differ, also for
+p = 1, unless `controls` or an `anchor` correct it. z starts at 0, and the wrapper
 `ball` bounds it.
 """
 

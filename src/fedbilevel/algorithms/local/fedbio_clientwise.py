@@ -15,7 +15,7 @@ another problem than the one with a shared y: see `docs/which-question.md`.
 Exchanges a round: 1, with dx floats each way.
 
 Reference: Li, Huang, Huang, arXiv 2205.01608.
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
 body. z comes from any hypergradient estimator (`Neumann` on the command line).
 `alternating=False` takes both directions at the old point.
 """

@@ -8,9 +8,9 @@ each line, all at the old point, client k at local iteration t:
     every p iterations:  x, y, z, u <- mean over clients
 
 u is averaged with the point that it moves, so that clients keep nothing, and an absent
-client continues from the mean. Unbiased where clients differ, as FedBiO; with alpha = a
-= 1 it is FedBiO, and at p = 1 on one client it is MA-SOBA (`ma-soba`) with samples of
-its own for each line. a_t is any schedule.
+client continues from the mean. It is unbiased where clients differ, as FedBiO. With
+alpha = a = 1 it is FedBiO. At p = 1 on one client it is MA-SOBA (`ma-soba`) with
+samples of its own for each line. a_t is any schedule.
 
 Exchanges a round: 1, with 2 dx + 2 dy floats each way. A step costs FedBiO's.
 

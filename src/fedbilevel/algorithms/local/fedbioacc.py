@@ -15,13 +15,13 @@ evaluation. Unbiased where clients differ, as FedBiO, and with a linear speed-up
 Exchanges a round: 1, with 2 (dx + 2 dy) floats each way. A step costs twice FedBiO's.
 
 Reference: Li, Huang, Huang, arXiv 2302.06701 (NeurIPS 2023).
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
 body. The previous point is the client's own, before averaging. All three lines use the
-old point; the wrapper `alternating`, which moves y, then z, then x at the client's
-fresh values, is biased where clients differ, as that of FedBiO. z starts at 0; the
-wrapper `ball` bounds it (the paper suggests L0/mu). With fewer than K
-participants a client that missed the last round corrects from the received point; the
-wrapper `absent` has two other answers.
+old point. The wrapper `alternating` moves y, then z, then x at the client's fresh
+values, and is biased where clients differ, as with FedBiO. z starts at 0, and the
+wrapper `ball` bounds it (the paper suggests L0/mu). With fewer than K participants a
+client that missed the last round corrects from the received point. The wrapper `absent`
+offers two alternatives.
 """
 
 from typing import Any, ClassVar

@@ -13,16 +13,16 @@ a_t = delta/(t_0 + t)^(1/3) (any schedule):
     y_{t+1} = y_t - gamma a_t omega_t,     x_{t+1} = x_t - eta a_t nu_t
 
 y and omega are never sent. Averaging before the move makes x_{t+1} the same as
-averaging after it, but the next correction starts from the averaged x_t, where the
-averaged nu_t was not evaluated; `fedbioacc-local` corrects from the client's own.
+averaging after it. But the next correction starts from the averaged x_t, where the
+averaged nu_t was not evaluated. `fedbioacc-local` corrects from the client's own.
 
 Exchanges a round: 1, with 2 dx floats each way. With K = 1 this is MRBO.
 
 Reference: Li, Huang, Huang, arXiv 2205.01608.
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
-body. Clients send (x_{t+1}, nu_t) instead of (x_t, nu_t); the averaged x_t follows
-from their means. With fewer than K participants a client that missed the last round
-corrects from the received point.
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
+body. Clients send (x_{t+1}, nu_t) instead of (x_t, nu_t). The averaged x_t follows from
+their means. With fewer than K participants a client that missed the last round corrects
+from the received point.
 """
 
 from typing import Any, ClassVar

@@ -12,8 +12,8 @@ With the operators of FedBiO's directions, D_i = (nu_i, omega_i, q_i) at w = (x,
         w   = mean_i w_tau
 
 step is alpha for x and beta for y and z; one sample s at both points of a difference.
-All clients walk along the mean direction, corrected by what they see change, so that
-with exact oracles the limit is unbiased where clients differ, for any tau. With
+All clients move along the mean direction, corrected by the changes that they measure.
+So with exact oracles the limit is unbiased where clients differ, for any tau. With
 tau = rho = 1 it is FedBiO at p = 1.
 
 Before the first round z is a sum of N terms, by N exchanges:
@@ -22,12 +22,12 @@ Before the first round z is a sum of N terms, by N exchanges:
 Exchanges a round: 2, with 2 (dx + 2 dy) floats each way. Evaluations of D_i: 2 tau.
 
 Reference: Tarzanagh, Li, Sharma, Oymak, arXiv 2306.01648 (FedMSA).
-Deviations: the updates were read in the authors' program. It subtracts from h what
-client i saw at w_prev on the samples of the last round; the mean of all of that is h,
-so that rho changes nothing there. Here D_i(w_prev) is on the samples of now, as in
-STORM; with exact oracles the two agree. There z is from a series of FedIHGP, here with
-beta in the place of 1/ell and samples of its own for every term; 5 rounds on y alone
-before the first one are left out. One that missed the last round starts as in the
+Deviations: the updates were read in the authors' program. It subtracts from h the
+direction of client i at w_prev on the samples of the last round. The mean of these is
+h, so rho changes nothing there. Here D_i(w_prev) is on the current samples, as in
+STORM. With exact oracles the two agree. There z is from a series of FedIHGP, here with
+beta in the place of 1/ell and samples of its own for every term. 5 rounds on y alone
+before the first one are left out. A client that missed the last round starts as in the
 first.
 """
 

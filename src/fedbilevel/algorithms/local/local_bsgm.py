@@ -13,12 +13,13 @@ stochastic Neumann hypergradient on the client's own Hessian
 (`fedbilevel.hypergradient.Neumann`).
 
 Exchanges a round: 1, with 2 (dx + dy) floats each way. Samples a step: Q + 3.
-Right for clients whose data are alike; where they differ, the mean of the clients'
-inverse Hessians is not the inverse of the mean, and the limit is biased. Controls or an
-anchor (`fedbilevel.algorithms.wrappers`) make it that of p = 1, and no better.
+Right for clients whose data are alike. Where they differ, the mean of the clients'
+inverse Hessians is not the inverse of the mean, and the limit is biased. With controls
+or an anchor (`fedbilevel.algorithms.wrappers`) it is the limit of p = 1, no better.
 
-Readings: the printed sync averages u_{t+1}, which does not exist yet; it is u_t. Both
-hypergradients are taken at (x_t, y_t). The start y_0 is arbitrary. p = 1 is allowed.
+Readings: the printed sync averages u_{t+1}, which does not exist yet. Here it is u_t.
+Both hypergradients are taken at (x_t, y_t). The start y_0 is arbitrary. p = 1 is
+allowed.
 Deviations: with a schedule in place of the constant eta, the weight at t uses
 eta_{t-1}, as in LocalBSGVRM. With fewer than K participants the received u, v, x, y
 replace the client's own.

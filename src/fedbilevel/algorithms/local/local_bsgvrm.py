@@ -13,15 +13,15 @@ where u_0 and v_0 are means over B independent bundles at (x_0, y_0): that is th
 wrapper `first_batch`, B = 1 without it. The previous point is the client's own, before
 averaging: only then does mean_k u_t track mean_k h_k exactly when oracles are exact.
 
-Exchanges a round: 1, with 2 (dx + dy) floats each way. Samples a step: Q + 3; oracle
+Exchanges a round: 1, with 2 (dx + dy) floats each way. Samples a step: Q + 3. Oracle
 calls: twice LocalBSGM's. Right for clients whose data are alike, as LocalBSGM.
 
-Readings: u_t, not the printed u_{t+1}, is averaged; the start is (x_0, y_0), arbitrary;
-"LocalBSGVR" in the paper's abstract is this algorithm; p = 1 is allowed.
+Readings: u_t, not the printed u_{t+1}, is averaged. The start (x_0, y_0) is arbitrary.
+"LocalBSGVR" in the paper's abstract is this algorithm. p = 1 is allowed.
 Deviations: at t = 0 the two points coincide, which costs one evaluation more than the
 listing and changes nothing. With fewer than K participants, a client that missed the
-last round takes the received point as its previous one (momentum without correction);
-the wrapper `absent` has two other answers.
+last round takes the received point as its previous one (momentum without correction).
+The wrapper `absent` offers two alternatives.
 """
 
 from typing import Any, ClassVar

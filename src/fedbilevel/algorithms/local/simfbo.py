@@ -25,11 +25,11 @@ Exchanges a round: 1, with dx + 2 dy floats each way, and twice as many down wit
 controls. A normalized reply has one float more.
 
 Reference: Yang, Xiao, Ji, arXiv 2305.19442 (NeurIPS 2023).
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
-body. All coefficients of local steps are 1; tau_i is drawn once, uniformly, and steps
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
+body. All coefficients of local steps are 1. tau_i is drawn once, uniformly, and steps
 beyond it are computed, but not taken. The cohort's mean is by the weights of the
-clients in it, in place of K/n times the sum of shares, which is the same where weights
-are equal; rho is that of the cohort.
+clients in it, in place of K/n times the sum of shares. The two are the same where
+weights are equal. rho is that of the cohort.
 """
 
 from typing import ClassVar

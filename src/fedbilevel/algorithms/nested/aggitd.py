@@ -23,7 +23,7 @@ Exchanges a round: 2 N + 3. Floats a client and round, each way: (3 N + 1) dy + 
 random beginning is one whole number more, in every anchor.
 
 Reference: Xiao, Ji, arXiv 2302.04969 (ICML 2023).
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
 body. z is sent, and computed, before it begins, too.
 """
 

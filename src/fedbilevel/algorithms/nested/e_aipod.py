@@ -21,7 +21,7 @@ Deviations: the updates were read in the authors' program. There S lower steps m
 round, exchanges happen S pr times in the mean, and FedIHGP and FedOut are run at each
 client's own y_k, which are one y only if the last coin showed heads. Here exchanges are
 counted and steps drawn, so that x moves at a y that all agree on. Steps after the coin
-are computed, but not taken. All clients take part in lower exchanges; one that missed
+are computed, but not taken. All clients take part in lower exchanges. One that missed
 the last one leaves c_k as it was.
 """
 

@@ -17,7 +17,7 @@ Exchanges a round: T_in + N' + 2. Floats a client and round, up: (T_in + 1 + N')
 2 dx; down, to clients that keep what they were sent: (T_in + 1 + N') dy + dx.
 
 Reference: Huang, Zhang, Ji, arXiv 2302.05412 (ICML 2023).
-Deviations: the listing is a reconstruction, the paper's abstract was read, not its
+Deviations: the listing is a reconstruction. The paper's abstract was read, not its
 body. There are as many chains as participants, and the server assigns them at random:
 within an exchange all clients have different chains. A chain that was not answered
 waits, and one that was never started, or not in the last exchange, does not count.

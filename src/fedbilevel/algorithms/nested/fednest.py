@@ -20,8 +20,8 @@ it inverts the mean Hessian: unbiased where clients differ. `random_length=False
 the whole series instead, z = (1/ell) sum_{m=0..N} r_m with r_0 = mean fy, N factors.
 
 Exchanges a round: 2 T_in + N' + 3 (N' = N for the whole series). Floats a client and
-round, each way: 2 T_in dy + (1 + N') dy + 2 dx; down, that is what is new to a client
-that took part before, and one that did not also needs x and y.
+round, each way: 2 T_in dy + (1 + N') dy + 2 dx. Down, a client that did not take part
+before also needs x and y.
 
 Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
 `anchored=False` takes LFedInn in place of FedInn: that is FedNest-SGD
@@ -30,7 +30,7 @@ Reference: Tarzanagh, Li, Thrampoulidis, Oymak, arXiv 2205.02215 (ICML 2022).
 setting is 25 lower steps and one of x.
 Deviations: tau is the same on all clients. Random length and scaling of the series are
 from memory. The authors' program differs in many points (its Neumann vectors are never
-averaged, steps are not divided by tau); this is the paper's structure.
+averaged, steps are not divided by tau). This is the paper's structure.
 """
 
 from dataclasses import replace

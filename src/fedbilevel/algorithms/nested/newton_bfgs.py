@@ -13,14 +13,14 @@ its rows. With the means of these over all clients,
     s = x - x_a,  q = h - h_a,  V = I - s q^T / <s, q>
     B = V B V^T + s s^T / <s, q>
 
-y counts as y*(x) where the decrement <gy, H^-1 gy> is 1 % of the expected descent of F
-and z is H^-1 fy to 3 %; F is corrected for the rest to first order, so that its error
-is of second order. From a y at which g is larger than before, y returns halfway.
-H is damped only where it is not positive definite. The first d moves no entry of x by
-more than `first_step`, the others by three times that. Where <h, B h> <= tolerance F, x
-stays, two more Newton steps make y exact to rounding, and the run ends; so it does at
-x_a where `exchanges` were not enough. Unbiased for any clients, deterministic, without
-a step to choose: sums are all it needs, and they are those of pooled rows.
+y counts as y*(x) if the decrement <gy, H^-1 gy> is 1 % of the expected descent of F and
+z is H^-1 fy to 3 %. F is corrected for the rest to first order, so its error is of
+second order. From a y at which g is larger than before, y returns halfway. H is damped
+only where it is not positive definite. The first d moves no entry of x by more than
+`first_step`, the others by three times that. If <h, B h> <= tolerance F, x stays, two
+more Newton steps make y exact to rounding, and the run ends. If `exchanges` were not
+enough, it ends so at x_a. The method is unbiased for any clients and deterministic, and
+has no step to choose. It needs sums only, which are those of pooled rows.
 
 Where `Problem(separate=True)` says that g is a sum over the first axis of y, over the
 folds of a cross-validation for example, H is a block for each, of D parameters.
@@ -30,7 +30,7 @@ dx + 2 dy.
 
 References: the lower level is distributed IRLS (Wolfson et al. 2010, DataSHIELD,
 doi 10.1093/ije/dyq111; Wu et al. 2012, GLORE, doi 10.1136/amiajnl-2012-000862). B is
-the inverse update of Nocedal, Wright 2006, (6.17), t that of their (3.57); z is by the
+the inverse update of Nocedal, Wright 2006, (6.17), t that of their (3.57). z is by the
 implicit function theorem, as in every method here.
 Deviations: none published joins them, as far as is known.
 """
@@ -140,7 +140,7 @@ class NewtonBFGS(AbstractAlgorithm):
         return server.left == 0
 
     def taken_in(self, server: Search, sums: Sums) -> Search:
-        """Take a Newton step of y; or one of x, where y is solved."""
+        """Take a Newton step of y, or one of x if y is solved."""
         slack = 10 * jnp.finfo(sums.lower.dtype).eps * jnp.abs(sums.lower)
         rose = ~(sums.lower <= server.lowest + slack) & (server.solves < _NEWTON)
         half = _tree.scale(0.5, _tree.add(server.trial.y, server.before))

@@ -11,7 +11,7 @@ FedBiO (`fedbio`) in alternating order.
 
 A round: p outer iterations. On K clients slopes are averaged at every step, which is
 right where clients differ: T_in + N_z + 1 exchanges an outer iteration, with (T_in +
-N_z) dy + dx floats up; down, to clients that keep what they were sent, as many.
+N_z) dy + dx floats up, and as many down to clients that keep what they were sent.
 
 Reference: Arbel, Mairal, arXiv 2111.14580 (ICLR 2022).
 Deviations: updates as in a public benchmark, which draws one upper sample an outer

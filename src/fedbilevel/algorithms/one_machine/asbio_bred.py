@@ -12,7 +12,8 @@ and B = 1 it is SBiO-BreD (`sbio-bred`).
 
 On K clients u and v are averaged at every iteration, each client inverting its own
 Hessian: right only for clients that are alike. q exchanges a round, with dx + dy floats
-up each; as many down with a large batch, and twice as many else, for both points.
+up each, and as many down with a large batch. Other exchanges send twice as many down,
+for both points.
 
 Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
 Deviations: h is the l1 norm, x is not constrained, steps of y are constant. The

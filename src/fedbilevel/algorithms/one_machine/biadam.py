@@ -9,21 +9,21 @@ At every iteration, from the old point, with weights alpha and beta (1 at t = 0)
                  A = sqrt(a) + small,           B = b + small
     x <- x - lr_x a_t u / A,   y <- y - lr_y a_t v / B
 
-a has an entry for every coordinate; so has b in the code. a_t is any schedule. The
+a has an entry for every coordinate, and so has b in the code. a_t is any schedule. The
 paper's x <- x + eta_t (x_tmp - x) is such a step, with eta_t in a_t. `corrected=True`
 takes STORM in place of the averages: that is VR-BiAdam
-(`fedbilevel.algorithms.presets`). With tau = 1, start = 1 and small = 0 moments stay
-at 1, and the method is SMB (MRBO).
+(`fedbilevel.algorithms.presets`). With tau = 1, start = 1 and small = 0 moments stay at
+1, and the method is SMB (MRBO).
 
 On K clients directions are averaged at every iteration, each client inverting its own
 Hessian: right only for clients that are alike. 1 exchange an iteration, with dx + dy
-floats each way; moments stay on the server.
+floats each way. Moments stay on the server.
 
 Reference: Huang, Li, Huang, arXiv 2106.11396.
-Deviations: of the paper the abstract was read, form=paper is from memory; form=code is
-how a program runs it that is presumably of a co-author: moments from the averaged
-directions, started at 0 without a correction of their bias, so that the first steps are
-large, and constant weights.
+Deviations: of the paper the abstract was read, and form=paper is from memory. form=code
+is as in a program that is presumably by a co-author. There weights are constant, and
+moments are those of the averaged directions. They start at 0 without a correction of
+their bias, so the first steps are large.
 """
 
 from typing import Any, ClassVar

@@ -14,9 +14,9 @@ each client unrolling steps of its own: right only for clients that are alike. 1
 exchange an outer iteration, with dx + dy floats each way.
 
 Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
-Deviations: the paper's method is deterministic; it is that with `Sampling(batch=None)`,
-and draws samples else. h is the l1 norm, x is not constrained. The measured upper loss
-omits l1.
+Deviations: the paper's method is deterministic. This one is with
+`Sampling(batch=None)`, and otherwise draws samples. h is the l1 norm. x is not
+constrained. The measured upper loss omits l1.
 """
 
 from typing import Any, ClassVar

@@ -14,12 +14,12 @@ benchmark that was read a_t falls as (t + 1)^(-1/2). With alpha = a = 1 it is Fe
 
 A step: two upper gradients and cross products more than FedBiO. On K clients each line
 is averaged, which is right where clients differ: 3 exchanges an iteration, with 2 dy +
-dx floats up; down, to clients that keep what they were sent, 2 (dx + 2 dy): where the
-last u was evaluated is sent, too.
+dx floats up, and 2 (dx + 2 dy) down to clients that keep what they were sent. The point
+at which the last u was evaluated is sent, too.
 
 Reference: Li, Gu, Huang, arXiv 2112.04660 (AAAI 2022).
-Deviations: updates as in a public benchmark, whose first direction starts from zeros;
-here it is evaluated. z starts at 0.
+Deviations: updates as in a public benchmark, whose first direction starts from zeros.
+Here it is evaluated. z starts at 0.
 """
 
 from typing import Any, ClassVar

@@ -14,7 +14,7 @@ which is right where clients differ, with SOBA's exchanges: u stays on the serve
 
 Reference: Chen, Xiao, Balasubramanian, arXiv 2306.12067 (JMLR 2024).
 Deviations: the listing was read in public programs of others, which start at u = 0,
-with constant steps and alpha = 0.1; of the paper the abstract was read.
+with constant steps and alpha = 0.1. Of the paper the abstract was read.
 """
 
 from typing import ClassVar

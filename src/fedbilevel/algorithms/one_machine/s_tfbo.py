@@ -8,8 +8,7 @@ all at the old point, and sums that start at c^2, c = `start`:
     alpha^2 <- alpha^2 + ||D_x||^2,   x <- x - D_x / (alpha max(beta, gamma))
 
 The sums grow until steps are short enough, and stay there where directions vanish. No
-constant of the problem is needed; the scale of its slopes is what `start` is compared
-with.
+constant of the problem is needed. Choose `start` by the scale of its slopes.
 
 A step costs SOBA's. On K clients the directions are averaged at every iteration (p =
 1), and the norms are those of the means: right where clients differ. 1 exchange an

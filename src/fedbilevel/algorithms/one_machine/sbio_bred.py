@@ -4,8 +4,8 @@ r"""SBiO-BreD: one lower step and one mirror step of x at once, with an l1 term.
     y <- y - lr_y b_t v
     x <- argmin_x <u, x> + l1 ||x||_1 + D_psi(x, x_t) / lr_x        (`_mirror.py`)
 
-h is one random term of the Neumann series, Q times as long; b_t is any schedule, of y's
-steps alone. With psi = ||x||^2 / 2 and l1 = 0 the last line is x <- x - lr_x u.
+h is one random term of the Neumann series, Q times as long. b_t is any schedule, for
+the steps of y alone. If psi = ||x||^2 / 2 and l1 = 0, x <- x - lr_x u.
 
 On K clients u and v are averaged at every iteration, each client inverting its own
 Hessian: right only for clients that are alike. 1 exchange an iteration, with dx + dy

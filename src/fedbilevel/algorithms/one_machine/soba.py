@@ -6,8 +6,8 @@ At every iteration, with one lower sample zeta and one upper sample xi:
     D_x = fx(x, y; xi) - jvp(x, y; zeta)[z]
     y <- y - lr_y a_t D_y,   z <- z - lr_z a_t D_z,   x <- x - lr_x a_t D_x
 
-all three from the old point. a_t is any schedule; the paper's steps fall as T^(-2/5)
-(y and z) and T^(-3/5) (x), and its code's as (t + 1)^(-1/2).
+all three from the old point. a_t is any schedule. The paper's steps fall as T^(-2/5) (y
+and z) and T^(-3/5) (x), and those of its code as (t + 1)^(-1/2).
 
 A step: one gradient of each level, one Hessian and one cross product. On K clients the
 directions are averaged at every iteration (p = 1), which is right where clients differ:

@@ -8,14 +8,14 @@ zeta) for all three, and w = (x, y, z):
     d_{t+1} = mean of B samples of D(w_{t+1}; s)                   with probability pr
     d_{t+1} = d_t + D(w_{t+1}; s_t) - D(w_t; s_t)                  else
 
-One coin for all three directions, and for all clients. A round is what is done from one
-large batch to the next: 1/pr iterations in the mean. With pr = 1 and B = 1 it is SOBA;
-without noise it is SOBA for any pr. The usual choice is pr = 1 / (B + 1). A step costs
+There is one coin for all three directions and all clients. A round lasts from one large
+batch to the next: 1/pr iterations in the mean. With pr = 1 and B = 1 it is SOBA.
+Without noise it is SOBA for any pr. The usual choice is pr = 1 / (B + 1). A step costs
 twice SOBA's, a large batch B times.
 
 On K clients directions are averaged at every iteration (p = 1), which is right where
-clients differ: an exchange an iteration, with dx + 2 dy floats up; as many down with a
-large batch, and twice as many else, for both points.
+clients differ: an exchange an iteration, with dx + 2 dy floats up, and as many down
+with a large batch. Other exchanges send twice as many down, for both points.
 
 Reference: Chu, Xu, Yao, Zhang, arXiv 2405.18777 (ICML 2024).
 Deviations: the listing is a reconstruction from the abstract and from PAGE (arXiv

@@ -7,16 +7,16 @@ zeta) for all three, and w = (x, y, z):
     d_t = d_{t-1} + D(w_t; s_t) - D(w_{t-1}; s_t)               else
     w_{t+1} = w_t - (lr_x, lr_y, lr_z) d_t
 
-A round is one period. With q = 1 and B = 1 it is SOBA; without noise it is SOBA for any
+A round is one period. With q = 1 and B = 1 it is SOBA. Without noise it is SOBA for any
 q. A step costs twice SOBA's, a large batch B times.
 
 On K clients directions are averaged at every iteration (p = 1), which is right where
-clients differ: q exchanges a round, with dx + 2 dy floats up each; as many down with a
-large batch, and twice as many else, for both points.
+clients differ: q exchanges a round, with dx + 2 dy floats up each, and as many down
+with a large batch. Other exchanges send twice as many down, for both points.
 
 Reference: Dagreou, Moreau, Vaiter, Ablin, arXiv 2302.08766 (AISTATS 2024).
 Deviations: the updates were read in the authors' benchmark, where a large batch is all
-rows; here it is B samples (with `Sampling(batch=None)` each one is all rows). z has the
+rows. Here it is B samples (with `Sampling(batch=None)` each one is all rows). z has the
 opposite sign, and starts at 0.
 """
 

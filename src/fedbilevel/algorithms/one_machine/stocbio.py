@@ -7,8 +7,8 @@ For every outer iteration t, from the y of the last one (a warm start):
 
 h is a hypergradient estimator, the stochastic Neumann series in this paper, with
 samples of its own for fx and fy, for the cross product and for every factor. a_t and
-b_t are any schedules; here steps are constant. `upper_first=True` moves x before y.
-Relatives, all of them presets: BSA, TTSA, ALSET.
+b_t are any schedules, constant by default. `upper_first=True` moves x before y. BSA,
+TTSA and ALSET are presets of this method.
 
 A round: p outer iterations. On K clients slopes are averaged at every step (p = 1 in
 other methods' words), each client inverting its own Hessian: right only for clients
@@ -16,9 +16,9 @@ that are alike. T_in + 1 exchanges an outer iteration, with T_in dy + dx floats 
 way.
 
 Reference: Ji, Yang, Liang, arXiv 2010.07962 (ICML 2021).
-Deviations: all samples have one size; in theory that of a factor shrinks with its
+Deviations: all samples have one size. In theory that of a factor shrinks with its
 place. The authors' program takes one batch for all factors, loses the first term of the
-series and does not scale the sum, which this one does not repeat.
+series and does not scale the sum. This one does not repeat that.
 """
 
 from typing import ClassVar

@@ -17,7 +17,8 @@ were last formed. h is the stochastic Neumann series.
 Oracle calls: a large batch B times, a lower step twice those of one sample. On K
 clients directions are averaged at every step, each client inverting its own Hessian:
 right only for clients that are alike. 1 + q m exchanges a round, with dx + dy floats up
-each; as many down with a large batch, and up to twice as many else, for both points.
+each, and as many down with a large batch. Other exchanges send up to twice as many
+down, for both points.
 
 Reference: Yang, Ji, Liang, arXiv 2106.04692 (NeurIPS 2021).
 Deviations: updates as in a public benchmark, but the first lower step differences in x,

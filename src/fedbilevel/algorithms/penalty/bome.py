@@ -11,9 +11,9 @@ q is the gradient of g(x, y) - g(x, y_s) with y_s held: without a Hessian, and w
 penalty to choose. Both gx have one sample, so that its noise falls with y - y_s. y is
 reported.
 
-F and q are means over the clients, and so is the slope of each of the T steps; the
-server forms m of the means, which is exact where clients differ. Of single clients'
-vectors m would be another one.
+F, q and the slope of each of the T steps are means over the clients. The server forms m
+of these means, which is exact where clients differ. The mean of the clients' own m is
+not.
 
 The answer is as good as y_s: with a quadratic g of curvature h in y, (1 - alpha h)^T of
 the distance to its minimum is left, and the second term of the hypergradient is by this
@@ -25,8 +25,8 @@ An iteration: T + 2 gradients of g, one of f; T + 1 exchanges, with T dy + 2 (dx
 floats up and dx + (T + 2) dy down.
 
 Reference: Ye, Liu, Wright, Stone, Liu, arXiv 2209.08709 (NeurIPS 2022).
-Deviations: the paper has one step for x and y, and as another phi eta times the gap of
-g itself; clients and samples are not in it.
+Deviations: the paper has one step for x and y, and for phi also eta times the gap of g
+itself. It has no clients and no samples.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 r"""F2SA-p: loops on copies of y by gradients alone, then a step of x, to degree 4.
 
-The copies y_j follow argmin_y j nu f + g for a few j; a_j are weights of a difference
+The copies y_j follow argmin_y j nu f + g for a few j. a_j are weights of a difference
 of degree p (`_penalty.py` has both, for p from 1 to 4). At every outer iteration t,
 with samples xi and zeta of their own for each line, which all copies share:
 

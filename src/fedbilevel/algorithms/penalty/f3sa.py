@@ -15,8 +15,8 @@ A step costs twice F2SA's. On K clients directions are averaged at every step, w
 right where clients differ: 2 exchanges an iteration, with dx + 2 dy floats up.
 
 Reference: Kwon, Kwon, Wright, Nowak, arXiv 2301.10945 (ICML 2023).
-Deviations: the listing is a reconstruction, the abstract was read, not the body. The
-weights are those of STORM as other methods have them; lam is constant.
+Deviations: the listing is a reconstruction. The abstract was read, not the body. The
+weights are those of STORM as other methods have them. lam is constant.
 """
 
 from dataclasses import replace

@@ -7,9 +7,9 @@ Client k at every local iteration, samples xi, zeta and zeta', lam = 1/nu:
     x   <- x - lr_x (fx_k(x, y_l; xi) + lam (gx_k(x, y_l; zeta') - gx_k(x, y_s; zeta')))
     every p iterations:  x, y_l, y_s <- mean over clients
 
-This is degree 1, whose limit is O(nu) away from the solution; y_s, which was trained at
-x without a penalty, is what is reported. Higher degrees have other copies of y and
-weights (`penalty/_copies.py`); with degree 2, at the same cost, O(nu^2):
+This is degree 1, whose limit is O(nu) away from the solution. The reported y is y_s,
+which is trained at x without a penalty. Higher degrees have other copies of y and
+weights (`penalty/_copies.py`). Degree 2 costs the same and is O(nu^2) away:
 
     y_+- <- y_+- - lr_y (+- nu fy_k(x, y_+-; xi) + gy_k(x, y_+-; zeta))
     x    <- x - lr_x ((fx_k(x, y_+; xi) + fx_k(x, y_-; xi)) / 2
@@ -28,9 +28,9 @@ are the same unless blocks move in turn.
 Reference: Kwon, Kwon, Wright, Nowak, arXiv 2301.10945 (ICML 2023), for F2SA;
 arXiv 2509.02937 (ICLR 2026) for higher degrees.
 Deviations: the federated form is ours. nu is constant. All lines use the old point. The
-wrapper `alternating` moves the copies of y, then x at their fresh values, which are the
-client's own: where clients differ its limit is biased at p = 1, too, unless `controls`
-or an `anchor` correct it. All copies start at y.
+wrapper `alternating` moves the copies of y, then x, at the client's own fresh values.
+Its limit is biased where clients differ, also for p = 1, unless `controls` or an
+`anchor` correct it. All copies start at y.
 """
 
 from typing import ClassVar

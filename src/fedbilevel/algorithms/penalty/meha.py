@@ -10,11 +10,12 @@ where y is stationary. Client k at every local iteration:
     every p iterations:  x, y, th <- mean over clients
 
 which are steps along f / c_t + g - v, th tracking the minimum. g may be nonconvex,
-where gamma is more than its curvature downwards. The limit is off by about 1/c: c is
-large, or grows. x moves by lr_x / c_t along what is close to a hypergradient: where
-steps are given as effective ones, lr_x is c0 times the step of x. With eta = lr_y the
-pulls of both cancel in y - th, which then follows f / c alone, from the first step on,
-and hardly feels the noise of zeta; with other steps x goes astray first.
+where gamma is more than its curvature downwards. The limit is off by about 1/c, so c is
+large, or grows. x moves by lr_x / c_t along a direction that is close to a
+hypergradient: if steps are given as effective ones, lr_x is c0 times the step of x.
+With eta = lr_y both pulls cancel in y - th, which then follows f / c alone from the
+first step on, with little noise of zeta. With other steps x first moves in a wrong
+direction.
 
 All lines are linear in the clients' functions: with p = 1 the limit where clients
 differ is that of one machine, and p > 1 adds a drift of order lr p. th is reported as
@@ -25,7 +26,7 @@ of g, and no products.
 
 Reference: Liu, Liu, Yao, Zeng, Zhang, arXiv 2405.09927 (ICML 2024); with clients MeFBO.
 Deviations: the listing was read in a program of others. There th moves first, then y,
-then x, each at fresh values, as `alternating=True` does; here all three move from the
+then x, each at fresh values, as with `alternating=True`. Here all three move from the
 old point, because a client's own fresh values would bias the limit where clients
 differ. The power is 1/4, of a range (0, 1/2) that is from memory. th starts at y.
 """

@@ -12,12 +12,13 @@ Round, with S a cohort of clients:
     server:  y <- y_k of one client k of S, drawn at random
 
 The first difference is zero: a client begins along the anchor, and corrects it by how
-its own slope changes (SARAH). It is off by how much clients' Hessians differ times how
-far it went, which vanishes near the minimizer; so there is no drift in the limit. One
-iterate is as good as their mean and has no mean's bias where g_k is not convex.
+its own slope changes (SARAH). Its error is the difference of the clients' Hessians
+times the distance it went. That vanishes near the minimizer, so there is no drift in
+the limit. One iterate is as good as their mean and has no mean's bias where g_k is not
+convex.
 
-Exchanges a round: 2, with dy floats up each; dy and 2 dy floats down. x is sent once. A
-local step evaluates gy twice, the anchor B times.
+Exchanges a round: 2, with dy floats up each, and dy and 2 dy floats down. x is sent
+once. A local step evaluates gy twice, the anchor B times.
 
 Reference: Murata, Suzuki, arXiv 2102.03198 (ICML 2021).
 Deviations: the abstract was read, and the updates in a public catalogue. There every
@@ -64,7 +65,7 @@ class BVRLSGD(AbstractAlgorithm):
     local_steps: int = count("local steps of a round, p", kw_only=True)
 
     def init_server(self, x: Upper, y: Lower) -> Iterate:
-        """Start at (x, y); the first round forms v."""
+        """Start at (x, y). The first round forms v."""
         return Iterate(Pair(x, y), Pair(None, _tree.zeros_like(y)))
 
     def phases(self) -> Phases:

@@ -10,7 +10,7 @@ Client k, every p iterations averaged:
 With a constant step and p > 1 the limit is off where clients differ: for
 g_k = (h_k/2)(y - m_k)^2 it is sum_k a_k m_k / sum_k a_k with a_k = 1 - (1 - lr h_k)^p.
 
-Exchanges a round: 1, with dy floats each way; x is sent once.
+Exchanges a round: 1, with dy floats each way. x is sent once.
 
 Reference: McMahan et al., arXiv 1602.05629; local SGD: arXiv 1805.09767.
 Deviations: clients are weighted as their data are (`ClientData.weights`), equally by

@@ -21,7 +21,7 @@ clients infer Delta from the change of y. x is sent once.
 Reference: Haddadpour, Kamani, Mokhtari, Mahdavi, arXiv 2007.01154 (AISTATS 2021).
 Deviations: read in the authors' program, where Delta_k of the last line is not rounded.
 There the client's weight multiplies it before it is rounded, and Delta is rounded once
-more before it is sent down; here neither is done. All clients take part in every round,
+more before it is sent down. Neither is done here. All clients take part in every round,
 whatever the size of a cohort is. Weights are `ClientData.weights`, equal by default.
 """
 

@@ -7,10 +7,10 @@ Client k:
     m <- beta m + gy_k(x, y; zeta),    y <- y - lr m
     every p iterations:  y, m <- mean over clients
 
-Exchanges a round: 1, with 2 dy floats each way; x is sent once.
+Exchanges a round: 1, with 2 dy floats each way. x is sent once.
 
 Reference: Yu, Jin, Yang, arXiv 1905.03817.
-Deviations: none known; the variant that restarts m at every average is not offered.
+Deviations: none known. The variant that restarts m at every average is not offered.
 """
 
 from typing import Any, ClassVar

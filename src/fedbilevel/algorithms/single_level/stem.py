@@ -8,15 +8,14 @@ Client k, with the same sample zeta at both points and w_k its own last y_k:
     w_k = y_k,     y_k <- y_k - lr eta_t d_k
     every p iterations:  y_k, d_k <- means over clients
 
-with a_t = c eta_{t-1}^2; with the wrapper `first_batch` the first direction is the mean
-of B samples. To average y and d and then to move, as the paper does, leads to the same
-point as to average what moved.
-w_k is where client k itself was before the average: then the mean of d_k is the mean of
-the slopes where oracles are exact, for any p. Local steps still drift where p > 1.
+with a_t = c eta_{t-1}^2. With the wrapper `first_batch` the first direction is the mean
+of B samples. The paper averages y and d and then moves. To move first leads to the same
+point. w_k is the point of client k itself before the average. So with exact oracles the
+mean of d_k is the mean of the slopes, for any p. Local steps still drift if p > 1.
 
-With a_t = 1 it is FedAvg; on one client it is STORM, whatever p is.
+With a_t = 1 it is FedAvg. On one client it is STORM, whatever p is.
 
-Exchanges a round: 1, with 2 dy floats each way; x is sent once. A step evaluates gy
+Exchanges a round: 1, with 2 dy floats each way. x is sent once. A step evaluates gy
 twice.
 
 Reference: Khanduri et al., arXiv 2106.10435 (NeurIPS 2021).

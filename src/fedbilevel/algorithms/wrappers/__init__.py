@@ -2,7 +2,7 @@
 
 A wrapper has the method's own contract, so that wrappers nest:
 `steady(controls(FedBiO(...)))`. Those of local steps come inside of those of the round.
-The command line writes `--with controls --with warm-start=20`; values follow in the
+The command line writes `--with controls --with warm-start=20`. Values follow in the
 order of the wrapper's parameters, with colons between them.
 """
 
@@ -114,7 +114,7 @@ class Wrapper(NamedTuple):
 def _wrapper(
     name: str, summary: str, make: Any, kind: Any = None, *names: str
 ) -> Wrapper:
-    """Return an entry; its parameters are the named fields of a class, or all."""
+    """Return an entry, whose parameters are the named fields of a class, or all."""
     own = {one.name: one for one in fields(kind)} if kind else {}
     own = {one: own[one] for one in own if one not in ("algorithm", "named")}
     return Wrapper(name, summary, make, {one: own[one] for one in names or own})
@@ -156,7 +156,7 @@ WRAPPERS: Mapping[str, Wrapper] = {one[0]: _wrapper(*one) for one in _ENTRIES}
 
 
 def read_wrapper(text: str) -> Callable[[Any], AbstractAlgorithm]:
-    """Read `name` or `name=value:value`; return what wraps a method so."""
+    """Read `name` or `name=value:value`, and return a function that wraps a method."""
     name, given, values = text.partition("=")
     if name not in WRAPPERS:
         raise unknown_name("wrapper", name, WRAPPERS)
@@ -185,7 +185,7 @@ def _value(one: Field, text: str, whole: str) -> Any:
 
 
 class Options(eqx.Module):
-    """Options that every method of one loop takes; each stands for a wrapper."""
+    """Options that every method of one loop takes. Each stands for a wrapper."""
 
     own_lower: bool = choice("every client keeps a y of its own", default=False)
     alternating: bool = choice(

@@ -57,7 +57,7 @@ def _inner_state() -> Any:
 
 
 class AbstractWrapper(AbstractAlgorithm):
-    """A method around a method; what it does not change is the inner one's."""
+    """A method around a method. All that it does not change is the inner one's."""
 
     algorithm: AbstractAlgorithm = part("the method that is wrapped")
 
@@ -115,7 +115,7 @@ class AbstractWrapper(AbstractAlgorithm):
         return type(self).__name__
 
     def __repr__(self) -> str:
-        """Show a chain from the outside in; one with a name as that method."""
+        """Show a chain from the outside in, one with a name as that method."""
         if self.named:
             return super().__repr__()
         inside = [repr(self.algorithm), *pairs(self._own())]

@@ -83,7 +83,7 @@ class Tally(eqx.Module):
 
 
 class Clipping(Inside):
-    """The server's state, and the bounds of every phase; 0: unknown."""
+    """The server's state, and the bounds of every phase, 0 if unknown."""
 
     server: PyTree
     bounds: dict[str, Blocks]
@@ -293,7 +293,7 @@ def _cut(
             leaves[one] = jnp.where(short | unknown, leaves[one], shorter)
         logarithm = jnp.log(jnp.where(size > 0, size, 1))
         value = jnp.where(unknown, logarithm, short.astype(C.dtype))
-        # A first norm that is not finite does not count; a later one is too long.
+        # A first norm that is not finite does not count. A later one is too long.
         counts = (size > 0) & (jnp.isfinite(value))
         values = values.at[block].set(jnp.where(counts, value, 0))
         counted = counted.at[block].set(counts.astype(C.dtype))

@@ -21,7 +21,7 @@ of the direction itself: where clients invert their own Hessians, the mean of th
 hypergradients is not the hypergradient, and the limit is as biased as with p = 1.
 
 References: Karimireddy et al., arXiv 1910.06378 (option II: c_k is a mean of sampled
-directions); Tarzanagh et al., arXiv 2306.01648 (FedMSA, whose recursion starts anew
+directions), and Tarzanagh et al., arXiv 2306.01648 (FedMSA, whose recursion starts anew
 from the last local point, where this one returns to w_0).
 """
 

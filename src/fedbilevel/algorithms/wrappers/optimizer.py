@@ -8,8 +8,8 @@ one iterate to the next. These wrappers take that move for a negative gradient:
     new point = what was known + updates
 
 so that `optax.sgd(1.0)` changes nothing, `optax.sgd(1.0, momentum=0.9)` is FedAvgM's
-server and `optax.adam(0.01)` FedAdam's (arXiv 2003.00295). Only points move so;
-directions are averaged as the method says. One transformation serves all blocks, or a
+server and `optax.adam(0.01)` FedAdam's (arXiv 2003.00295). Only points move so.
+Directions are averaged as the method says. One transformation serves all blocks, or a
 `Pair` (a `Triple`) has one for each, None leaving a block alone. `Descent` and `Adam`
 are two that need no other library.
 
@@ -106,14 +106,14 @@ class ServerOptimizer(AroundServer):
 class LocalOptimizer(With):
     """An algorithm of one loop whose clients step by an Optax transformation.
 
-    The transformation changes how far each of the `local_steps` leads; `algorithm` has
+    The transformation changes the length of each of the `local_steps`. `algorithm` has
     as many, or one. `optimizer` is one for all blocks, or one for each.
     """
 
     def __init__(
         self, algorithm: AbstractAlgorithm, optimizer: Any, *, local_steps: int
     ) -> None:
-        """Wrap a method; the number of local steps may differ from one alone."""
+        """Wrap a method. The number of local steps may differ only from one."""
         method = check_one_loop("LocalOptimizer", algorithm)
         if method.local_steps not in (1, local_steps):
             raise InvalidInputError(

@@ -51,7 +51,7 @@ class Average(AroundServer):
         return Averaged(server, Pair(x, None), jnp.zeros((), jnp.int32))
 
     def phases(self) -> Phases:
-        """Return the method's own; the last one ends with the mean."""
+        """Return the method's own, the last of which ends with the mean."""
         last = every_phase(self.algorithm.phases())[-1].name
 
         def change(phase: Phase) -> Phase:
@@ -92,7 +92,7 @@ class Quantized(AbstractWrapper):
 
 
 class Largest(AbstractWrapper):
-    """A method whose replies are their largest entries; the others follow later."""
+    """A method whose replies are their largest entries. The others follow later."""
 
     fraction: float = count("share of the entries that travel up", default=0.1, least=0)
 

@@ -11,10 +11,10 @@ r"""Small variations of local steps, each a part of a method of one loop.
     differences   hvp[v] = (gy(x, y + d v) - gy(x, y - d v)) / (2 d) and jvp[v] likewise
                   with gx, on one batch, d = distance / ||v||
 
-Differences are exact where g is quadratic in y, and off by order distance^2 elsewhere;
-below 1e-3 they are lost in rounding in float32. They stand for products in DARTS, too
-(arXiv 1806.09055). Where steps are measured, the measurement of the curvature takes
-Hessian products all the same.
+Differences are exact if g is quadratic in y, and otherwise off by order distance^2.
+Distances below 1e-3 are lost in rounding in float32. DARTS replaces products likewise
+(arXiv 1806.09055). If steps are measured, the measurement of the curvature still takes
+Hessian products.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 r"""The curvature of the lower level, followed along a run: L1, and that along z.
 
 Every client keeps a vector v and multiplies it by its Hessian once a round, on a batch
-of its own, where it stands (a power iteration that is never begun anew); in every
-fourth round it multiplies the direction of z instead:
+of its own, at its own point. This power iteration never starts anew. In every fourth
+round the client multiplies the direction of z instead:
 
     v <- hvp_k(x, y; zeta)[v] / ||...||,    L_k = ||hvp_k(x, y; zeta)[v]||
     s_k = z'hvp_k(x, y; zeta)[z] / z'z

@@ -81,7 +81,7 @@ class Held(eqx.Module):
 
 
 class Exchange(eqx.Module):
-    """One exchange of a method; the one that `judges` ends a round."""
+    """One exchange of a method. The one that `judges` ends a round."""
 
     whole: Any
     stage: str = eqx.field(static=True)
@@ -135,7 +135,7 @@ class Exchange(eqx.Module):
         )
 
     def local(self, sent: Sent, held: Held, oracle: Oracle, turn: Turn):
-        """Do the method's work with plain numbers; measure, and replace what is bad."""
+        """Do the method's work with plain numbers, measure, and replace bad replies."""
         phase, seen = self._own(sent, held.curvature), self._expected(sent)
         memory = self._memory(sent, held)
         damped = replace(oracle, damping=sent.damping)
@@ -208,7 +208,7 @@ class Exchange(eqx.Module):
     # On the server ------------------------------------------------------------------
 
     def up(self, server: Any, replies: Any, turn: ServerTurn) -> Any:
-        """Take the replies in as the method does; judge the round after its last."""
+        """Take in the replies as the method does. Judge a round after the last."""
         reply, seen = _opened(replies)
         phase = self._own(self.whole.known(server))
         state = replace(server, server=phase.taken_in(server.server, reply, turn))
@@ -266,7 +266,7 @@ class Exchange(eqx.Module):
 
 
 def _turned(before: Any, way: Any) -> Turned:
-    """Say whether x turned round, or leapt; not followed, it never does."""
+    """Say whether x turned round or leapt. Without a measured step it never does."""
     if before is None or way is None:
         never = jnp.zeros((), bool)
         return Turned(never, never)
@@ -297,7 +297,7 @@ def _noting(state: Any, seen: Seen) -> Any:
 
 
 def as_arrays(numbers: PyTree) -> PyTree:
-    """Return numbers as the server computes with them; off the wire NumPy has them."""
+    """Return numbers as the server computes with them, in place of NumPy's."""
     return jax.tree.map(jnp.asarray, numbers)
 
 

@@ -46,7 +46,7 @@ class Momentum(eqx.Module):
 
     @staticmethod
     def of(point: AbstractBlocks | None) -> "Momentum | None":
-        """Begin without any; None where a method has no y and z."""
+        """Begin without momentum. Return None for a method without y and z."""
         if not isinstance(point, Triple):
             return None
         here, none = Triple(None, point.y, point.z), jnp.zeros((), jnp.float32)

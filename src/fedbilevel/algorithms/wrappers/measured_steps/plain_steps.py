@@ -23,7 +23,7 @@ def plain(
     halvings: Array | None = None,
     own: Array | None = None,
 ) -> Any:
-    """Return a method with plain numbers; any where nothing is measured.
+    """Return a method with plain numbers, any where nothing is measured.
 
     A client's own series must converge on that client: theta of a hypergradient is by
     its `own` curvature where that is larger.

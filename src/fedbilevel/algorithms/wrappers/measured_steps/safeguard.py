@@ -117,7 +117,7 @@ class Record(eqx.Module):
         return jnp.where(self.count > 0, here, self.best)
 
     def judged(self, slope: Array) -> tuple[Array, Array, "Record"]:
-        """Say whether ten rounds were good, or bad; return what to remember then."""
+        """Say whether ten rounds were good or bad, and return the memory after them."""
         count, mean = jnp.maximum(self.count, 1), self.mean()
         spread = jnp.maximum(self.squares / count - mean**2, 0)
         error = jnp.sqrt(spread / count)
@@ -143,13 +143,13 @@ class Record(eqx.Module):
 class Guard(eqx.Module):
     """The rollback state, the usual speed, and past interventions.
 
-    `kept` is the server's state after round `stood`; `before` is y after the last
-    ten rounds, `usual` how far it went from there in the first ones, `trouble` the
-    share of replies of this round that were not finite. `replaced` counts the rounds
-    that left a reply out, `halvings` how often steps were halved by rollbacks; of all
-    that `happened`, `rounds` has what, when, and back to where. `unfit` is the first
-    round whose L1 was too large for a theta that was given, or 0, and `soft` the first
-    one with a damped system. `record` is None where no loss is measured.
+    `kept` is the server's state after round `stood`. `before` is y after the last ten
+    rounds, `usual` the distance it moved in the first ones, and `trouble` the share of
+    replies of this round that were not finite. `replaced` counts the rounds that left a
+    reply out, `halvings` the rollbacks that halved steps. `happened` counts events, and
+    `rounds` has their kind, round and target. `unfit` is the first round whose L1 was
+    too large for a given theta, or 0, and `soft` the first one with a damped system.
+    `record` is None where no loss is measured.
     """
 
     kept: PyTree
@@ -280,7 +280,7 @@ class Guard(eqx.Module):
         )
 
     def events(self, times: int = 1) -> list[str]:
-        """Describe interventions, in order; a round was judged so many times."""
+        """Describe interventions in order. A round was judged so many times."""
         listed = self.rounds[: int(self.happened)].tolist()
         firsts = {UNFIT: int(self.unfit), SOFT: int(self.soft)}
         listed += [[what, now, 0] for what, now in firsts.items() if now]

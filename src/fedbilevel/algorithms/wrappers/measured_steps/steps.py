@@ -7,10 +7,10 @@ smaller steps, a fixed theta that becomes too large is reported, and y and z get
 momentum while they keep moving in one direction. A z that the lower level does not hold
 is damped (`curvature.py`). The method's listing knows nothing of this.
 
-More numbers travel than the method says, each way: L1, the damping and the stride of x
-where they are followed, how often steps were halved and the loss of the rounds before,
-down; (L_k / L)^4, the curvature along z, the upper loss and whether a reply was finite,
-up. One Hessian product and one upper loss more a round, ten products before the first.
+More numbers travel than the method says. Down: L1, the damping and the stride of x, if
+they are measured, the number of halvings, and the loss of the rounds before. Up: (L_k /
+L)^4, the curvature along z, the upper loss, and whether a reply was finite. A round has
+one Hessian product and one upper loss more. Ten products come before the first round.
 """
 
 from dataclasses import replace
@@ -169,7 +169,7 @@ class SteadySteps(AroundServer):
         return "" if server.guard is None else server.guard.gave_up()
 
     def plain(self, sent: "Sent | None" = None, own: Array | None = None) -> Any:
-        """Return the method with plain numbers; any, where only its shape counts."""
+        """Return the method with plain numbers, any where only its shape counts."""
         if sent is None:
             return plain(self.algorithm)
         return plain(self.algorithm, sent.curvature, sent.stride, sent.halvings, own)

@@ -13,7 +13,7 @@ Round, with S a cohort of clients:
 
 The first difference is zero: a client begins along the anchor, and corrects it by how
 its own slope changes (SARAH). Its error is the difference of the clients' Hessians
-times the distance it went. That vanishes near the minimizer, so there is no drift in
+times the distance it went. It vanishes near the minimizer, so there is no drift in
 the limit. One iterate is as good as their mean and has no mean's bias where g_k is not
 convex.
 

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -279,7 +279,7 @@ def test_overflow_names_the_round(runtime):
     # y is 1e200 after round 1 on all clients, and -1e400 in round 2.
     told = r"round 2, phase 'local', client 0: .*No checkpoint was written"
     with pytest.raises(NonFiniteError, match=told) as caught:
-        run(data_with(1e300, 1e300), halving(rho2=1e200), runtime=runtime)
+        run(data_with(*3 * [1e300]), halving(rho2=1e200), runtime=runtime)
     assert caught.value.checkpoint is None
 
 
@@ -345,7 +345,7 @@ def test_a_folder_that_is_in_use_or_not_there(tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    run(data_with(9, 9), keeping={"folder": folder})
+    run(data_with(9, 9, 9), keeping={"folder": folder})
     return folder
 
 
@@ -354,7 +354,7 @@ def finished(tmp_path_factory):
     [
         {"algorithm": halving(alpha=0.5)},
         {"algorithm": halving(LocalBSGVRM)},
-        {"data": data_with(9, 9, a=2.0)},
+        {"data": data_with(9, 9, 9, a=2.0)},
         {"seed": 1},
         {"sampling": {"batch": 2}},
         {"sampling": {"participants": 1}},
@@ -364,7 +364,7 @@ def finished(tmp_path_factory):
 )
 def test_a_checkpoint_of_another_configuration(finished, change):
     keeping = {"folder": finished, "resume": True}
-    arguments = {"data": data_with(9, 9), "keeping": keeping}
+    arguments = {"data": data_with(9, 9, 9), "keeping": keeping}
     with pytest.raises(CheckpointError, match=r"belongs to another configuration"):
         run(**{**arguments, **change})
 
@@ -399,10 +399,11 @@ def closure(strength):
     ids=["field", "method", "deep", "closure", "array", "compiled", "partial"],
 )
 def test_a_loss_with_another_number_is_another_configuration(make):
+    job = Job.of(halving(), PROBLEM, data_with(9), *START)
+
     def mark(strength: float) -> str:
-        problem = Problem(upper, make(strength))
-        job = Job.of(halving(theta=0.1), problem, data_with(9), *START)
-        return checkpoint.fingerprint(job, every=1)
+        other = replace(job, problem=Problem(upper, make(strength)))
+        return checkpoint.fingerprint(other, every=1)
 
     assert mark(0.5) == mark(0.5) != mark(0.25)
 
@@ -415,7 +416,7 @@ def test_a_damaged_checkpoint(finished, tmp_path, share):
     path.write_bytes(whole[: int(share * len(whole))])
     told = rf"{re.escape(str(path))} cannot be read as a checkpoint.*damaged"
     with pytest.raises(CheckpointError, match=told):
-        run(data_with(9, 9), keeping={"folder": folder, "resume": True})
+        run(data_with(9, 9, 9), keeping={"folder": folder, "resume": True})
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -433,7 +434,7 @@ def test_a_checkpoint_that_grows_is_refused_unread(
         monkeypatch.setattr(checkpoint, "_ROOM", 2**19)
     monkeypatch.setattr(np.lib.format, "read_array", None)
     with pytest.raises(CheckpointError, match=r"it would unpack to 1,\d\d\d,\d\d\d by"):
-        run(data_with(9, 9), keeping={"folder": folder, "resume": True})
+        run(data_with(9, 9, 9), keeping={"folder": folder, "resume": True})
 
 
 def test_a_checkpoint_of_an_older_format(finished, tmp_path):
@@ -450,7 +451,7 @@ def test_a_checkpoint_of_an_older_format(finished, tmp_path):
     )
     before = path.read_bytes()
     with pytest.raises(CheckpointError, match=told):
-        run(data_with(9, 9), keeping={"folder": folder, "resume": True})
+        run(data_with(9, 9, 9), keeping={"folder": folder, "resume": True})
     assert path.read_bytes() == before
 
 

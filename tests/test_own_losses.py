@@ -196,6 +196,7 @@ def test_a_run_that_could_not_be_held_ends_with_an_error():
     assert "rolled back 12 times" in said and "1 in the first rounds" in said
 
 
+@pytest.mark.slow
 def test_without_an_algorithm_steps_are_measured():
     problem = fb.Problem(upper, with_kink)
     named = {"rounds": 4, "sampling": fb.Sampling(None)}

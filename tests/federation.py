@@ -1,5 +1,6 @@
 """A federation in one process: real packets, with a script for what goes wrong."""
 
+import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from fedbilevel.experiments import Experiment
 from fedbilevel.federation import (
     FederationRuntime,
     Fingerprints,
@@ -123,3 +125,20 @@ def server_of(
     )
     names = next(iter(roster.members.values())).facts["metrics"]
     return FederationRuntime(blind, roster, tuple(names), left_out)
+
+
+def masked_patients(folder: Path) -> Experiment:
+    """Write a table whose labels are noisy, and return how sites learn from it."""
+    sites = ("north", "south", "west")
+    draw = np.random.default_rng(3)
+    with (folder / "patients.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["site", "age", "weight", "ill"])
+        for number in range(240):
+            age, weight = draw.normal(50, 9), draw.normal(70, 12)
+            ill = (age - 50) / 9 - (weight - 70) / 24 + draw.logistic() > 0
+            rows.writerow([sites[number % 3], age, weight, int(ill)])
+    options = {"data": file.name, "label": "ill", "site": "site"}
+    return Experiment(
+        "regularization", aggregate="secure", precision="float64", options=options
+    )

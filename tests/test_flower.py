@@ -1,4 +1,4 @@
-"""A federation of real processes, in which everything dies once.
+"""Federations of real processes: everything dies once, and masks change no answer.
 
 One run meets all faults in turn, since starting processes is most of what it costs. A
 fault begins after a round, and the tests look at what the run left behind.
@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import ATTENDANCE, replay
+from fedbilevel.experiments.sites import counted_here, sized_here
 from fedbilevel.federation import Terms
+from tests.federation import masked_patients
 
 pytestmark = pytest.mark.slow
 LONGEST = 500  # seconds for all faults together
@@ -194,3 +197,19 @@ def test_a_federation_outlives_all_its_processes(tmp_path):
     stopping_leaves_a_checkpoint_and_no_process(tmp_path, result, left)
     the_record_says_who_took_part(tmp_path, faults)
     it_finishes_and_replays(tmp_path, faults, result)
+
+
+def test_masked_sites_of_their_own_processes_find_the_simulated_answer(tmp_path):
+    masked = masked_patients(tmp_path)
+    asked, _ = counted_here(sized_here(masked))
+    assert asked.clients == 3
+    folder = tmp_path / "deployed"
+    folder.mkdir()
+    asked.save(folder)
+    served = apps.Served(asked, folder, Terms(deadline=60.0, patience=100.0))
+    deployed = serving.federate(served, nodes="persistent", watch=lambda *_: None)
+    simulated = replace(masked, aggregate="mean").run()
+    assert 0 < deployed.columns["round"][-1] <= 60
+    for name in ("x", "y"):
+        found, expected = deployed.point[name], simulated.point[name]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

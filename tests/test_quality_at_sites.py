@@ -1,10 +1,16 @@
 """How good a model is where rows stay apart: means over rows, and what is refused."""
 
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedbilevel.evaluation import NUMBERS, Judged, Rows, Site, quality, reported, split
 from fedbilevel.experiments.federated import serve
+from fedbilevel.experiments.sites import build_site, sized_here
+from tests.federation import masked_patients
 from tests.test_weights_at_sites import (
     SIZES,
     TERMS,
@@ -55,6 +61,18 @@ def test_means_are_those_of_all_rows_together(classes):
     assert [low, high] == pytest.approx(ends, rel=0.05)
     assert "480 held-out rows of 3 sites" in found["sentence"]
     assert "each site alone" in found["sentence"]
+
+
+def test_sites_of_a_trial_judge_their_own_part_of_the_rows(tmp_path):
+    trial = sized_here(replace(masked_patients(tmp_path), aggregate="mean"))
+    assert trial.clients == 3
+    tested = trial.build_task()[0].tested
+    assert tested is not None
+    for client in range(3):
+        site = build_site(trial, client, trial=True)
+        assert site.conclude is not None
+        found = site.conclude(jax.tree.map(jnp.zeros_like, site.work.state))
+        assert found["quality_rows"] == (tested.site == client).sum() > 0
 
 
 def test_what_a_site_cannot_report_is_left_out():

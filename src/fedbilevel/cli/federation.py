@@ -62,7 +62,9 @@ def read_terms(**given: Any) -> Terms:
 
 TERMS = declared(Terms, read_terms)
 _SERVED = FEDERATED.without("data", *TABLE)
-_TRIED = FEDERATED.having(clients=option(int, 4, "number of nodes, K"))
+_TRIED = FEDERATED.having(
+    clients=option(int | None, None, "number of nodes, K; those the data name, or 4")
+)
 
 
 def _check_track(track: str | None, *, begun: bool) -> None:
@@ -187,7 +189,7 @@ def federate(
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.deployment import serving
     from fedbilevel.deployment.apps import Served
-    from fedbilevel.experiments.sites import counted_here
+    from fedbilevel.experiments.sites import counted_here, sized_here
     from fedbilevel.runtime import configure
 
     if plan is not None:
@@ -198,7 +200,8 @@ def federate(
         experiment.require_tunable()
     _check_track(track, begun=False)
     configure(experiment.precision)
-    asked, (experiment, words) = experiment, counted_here(experiment)
+    asked = sized_here(experiment)
+    experiment, words = counted_here(asked)
     with private_files(), _folder_of_trial(out) as folder:
         make_private_folder(folder)
         experiment.save(folder)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
@@ -46,7 +45,7 @@ from fedbilevel.result import named_leaves, to_plain
 from fedbilevel.runtime import Job
 from fedbilevel.studies.validation import HELD_OUT, held_out
 from fedbilevel.tasks import Task
-from fedbilevel.tasks._base import own_places
+from fedbilevel.tasks._base import Tested, own_places
 
 if TYPE_CHECKING:
     from fedbilevel.federation.signatures import SiteIdentity
@@ -156,7 +155,7 @@ def build_site(
         task = _as_prepared(task, experiment, client, made)
     named = experiment.algorithm_for(task)
     entry = federated_entry(named)
-    with _known_as(client, task.names[client] if trial and task.names else ""):
+    with _known_as(client, task.names[0] if trial and task.names else ""):
         job = _job(experiment, task, entry, clients)
     if not trial:
         _check_rows(job)
@@ -275,9 +274,16 @@ def _task(
             f"task '{experiment.label}' has {task.data.clients} clients, not {clients}."
         )
     if trial:
-        share = jax.tree.map(lambda leaf: leaf[client : client + 1], task.data)
-        task = eqx.tree_at(lambda one: one.data, task, share)
+        task = _share(task, client)
     return _weighed(task, experiment, client, clients), values
+
+
+def sized_here(experiment: Experiment) -> Experiment:
+    """Return an experiment of a trial with as many sites as its data name, or 4."""
+    if experiment.clients is not None:
+        return experiment
+    task = replace(experiment, weights="task").build_task()[0]
+    return replace(experiment, clients=task.data.clients if task.names else 4)
 
 
 def counted_here(experiment: Experiment) -> tuple[Experiment, str]:
@@ -287,6 +293,17 @@ def counted_here(experiment: Experiment) -> tuple[Experiment, str]:
         rows = rows_of(replace(experiment, weights="task").build_task()[0])
     weights, words = decided(experiment, rows, experiment.sites)
     return replace(experiment, weights=weights or agreed(experiment)), words
+
+
+def _share(task: Task, client: int) -> Task:
+    """Return a task with the rows of one of its clients, also of those held out."""
+    own = slice(client, client + 1)
+    data, tested = jax.tree.map(lambda leaf: leaf[own], task.data), task.tested
+    if tested is not None:
+        dealt = np.arange(len(tested.label)) % task.data.clients
+        mine = (dealt if tested.site is None else tested.site) == client
+        tested = Tested(tested.features[mine], tested.label[mine], None)
+    return replace(task, data=data, tested=tested, names=task.names[own])
 
 
 def _preparation(experiment: Experiment) -> Preparation | None:

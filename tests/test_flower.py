@@ -210,6 +210,7 @@ def test_masked_sites_of_their_own_processes_find_the_simulated_answer(tmp_path)
     deployed = serving.federate(served, nodes="persistent", watch=lambda *_: None)
     simulated = replace(masked, aggregate="mean").run()
     assert 0 < deployed.columns["round"][-1] <= 60
-    for name in ("x", "y"):
-        found, expected = deployed.point[name], simulated.point[name]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert list(deployed.point) == list(simulated.point)
+    for name, expected in simulated.point.items():
+        np.testing.assert_allclose(deployed.point[name], expected, rtol=0, atol=1e-6)
+    assert "held-out rows of 3 sites" in deployed.quality["sentence"]

@@ -106,7 +106,6 @@ def test_a_trial_is_a_run_on_the_other_rows_judged_on_those_held_out():
     }
 
 
-@pytest.mark.slow
 def test_metrics_which_may_know_test_rows_are_not_computed():
     def tested(x, y):
         raise AssertionError("tuning looks at test rows")
@@ -134,6 +133,7 @@ def write_table(path, flipped):
     path.write_text("\n".join(["a,b,c,ill", *rows]) + "\n")
 
 
+@pytest.mark.slow
 def test_other_test_rows_change_nothing_of_what_is_chosen(tmp_path):
     found = {}
     for flipped in (False, True):

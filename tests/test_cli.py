@@ -345,7 +345,7 @@ def test_commands_that_share_an_argument_share_its_name_and_default():
             assert run[name].opts == other[name].opts
             assert run[name].default == other[name].default
             assert run[name].help == other[name].help
-    assert not run["clients"].required and federate["clients"].default == 4
+    assert not run["clients"].required and federate["clients"].default is None
     assert serve["clients"].required and node["clients"].required
     assert "data" not in serve and "rounds" not in node
     # Everything that must be the same on a server and its nodes can be typed for both.

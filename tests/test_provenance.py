@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel._files import read_arrays
-from fedbilevel._folders import check_file, check_place, open_folder
+from fedbilevel._folders import TRIAL_KEYS, check_file, check_place, open_folder
 from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
@@ -91,6 +91,7 @@ def test_another_experiment_is_refused_with_what_differs(finished, more, told):
     assert contents(finished) == before
 
 
+TRIAL = "federate quadratic --clients 2".split()
 SERVE = "serve quadratic --insecure --address 127.0.0.1:9 --clients"
 INTO_A_RUN = {
     f"{SERVE} 3 --out {{0}}": "holds a finished run",
@@ -156,6 +157,24 @@ def test_a_simulation_does_not_go_on_with_a_federation(finished, tmp_path):
         done = invoke(*words)
         assert done.exit_code == 2 and "holds a federation" in done.stderr
     assert contents(folder) == before
+
+
+def test_what_is_said_of_a_stopped_federation_is_true(finished, tmp_path):
+    folder = copied(finished, tmp_path / "sites")
+    (folder / "federation.json").write_text("{}")
+    assert "holds a federation. It has finished." in invoke("resume", folder).stderr
+    (folder / "result.json").unlink()
+    served = invoke("resume", folder)
+    assert "Continue it with the command that began it, `fedbilevel serve`" in (
+        served.stderr
+    )
+    # Its nodes have ended, and the command takes new folders alone.
+    (folder / TRIAL_KEYS).mkdir()
+    for words in (("resume", folder), (*TRIAL, "--out", folder)):
+        trial = invoke(*words)
+        assert trial.exit_code == 2 and "cannot be continued. Start another" in (
+            trial.stderr
+        )
 
 
 def test_a_place_is_tried_without_a_trace(tmp_path):

@@ -21,6 +21,7 @@ MODEL, WEIGHTS = "model.json", "model.safetensors"
 CHECKPOINT = "checkpoint.npz"  # as soon as a round is kept
 EXPERIMENT = "experiment.json"  # is in every folder of a run by a command
 FEDERATION = "federation.json"  # and this, if it is one of sites
+TRIAL_KEYS = "keys"  # made by `federate` for nodes that end with it
 COMPARISON = "settings.json"  # of `fedbilevel compare`
 COMPARED = "comparison.json"  # once all algorithms have finished
 SEARCH, TUNED = "search.json", "tuned.json"  # of `fedbilevel tune`: asked, and found
@@ -37,7 +38,7 @@ def how_to_continue(folder: Path) -> str:
     """
     finished = (folder / RESULT).exists()
     if (folder / FEDERATION).exists():
-        return "" if finished else "Continue it with the command that began it."
+        return "" if finished else _how_to_serve_again(folder)
     if (folder / EXPERIMENT).exists() and finished:
         return "The command that began it extends it, with more --rounds."
     if (folder / EXPERIMENT).exists():
@@ -51,6 +52,15 @@ def how_to_continue(folder: Path) -> str:
             f"{_IN_PYTHON}, with the same call and `keeping=Keeping({str(folder)!r})`."
         )
     return ""
+
+
+def _how_to_serve_again(folder: Path) -> str:
+    if (folder / TRIAL_KEYS).exists():
+        return (
+            "It is a trial by `fedbilevel federate`, which ended with its nodes and "
+            "cannot be continued. Start another one in a new folder."
+        )
+    return "Continue it with the command that began it, `fedbilevel serve`."
 
 
 def is_used(folder: Path) -> bool:

@@ -198,10 +198,8 @@ def resume(
     """Continue an interrupted run; the result is that of the run never interrupted."""
     del trust_code  # was heard before
     if (folder / _folders.FEDERATION).exists():
-        raise CheckpointError(
-            f"{folder} holds a federation. Continue it with the command `serve` that "
-            "started it."
-        )
+        how = _folders.how_to_continue(folder) or "It has finished."
+        raise CheckpointError(f"{folder} holds a federation. {how}")
     from fedbilevel.experiments import Experiment
 
     experiment = Experiment.load(folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedbilevel import tasks
 from fedbilevel._files import make_private_folder
-from fedbilevel._folders import RESULT
+from fedbilevel._folders import RESULT, TRIAL_KEYS
 from fedbilevel._table_choices import FLAGS
 from fedbilevel.datasets.tables import READERS, kind_of
 from fedbilevel.deployment import apps
@@ -300,21 +300,23 @@ def _with_model(
 def make_keys(folder: Path, clients: int) -> KeyFiles:
     """Make the keys of a trial, and return those of its server."""
     for name in ("server", *map(str, range(clients))):
-        make_key_pair(folder / "keys" / name)
-    peers = [folder / "keys" / f"{client}.pub" for client in range(clients)]
-    return KeyFiles(folder / "keys" / "server", tuple(peers))
+        make_key_pair(folder / TRIAL_KEYS / name)
+    peers = [folder / TRIAL_KEYS / f"{client}.pub" for client in range(clients)]
+    return KeyFiles(folder / TRIAL_KEYS / "server", tuple(peers))
 
 
 def _site_keys(folder: Path, client: int) -> KeyFiles:
     """Return the keys that were made for one client."""
-    return KeyFiles(folder / "keys" / str(client), (folder / "keys" / "server.pub",))
+    return KeyFiles(
+        folder / TRIAL_KEYS / str(client), (folder / TRIAL_KEYS / "server.pub",)
+    )
 
 
 def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
     """Return the public keys by which sites know each other, where they need to."""
     masked = experiment.aggregate == "secure"
     count = experiment.sites if masked else 0
-    return [folder / "keys" / f"{client}.pub" for client in range(count)]
+    return [folder / TRIAL_KEYS / f"{client}.pub" for client in range(count)]
 
 
 def deployment_of(experiment: Experiment, *, tune: bool = False) -> list[str]:

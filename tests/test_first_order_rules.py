@@ -1,5 +1,7 @@
 """Rules for large models: no Hessian, or a derivative that goes forwards alone."""
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -182,6 +184,29 @@ def hg_text(rule):
         (
             lambda: hg.ForwardGradient(2, 0.1, 0),
             r"`ForwardGradient\(directions=...\)` must be at least 1",
+        ),
+        (
+            lambda: hg.Neumann(cast(Any, 0.1), 50),
+            r"`Neumann\(q=...\)` is a whole number, got 0.1, and theta is 50, as if "
+            "the two were swapped",
+        ),
+        (
+            lambda: hg.ConjugateGradient(cast(Any, 1e-6), 50),
+            r"got 1e-06, and damping is 50, as if the two were swapped",
+        ),
+        (
+            lambda: StocBiO(hg.Neumann(3, 0.1), 20, 0.1, inner_steps=cast(Any, 2.5)),
+            r"`StocBiO\(inner_steps=...\)` is a whole number, got 2.5, and lr_x is 20",
+        ),
+        (lambda: hg.Neumann(cast(Any, 3.0), 0.1), "is a whole number, got 3.0.$"),
+        (
+            lambda: hg.RandomNeumann(0, 0.1),
+            r"`RandomNeumann\(q=...\)` must be at least",
+        ),
+        (lambda: hg.Neumann(0, -0.1), r"`Neumann\(theta=...\)` must be at least 0"),
+        (
+            lambda: hg.ConjugateGradient(3, tolerance=1.0),
+            r"`ConjugateGradient\(tolerance=...\)` must be at least 0 and below 1",
         ),
     ],
 )

@@ -9,7 +9,7 @@ algorithm's parameters.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -154,6 +154,8 @@ def check_fields(owner: Any, name: str = "") -> None:
         if words and value not in (*words, one.default):
             shown = ", ".join(map(repr, dict.fromkeys((one.default, *words))))
             problem = f"is one of {shown}, got {value!r}"
+        elif one.type is int and not isinstance(value, SupportsIndex):
+            problem = f"is a whole number, got {value}{_swapped(owner)}"
         elif _within(value, known):
             continue
         else:
@@ -161,6 +163,16 @@ def check_fields(owner: Any, name: str = "") -> None:
             shown = ", ".join(f"{number:g}" for number in given)
             problem = f"must be {_bounds(known)}, got {shown}"
         raise InvalidInputError(f"`{name}({one.name}=...)` {problem}.")
+
+
+def _swapped(owner: Any) -> str:
+    """Name a number of the owner that could be the count, as where two are swapped."""
+    for one in fields(owner):
+        value = getattr(owner, one.name)
+        number = "step" in one.metadata and is_known(value) and np.ndim(value) == 0
+        if number and value > 1 and value == np.round(value):
+            return f", and {one.name} is {value:g}, as if the two were swapped"
+    return ""
 
 
 def _within(value: Any, known: Mapping[str, Any]) -> bool:

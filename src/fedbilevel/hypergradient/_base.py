@@ -9,7 +9,7 @@ import jax.random as jr
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Upper
 from fedbilevel.problem import Batch, Oracle
-from fedbilevel.schedules import documented
+from fedbilevel.schedules import check_fields, documented
 
 
 class Bundle(eqx.Module):
@@ -40,6 +40,9 @@ class AbstractHypergradient(eqx.Module):
         """Let `help` say what the parameters mean."""
         super().__init_subclass__(**more)
         cls.__doc__ = documented(cls)
+
+    def __check_init__(self) -> None:
+        check_fields(self)
 
     @abc.abstractmethod
     def draw(self, oracle: Oracle, key: Key) -> Any:

@@ -21,7 +21,6 @@ from jaxtyping import Array, Bool
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
     Bundle,
@@ -98,19 +97,12 @@ class ConjugateGradient(AbstractHypergradient):
     tolerance: float = eqx.field(
         static=True,
         default=0.0,
-        metadata={"meaning": "relative residual that ends a solve; 0 takes all steps"},
+        metadata={
+            "meaning": "relative residual that ends a solve; 0 takes all steps",
+            "least": 0,
+            "below": 1,
+        },
     )
-
-    def __check_init__(self) -> None:
-        if self.steps < 1:
-            raise InvalidInputError(
-                f"`ConjugateGradient(steps=...)` must be at least 1, got {self.steps}."
-            )
-        if not 0 <= self.tolerance < 1:
-            raise InvalidInputError(
-                "`ConjugateGradient(tolerance=...)` must be at least 0 and below 1, "
-                f"got {self.tolerance}."
-            )
 
     def draw(self, oracle: Oracle, key: Key) -> Bundle:
         """Draw xi, zeta_0 and one batch for all products."""

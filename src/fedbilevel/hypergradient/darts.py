@@ -38,32 +38,18 @@ import jax.random as jr
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient._base import AbstractHypergradient, Bundle, assemble
 from fedbilevel.problem import Batch, Oracle
-from fedbilevel.schedules import count, is_known, number, part
+from fedbilevel.schedules import count, number, part
 
 _RADIUS = "distance of the two points of a difference"
-
-
-def _check_positive(estimator: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(estimator, name)
-        if is_known(value) and not (value > 0).all():
-            kind = type(estimator).__name__
-            raise InvalidInputError(
-                f"`{kind}({name}=...)` must be above 0, got {value}."
-            )
 
 
 class DARTS(AbstractHypergradient):
     """Take a number for the inverse Hessian, and differences for the cross product."""
 
-    gamma: Number = number("what stands for the inverse Hessian")
-    radius: Number = number(_RADIUS, default=1e-2)
-
-    def __check_init__(self) -> None:
-        _check_positive(self, "gamma", "radius")
+    gamma: Number = number("what stands for the inverse Hessian", above=0)
+    radius: Number = number(_RADIUS, default=1e-2, above=0)
 
     def draw(self, oracle: Oracle, key: Key) -> Bundle:
         """Draw xi and zeta_0."""
@@ -80,17 +66,10 @@ class DARTS(AbstractHypergradient):
 class SAMA(AbstractHypergradient):
     """Take the diagonal of Adam's lower step for the inverse Hessian."""
 
-    gamma: Number = number("Adam's step, over the root of the second moments")
-    small: Number = number("added to that root", default=1e-2)
+    gamma: Number = number("Adam's step, over the root of the second moments", above=0)
+    small: Number = number("added to that root", default=1e-2, above=0)
     samples: int = count("lower samples of the second moments", default=4)
-    radius: Number = number(_RADIUS, default=1e-2)
-
-    def __check_init__(self) -> None:
-        _check_positive(self, "gamma", "small", "radius")
-        if self.samples < 1:
-            raise InvalidInputError(
-                f"`SAMA(samples=...)` must be at least 1, got {self.samples}."
-            )
+    radius: Number = number(_RADIUS, default=1e-2, above=0)
 
     def draw(self, oracle: Oracle, key: Key) -> Bundle:
         """Draw xi, zeta_0 and the samples of the second moments."""

@@ -18,7 +18,7 @@ with Q for Q+1.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,7 +28,7 @@ from jaxtyping import Array
 
 from fedbilevel import _evaluation, _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import ClientInputError, InvalidInputError
+from fedbilevel.errors import ClientInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
     Bundle,
@@ -37,6 +37,8 @@ from fedbilevel.hypergradient._base import (
 )
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
+
+_FACTORS = "factors of the Neumann series, Q"
 
 
 def _fresh_bundle(oracle: Oracle, key: Key, factors: int) -> Bundle:
@@ -94,23 +96,12 @@ def _repeat(longer: Callable, start: Any, samples: Any, times: int) -> Any:
 
 
 class _AbstractSeries(AbstractHypergradient):
-    """A series of `q` factors, of which there are at least `fewest`."""
+    """A series of `q` factors."""
 
-    fewest: ClassVar[int] = 0
-
-    q: int = count("factors of the Neumann series, Q")
-    theta: Number = number("step of the Neumann series, below 1/L1", step="lower")
-
-    def __check_init__(self) -> None:
-        name = type(self).__name__
-        if self.q < self.fewest:
-            raise InvalidInputError(
-                f"`{name}(q=...)` must be at least {self.fewest}, got {self.q}."
-            )
-        if is_known(self.theta) and (self.theta < 0).any():
-            raise InvalidInputError(
-                f"`{name}(theta=...)` must not be negative, got {self.theta}."
-            )
+    q: int = count(_FACTORS, least=0)
+    theta: Number = number(
+        "step of the Neumann series, below 1/L1", step="lower", least=0
+    )
 
     def check(self, curvature: float, client: int) -> None:
         """Raise if theta is too large for the series."""
@@ -162,7 +153,7 @@ class RandomNeumann(_AbstractSeries):
     `vmap` clients with different lengths would wait for the longest anyway.
     """
 
-    fewest: ClassVar[int] = 1
+    q: int = count(_FACTORS)
 
     def draw(self, oracle: Oracle, key: Key) -> tuple[Bundle, Array]:
         """Draw the samples and the length."""

@@ -24,7 +24,7 @@ import jax.random as jr
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import ClientInputError, InvalidInputError
+from fedbilevel.errors import ClientInputError
 from fedbilevel.hypergradient._base import AbstractHypergradient
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, is_known, number
@@ -35,16 +35,6 @@ class _AbstractSteps(AbstractHypergradient):
 
     steps: int = count("lower steps that are differentiated through")
     step: Number = number("how far each of them goes, below 2/L1", step="lower")
-
-    def __check_init__(self) -> None:
-        self._check_count("steps")
-
-    def _check_count(self, name: str) -> None:
-        value = getattr(self, name)
-        if value < 1:
-            raise InvalidInputError(
-                f"`{type(self).__name__}({name}=...)` must be at least 1, got {value}."
-            )
 
     def _draw(self, oracle: Oracle, upper: Key, lower: Key) -> tuple[Batch, Batch]:
         batches = jax.vmap(oracle.draw_lower)(jr.split(lower, self.steps))
@@ -79,9 +69,6 @@ class ForwardGradient(_AbstractSteps):
     """Forward differentiation through `steps` lower steps along random directions."""
 
     directions: int = count("random directions of an estimate", default=1)
-
-    def __check_init__(self) -> None:
-        self._check_count("directions")
 
     def draw(self, oracle: Oracle, key: Key) -> tuple[Batch, Batch, Key]:
         """Draw xi, one zeta per lower step, and what the directions are drawn by."""

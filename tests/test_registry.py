@@ -3,16 +3,17 @@
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, assert_type, get_type_hints
 
 import equinox as eqx
 import pytest
 
 import fedbilevel
 from fedbilevel import algorithms, tasks
-from fedbilevel.algorithms import AbstractAlgorithm, OneLoop, Preset
+from fedbilevel.algorithms import AbstractAlgorithm, OneLoop, Preset, presets
 from fedbilevel.algorithms.base import declared
 from fedbilevel.algorithms.wrappers.optimizer import Descent
 from fedbilevel.errors import InvalidInputError
@@ -140,6 +141,23 @@ def test_no_exported_name_hides_a_module():
             if found is not None and getattr(found, "__name__", "") != name:
                 hidden.append(name)
     assert hidden == []
+
+
+def test_a_preset_is_a_type_to_type_checkers_and_to_python():
+    def stepped(method: fedbilevel.FedBiOControls) -> fedbilevel.FedBiOControls | None:
+        return method if isinstance(method, fedbilevel.FedBiOControls) else None
+
+    # `make test-all` checks the types of this file.
+    made = assert_type(
+        fedbilevel.FedBiOControls(1, 1, 1, local_steps=1), fedbilevel.FedBiOControls
+    )
+    assert stepped(made) is made
+    hints = get_type_hints(stepped)
+    assert hints["method"] is presets.FedBiOControls
+    assert hints["return"] == hints["method"] | None == None | hints["method"]  # noqa: E711
+    stub = Path(str(presets.__file__)).with_suffix(".pyi").read_text()
+    names = [n for n, one in vars(presets).items() if isinstance(one, Preset)]
+    assert re.findall(r"^class ([A-Z]\w+)\(_Made, init=False\)", stub, re.M) == names
 
 
 def test_what_a_preset_makes_has_its_name_and_shows_its_values():

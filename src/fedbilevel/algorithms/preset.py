@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,15 @@ class Preset:
         for one, own in wrappers:
             made = one.make(made, **own)
         return replace(made, named=self.title)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __or__(self, other: Any) -> Any:
+        """Let annotations say `FedBiOControls | None`, as for a class."""
+        return Union[self, other]  # noqa: UP007
+
+    __ror__ = __or__
 
     def __instancecheck__(self, instance: Any) -> bool:
         """Say whether this preset made a method, so that `isinstance` works."""

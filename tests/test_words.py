@@ -14,6 +14,7 @@ import pytest
 
 HOME = Path(__file__).parent.parent
 ROOTS = ("src", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+ROOTS += ("benchmarks/README.md",)
 FORBIDDEN = {  # and what to write instead
     r"told|tells?|telling": "reported, shows",
     r"explo(?:des?|ded|ding)": "diverges",

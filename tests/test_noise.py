@@ -12,6 +12,7 @@ import pytest
 
 from fedbilevel._types import Pair
 from fedbilevel.channels import AbstractCoder, Channel, Privacy
+from fedbilevel.channels import discrete_gaussian as discrete_module
 from fedbilevel.channels.discrete_gaussian import (
     LARGEST_DEVIATION,
     discrete_gaussian,
@@ -76,6 +77,17 @@ def test_nothing_is_drawn_twice_and_odd_deviations_are_refused():
     for deviation in (0, LARGEST_DEVIATION + 1):
         with pytest.raises(InvalidInputError, match="whole deviations from 1"):
             discrete_gaussian(deviation, 1)
+
+
+def test_there_are_as_many_numbers_however_few_candidates_are_taken(monkeypatch):
+    """Nearly always the first candidates are enough, and a short second try is rare."""
+
+    def few(scale, size, bits):
+        del bits
+        return np.where(np.arange(size) % 7 == 0, scale, 1000 * scale)
+
+    monkeypatch.setattr(discrete_module, "_discrete_laplace", few)
+    assert len(discrete_gaussian(5, 100, seeded(0))) == 100
 
 
 # What leaves a site

@@ -219,8 +219,10 @@ def test_a_path_without_a_function_says_how_it_is_written(tmp_path):
 
 
 def test_what_is_no_algorithm_is_refused(home):
-    with pytest.raises(InvalidInputError, match="neither a subclass"):
-        algorithms.find(f"{home / 'own_task.py'}:upper")
+    (home / "class.py").write_text("class Method:\n    pass\n")
+    for name in ("own_task.py:upper", "class.py:Method"):
+        with pytest.raises(InvalidInputError, match="neither a subclass"):
+            algorithms.find(f"{home / name}")
 
 
 def test_a_task_that_recommends_no_size_asks_for_it(home, tmp_path):

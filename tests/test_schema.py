@@ -34,12 +34,14 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 FREE = {"rounds", "target", "patience", "max_bytes", "max_samples", "max_seconds"}
 FREE |= {"client_states", "checkpoint_rounds", "checkpoint_seconds", "force"}
 OWN = {*FREE, "runtime", "measure_every", "model_devices"}
+OWN |= {"dropout", "participation"}  # of simulations alone
 OTHERS = {
     "task": "minimax",
     "algorithm": "fedbio",
     "runtime": "reference",
     "precision": "float64",
     "client_states": "states",
+    "participation": "0.5",
     "clip": 2.0,
     "compress": "topk:0.1",
     "compress_down": "bfloat16",

@@ -157,6 +157,19 @@ class Settings:
         "folder for client states between rounds, for low participation rates: less "
         "memory, more time",
     )
+    dropout: float = option(
+        0.0,
+        "chance that a client that is asked does not reply, in each exchange",
+        agree=FOLDER,
+        least=0,
+    )
+    participation: Any = option(
+        None,
+        "CSV or JSON file with the chance of each site to reply when it is asked, in "
+        "their order or by name; or P0,P1,... or NAME=P,...",
+        agree=FOLDER,
+        typed=str | None,
+    )
     precision: str = _agreed(
         "float32", "float32 or float64", choices=("float32", "float64")
     )

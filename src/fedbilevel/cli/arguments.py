@@ -223,7 +223,7 @@ SITE_TUNING = replace(
 # There --patience has long been the seconds to wait for nodes.
 FEDERATED = EXPERIMENT.without(
     *("runtime", "model_devices", "client_states", "checkpoint_rounds"),
-    *("checkpoint_seconds", "patience"),
+    *("checkpoint_seconds", "patience", "dropout", "participation"),
 ).having(
     stop_patience=EXPERIMENT.arguments["patience"],
     clients=option(int, REQUIRED, "number of sites, K"),

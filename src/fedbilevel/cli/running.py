@@ -247,6 +247,7 @@ _COMPARED = EXPERIMENT.only(
     *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
     *TABLE,
     *("settings", "precision", "measure_every", "weights"),
+    *("dropout", "participation"),
 )
 _EQUAL = "what all have alike: trials, or samples or bytes of tuning and of the ranking"
 _TARGET = "value whose cost is reported; nine tenths of the progress if left out"

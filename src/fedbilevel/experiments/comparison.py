@@ -19,6 +19,7 @@ from fedbilevel.errors import (
 from fedbilevel.experiments.built import Built, headline_only
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
+from fedbilevel.experiments.participation import drawn
 from fedbilevel.experiments.run_folder import read_json, unlike, write_json
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import search_of, trials_of
@@ -184,7 +185,7 @@ def _name_results(
 
 def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting:
     """Return the setting with the rows where they are, for any order of methods."""
-    sampling = replace(setting.sampling, participants=experiment.participants)
+    sampling = drawn(experiment, built.task, setting.sampling)
     return replace(setting, data=built.task.data, sampling=sampling)
 
 

@@ -27,6 +27,7 @@ from fedbilevel.experiments.channels import (
     require_signal,
 )
 from fedbilevel.experiments.options import algorithm_from, options_of
+from fedbilevel.experiments.participation import drawn, read_participation
 from fedbilevel.experiments.weights import read_weights, weighed
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
@@ -73,6 +74,8 @@ class Experiment(Settings):
         # From a file or a message they come as a list.
         object.__setattr__(self, "wrappers", tuple(self.wrappers))
         object.__setattr__(self, "clip", as_clip(self.clip))
+        chances = read_participation(self.participation)
+        object.__setattr__(self, "participation", chances)
         object.__setattr__(self, "task", tasks.as_name(self.task))
         if self.algorithm is not None:
             named = algorithms.as_name(self.algorithm)
@@ -218,8 +221,9 @@ class Experiment(Settings):
 
     def setting(self, task: tasks.Task, entry: Entry, channel: Channel) -> Setting:
         """Return everything of the run but the algorithm."""
-        participants = None if entry.pools else self.participants
-        batch = self.sizes(task.recommended)["batch"]
+        sampling = Sampling(self.sizes(task.recommended)["batch"])
+        if not entry.pools:
+            sampling = drawn(self, task, sampling)
         problem = task.problem
         if self.model_devices > 1:
             problem = replace(problem, model_devices=self.model_devices)
@@ -229,7 +233,7 @@ class Experiment(Settings):
             (task.x, task.y),
             task.metrics,
             task.headline,
-            Sampling(batch, participants),
+            sampling,
             channel,
             task.tuned_by or HELD_OUT,
         )

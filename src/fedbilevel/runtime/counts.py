@@ -26,6 +26,7 @@ from fedbilevel.algorithms import Phase, Phases, Repeat, ServerTurn, every_phase
 from fedbilevel.channels import count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.attendance import Replies, counted_replies
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.phase_loop import (
@@ -94,17 +95,20 @@ class Ledger:
     def each(self, key: Key, rounds: int) -> tuple["Tally", list["Tally"]]:
         """Return what is done in the setup, and in each round."""
         lengths = self._setup.drawn_lengths(key, 1)
-        before, known = self._setup.tally(0, frozenset(), lengths)
+        replies = counted_replies(self.job, keys.SETUP, key)
+        before, known = self._setup.tally(0, frozenset(), lengths, replies)
         lengths = self._rounds.drawn_lengths(key, rounds)
+        replies = counted_replies(self.job, keys.ROUNDS, key)
         each, seen = [], {}
         period = period_of(self.job.phases(keys.ROUNDS))
         for index in range(rounds):
             # Rounds that start alike, with the same phases as often, cost the same.
             long = tuple(int(drawn[index]) for drawn in lengths.values())
-            turn = index if self._rounds.branches else index % period
+            apart = self._rounds.branches or self.job.chances is not None
+            turn = index if apart else index % period
             alike = (index == 0, turn, known, long)
             if alike not in seen:
-                seen[alike] = self._rounds.tally(index, known, lengths)
+                seen[alike] = self._rounds.tally(index, known, lengths, replies)
             tally, known = seen[alike]
             each.append(tally)
         return before, each
@@ -198,29 +202,29 @@ class _Stage:
         return lengths
 
     def tally(
-        self, index: int, known: frozenset[int], lengths: dict[int, np.ndarray]
+        self, index: int, known: frozenset[int], lengths: Mapping, replies: Replies
     ) -> tuple[Tally, frozenset[int]]:
         """Add up one round from what clients know; return also what they know then."""
         tally = Tally(Counter(), Counter())
 
         def visit(known: frozenset[int], phase: Phase, number: int, turn: int):
             cost = self._cost(phase, number, turn == 0)
-            self._add(tally, self._calls(cost, phase, number, turn), phase)
+            many = replies(number, turn, self.job.cohort(phase))
+            self._add(tally, self._calls(cost, phase, number, turn), many)
             if not self.job.data.travels:
                 return known
-            self._add(tally, cost.traffic(known), phase)
+            self._add(tally, cost.traffic(known), many)
             tally.total["exchanges"] += 1
-            # A cohort is drawn anew for every exchange: its clients may know nothing.
-            everyone = self.job.participants == self.job.clients
-            return cost.known_after(known) if everyone else frozenset()
+            # Those of a cohort drawn anew, or absent before, may know nothing.
+            all_know = many == self.job.participants == self.job.clients
+            return cost.known_after(known) if all_know else frozenset()
 
         where, times = (self.job, self.stage, index), _known_times(lengths)
         return tally, run_phases(*where, known, visit, plain_loop, times)
 
-    def _add(self, tally: Tally, costs: Mapping[str, float], phase: Phase) -> None:
-        cohort = self.job.cohort(phase)
+    def _add(self, tally: Tally, costs: Mapping[str, float], many: int) -> None:
         tally.each.update(costs)
-        total = {name: round(cohort * value) for name, value in costs.items()}
+        total = {name: round(many * value) for name, value in costs.items()}
         tally.total.update(total)
 
     def _calls(
@@ -262,7 +266,7 @@ class _Stage:
         return self.costs[number, first]
 
 
-def _known_times(lengths: dict[int, np.ndarray]) -> Times:
+def _known_times(lengths: Mapping[int, np.ndarray]) -> Times:
     """Return how often a `Repeat` runs, given how long the random ones are."""
 
     def times(repeat: Repeat, first: int, turn: int) -> int:

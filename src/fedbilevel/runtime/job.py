@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, PyTree, UInt8
+from jaxtyping import Array, Float, PyTree, UInt8
 
 from fedbilevel._blocks import combine, either, is_any, split
 from fedbilevel._types import Key, Lower, Metrics, Pair, Scalar, Upper
@@ -36,6 +36,7 @@ from fedbilevel.problem import (
     opposed_curvatures,
 )
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.attendance import check_absence
 from fedbilevel.runtime.sampling import Sampling
 from fedbilevel.runtime.server_seen import ServerSeen, sees_server
 from fedbilevel.units import OfDistance, relative_kinds
@@ -62,7 +63,8 @@ def repeats(came: Any) -> Any:
 class Job(eqx.Module):
     """An algorithm on a problem with data, start, metrics, cohort size, key, channel.
 
-    `clients` is K; a site of a federation holds the data of one of them alone.
+    `clients` is K; a site of a federation holds the data of one of them alone. Which
+    of those that are asked reply is in the record `attendance`, or drawn by `chances`.
     `channel` is what is done to replies between clients and server.
     """
 
@@ -80,6 +82,7 @@ class Job(eqx.Module):
     lower_batch: int | None = eqx.field(static=True)
     attendance: UInt8[Array, "exchanges clients"] | None = None
     channel: Channel = PLAIN
+    chances: Float[Array, " clients"] | None = None
 
     @staticmethod
     def of(
@@ -116,7 +119,8 @@ class Job(eqx.Module):
             )
         sizes = (data.clients, count)
         start = (algorithm, problem, data, x, y, metrics, jr.key(seed), flags, *sizes)
-        job = Job(*start, drawn.rows(data), drawn.rows(data))
+        rows, chances = drawn.rows(data), drawn.chances(data)
+        job = Job(*start, rows, rows, chances=chances)
         _check_phases(job)
         # Where all rows are in one place nothing travels, and nothing is compressed.
         own = algorithm.channel() if data.travels else PLAIN
@@ -203,7 +207,8 @@ class Job(eqx.Module):
             )
         self.channel.reduction.check(int((attendance > ABSENT).sum(axis=1).min()))
         record = jnp.asarray(attendance, jnp.uint8)
-        return replace(self, attendance=record, participants=self.clients)
+        everyone = {"participants": self.clients, "chances": None}
+        return replace(self, attendance=record, **everyone)
 
     def check_curvature(self, *algorithms: AbstractAlgorithm) -> None:
         """Raise if a level curves too much at the start for one of them."""
@@ -326,6 +331,8 @@ def _checked(channel: Channel, job: Job) -> Channel:
             "look at. Give plain numbers for all steps, and leave out the safeguard "
             "(--no-safeguard)."
         )
+    if job.chances is not None:
+        check_absence(channel)
     channel.reduction.check(job.participants)
     return channel.shared_by(job.participants)
 

@@ -4,6 +4,7 @@
     root -> stage -> phase -> client -> 2^32 - 2 -> turn       noise on its reply
     root -> stage -> phase -> client -> 2^32 - 3 -> repeat -> t    the same, asked again
     root -> stage -> phase -> turn                             cohort of an exchange
+    root -> stage -> phase -> turn                             which of it reply
     root -> stage -> phase -> turn                             what all have in common
     root -> stage -> first phase -> turn                       length of a repeat
 
@@ -20,13 +21,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedbilevel._types import Key
 from fedbilevel.algorithms import Turn
 
 ROUNDS, SETUP = 0, 1
 _COHORTS, _LENGTHS, _SHARED = 16, 32, 48  # apart from all stages
+_REPLIES = 64
 
 
 # Returns the values of a function at each of some keys.
@@ -83,6 +85,25 @@ def draw_cohort(
     """
     key = _folded(root, _COHORTS + stage, phase, turn)
     return _shuffled(key, clients, at_keys)[:participants]
+
+
+def draw_replies(
+    root: Key,
+    stage: int,
+    phase: int,
+    turn: Array | int,
+    chances: Float[Array, " clients"],
+    asked: Int[Array, " participants"],
+) -> Bool[Array, " participants"]:
+    """Draw which of those that are asked reply, each by a chance of its own.
+
+    Where none would, the one that came nearest does.
+    """
+    key = _folded(root, _REPLIES + stage, phase, turn)
+    # Drawn for all: whether a client replies does not depend on the others asked.
+    drawn = jr.uniform(key, chances.shape, jnp.float32)
+    drawn = (drawn / chances.astype(jnp.float32))[asked]
+    return (drawn < 1) | (drawn == jnp.min(drawn))
 
 
 def _shuffled(key: Key, count: int, at_keys: AtKeys) -> Int[Array, " count"]:

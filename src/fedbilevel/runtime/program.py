@@ -21,6 +21,7 @@ from fedbilevel.algorithms import AbstractAlgorithm, Phase
 from fedbilevel.problem.every_client import mean_of_clients, weight_of_client
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.attendance import attendance
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.exchange import (
     Link,
@@ -242,9 +243,9 @@ def _exchange(
     everybody = _asked(layout, job, where, index, count)
     places, ids, position = _on_this_device(layout, everybody)
     weights = jnp.where(ids < job.clients, job.data.weights[position], 0)
-    all_came = _attendance(job, state, everybody)
+    all_came = attendance(job, state, where, index, everybody)
     present = jnp.ones(count, bool) if all_came is None else all_came > ABSENT
-    repeat = 0 if all_came is None else repeats(all_came)
+    repeat = 0 if job.attendance is None else repeats(all_came)
     before_replies = server_turn(job, where, index, everybody, jnp.ones(count, bool))
     sent = link.sent(state.server, before_replies)
 
@@ -252,13 +253,14 @@ def _exchange(
         turn = keys.client_turn(job.key, where, identity, index, repeat)
         return link.answer(for_place(sent, place), kept, turn, held)
 
-    before = held = state.clients
-    came = _attendance(job, state, jnp.minimum(ids, job.clients - 1))
+    whole = held = state.clients
+    if not layout.everyone:
+        held = jax.tree.map(lambda leaf: leaf[_place_of(state, position)], held)
+    before, came = held, None if all_came is None else all_came[places]
     if came is not None:
         weights = jnp.where(came > ABSENT, weights, 0)
+    if job.attendance is not None:
         held = _where(is_renewed(came), start_kept(job), held)
-    if not layout.everyone:
-        held = jax.tree.map(lambda leaf: leaf[_place_of(state, position)], before)
     held, replies, finite = layout.over_places(local, ids, places, position, held)
     reply = link.reduced(replies, weights, layout.total, layout.together)
     came_of_all = _share_of_weight(layout, job, weights)
@@ -269,7 +271,7 @@ def _exchange(
     if not layout.everyone:
         places, new = layout.together((_place_of(state, ids), held))
         held = jax.tree.map(
-            lambda kept, one: kept.at[places].set(one, mode="drop"), before, new
+            lambda kept, one: kept.at[places].set(one, mode="drop"), whole, new
         )
     bad = jnp.min(jnp.where(finite | (weights <= 0), NOBODY, ids))
     exchanges = None if state.exchanges is None else state.exchanges + 1
@@ -293,13 +295,6 @@ def _asked(
         return jnp.arange(count, dtype=jnp.int32)
     who = (job.clients, count)
     return keys.draw_cohort(job.key, *where, index, *who, layout.at_keys)
-
-
-def _attendance(job: Job, state: State, ids: Array) -> Array | None:
-    """Return how clients attended, if that was recorded."""
-    if job.attendance is None:
-        return None
-    return job.attendance[state.exchanges, ids]
 
 
 def _where(chosen: Array, these: PyTree, others: PyTree) -> PyTree:

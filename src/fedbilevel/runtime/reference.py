@@ -12,6 +12,7 @@ from fedbilevel.algorithms import Phase, every_phase
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import ClientStageError, StageError
 from fedbilevel.runtime import keys
+from fedbilevel.runtime.attendance import attendance
 from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
 from fedbilevel.runtime.exchange import (
@@ -23,7 +24,7 @@ from fedbilevel.runtime.exchange import (
     server_turn,
     start_kept,
 )
-from fedbilevel.runtime.job import ABSENT, Job, State, is_renewed, repeats
+from fedbilevel.runtime.job import ABSENT, PRESENT, Job, State, is_renewed, repeats
 from fedbilevel.runtime.phase_loop import phases_in_python
 from fedbilevel.runtime.progress import RUNNING, report
 
@@ -68,7 +69,7 @@ class ReferenceRuntime(Runtime):
     ) -> tuple[State, int | None]:
         job, link = self.job, Link.of(self.job, phase, where)
         asked = asked_clients(job, phase, where, index)
-        came = self._attendance(state, asked)
+        came = self._attendance(state, where, index, asked)
         repeat = int(repeats(np.asarray(came)))
         ids, everybody = jnp.asarray(asked, jnp.int32), jnp.ones(len(asked), bool)
         turn = server_turn(job, where, index, ids, everybody)
@@ -105,12 +106,12 @@ class ReferenceRuntime(Runtime):
         exchanges = None if state.exchanges is None else state.exchanges + 1
         return State(server, kept, exchanges), min(bad, default=None)
 
-    def _attendance(self, state: State, asked: list[int]) -> list[int]:
+    def _attendance(
+        self, state: State, where: tuple[int, int], index: int, asked: list[int]
+    ) -> list[int]:
         """Return how those that are asked attend."""
-        if self.job.attendance is None:
-            return [ABSENT + 1] * len(asked)
-        record = np.asarray(self.job.attendance[state.exchanges])
-        return record[np.asarray(asked)].tolist()
+        came = attendance(self.job, state, where, index, jnp.asarray(asked))
+        return [PRESENT] * len(asked) if came is None else np.asarray(came).tolist()
 
     def _measure(self, state: State, index: int) -> dict[str, np.ndarray]:
         job, values = self.job, []

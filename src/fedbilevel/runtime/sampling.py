@@ -1,8 +1,10 @@
 """Draws of a run: rows for a sample, and clients for an exchange."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError
@@ -18,15 +20,35 @@ class Sampling:
     `batch` is the number of rows per sample on both levels; None takes all rows, so
     that oracles are deterministic, and "auto" does so where no client holds 1,000, else
     32. `participants` take part in each exchange, drawn anew, uniformly and without
-    replacement; None asks all clients.
+    replacement; None asks all clients. `participation` is the chance that a client that
+    is asked replies, one for all or a list with one for each; None lets all reply.
     """
 
     batch: int | None | Literal["auto"] = "auto"
     participants: int | None = None
+    participation: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.batch, int) and self.batch < 1:
             raise InvalidInputError(f"batch={self.batch}: draw at least one row.")
+
+    def chances(self, data: Data) -> Any:
+        """Return the chance of each client to reply; None where all always do."""
+        if self.participation is None:
+            return None
+        given = np.asarray(self.participation, np.float32)
+        if given.shape not in ((), (data.clients,)) or not data.travels:
+            raise InvalidInputError(
+                f"participation has {given.size} chances for {data.clients} clients: "
+                "give one number, or one for each client whose rows are its own."
+            )
+        if not ((given > 0) & (given <= 1)).all():
+            raise InvalidInputError(
+                "participation: every chance is above 0 and at most 1, got "
+                f"{given.min():g} to {given.max():g}."
+            )
+        every = np.broadcast_to(given, (data.clients,))
+        return None if (every == 1).all() else jnp.asarray(every)
 
     def rows(self, data: Data) -> int | None:
         """Return the rows per sample where the data are these; None for all."""

@@ -241,7 +241,8 @@ def _setting_of(setting: Setting, contender: Contender) -> Setting:
     """Return the setting with all rows in one place, for methods that allow it."""
     if not contender.pools or not isinstance(setting.data, ClientData):
         return setting
-    sampling = replace(setting.sampling, participants=None)
+    alone = {"participants": None, "participation": None}
+    sampling = replace(setting.sampling, **alone)
     return replace(setting, data=setting.data.pooled(), sampling=sampling)
 
 

@@ -244,6 +244,7 @@ def result_of(
     config = {
         "clients": job.clients,
         "participants": job.participants,
+        **({} if job.chances is None else {"participation": _chances(job)}),
         "batch": job.upper_batch,
         "precision": str(jax.tree.leaves(job.x)[0].dtype),
         **settings,
@@ -267,6 +268,12 @@ def result_of(
         levels=job.problem.whole(*jax.device_put((point.x, point.y))),
         last={} if best is None else _named(last),
     )
+
+
+def _chances(job: Job) -> list[float]:
+    """Return the lowest and the highest chance of a client to reply."""
+    every = np.asarray(job.chances, float)
+    return [round(float(end), 6) for end in (every.min(), every.max())]
 
 
 def _named(point: Any) -> dict[str, Any]:

@@ -151,6 +151,13 @@ def test_what_is_rounded_has_half_the_bytes(channel, down, up):
     assert each["bytes_up"] == up * each["floats_up"]
 
 
+def test_what_is_short_already_keeps_its_digits():
+    message = {"short": jnp.asarray([1.001], jnp.float16), "long": jnp.ones(1)}
+    sent = DOWN.sent(message)
+    assert sent["long"].dtype == jnp.bfloat16
+    assert sent["short"].dtype == jnp.float16 and sent["short"] == message["short"]
+
+
 def square(x, y, rows):
     return jnp.mean((rows["a"] * (y - rows["t"])) ** 2)
 

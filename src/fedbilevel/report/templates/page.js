@@ -202,15 +202,26 @@ function drawPoints(one) {
   }), CONFIG);
 }
 
+// A label in three lines at most: the bars of a phone need most of its width.
+function lines(text) {
+  const length = narrow() ? 16 : 32;
+  const made = [];
+  for (const word of text.match(new RegExp(`\\S{1,${length}}`, "gu")) ?? [""]) {
+    const longer = `${made.at(-1)} ${word}`;
+    if (made.length && longer.length <= length) made.splice(-1, 1, longer);
+    else made.push(word);
+  }
+  if (made.length > 3) made.splice(2, Infinity, `${made[2].slice(0, length - 1)}…`);
+  return made;
+}
+
 function drawBars(one) {
   if (one.points) {
     drawPoints(one);
     return;
   }
   const names = Object.keys(one.series);
-  const cut = narrow() ? 16 : 32;
-  const short = (text) => plain(
-    text.length > cut ? `${text.slice(0, cut - 1)}…` : text);
+  const short = (text) => lines(text).map(plain).join("<br>");
   const places = one.labels.map((_, k) => k);
   const made = names.map((name, number) => ({
     type: "bar", orientation: "h", y: places, x: one.series[name], name: short(name),
@@ -219,13 +230,15 @@ function drawBars(one) {
     hovertemplate: "%{customdata}: %{x}<extra>%{fullData.name}</extra>",
     showlegend: names.length > 1,
   }));
-  const thick = one.stacked ? 1 : names.length;
+  const tallest = Math.max(...one.labels.map((label) => lines(label).length));
+  const thick = Math.max(1.5 * (one.stacked ? 1 : names.length), 1.1 * tallest);
   const element = document.getElementById(one.id);
-  element.style.height = `${Math.max(9, 5 + 1.5 * thick * one.labels.length)}rem`;
+  element.style.height = `${Math.max(9, 5 + thick * one.labels.length)}rem`;
   Plotly.react(element, made, layoutOf({
     barmode: one.stacked ? "stack" : "group",
     xaxis: axisOf(one.axis, "linear", []),
-    yaxis: { tickvals: places, ticktext: one.labels.map(short), autorange: "reversed", automargin: true },
+    yaxis: { tickvals: places, ticktext: one.labels.map(short), autorange: "reversed",
+      automargin: true, ticklabelstandoff: 6 },
     legend: {
       orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom",
       traceorder: "normal",

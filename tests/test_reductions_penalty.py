@@ -288,8 +288,9 @@ def test_the_two_levels_are_weighed_in_the_mean_over_clients():
     def lower(x, y, rows):
         return jnp.mean(jnp.sum(rows["g"] * y**2, axis=1)) / 2 + jnp.sum(x * y)
 
-    f = [np.asarray([[8.0, 4, 1]]), np.asarray([[0.0, 0, 5]])]
-    g = [np.asarray([[2.0, 2, 16]]), np.asarray([[10.0, 0, 16]])]
+    # Of few rows all are looked at: draws of rows that differ have other means.
+    f = [np.asarray([[16.0, 1, 2], [0, 7, 0]]), np.asarray([[0.0, 0, 5]])]
+    g = [np.asarray([[2.0, 4, 16], [2, 0, 16]]), np.asarray([[10.0, 0, 16]])]
     uppers, lowers = [{"f": one} for one in f], [{"g": one} for one in g]
     data = ClientData.from_clients(uppers, lowers, weights=[1.0, 3.0])
     start = (jnp.ones(3), jnp.ones(3))

@@ -144,6 +144,7 @@ def test_waves_that_are_flat_are_learned_without_error():
     flat = jax.tree.map(jnp.zeros_like, task.metrics.episodes)
     metrics = eqx.tree_at(lambda one: one.episodes, task.metrics, flat)
     assert metrics(task.x, task.y)["new_task_error"] == 0
+    assert (task.data.clients, make().data.clients) == (2, 32)
 
 
 def test_sinusoids_are_drawn_as_documented():

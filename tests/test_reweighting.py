@@ -139,6 +139,12 @@ def rows_of(task, level: str, source: int | None = None):
     ]
 
 
+def test_texts_of_files_may_be_longer_than_generated_ones(texts):
+    (texts / "south/notes.jsonl").write_text(lines(pair("x" * 200, "y")))
+    task = reweighting.make(data=str(texts), **SMALL)
+    assert int(task.data.lower_sizes.sum()) == 5
+
+
 def test_every_source_counts_by_its_weight_and_every_token_alike(texts):
     task = reweighting.make(data=str(texts), length=8, penalty=0.5, **SMALL)
     assert task.names == ("north", "south")

@@ -191,6 +191,16 @@ def test_what_others_wrote_has_no_name(in_a_command, part):
     assert name_of(program.advance, part) is None
 
 
+def test_what_others_put_in_a_place_of_ours_has_no_name(in_a_command, monkeypatch):
+    def put(x, y, rows):
+        return 0.0
+
+    put.__module__, put.__qualname__ = program.__name__, "advance"
+    monkeypatch.setattr(program, "advance", put)
+    with pytest.raises(UnnamedError):
+        exact_description(put)
+
+
 def test_a_users_loss_has_no_name(in_a_command):
     own = job()
     assert name_of(own) is not None

@@ -432,7 +432,15 @@ def test_a_column_decides_who_the_clients_are(tmp_path):
     assert task.data.clients == 3
 
 
-def test_rows_limit_what_is_taken():
+@pytest.mark.parametrize("name", [*NAMES, "architecture"])
+def test_rows_limit_what_is_taken(name):
+    more = {"imbalance": 1.0} if name == "loss-tuning" else {}
+    task = make(name, 2, rows=100, **more)
+    # Of the other four fifths loss-tuning leaves out what classes have too many.
+    assert 60 < task.data.lower_sizes.sum() + task.data.upper_sizes.sum() <= 80
+
+
+def test_rows_for_testing_are_of_those_that_are_taken():
     task = make("regularization", 2, rows=100)
     sizes = (task.data.lower_sizes.sum(), task.data.upper_sizes.sum())
     assert [int(size) for size in sizes] == [20, 60]

@@ -133,6 +133,13 @@ def test_constants_that_cannot_be(change, told):
         replace(UNIT.inputs, **change)
 
 
+@pytest.mark.parametrize(("theta", "q"), [(0.0, 1), (-0.1, 1), (0.1, -1)])
+def test_a_series_has_a_step_and_no_less_than_no_factors(theta, q):
+    with pytest.raises(InvalidInputError, match="needs theta > 0, q >= 0"):
+        replace(UNIT, theta=theta, q=q)
+    assert replace(UNIT, q=0).q == 0
+
+
 few = settings(max_examples=8, deadline=None, derandomize=True)
 
 

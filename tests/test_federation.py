@@ -17,8 +17,9 @@ from fedbilevel.errors import DamagedFileWarning, FedbilevelError, NonFiniteErro
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.refusals import REASONS
+from fedbilevel.federation.server.blind_job import blind_job
 from fedbilevel.federation.wire import pack, unpack, unpack_start
-from fedbilevel.runtime import Checkpoints, SimulatorRuntime, count, execute
+from fedbilevel.runtime import Checkpoints, Sampling, SimulatorRuntime, count, execute
 from fedbilevel.runtime.exchange import start_kept
 from fedbilevel.runtime.job import ABSENT, RENEWED
 from tests.cases import (
@@ -26,6 +27,7 @@ from tests.cases import (
     DEMANDING,
     Case,
     case_of,
+    cohort_of,
     data_for,
     for_cases,
     has_several_phases,
@@ -115,6 +117,24 @@ def test_a_cohort_over_packets_makes_the_numbers_of_the_simulator(name):
     present = (deployed.state.attendance != ABSENT).sum(axis=1).tolist()
     counts = [2, 5, 5, 5] if name == "everyone" else [job.participants] * len(present)
     assert present == counts and len(present) == costs["exchanges"]
+
+
+@pytest.mark.parametrize(
+    "name", ["fedbio", "local-bsgvrm", "fednest", "fedmbo", "newton-bfgs", "fed-f2sa"]
+)
+def test_a_served_run_counts_the_products_of_the_simulator(name):
+    """The server has neither rows nor losses."""
+    case = case_of(name)
+    job = quadratic_job(
+        case.algorithm, data_for(case, 5), participants=cohort_of(case, 5)
+    )
+    start, sampling = (job.x, job.y), Sampling(job.upper_batch, job.participants)
+    how = {"sampling": sampling, "private": job.private}
+    blind = blind_job(job.algorithm, start, job.clients, job.key, **how)
+    here, there = count(job, 3), count(blind, 3)
+    assert sum(here["calls"].values()) > 0
+    for kind in ("calls", "exchanges", "floats_up", "floats_down", "bytes_up"):
+        assert here[kind] == there[kind], kind
 
 
 class KilledError(Exception):

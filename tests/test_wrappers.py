@@ -34,6 +34,7 @@ from fedbilevel.algorithms.wrappers import (
     own_lower,
     simplex,
     steady,
+    unequal_steps,
     warm_start,
 )
 from fedbilevel.algorithms.wrappers.steps import Ball, Box, HalfSpace, Simplex
@@ -164,6 +165,24 @@ def test_every_round_ends_inside_of_the_sets():
         assert float(jnp.sum(state.point.x)) <= -0.1 + 1e-12
 
 
+def test_unequal_steps_are_those_of_each_client():
+    plain = FedBiO(**LR)
+    p, data = plain.local_steps, quadratic_data(5)
+
+    def end_of(method):
+        return execute(SimulatorRuntime(quadratic_job(method, data)), 3).state.server
+
+    whole, fewer = (end_of(unequal_steps(plain, fewest)) for fewest in (p, 1))
+    for one, other in zip(*map(jax.tree.leaves, (whole, end_of(plain))), strict=True):
+        np.testing.assert_array_equal(one, other)
+    apart = jax.tree.map(lambda a, b: float(abs(a - b).max()), whole, fewer)
+    assert max(jax.tree.leaves(apart)) > 1e-3
+    with pytest.raises(InvalidInputError, match="at most local_steps"):
+        unequal_steps(plain, p + 1)
+    with pytest.raises(InvalidInputError, match="for equal numbers of local steps"):
+        controls(unequal_steps(plain, 1))
+
+
 def test_steady_steps_go_around_any_chain():
     chain = steady(controls(ball(FedBiO(**LR), 0.5)), safeguard=True)
     plain = controls(ball(FedBiO(**LR), 0.5))
@@ -183,6 +202,7 @@ def test_steady_steps_go_around_any_chain():
         ("ball=0.5", ball(FedBiO(**LR), 0.5)),
         ("box=-1:2", box(FedBiO(**LR), -1.0, 2.0)),
         ("average", average(FedBiO(**LR))),
+        ("unequal-steps=1", unequal_steps(FedBiO(**LR), 1)),
     ],
 )
 def test_a_wrapper_is_read_as_the_command_line_writes_it(text, expected):
@@ -213,7 +233,7 @@ def test_what_cannot_be_read_is_refused_by_a_sentence(text, message):
 
 def test_every_wrapper_has_a_sentence_and_builds():
     values = {"ball": "=1", "box": "=-1:1", "clip": "=0.5", "first-batch": "=2"}
-    values |= {"half-space": "=1", "warm-start": "=2"}
+    values |= {"half-space": "=1", "unequal-steps": "=1", "warm-start": "=2"}
     for name, one in WRAPPERS.items():
         assert one.summary.endswith("."), name
         made: Any = read_wrapper(name + values.get(name, ""))(FedBiOAcc(**STORM))

@@ -1,7 +1,6 @@
 """Replies of an exchange, where not all clients that are asked give one."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +8,15 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from fedbilevel._types import Key
-from fedbilevel.channels import Channel
-from fedbilevel.errors import InvalidInputError
 from fedbilevel.runtime import keys
-
-if TYPE_CHECKING:
-    from fedbilevel.runtime.job import Job, State
+from fedbilevel.runtime.job import Job, State
 
 Replies = Callable[[int, int, int], int]  # of a phase's number, a turn and its cohort
 _BLOCK = 1024  # turns whose replies are counted together
 
 
 def attendance(
-    job: "Job", state: "State", where: tuple[int, int], index: Array | int, asked: Array
+    job: Job, state: State, where: tuple[int, int], index: Array | int, asked: Array
 ) -> Array | None:
     """Return how those that are asked attend: as recorded, or drawn; None for all."""
     if job.attendance is not None:
@@ -32,17 +27,7 @@ def attendance(
     return drawn.astype(jnp.uint8)
 
 
-def check_absence(channel: Channel) -> None:
-    """Raise where an exchange with a single reply is none."""
-    if channel.privacy is not None:
-        raise InvalidInputError(
-            "clients that do not reply bring no share of the noise, which a simulation "
-            "does not count. Leave out participation, or clip and noise."
-        )
-    channel.reduction.check(1)
-
-
-def counted_replies(job: "Job", stage: int, key: Key) -> Replies:
+def counted_replies(job: Job, stage: int, key: Key) -> Replies:
     """Return what says how many reply; absent clients receive and compute nothing."""
     chances, found = job.chances, {}
     if chances is None:

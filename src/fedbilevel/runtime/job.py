@@ -36,8 +36,7 @@ from fedbilevel.problem import (
     opposed_curvatures,
 )
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.attendance import check_absence
-from fedbilevel.runtime.sampling import Sampling
+from fedbilevel.runtime.sampling import Sampling, check_absence
 from fedbilevel.runtime.server_seen import ServerSeen, sees_server
 from fedbilevel.units import OfDistance, relative_kinds
 

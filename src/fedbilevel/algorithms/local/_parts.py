@@ -18,6 +18,7 @@ from fedbilevel import _tree
 from fedbilevel._types import Pair
 from fedbilevel.algorithms.base import Phase, Turn
 from fedbilevel.algorithms.parts import Part, evaluate
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import choice, count, number
 
 # Divided by r at least, a step is no longer than the one that was asked for.
@@ -97,6 +98,13 @@ class OwnNumber(Part):
 
     fewest_steps: int = count("fewest local steps of a client")
     most: int = count("most local steps, tau")
+
+    def __check_init__(self) -> None:
+        if self.fewest_steps > self.most:
+            raise InvalidInputError(
+                f"fewest_steps={self.fewest_steps}: at most local_steps, which is "
+                f"{self.most}."
+            )
 
     def begun(self, begin, shared, own):
         """Draw tau_i; return the iteration at which it ends."""

@@ -14,6 +14,7 @@ import equinox as eqx
 
 from fedbilevel._types import Number
 from fedbilevel.algorithms.base import AbstractAlgorithm
+from fedbilevel.algorithms.local._parts import OwnNumber
 from fedbilevel.algorithms.one_loop import OneLoop, TakesOptions
 from fedbilevel.algorithms.parts import Part
 from fedbilevel.algorithms.wrappers.absence import ABSENT, KEEP, Absent
@@ -71,6 +72,11 @@ alternating: Callable[..., Any] = Alternating
 own_lower: Callable[..., Any] = OwnLower
 average: Callable[..., Any] = Average
 steady: Callable[..., Any] = SteadySteps
+
+
+def unequal_steps(algorithm: OneLoop, fewest_steps: int) -> Any:
+    """Let every client make a number of local steps of its own, so many at least."""
+    return With(algorithm, OwnNumber(fewest_steps, algorithm.local_steps))
 
 
 def server_descent(algorithm: AbstractAlgorithm, *values: Any, **named: Any) -> Any:
@@ -150,6 +156,8 @@ _ENTRIES: Any = (
     ("simplex", "Keeps x on a simplex.", simplex, Simplex),
     ("steady", "Measures steps, and rolls back a diverging run.", steady, SteadySteps),
     ("top-k", "Sends the largest entries, the others later.", Largest, Largest),
+    ("unequal-steps", "Lets slow clients make fewer local steps.", unequal_steps)
+    + (OwnNumber, "fewest_steps"),
     ("warm-start", "Makes lower steps before the first round.", warm_start, WarmStart),
 )
 WRAPPERS: Mapping[str, Wrapper] = {one[0]: _wrapper(*one) for one in _ENTRIES}

@@ -22,6 +22,8 @@ from fedbilevel.schedules import (
     TheoremThree,
     as_number,
     as_schedule,
+    documented,
+    number,
     parse_schedule,
 )
 
@@ -210,3 +212,11 @@ def test_an_optax_schedule_is_an_eta_inside_a_program():
 
 def test_an_optax_schedule_can_be_written_down():
     assert json.loads(json.dumps(with_optax().parameters()))["rho1"] == 0.3
+
+
+def test_a_class_that_says_nothing_of_itself_has_its_name_and_its_fields():
+    class Bare:
+        length: float = number("how far it goes")
+
+    lines = documented(Bare).splitlines()
+    assert lines[0] == "Bare." and "    `length`: how far it goes." in lines

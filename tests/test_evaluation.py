@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from sklearn import datasets, linear_model, metrics
 
-from fedbilevel.evaluation import Judged, Rows, Site, quality
+from fedbilevel.evaluation import Judged, Rows, Site, linear, quality
 from fedbilevel.evaluation.linear import (
     base_rate,
     fit_classes,
@@ -129,6 +129,14 @@ def test_numbers_are_fitted_as_by_scikit_learn():
     scaled = standardized(features)(features)
     expected = linear_model.Ridge(3.0).fit(scaled, label).predict(scaled)
     np.testing.assert_allclose(fit_numbers(features, label, 3.0)(features), expected)
+
+
+def test_a_fit_that_begins_near_enough_takes_no_step():
+    draw = np.random.default_rng(0)
+    rows, codes = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
+    near = linear._newton(rows, codes, 2, 0.1) + 1e-5
+    found = linear._newton(rows, codes, 2, 0.1, near, tolerance=1e-3)
+    assert (found == near).all()
 
 
 def test_the_strength_is_chosen_on_other_rows():

@@ -103,6 +103,12 @@ def test_a_search_at_sites_goes_on_also_where_a_site_was_started_again(tmp_path)
         tuned(again, SMALL, tmp_path / "run", rounds=3)
 
 
+@pytest.mark.parametrize(("rungs", "rounds"), [(2, 2), (1, 0)])
+def test_trials_at_sites_have_a_round_and_no_rungs(tmp_path, rungs, rounds):
+    with pytest.raises(InvalidInputError, match="leave out rungs"):
+        tuned(Loopback({}), SMALL, tmp_path, replace(ASKED, rungs=rungs), rounds)
+
+
 @pytest.mark.parametrize(
     ("steps", "why"),
     [

@@ -420,6 +420,16 @@ def test_points_become_options_in_the_units_of_the_task():
             replace(made, given={"lower_step": wrong}).search(9, "even")
 
 
+def test_a_range_holds_its_ends_also_as_they_are_rounded():
+    recommended = {"lower_step": "0.5/L"}
+    made = NamedSearch(str, recommended, recommended, {"lower_step": "0.1/L..0.9/L"})  # type: ignore[arg-type]
+    for amount in ("0.1", "0.0995", "0.9", "0.9045"):
+        made.require_within({"lower_step": f"{amount}/L"})
+    for text in ("0.098/L", "0.92/L", "0.5", "0.5*auto", "x/L"):
+        with pytest.raises(InvalidInputError, match="outside of what is tuned"):
+            made.require_within({"lower_step": text})
+
+
 def test_nothing_to_tune_is_told():
     plan = Experiment("quadratic", "fedavg", 2, options={"lower_step": "0.1"})
     with pytest.raises(InvalidInputError, match="nothing to tune: fedavg"):

@@ -251,6 +251,12 @@ def test_a_ranking_at_equal_cost_is_not_one_by_rounds():
     found = {one.algorithm: one.mean for one in ranking(many, "loss", 4.0, "bytes")}
     assert found == {"cheap": 3.0, "here": 6.0, "dear": 8.0}
     assert equal_cost(many, "trials") == np.inf
+    spent = {"dear": 8.0, "cheap": 4.0, "here": 2.0}
+    timed = {n: [replace(many[n][0], seconds={"run": s})] for n, s in spent.items()}
+    # Two seconds are one round of the first, two of the second and four of the last.
+    assert equal_cost(timed, "seconds") == 2
+    found = {one.algorithm: one.mean for one in ranking(timed, "loss", 4.0, "seconds")}
+    assert found == {"cheap": 5.0, "here": 6.0, "dear": 8.0}
 
 
 def test_runs_that_ended_early_count_with_their_last_values():

@@ -21,7 +21,9 @@ from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import search_of, tune
+from fedbilevel.studies import budgets
 from fedbilevel.studies.searching import Range, Search, Values
+from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.tuning import looks, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT, held_out
 
@@ -198,6 +200,36 @@ def test_a_budget_pays_for_so_many_trials(batch):
     paid = fb.tune(PROBLEM, DATA, START, search, budget=3 * each - 1, **shared)
     assert len(paid.trials) == 2 and paid.cost == 2 * each
     assert paid.trials[0].point == one.point
+
+
+@pytest.mark.slow
+def test_a_budget_of_seconds_pays_for_what_a_forecast_says(tmp_path, monkeypatch):
+    """The forecast is made once: a search that goes on has as many trials."""
+    monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: 0.25)
+    search = Search(MAKE, SPACE, trials=27)
+    more = {"sampling": fb.Sampling(2), "rounds": 4, "seeds": [0, 1]}
+    more |= {"budget": 7.9, "unit": "seconds"}
+
+    def trials_of(resume):
+        kept = fb.Keeping(tmp_path / "kept", resume)
+        return fb.tune(PROBLEM, DATA, START, search, keeping=kept, **more)
+
+    # Four rounds from two seeds are two seconds a trial.
+    found = trials_of(False)
+    assert len(found.trials) == 3
+    assert (found.unit, found.budget) == ("seconds", 7.9)
+    assert 0 < found.cost < 60 and found.spent()["unit"] == "seconds"
+    monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: 1e-9)
+    again = trials_of(True)
+    assert [one.value for one in again.trials] == [one.value for one in found.trials]
+
+
+def test_seconds_are_forecast_from_rounds_that_are_compiled():
+    setting = Setting(PROBLEM, DATA, START, sampling=fb.Sampling(2))
+    job = setting.job(MAKE(lr_x=0.1, lr_y=0.1))
+    assert budgets.costs_of_rungs(job, [10], "seconds") > 0
+    wild = setting.job(MAKE(lr_x=0.1, lr_y=1e300))
+    assert not budgets.costs_of_rungs(wild, [10], "seconds").any()
 
 
 @pytest.mark.slow

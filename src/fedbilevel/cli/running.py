@@ -249,7 +249,7 @@ _COMPARED = EXPERIMENT.only(
     *("settings", "precision", "measure_every", "weights"),
     *("dropout", "participation"),
 )
-_EQUAL = "what all have alike: trials, or samples or bytes of tuning and of the ranking"
+_EQUAL = "alike for all: trials; or samples, bytes or seconds, in the ranking, too"
 _TARGET = "value whose cost is reported; nine tenths of the progress if left out"
 
 
@@ -380,7 +380,9 @@ def _show_ranked(
         console.print(f"{name}: {one['trials']} trials, {took}.", highlight=False)
     when = {}
     if summary["equal_cost"] is not None:
-        when["when"] = f"at {summary['equal_cost']:,.0f} {summary['equal']} each"
+        most = summary["equal_cost"]
+        shown = f"{most:.3g}" if most < 1000 else f"{most:,.0f}"
+        when["when"] = f"at {shown} {summary['equal']} each"
     goal = (summary["metric"], summary["target"])
     console.print(ranking_table(standings, *goal, **when))
     if summary["reconstructed"]:

@@ -55,8 +55,8 @@ def compare(
 
     Options of the experiment go to each algorithm that knows them; `name.option` goes
     to one alone. With a `tuning` each is tuned first, as by `tune`, all with `equal`
-    trials, samples or bytes. With a folder results are saved there as they come;
-    `resume` continues the comparison in it, where what is finished is not run again.
+    trials, samples, bytes or seconds. With a folder results are saved there; `resume`
+    continues the comparison in it, where what is finished is not run again.
     `about(name)` is called before each algorithm, and `watch` is shown the task's
     headline metric while it runs.
     """

@@ -12,6 +12,7 @@ from fedbilevel.result import Result
 Results = Mapping[str, Sequence[Result]]
 FEWEST = 5  # seeds of an interval
 _COUNTED = ("exchanges", "bytes", "samples")
+_RANKED_AT = (*_COUNTED, "seconds")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def ranking(
 ) -> list[Standing]:
     """Rank algorithms by the final mean of a metric over seeds.
 
-    With `equal` samples or bytes it is their mean at what all of them took.
+    With `equal` samples, bytes or seconds it is their mean at what all of them took.
     """
     most = equal_cost(results, equal)
     standings = [
@@ -64,8 +65,8 @@ def ranking(
 
 
 def equal_cost(results: Results, equal: str) -> float:
-    """Return the samples or bytes that all took, except zero costs; or no limit."""
-    if equal not in _COUNTED:
+    """Return what all took of samples, bytes or seconds, if it is not zero."""
+    if equal not in _RANKED_AT:
         return np.inf
     ends = [_costs(many, equal)[-1] for many in results.values()]
     return min((float(end) for end in ends if end > 0), default=np.inf)
@@ -73,13 +74,14 @@ def equal_cost(results: Results, equal: str) -> float:
 
 def _last(many: Sequence[Result], equal: str, most: float) -> int:
     """Return the last measurement at no more than this cost, the first at least."""
-    if equal not in _COUNTED:
+    if equal not in _RANKED_AT:
         return -1
     return max(int(np.searchsorted(_costs(many, equal), most, side="right")) - 1, 0)
 
 
 def _costs(many: Sequence[Result], kind: str) -> np.ndarray:
-    return stacked([one.columns[kind] for one in many]).mean(axis=0)
+    found = [seconds(r) if kind == "seconds" else r.columns[kind] for r in many]
+    return stacked(found).mean(axis=0)
 
 
 def _standing(

@@ -31,11 +31,12 @@ from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.saved import read_saved
+from fedbilevel.studies.budgets import UNITS
 from fedbilevel.studies.presented import Presented
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.tuning import UNITS, Tuned, cost_of, tuned, tuning_seeds
+from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
 TRIALS = "trials"
@@ -70,8 +71,8 @@ class Comparison(Presented):
     """Results of several algorithms, by name.
 
     `results` has one per seed for each algorithm, `diverged` where others failed, and
-    `tuned` what came of tuning. A lower `headline` is better. With `equal` "samples" or
-    "bytes" algorithms are ranked at what all of them took.
+    `tuned` what came of tuning. A lower `headline` is better. With `equal` "samples",
+    "bytes" or "seconds" algorithms are ranked at what all of them took.
     """
 
     headline: str
@@ -115,11 +116,11 @@ def compare(
 
     `algorithms` has, by name, an algorithm, a list of candidates or a `Search`, which
     are tuned over first, or a `Contender`. `tuned_by` is the headline of `tune`. With
-    `equal` "samples" or "bytes", in place of "trials", searches have as many trials as
-    cost what the dearest does, whatever the order; `config` of results has what each
-    took. The seeds of an algorithm are one compiled program. With `keeping` results
-    are saved as they come, and a comparison that was interrupted can be resumed: what
-    is there is not run again.
+    `equal` "samples", "bytes" or "seconds" searches have as many trials as cost what
+    the dearest does, whatever the order; `config` of results has what each took. The
+    seeds of an algorithm are one compiled program. With `keeping` results are saved as
+    they come, and a comparison that was interrupted can be resumed: what is there is
+    not run again.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, headline, drawn, channel, tuned_by)
@@ -272,7 +273,7 @@ class _Searches:
         self.equal = equal
         self.rounds, self.rungs, self.keeping = rounds, rungs, keeping
         self.seeds = tuning_seeds(seeds, count)
-        self.budget: int | None = None
+        self.budget: float | None = None
         self.tuned: dict[str, Tuned] = {}
 
     def limit(self, setting: Setting, contenders: Iterable[Contender]) -> None:
@@ -283,7 +284,7 @@ class _Searches:
                 sizes = (search.count, self.rounds, len(self.seeds), self.rungs)
                 here = _setting_of(setting, one)
                 cost = cost_of(here, search.first(), *sizes, self.unit)
-                self.budget = max(self.budget or 0, cost)
+                self.budget = max(self.budget or 0, round(cost, 3))
 
     def spent(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is recorded with the results of one that was tuned."""

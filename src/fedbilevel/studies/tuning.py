@@ -17,23 +17,31 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from fedbilevel._files import write_atomically
 from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
 from fedbilevel.problem import Data, Problem
-from fedbilevel.runtime import Job, Ledger, Sampling, SweepRuntime, Watch, execute
+from fedbilevel.runtime import Job, Sampling, SweepRuntime, Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.sweeping import SweepState, single_outcomes
+from fedbilevel.studies.budgets import (
+    SECONDS,
+    UNITS,
+    affordable,
+    costs_of_rungs,
+    counts_of,
+    lengths_of,
+    together,
+)
 from fedbilevel.studies.searching import Point, Search
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
-_KEPT = 3  # one of so many continues
-_MOST_TRIALS = 81  # of a cheap method beside a dear one
-UNITS = ("samples", "bytes")  # of a budget
+_FORECAST = "trials.txt"  # in the folder of a search whose budget is in seconds
 _OTHER_SEEDS = 2**16  # above those of results
 _LOOKS, _APART = 5, 45  # times a trial is judged, one of so many of its rounds apart
 
@@ -59,8 +67,8 @@ class Tuned:
     """The best `algorithm`, its `point`, and all `trials`, in their order.
 
     They were judged by `judged_by`, from these `seeds`; `cost` is what all of them
-    took, in `unit`: samples, or bytes. `budget` is what they might take, if there was
-    one.
+    took, in `unit`: samples, bytes, or seconds without those of compiling. `budget` is
+    what they might take, if there was one.
     """
 
     algorithm: AbstractAlgorithm
@@ -68,9 +76,9 @@ class Tuned:
     trials: list[Trial]
     judged_by: str
     seeds: tuple[int, ...]
-    cost: int
+    cost: float
     unit: str
-    budget: int | None = None
+    budget: float | None = None
 
     def spent(self) -> dict[str, Any]:
         """Return how much tuning there was, as plain data."""
@@ -98,7 +106,7 @@ def tune(
     seeds: Sequence[int],
     headline: str = HELD_OUT,
     rungs: int = 1,
-    budget: int | None = None,
+    budget: float | None = None,
     unit: str = "samples",
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
@@ -112,7 +120,8 @@ def tune(
     the earlier. All of them run to the end. With several `rungs` they begin with a part
     of the rounds, and the best third runs three times as long, and so on; the last are
     `rounds` long. With a `budget` a search has as many trials as together take so many
-    samples, or bytes if that is the `unit`, at least one.
+    samples, or bytes or seconds if that is the `unit`, at least one. Seconds are those
+    of this machine, forecast from a few rounds of the first candidate.
 
     A fifth of each client's upper rows is held out, and judges: `headline` is
     "held_out_loss". It may also name one of the `metrics`, which are your own affair:
@@ -134,7 +143,7 @@ def tuned(
     seeds: Sequence[int],
     *,
     rungs: int = 1,
-    budget: int | None = None,
+    budget: float | None = None,
     unit: str = "samples",
     keeping: Keeping | None = None,
     watch: Watch | None = None,
@@ -146,15 +155,13 @@ def tuned(
         raise InvalidInputError("tuning needs at least one candidate and one seed.")
     if keeping is not None:
         open_folder(Path(keeping.folder), keeping.resume)
-    lengths = _lengths(rounds, rungs)
+    lengths = lengths_of(rounds, rungs)
     halving = _Halving(setting, lengths, list(seeds), unit, keeping, watch)
     count = candidates.count if isinstance(candidates, Search) else len(candidates)
     if isinstance(candidates, Search) and budget is not None:
-        job = halving.setting.job(candidates.first())
-        by_rung = _by_rung(job, lengths, unit)
-        count = _affordable(by_rung, len(seeds), budget) if by_rung.any() else count
+        count = halving.affordable(candidates, budget)
     trials = halving.first_rung(candidates, count)
-    for rung, wanted in enumerate(_counts(count, len(lengths))[1:], 1):
+    for rung, wanted in enumerate(counts_of(count, len(lengths))[1:], 1):
         finite = [one for one in trials if math.isfinite(one.value)]
         longest = [one for one in finite if one.rung == rung - 1]
         best = sorted(longest, key=lambda one: one.value)[:wanted]
@@ -181,45 +188,14 @@ def cost_of(
     seeds: int,
     rungs: int = 1,
     unit: str = "samples",
-) -> int:
+) -> float:
     """Return what so many trials of an algorithm cost together."""
-    lengths = _lengths(rounds, rungs)
+    lengths = lengths_of(rounds, rungs)
     if setting.tuned_by == HELD_OUT:
         setting = replace(setting, data=held_out(setting.data)[0])
-    return _together(_by_rung(setting.job(algorithm), lengths, unit), trials, seeds)
-
-
-def _lengths(rounds: int, rungs: int) -> list[int]:
-    """Return after how many rounds each rung ends."""
-    if rounds < 1 or rungs < 1:
-        raise InvalidInputError(
-            f"rounds={rounds}, rungs={rungs}: both must be at least 1."
-        )
-    ends = [rounds // _KEPT ** (rungs - 1 - rung) for rung in range(rungs)]
-    return sorted({max(end, 1) for end in ends})
-
-
-def _counts(trials: int, rungs: int) -> list[int]:
-    """Return how many trials each rung has."""
-    return [-(-trials // _KEPT**rung) for rung in range(rungs)]
-
-
-def _by_rung(job: Job, lengths: Sequence[int], unit: str) -> np.ndarray:
-    """Return what a run costs in each rung."""
-    every = Ledger(job).cumulative(job.key, lengths[-1])[unit]
-    return np.diff(every[np.asarray(lengths) - 1], prepend=0)
-
-
-def _together(by_rung: np.ndarray, trials: int, seeds: int) -> int:
-    return seeds * int(np.dot(_counts(trials, len(by_rung)), by_rung))
-
-
-def _affordable(by_rung: np.ndarray, seeds: int, budget: int) -> int:
-    """Return how many trials cost no more than that, at least one."""
-    count = 1
-    while count < _MOST_TRIALS and _together(by_rung, count + 1, seeds) <= budget:
-        count += 1
-    return count
+    return together(
+        costs_of_rungs(setting.job(algorithm), lengths, unit), trials, seeds
+    )
 
 
 @dataclass
@@ -256,7 +232,20 @@ class _Halving:
             setting = replace(setting, data=data, metrics=None)
             self.judged_by = "upper_loss" if self.judged is None else HELD_OUT
         self.setting, self.watch = setting, watch
-        self.cost, self.error = 0, None
+        self.cost, self.error = 0.0 if unit == SECONDS else 0, None
+
+    def affordable(self, search: Search, budget: float) -> int:
+        """Return how many trials the budget pays for; a forecast of time is kept."""
+        kept = self.keeping and Path(self.keeping.folder) / _FORECAST
+        if kept and kept.exists():
+            return int(kept.read_text())
+        job, count = self.setting.job(search.first()), search.count
+        by_rung = costs_of_rungs(job, self.lengths, self.unit)
+        if by_rung.any():
+            count = affordable(by_rung, len(self.seeds), budget)
+        if kept and self.unit == SECONDS:
+            write_atomically(kept, f"{count}\n")
+        return count
 
     def first_rung(
         self, candidates: Search | Sequence[AbstractAlgorithm], count: int
@@ -292,7 +281,10 @@ class _Halving:
     def _run(self, group: Sequence[_Running], rung: int, place: str) -> None:
         many = [one.algorithm for one in group for _ in self.seeds]
         job = self.setting.job(many[0])
-        self.cost += len(many) * int(_by_rung(job, self.lengths, self.unit)[rung])
+        timed = self.unit == SECONDS
+        if not timed:
+            each = costs_of_rungs(job, self.lengths, self.unit)[rung]
+            self.cost += len(many) * int(each)
         several = self.seeds * len(group)
         runtime = SweepRuntime(job, algorithms=many, seeds=several)
         length, every = self.lengths[rung], self.lengths[-1]
@@ -307,6 +299,7 @@ class _Halving:
                 watch=self.watch,
                 begin=begin,
             )
+            self.cost += outcome.seconds["run"] if timed else 0
             begin = Snapshot(outcome.state, {}, end, {})
             judged.append(self._judgments(job, outcome.state, outcome.columns))
         assert outcome is not None  # a trial is judged at least once
@@ -362,7 +355,7 @@ class _Halving:
             Trial(o.algorithm, o.value, self.lengths[o.rung], o.point, o.by_seed)
             for o in trials
         ]
-        about = (self.judged_by, tuple(self.seeds), self.cost, self.unit)
+        about = (self.judged_by, tuple(self.seeds), round(self.cost, 3), self.unit)
         return Tuned(best.algorithm, best.point, every, *about)
 
 

@@ -159,6 +159,7 @@ def damaged(folder: Path) -> None:
         (config(vocab_size=12), r"shape \(11, 8\), but config.json makes it \(12, 8\)"),
         (config(hidden_size=-1), "hidden_size is -1, and no size"),
         (config(hidden_act="relu"), "hidden_act is 'relu', and only silu is known"),
+        (config(mlp_bias=True), "mlp_bias is True, and only False is known"),
         (config(use_sliding_window=True), "use_sliding_window is True"),
         (config(rope_scaling={"type": "yarn"}), "kind 'yarn' are not known"),
         (config(num_hidden_layers=3), "has no tensor model.layers.2"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel.datasets import Preparation, Sums
+from fedbilevel.datasets._preparation_files import Node
 from fedbilevel.datasets.sums import OTHER, Moments
 from fedbilevel.errors import InvalidInputError
 
@@ -227,6 +228,14 @@ def with_column(**changes):
 def test_a_file_that_is_no_preparation_is_refused(content):
     with pytest.raises(InvalidInputError):
         Preparation.from_json(json.dumps(content))
+
+
+def test_a_count_is_a_whole_number_that_every_program_holds():
+    for right in (0, 107, 2**53 - 1):
+        assert Node("here", {"rows": right}).count("rows") == right
+    for wrong in (-1, 2**53, True, 2.0, "2", None):
+        with pytest.raises(InvalidInputError, match="a count"):
+            Node("here", {"rows": wrong}).count("rows")
 
 
 @pytest.mark.parametrize("text", ["", "[" * 10**5, '{"a": NaN}', '{"fedbilevel": 1}'])

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import FedAvg
+from fedbilevel.datasets import tokens as token_module
 from fedbilevel.datasets.texts import Example
 from fedbilevel.datasets.tokens import Bytes, token_rows
 from fedbilevel.errors import InvalidInputError
@@ -264,6 +265,37 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     path.write_text("{}")
     with pytest.raises(InvalidInputError, match="is no tokenizer"):
         _transformers.base_of("built-in", str(path), 8, (8, 1), None)
+
+
+class StandIn:
+    """A tokenizer of the package tokenizers, also where that is not installed."""
+
+    Tokenizer: Any = None
+
+    def from_file(self, path):
+        return self
+
+    def no_truncation(self):
+        self.whole = True
+
+    no_padding = no_truncation
+
+    def get_vocab(self):
+        return {"a": 0, "</s>": 7}
+
+    def token_to_id(self, name):
+        return self.get_vocab().get(name)
+
+
+@pytest.mark.parametrize(("given", "end"), [(None, 7), (3, 3)])
+def test_a_text_ends_as_was_said_or_as_the_file_says(tmp_path, monkeypatch, given, end):
+    held = StandIn()
+    held.Tokenizer = held
+    monkeypatch.setattr(token_module, "needed", lambda name, sentence: held)
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    found = token_module.Subwords(path, given)
+    assert (found.end, found.vocabulary) == (end, 8)
 
 
 # What is left of a run

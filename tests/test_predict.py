@@ -441,6 +441,9 @@ def test_what_is_no_model_is_refused(layers, classes, told):
         Model(layers, classes, pixels=Pixels(0.0, 1.0, (1,)))
     with pytest.raises(InvalidInputError, match="NaN or infinity"):
         Dense(np.full((1, 1), np.nan), np.ones(1))
+    for weight, bias in (((2, 1), 3), ((2,), 2), ((2, 0), 2)):
+        with pytest.raises(InvalidInputError, match="do not fit a bias"):
+            Dense(np.ones(weight), np.ones(bias))
 
 
 def test_a_result_is_kept_without_the_package_of_models(tmp_path, monkeypatch):

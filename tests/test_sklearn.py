@@ -26,6 +26,7 @@ from fedbilevel.sklearn import (
     FederatedRidge,
     _rows,
 )
+from fedbilevel.sklearn._quality import _place
 from fedbilevel.tasks import cleaning
 from fedbilevel.tasks._labeled import MeanLoss, improbabilities
 
@@ -283,6 +284,29 @@ def test_mistakes_are_told(options, told):
     X, y, sites = blobs()
     with pytest.raises(InvalidInputError, match=re.escape(told)):
         FederatedRegularizer(**{**SMALL, **options}).fit(X, y, sites)
+
+
+def test_labels_of_one_class_are_told():
+    X, y, sites = blobs()
+    with pytest.raises(InvalidInputError, match="all labels are of one class, 'b'"):
+        FederatedRegularizer(**SMALL).fit(X, np.full(len(y), "b"), sites)
+
+
+def test_a_number_that_does_not_vary_has_a_spread_of_one():
+    label, numbers = FederatedRidge()._label(np.full(4, 2.5))
+    assert (label.center, label.spread) == (2.5, 1.0) and not numbers.any()
+
+
+@pytest.mark.parametrize(("clients", "sizes"), [(None, [7]), (3, [3, 2, 2])])
+def test_rows_without_sites_are_dealt_to_as_many_as_are_asked_for(clients, sizes):
+    dealt = _rows.dealt(None, clients, 7, np.random.default_rng(0))
+    names, counts = np.unique(dealt, return_counts=True)
+    assert names[0] == "site 0" and counts.tolist() == sizes
+
+
+def test_a_site_that_nothing_was_fitted_to_has_no_place():
+    names = np.asarray(["north", "south"])
+    assert [_place(names, one) for one in ("south", "west", "north")] == [1, -1, 0]
 
 
 def test_missing_sites_are_told():

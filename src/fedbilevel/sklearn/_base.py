@@ -215,8 +215,8 @@ class FederatedClassifying(ClassifierMixin, Federated):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InvalidInputError(
-                f"all labels are of one class, {self.classes_[0]!r}: there is nothing "
-                "to distinguish."
+                f"all labels are of one class, {self.classes_.tolist()[0]!r}: there "
+                "is nothing to distinguish."
             )
         names = tuple(str(one) for one in self.classes_)
         return ClassLabel("label", names), codes.astype(np.int32)

@@ -640,7 +640,7 @@ REFUSED = {
     "pooled": (lambda: job_with(Channel((), Median()), "pooled"), "nothing travels"),
     "weights": (
         lambda: job_with(Channel((Privacy(1.0),)), weights=(1.0, 2.0, 1.0)),
-        "weights are 1 to 2; make them equal",
+        "weights are 1 to 2. Make them equal",
     ),
     "privacy-second": (
         lambda: Channel((Quantize(8), Privacy(1.0))),

@@ -230,7 +230,7 @@ def test_a_site_that_is_worse_off_is_named():
 def test_one_class_for_every_row_is_reported():
     chance = 0.4 * asked().predicted[:, 1]
     found = quality(asked(np.stack([1 - chance, chance], 1)), SITES)["warnings"]
-    assert found[0].startswith("the model predicts 'no' for every row; its prob")
+    assert found[0].startswith("the model predicts 'no' for every row, and its prob")
     assert "an AUC of 0.8" in found[0]
     same = quality(asked(np.tile([0.7, 0.3], (300, 1))), SITES)["warnings"]
     assert "do not rank rows better than chance" in same[0]

@@ -198,7 +198,7 @@ def test_a_file_where_a_folder_is_needed_is_told(
 
 
 FAULTS = {
-    errno.ENOSPC: "the disk is full. Free some space; what was kept is whole.",
+    errno.ENOSPC: "the disk is full. Free some space. Files kept before are whole.",
     errno.EROFS: "the disk is read-only. Choose a place that can be written.",
     errno.EIO: "the disk reports an error. Check the disk.",
 }

@@ -297,7 +297,7 @@ def test_sites_without_classes_are_drawn_by_their_rows(tmp_path):
 def test_a_run_without_a_summary_of_its_data_says_so(tmp_path, about):
     one = made_up("one", config={"clients": 2, "data": about})
     text = Read(save_run(tmp_path, one)).text
-    assert "2 sites; the run did not record how many rows each one has." in text
+    assert "2 sites. The run did not record how many rows each one has." in text
 
 
 def test_suspicious_rows_are_shown_by_weight(tmp_path):

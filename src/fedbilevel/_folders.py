@@ -99,7 +99,7 @@ def require_unfinished(folder: Path) -> None:
     """Raise if a folder holds a run that is over."""
     if (folder / RESULT).exists():
         raise CheckpointError(
-            f"{folder} holds a finished run; nothing was changed. Choose a new folder."
+            f"{folder} holds a finished run. Nothing was changed: choose a new folder."
         )
 
 

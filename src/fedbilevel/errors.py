@@ -149,7 +149,7 @@ class NonFiniteError(AtClientError, DivergedError):
                 "them, after fewer rounds, to keep your work."
             )
         else:
-            kept = "No checkpoint was written before; ask for them to keep your work."
+            kept = "No checkpoint was written before. Ask for them to keep your work."
         cure = "Smaller step sizes are the usual cure."
         if theta is not None and theta > 0:
             cure = (
@@ -180,7 +180,7 @@ class OtherProcessError(FedbilevelError):
 
 
 _SYSTEM = {
-    errno.ENOSPC: ("the disk is full", "Free some space; what was kept is whole."),
+    errno.ENOSPC: ("the disk is full", "Free some space. Files kept before are whole."),
     errno.EDQUOT: ("your share of the disk is used up", "Free some space."),
     errno.EROFS: ("the disk is read-only", "Choose a place that can be written."),
     errno.EACCES: ("this user may not", "Mend its permissions, or choose another."),

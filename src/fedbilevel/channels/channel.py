@@ -48,7 +48,7 @@ class Channel(eqx.Module):
             )
         if any(coder.compresses for coder in self.coders[:-1]):
             raise InvalidInputError(
-                "`Channel(coders=...)`: only the last coder may compress; leave out "
+                "`Channel(coders=...)`: only the last coder may compress. Leave out "
                 "the others."
             )
         compresses = any(coder.compresses for coder in self.coders)

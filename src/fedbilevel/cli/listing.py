@@ -117,7 +117,7 @@ def recommend(
         return
     for number, one in enumerate(found, 1):
         _print(f"{number}. {one.name}: {one.summary}")
-        _print(f"Why: it {'; '.join(one.reasons)}.", indent=3)
+        _print(f"Why: it {', and '.join(one.reasons)}.", indent=3)
         _print(f"How known: {one.known}.", indent=3)
         _print(f"Measured: {one.measured}.", indent=3)
         if task is not None:
@@ -261,7 +261,7 @@ def _wrapper_table() -> Table:
     from fedbilevel.algorithms.wrappers import WRAPPERS
 
     how = (
-        "Give one with --with NAME or NAME=VALUE; repeat it, the innermost first. "
+        "Give one with --with NAME or NAME=VALUE. Repeat it, the innermost first. "
         "Values in brackets may be left out."
     )
     table = _table("Wrappers", how, ("--with",), ("what it does",))

@@ -215,5 +215,5 @@ def sentences(found: Predicted, out: Path | None) -> list[str]:
     if out is not None:
         lines.append(f"Saved in {out}")
     elif summary["rows"] > _SHOWN:
-        lines.append(f"The first {_SHOWN} are shown; --out FILE keeps all.")
+        lines.append(f"The first {_SHOWN} are shown. --out FILE keeps all.")
     return lines

@@ -247,7 +247,7 @@ def memory_lines(summary: dict[str, Any]) -> list[str]:
         ending = "it fits" if summary["fits"] else "it does not fit"
         shown.append(f"{_size(limit):>10}  on the device: {ending}.")
     if summary["advice"]:
-        shown.append(f"Less: {'; '.join(summary['advice'])}.")
+        shown.append(f"Less: {', or '.join(summary['advice'])}.")
     return shown
 
 

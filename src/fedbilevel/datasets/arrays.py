@@ -86,7 +86,7 @@ def _part(path: Path, prefix: str, arrays: dict[str, np.ndarray]) -> Part:
         if needed not in arrays:
             held = ", ".join(sorted(arrays)) or "nothing"
             raise InvalidInputError(
-                f"{path} has no array '{needed}'; it holds {held}. Name the arrays "
+                f"{path} has no array '{needed}', and holds {held}. Name the arrays "
                 f"'{wanted[0]}' and '{wanted[1]}'."
             )
     features, label = (arrays.pop(needed) for needed in wanted)

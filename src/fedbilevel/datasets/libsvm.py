@@ -14,7 +14,7 @@ from fedbilevel.errors import InvalidInputError, needed
 
 _OTHERS = (
     "Other kinds of files are known by their names: .csv, .tsv, .parquet, .xlsx, .npz, "
-    ".zip; folders hold images, IDX or npy files."
+    ".zip. Folders hold images, IDX or npy files."
 )
 _RANKING = re.compile(rb"\s*[^\s#]+\s+qid")
 

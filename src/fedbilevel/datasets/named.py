@@ -193,7 +193,7 @@ def _split(name: str, split: Any, label: str) -> Part:
 def _unreachable(hub: str, name: str, cache: Path, error: Exception) -> FedbilevelError:
     return FedbilevelError(
         f"'{name}' could not be fetched from {hub}: {error}. Check the name and the "
-        f"network; what was fetched before is kept in {cache}."
+        f"network. Files fetched before are kept in {cache}."
     )
 
 

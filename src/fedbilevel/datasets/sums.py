@@ -203,7 +203,7 @@ def _check_alike(first: Sums, other: Sums) -> None:
         labels = f"labels are '{first.label_name}' and '{other.label_name}'"
         raise InvalidInputError(
             f"the sites differ: {columns if odd else labels}. All need the same "
-            "columns; leave others out with --ignore."
+            "columns. Leave others out with --ignore."
         )
 
 

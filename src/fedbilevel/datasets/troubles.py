@@ -54,7 +54,7 @@ def _about_texts(texts: list[str]) -> str:
         return "has another text in every row, so it looks like an id or a name"
     if len(different) > _MOST_VALUES:
         return (
-            f"has {len(different)} different texts in {len(texts)} rows; at most "
+            f"has {len(different)} different texts in {len(texts)} rows, where at most "
             f"{_MOST_VALUES} become features of 0 and 1"
         )
     if max(map(len, different), default=0) > _LONGEST_VALUE:

@@ -127,7 +127,7 @@ class SuperLink:
         if old.exists() and not file.exists():
             raise InvalidInputError(
                 f"{old} is of an earlier version, and is not read any more. If no key "
-                "was unregistered there, remove it, and nodes will come again; else "
+                "was unregistered there, remove it, and nodes will come again. Else "
                 "serve in a new folder, without those keys."
             )
         return file
@@ -156,7 +156,7 @@ class SuperLink:
             if not path.exists():
                 raise InvalidInputError(
                     f"{path} does not exist. The folder of certificates needs ca.crt, "
-                    "server.pem and server.key; the guide shows how to make them."
+                    "server.pem and server.key. The guide shows how to make them."
                 )
             options += [option, str(path)]
         return options

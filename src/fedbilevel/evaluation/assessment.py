@@ -148,7 +148,7 @@ def _one_class(asked: Judged, metrics: dict[str, Any]) -> Iterator[str]:
         if area is not None and area[1] > 0.5
         else "its probabilities do not rank rows better than chance"
     )
-    yield f"the model predicts '{asked.classes[guess[0]]}' for every row; {ranks}"
+    yield f"the model predicts '{asked.classes[guess[0]]}' for every row, and {ranks}"
 
 
 def _few_rows(asked: Judged) -> Iterator[str]:

@@ -162,6 +162,6 @@ def require_signal(
         raise InvalidInputError(
             f"--noise {settings.noise:g} hides whatever the sites find: {found}. Let "
             "more sites take part, train fewer parameters, ask for less noise or for "
-            "more --rounds; or give --force."
+            "more --rounds, or give --force."
         )
     say(f"Noise: {found}.")

@@ -47,7 +47,7 @@ def _check_prepared(task: Task, sites: SiteSchema, job: Job) -> None:
         raise InvalidInputError(
             f"--preparation is not how the sites prepare their columns: they do it "
             f"{how}. Give the same file to the server and, with --preparation, to "
-            "every node; or leave it out here, and no model is left."
+            "every node, or leave it out here, and no model is left."
         )
     if any(sites.private[1]):
         raise InvalidInputError(

@@ -39,7 +39,7 @@ def put_aside(path: Path, error: Exception) -> None:
     aside = path.with_suffix(".damaged")
     path.replace(aside)
     warnings.warn(
-        f"{path} is damaged ({error}); it was put aside as {aside.name}, and this site "
+        f"{path} is damaged ({error}). It was put aside as {aside.name}, and this site "
         "begins anew without it.",
         DamagedFileWarning,
         stacklevel=2,

@@ -101,7 +101,7 @@ class SiteLimits(Limits):
                 continue
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InvalidInputError(
-                    f"{one.name}={value}: a limit is above 0 and finite; leave it out "
+                    f"{one.name}={value}: a limit is above 0 and finite. Leave it out "
                     "to have none."
                 )
 

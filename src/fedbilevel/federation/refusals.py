@@ -20,7 +20,7 @@ REASONS: Mapping[str, str] = {
     "client": "the request is from or for somebody else",
     "cohort": "the same question was answered in a sum over other sites, or the sites "
     "of this sum differ from those of an earlier one by fewer than the site's minimum. "
-    "Bring the missing sites back; `node --cohorts any` allows sums that differ by few",
+    "Bring the missing sites back. `node --cohorts any` allows sums that differ by few",
     "damaged": "the checksum differs: the packet was cut off or changed, or one side "
     "signs packets and the other has no keys",
     "dtype": "a leaf has another type than is due",

@@ -143,7 +143,7 @@ def _check_depends_on_y(name: str, probe: _Probe) -> None:
     if (probe.elsewhere == probe.singles[0]).all():
         raise InvalidInputError(
             f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs both "
-            "losses to see the lower variable; for one level, optimize it directly."
+            "losses to see the lower variable. For one level, optimize it directly."
         )
 
 

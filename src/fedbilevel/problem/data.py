@@ -289,7 +289,7 @@ def _rows_of(leaves: Sequence[np.ndarray], level: str, client: int) -> int:
     if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes):
         raise InvalidInputError(
             f"client {client} has no {level} samples. Leave the client out, or give it "
-            "data; every array needs one row per sample."
+            "data. Every array needs one row per sample."
         )
     if len({shape[0] for shape in shapes}) > 1:
         raise InvalidInputError(

@@ -218,7 +218,7 @@ def holdings_notes(summary: Mapping[str, Any]) -> list[str]:
     if numbers:
         lines.append(f"Numbers: {', '.join(numbers)}.")
     lines += [
-        f"Another whole number in every row: '{name}'. It is learned from; if it names "
+        f"Another whole number in every row: '{name}'. It is learned from. If it names "
         f"rows, leave it out with {option}."
         for name, option in summary.get("like_ids", {}).items()
     ]

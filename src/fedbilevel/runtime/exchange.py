@@ -233,8 +233,8 @@ class Link(eqx.Module):
             raise InvalidInputError(
                 f"`{self.job.algorithm.title}`: phase '{self.phase.name}' "
                 f"cannot take in a mean without the private blocks: {error}. On the "
-                "server, `up` sees None in the place of every block that clients keep; "
-                "it must work on what is left."
+                "server, `up` sees None in the place of every block that clients keep. "
+                "It must work on what is left."
             ) from error
 
     def reply_shape(self) -> PyTree:

@@ -317,7 +317,7 @@ def _checked(channel: Channel, job: Job) -> Channel:
         raise InvalidInputError(
             "clip and noise protect clients of equal weight: the mean of others "
             f"depends more on some of them. The weights are {weights.min():g} to "
-            f"{weights.max():g}; make them equal, or leave out clip and noise."
+            f"{weights.max():g}. Make them equal, or leave out clip and noise."
         )
     if channel.privacy is not None and not job.algorithm.bears_noise:
         raise InvalidInputError(

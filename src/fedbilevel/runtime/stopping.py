@@ -63,7 +63,7 @@ class Stopping:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidInputError(
-                    f"`Stopping({name}={value})`: it must be above 0; None is never."
+                    f"`Stopping({name}={value})`: it must be above 0. None is never."
                 )
 
     @property

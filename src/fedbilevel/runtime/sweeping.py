@@ -170,7 +170,7 @@ def _pairs(
     if runs == 0 or len(many) != len(roots):
         raise InvalidInputError(
             f"a sweep pairs algorithms and seeds one to one, got {len(algorithms)} and "
-            f"{len(seeds)}; leave one list empty to repeat it."
+            f"{len(seeds)}. Leave one list empty to repeat it."
         )
     if algorithms:
         job.check_curvature(*algorithms)

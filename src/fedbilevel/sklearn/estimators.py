@@ -196,7 +196,7 @@ def _warn(found: _refit.Refitted) -> None:
     if np.any(found.bounds != 1):
         warnings.warn(
             "a class is the likeliest one of hardly any row: it is rare, and like "
-            "others. `predict` chooses every class about as often as it occurs; "
+            "others. `predict` chooses every class about as often as it occurs. "
             "`predict_proba` is left as it is.",
             stacklevel=4,
         )

@@ -84,7 +84,7 @@ def _estimates(job: Job, rounds: int) -> dict[str, Estimate]:
     if is_any(job.private) or isinstance(job.data, PooledData):
         raise InvalidInputError(
             "the theorems are about x and y that all clients share, and rows that each "
-            "keeps; here blocks are private, or rows are pooled."
+            "keeps. Here blocks are private, or rows are pooled."
         )
     points = _points_along(job, rounds)
     found = estimate_inputs(
@@ -222,5 +222,5 @@ def refuse_constants(given: Mapping[str, float]) -> None:
     """Raise if constants are given where they are not used."""
     if given:
         raise InvalidInputError(
-            "constants are for the theory preset; the practical one measures instead."
+            "constants are for the theory preset. The practical one measures instead."
         )

@@ -162,14 +162,14 @@ def _check(dataset: Dataset, rows: int, task: str) -> None:
         raise InvalidInputError(
             f"{dataset.name}: all {len(dataset.label)} rows have the label "
             f"'{dataset.classes[0]}', so there is nothing to classify. Choose "
-            "another label with --label COLUMN; the classes of other sites come with "
+            "another label with --label COLUMN. The classes of other sites come with "
             "--preparation FILE."
         )
     if not dataset.classes and task:
         raise InvalidInputError(
             f"{dataset.name}: the label '{dataset.notes.get('label')}' holds numbers "
             f"with fractions, and the task {task} predicts classes. The task "
-            "regularization predicts numbers; --label chooses another column."
+            "regularization predicts numbers. --label chooses another column."
         )
 
 

@@ -237,7 +237,7 @@ def make(
         return _built_in(data, clients or 8, strength, minority, spread, split)
     if minority != -1 or spread:
         raise InvalidInputError(
-            "minority and spread leave out rows of synthetic and breast_cancer; a "
+            "minority and spread leave out rows of synthetic and breast_cancer. A "
             "table of your own stays as it is."
         )
     return _own_task(data, clients, strength, partition, split, choices)

@@ -45,7 +45,7 @@ def make(
     """Build the task."""
     if not 0 <= spread <= 1:
         raise InvalidInputError(
-            f"spread={spread}: between 0, clients alike, and 1; beyond, a client's "
+            f"spread={spread}: between 0, clients alike, and 1. Beyond, a client's "
             "lower level would not be strongly convex."
         )
     draw = np.random.default_rng(instance)

@@ -143,7 +143,7 @@ def _fold_count(pool: _rows.Pool, folds: int, train: float) -> int:
     """Return the number of folds; 1 where some rows are put aside to validate."""
     if folds < 0 or (folds > 1 and pool.held.validation is not None):
         raise InvalidInputError(
-            f"folds={folds}: give 2 or more, 1, or 0 for what is usual; where rows are "
+            f"folds={folds}: give 2 or more, 1, or 0 for what is usual. Where rows are "
             "marked for validation, they are what validates, and folds is 1."
         )
     if folds > 1 and train:

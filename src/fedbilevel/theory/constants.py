@@ -45,7 +45,7 @@ class Inputs:
         if bad or self.mu == 0 or self.l1 < self.mu:
             raise InvalidInputError(
                 f"constants {values}: all must be finite and not negative, and "
-                "0 < mu <= l1. A lower level without strong convexity has no theorem; "
+                "0 < mu <= l1. A lower level without strong convexity has no theorem: "
                 "add a regularizer to it."
             )
 

@@ -196,7 +196,7 @@ def _check_points(points: Sequence[tuple[Upper, Lower]]) -> list[Pair]:
         if not _tree.all_finite(place):
             raise InvalidInputError(
                 f"point {i} holds NaN or infinity. Give points from before a run "
-                "diverges; smaller step sizes are the usual cure for it."
+                "diverges. Smaller step sizes are the usual cure for it."
             )
     return places
 

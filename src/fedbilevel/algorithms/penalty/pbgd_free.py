@@ -56,7 +56,7 @@ class PBGDFree(OneMachine):
         if self.flat is None:
             raise InvalidInputError(
                 "PBGD-Free moves x along fx alone, as if y* did not change with x, and "
-                "ends elsewhere unless the problem is flat; if yours is, say flat=yes "
+                "ends elsewhere unless the problem is flat. If yours is, say flat=yes "
                 "(--set flat=yes), else use f2sa or fed-f2sa-2."
             )
 

@@ -242,7 +242,7 @@ def with_options(algorithm: OneLoop, options: Mapping[str, Any]) -> Any:
     for name in options:
         if name not in OPTIONS:
             raise TypeError(
-                f"`{type(algorithm).__name__}` has no parameter '{name}'; options are "
+                f"`{type(algorithm).__name__}` has no parameter '{name}'. Options are "
                 f"{', '.join(OPTIONS)}."
             )
     return Options(**options).applied(algorithm)

@@ -258,7 +258,7 @@ def _by(optimizer: AbstractBlocks, *points: Any) -> list[tuple]:
     if not all(isinstance(point, AbstractBlocks) for point in points):
         raise InvalidInputError(
             "a transformation for each block needs a method that moves all of them in "
-            "one exchange; give one transformation."
+            "one exchange. Give one transformation."
         )
     columns = [[getattr(tree, name) for name in names] for tree in points]
     return list(zip(vars(optimizer).values(), *columns, strict=True))

@@ -119,7 +119,7 @@ def serve_packets(
         if time.monotonic() - since > patience:
             raise FedbilevelError(
                 f"the SuperLink at {superlink} did not let this node in for "
-                f"{patience:g} seconds; the reason stands above. Check address, "
+                f"{patience:g} seconds. The reason stands above. Check address, "
                 "certificate and key, and that the key is registered there."
             )
         time.sleep(_RETRY)

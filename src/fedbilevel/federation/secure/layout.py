@@ -63,7 +63,7 @@ class MaskedExchange:
         if not 2 <= len(ordered) <= MOST_PARTICIPANTS:
             raise InvalidInputError(
                 f"exchange {self.number}: {len(ordered)} participants cannot hide in "
-                f"a sum; announce between 2 and {MOST_PARTICIPANTS}."
+                f"a sum. Announce between 2 and {MOST_PARTICIPANTS}."
             )
         object.__setattr__(self, "participants", ordered)
 

@@ -296,7 +296,7 @@ class SecureSite:
         if problem:
             raise kind(
                 f"client {self.client}, exchange {exchange.number}: {problem}. Nothing "
-                "was revealed; ask for what may be revealed, or give this exchange up."
+                "was revealed. Ask for what may be revealed, or give this exchange up."
             )
 
     def _why_not_confirm(

@@ -33,7 +33,7 @@ def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) 
         raise UnmaskingError(
             f"exchange {exchange.number}: {len(replies)} replies of types and shapes "
             f"{sorted(kinds)}, of clients {strangers} that were not announced. All "
-            "must be uint64 arrays of one shape, and announced; leave out the others."
+            "must be uint64 arrays of one shape, and announced. Leave out the others."
         )
     clients, places = sorted(replies), exchange.places
     at = [places[client] for client in clients]

@@ -33,7 +33,7 @@ def who_holds_what(saved: Saved) -> Picture:
     clients = config.get("clients")
     text = "The run recorded nothing about the rows of its sites."
     if is_number(clients):
-        text = f"{clients} sites; the run did not record how many rows each one has."
+        text = f"{clients} sites. The run did not record how many rows each one has."
     return Picture(_HEADING, f"{text}{_remarks(about)}")
 
 

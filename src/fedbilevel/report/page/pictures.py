@@ -139,7 +139,7 @@ def _operations(saved: Saved) -> Picture | None:
     return Picture(
         "Chosen operations",
         "From the input to the output, the operation with the largest weight on each "
-        "edge; the accuracy is that of a network with these alone, trained anew.",
+        "edge. The accuracy is that of a network with these alone, trained anew.",
         [Grid("Operations", headings, rows)],
     )
 

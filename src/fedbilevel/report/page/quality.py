@@ -53,7 +53,7 @@ def _sites(quality: Mapping[str, Any]) -> Picture | None:
         "Is every site better off?",
         f"The {title(main)} on the tested rows of each site: the shorter the bar, the "
         "better. A site alone fits a linear model to its own rows only. The thin lines "
-        f"are 95 % intervals; few tested rows make them long.{cut} {' '.join(notes)}",
+        f"are 95 % intervals. Few tested rows make them long.{cut} {' '.join(notes)}",
         [Grid(f"{title(main)} of every site", headings, rows)],
         _bars(
             "quality-sites",
@@ -135,7 +135,7 @@ def _calibration(quality: Mapping[str, Any]) -> Picture | None:
         "Can its probabilities be believed?",
         f"Tested rows in {len(bins)} parts, by the chance of {whose} that the model "
         "predicts. Where a point is on the dotted line, it was the case as often as "
-        "predicted; above it more often, below it less often. The thin lines are 95 % "
+        "predicted, above it more often, below it less often. The thin lines are 95 % "
         "intervals.",
         [grid],
         drawn,

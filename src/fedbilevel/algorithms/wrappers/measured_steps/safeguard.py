@@ -57,7 +57,7 @@ _EVENTS = {
     TURNED: "x turned round in round {now}, too fast for y: its step became a quarter "
     "of what it was",
     UNFIT: "theta did not fit any more in round {now}: it was larger than 1/L1, where "
-    "its series need not converge; theta=auto follows L1",
+    "its series need not converge (theta=auto follows L1)",
     SOFT: "the lower level curves downward, or not at all, along z since round {now}: "
     "z solves a damped system, and the hypergradient is biased by that",
 }
@@ -276,7 +276,7 @@ class Guard(eqx.Module):
             f"{MOST} times, with ever smaller steps. The upper loss was {first:.4g} in "
             f"the first rounds, {best:.4g} in the best and {now:.4g} in the last ones. "
             "Give the lower level a minimum that is unique, by a penalty such as 0.01 "
-            "||y||^2; draw more rows; or give steps as numbers."
+            "||y||^2, draw more rows, or give steps as numbers."
         )
 
     def events(self, times: int = 1) -> list[str]:

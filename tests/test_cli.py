@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from fedbilevel import algorithms, tasks
 from fedbilevel.cli.app import app
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import theory
 from fedbilevel.experiments.options import options_of
 from tests.cases import some_of
 
@@ -354,3 +356,16 @@ def test_commands_that_share_an_argument_share_its_name_and_default():
     only_server |= {"trials", "sampler", "tuning_seeds", "force"}
     experiment = (run.keys() | {"stop_patience"}) & serve.keys() - {"out", "as_json"}
     assert experiment - node.keys() == only_server
+
+
+def test_a_plan_is_for_eight_clients_unless_another_number_is_given(monkeypatch):
+    asked = []
+
+    def planned(experiment, clients, **given):
+        asked.append(clients)
+        raise InvalidInputError("that is enough.")
+
+    monkeypatch.setattr(theory, "planned", planned)
+    for words in ((), ("--clients", "3")):
+        CliRunner().invoke(app, ["plan", "quadratic", "--target", "1", *words])
+    assert asked == [8, 3]

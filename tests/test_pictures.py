@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedbilevel.report.drawing import (
+    _draw_bars,
     axes_of,
     cost_scale,
     curves_figure,
@@ -137,3 +139,9 @@ def test_a_band_needs_five_seeds_and_the_title_says_how_many(seeds):
         half = 2.7764 * np.std(ends, ddof=1) / np.sqrt(5)
         assert high == 9.0
         np.testing.assert_allclose(low, 3.0 - half, rtol=1e-3)
+
+
+def test_bars_of_rows_fit_into_their_panel():
+    panel = Figure().subplots()
+    _draw_bars(panel, np.asarray([[30, 40], [10, 0]]), np.eye(4)[:2])
+    assert 70 < panel.get_xlim()[1] < 80

@@ -1,11 +1,12 @@
 """A comparison as a frame, a LaTeX table, a figure and a page, from made-up results."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
-from fedbilevel.errors import CheckpointError, DivergedError
+from fedbilevel.errors import CheckpointError, DivergedError, FedbilevelError
 from fedbilevel.studies import Comparison
 from tests.reports import made_up, save_comparison
 
@@ -83,3 +84,14 @@ def test_a_page_is_one_file_and_a_folder_is_refused(compared, tmp_path):
     assert "2 algorithms compared on numbers" in text and "in round 2" in text
     with pytest.raises(CheckpointError, match="is a folder"):
         compared.report(tmp_path)
+
+
+def test_without_what_draws_a_sentence_says_what_to_install(
+    compared, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    path = tmp_path / "page.html"
+    for shown in (compared.plot, compared.to_latex, lambda: compared.report(path)):
+        with pytest.raises(FedbilevelError, match=r"fedbilevel\[report\]"):
+            shown()
+    assert not path.exists()

@@ -249,6 +249,15 @@ def test_a_comparison_has_the_names_of_columns(tmp_path):
     assert bars_of(Read(folder))["strengths"]["labels"] == ["age", "sex"]
 
 
+def test_of_several_runs_a_page_says_which_one_it_shows(tmp_path):
+    point = {"x": np.asarray([-1.0, 2.0])}
+    one = made_up("one", task="regularization", point=point)
+    assert "Shown is" not in Read(save_run(tmp_path / "run", one)).text
+    folder = save_comparison(tmp_path / "two", {"one": 2})
+    one.save(folder / "one" / "seed-0")
+    assert "Shown is one, seed 0." in Read(folder).text
+
+
 def test_of_many_strengths_the_extremes_are_drawn(tmp_path):
     x = -np.arange(66.0) / 10
     one = made_up("one", task="regularization", point={"x": x})

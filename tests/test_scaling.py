@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -29,9 +30,11 @@ from fedbilevel.studies.scaling import (
     measure_speedup,
     until,
 )
+from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import algorithm_by, subject_of
 from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Calibration, practical_plan
+from tests.cases import ROWWISE, quadratic_data
 
 # T1's own letters, with the values once measured with them.
 _SERIES: dict[str, Any] = {"theta": 0.4, "q": 10, "sizes": (5, 6)}
@@ -365,3 +368,12 @@ def test_no_plan_promises_less_than_the_minimum():
         practical_plan(base, 8, target=2.0)
     aimed = practical_plan(base, 8, target=(base.floor + base.value) / 2)
     assert aimed.promise <= (base.floor + base.value) / 2
+
+
+def test_what_a_server_holds_is_not_known_before_a_run():
+    start = (jnp.ones(2), jnp.ones(3))
+    made = Setting(ROWWISE, quadratic_data(2), start, lambda x, y: {"upper_loss": 2.0})
+    assert made.headline_at_start() == 2.0
+    of_server = replace(made, metrics=lambda x, y, server: {"upper_loss": 2.0})
+    assert of_server.headline_at_start() is None
+    assert replace(made, metrics=None).headline_at_start() is None

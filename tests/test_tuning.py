@@ -21,7 +21,7 @@ from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import search_of, tune
-from fedbilevel.studies import budgets
+from fedbilevel.studies import budgets, searching
 from fedbilevel.studies.searching import Range, Search, Values
 from fedbilevel.studies.setting import Setting
 from fedbilevel.studies.tuning import looks, tuned, tuning_seeds
@@ -352,6 +352,14 @@ def test_a_lucky_value_among_bad_ones_is_not_believed():
 def test_seeds_of_tuning_are_others():
     assert not set(tuning_seeds([0, 1, 2], 2)) & {0, 1, 2}
     assert len(set(tuning_seeds([5], 3))) == 3
+
+
+def test_points_go_on_by_powers_of_the_golden_ratio():
+    golden, plastic = (1 + 5**0.5) / 2, 1.324717957244746
+    line = (0.5 + np.arange(9) / golden) % 1
+    np.testing.assert_allclose(searching._spread(1, 9)[:, 0], line, atol=1e-12)
+    square = (0.5 + np.outer(np.arange(9), [1 / plastic, plastic**-2])) % 1
+    np.testing.assert_allclose(searching._spread(2, 9), square, atol=1e-12)
 
 
 def test_points_are_spread_evenly_the_middle_first():

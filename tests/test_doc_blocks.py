@@ -278,29 +278,6 @@ def test_what_hosts_call_takes_these_arguments(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_table_becomes_predictions_as_the_start_says(tmp_path, monkeypatch):
-    (code,) = python_of("start.md")
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    text = TEXTS["start.md"].read_text()
-    told = ""
-    for line in re.findall(r"^ {4}fedbilevel (.*)$", text, flags=re.M):
-        status, said = typed_here(line, tmp_path, monkeypatch)
-        assert status == 0, said
-        told += said
-    for line in text.split("understood.")[1].split("Then it trains")[0].splitlines():
-        assert line.strip() in told or not line.startswith("    ")
-    # Another version of JAX may change a last digit of what the README quotes.
-    quoted = " ".join(
-        re.findall(r"^> (.*)$", TEXTS["README.md"].read_text(), flags=re.M)
-    )
-    assert re.sub(r"\d", "", quoted) in re.sub(r"\d", "", told)
-    predicted = (tmp_path / "predictions.csv").read_text().splitlines()
-    assert len(predicted) == 21 and f"    {predicted[0]}\n" in text
-    assert (tmp_path / "runs" / "ill" / "report.html").exists()
-
-
-@pytest.mark.slow
 def test_wrong_labels_are_found_as_the_tutorial_says(tmp_path, monkeypatch, capsys):
     make, count = python_of("clean-labels.md")
     monkeypatch.chdir(tmp_path)

@@ -39,17 +39,21 @@ def run_python(*arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_readme_example_runs(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len([line for line in code.splitlines() if line]) <= 15
-    printed = re.findall(
-        r"-?[\d.]+(?:e-?\d+)?", run_python("-c", code, folder=tmp_path)
-    )
-    loss, strengths = float(printed[0]), [float(one) for one in printed[1:6]]
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def check_example(printed: str) -> None:
+    """Look whether the README's program prints what the text below it says."""
+    numbers = re.findall(r"-?[\d.]+(?:e-?\d+)?", printed)
+    loss, strengths = float(numbers[0]), [float(one) for one in numbers[1:6]]
     # Ridge on noise of variance 1: the loss ends near it, from 2 at the start.
     assert 0.8 < loss < 1.6
-    # The text below the block says so.
     assert min(strengths) == strengths[0]
+
+
+def test_the_readme_example_runs(tmp_path):
+    assert len([line for line in EXAMPLE.splitlines() if line]) <= 15
+    check_example(run_python("-c", EXAMPLE, folder=tmp_path))
 
 
 @pytest.mark.slow

@@ -185,7 +185,7 @@ def test_damaged_arrays_are_named(tmp_path):
         with fails("d.npz cannot be read as npz"):
             load(path)
     np.savez(path, features=IMAGES, target=LABEL)
-    with fails("no array 'label'; it holds features, target"):
+    with fails("no array 'label', and holds features, target"):
         load(path)
     np.savez(path, features=IMAGES, label=LABEL, test_features=IMAGES)
     with fails("no array 'test_label'"):

@@ -166,11 +166,12 @@ def _without_gaps(
     needed = dict.fromkeys(refused, "number")
     check_cells(table, {}, [one.name for one in columns], needed, fitted=True)
     gaps = np.any([*lacking.values(), np.zeros(len(table.places), bool)], axis=0)
+    share = f"{gaps.sum()} of {len(gaps)} rows"
     if missing == "drop" and gaps.any():
-        notes.append(f"Left out: {gaps.sum()} rows with missing numbers.")
+        notes.append(f"Left out for missing numbers: {share}.")
         return made, table.take(np.flatnonzero(~gaps)), notes
     if gaps.any():
-        notes.append(f"Filled in by the mean: missing numbers of {gaps.sum()} rows.")
+        notes.append(f"Filled in by the mean: missing numbers in {share}.")
     filled = [
         replace(one, fill=one.center)
         if isinstance(one, NumericColumn) and one.fill is None and missing == "mean"

@@ -136,8 +136,12 @@ DECLARED = {
     "[0, inf)": (
         "FedCOMGATE.bits Quantized.bits SimFBO.fewest_steps Largest.fraction "
         "FedMSA.terms WithSeries.terms EAiPOD.terms FedNest.terms FedNest.upper_steps "
-        "LFedNest.upper_steps Options.warm_start WarmStart.warm_start"
+        "LFedNest.upper_steps Options.warm_start WarmStart.warm_start "
+        "_AbstractSeries.q _AbstractSeries.theta Neumann.q Neumann.theta "
+        "FrozenNeumann.q FrozenNeumann.theta RandomNeumann.theta"
     ),
+    "(0, inf)": "DARTS.gamma DARTS.radius SAMA.gamma SAMA.small SAMA.radius",
+    "[0, 1)": "ConjugateGradient.tolerance",
 }
 
 

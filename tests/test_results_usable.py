@@ -349,9 +349,9 @@ def exploding(folder: Path | None, **more: Any) -> NonFiniteError:
 
 
 def test_a_run_that_diverges_tells_the_truth_about_checkpoints(tmp_path):
-    assert "ask for them" in str(exploding(None))
+    assert "Ask for them" in str(exploding(None))
     early = str(exploding(tmp_path / "early"))
-    assert "none was due yet" in early and "ask for them" not in early
+    assert "none was due yet" in early and "Ask for them" not in early
     late = exploding(tmp_path / "late", every_rounds=1)
     assert f"kept in {tmp_path / 'late'}, after round {late.round - 1}." in str(late)
 

@@ -206,6 +206,9 @@ def test_the_ranking_is_by_the_mean_and_tells_the_cost_of_the_target():
     del results["lost"]
     # The best end is 1.5, the worst beginning 8.
     np.testing.assert_allclose(default_target(results, "loss"), 1.5 + 0.65)
+    # Or before the first round, where that was measured.
+    many = [replace(one, start={"loss": 21}) for one in results["fast"]]
+    np.testing.assert_allclose(default_target({"fast": many}, "loss"), 1.5 + 1.95)
 
 
 def test_an_interval_is_student_s_and_of_five_seeds_at_least():
@@ -442,6 +445,20 @@ def test_a_timed_run_is_warm_and_alone(monkeypatch, tmp_path):
     for (result, _), steps in zip(found.results.values(), order, strict=True):
         assert result.config["parameters"]["local_steps"] == steps
         assert result.seconds["compile"] > 0
+    # Before the first round all are at the same point, on all rows of all clients.
+    held = quadratic_data(2)
+    sizes = np.asarray(held.upper_sizes)
+    each = [
+        float(ROWWISE.upper(*start, {n: a[k, :size] for n, a in held.upper.items()}))
+        for k, size in enumerate(sizes)
+    ]
+    kept = fedbilevel.Comparison.load(tmp_path)
+    for result in (one for many in kept.results.values() for one in many):
+        expected = np.average(each, weights=np.asarray(held.weights))
+        np.testing.assert_allclose(result.start["upper_loss"], expected, rtol=1e-6)
+        first = {name: column[0] for name, column in result.from_start.items()}
+        np.testing.assert_allclose(first["upper_loss"], expected, rtol=1e-6)
+        assert (first["round"], first["bytes"], first["samples"]) == (0, 0, 0)
     # What ended reads as finished, though no command wrote a summary.
     saved = read_saved(tmp_path)
     assert not saved.unfinished and saved.headline == "upper_loss"

@@ -1,5 +1,7 @@
 """Pictures of curves: a title, axes that suit, ticks that can be read."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -139,6 +141,24 @@ def test_a_band_needs_five_seeds_and_the_title_says_how_many(seeds):
         half = 2.7764 * np.std(ends, ddof=1) / np.sqrt(5)
         assert high == 9.0
         np.testing.assert_allclose(low, 3.0 - half, rtol=1e-3)
+
+
+def test_curves_begin_before_the_first_round():
+    result = made_up("one", [9.0, 4.0], "upper_loss", 1)
+    begun = replace(result, start={"upper_loss": 20.0})
+    for panel in curves_figure({"one": [begun] * 5}, "upper_loss", 0.5).axes:
+        line = panel.lines[0]
+        assert (line.get_xdata()[0], line.get_ydata()[0]) == (0.0, 20.0)
+        (band,) = panel.collections
+        assert band.get_paths()[0].vertices[:, 0].min() == 0
+    # A cost of nothing has no place on a logarithmic axis.
+    dear = made_up("dear", [9.0, 4.0], "upper_loss", 100)
+    dear = replace(dear, start={"upper_loss": 20.0})
+    figure = curves_figure({"one": [begun], "dear": [dear]}, "upper_loss", 0.5)
+    found = {panel.get_xlabel(): panel for panel in figure.axes}
+    assert found["megabytes sent"].get_xscale() == "log"
+    assert list(found["megabytes sent"].lines[0].get_ydata()) == [9.0, 4.0]
+    assert list(found["rounds"].lines[0].get_ydata()) == [20.0, 9.0, 4.0]
 
 
 def test_bars_of_rows_fit_into_their_panel():

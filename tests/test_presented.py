@@ -2,13 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedbilevel.errors import CheckpointError, DivergedError, FedbilevelError
 from fedbilevel.studies import Comparison
-from tests.reports import made_up, save_comparison
+from tests.reports import Read, made_up, save_comparison
 
 
 @pytest.fixture
@@ -76,6 +77,19 @@ def test_a_figure_has_a_curve_for_each(compared):
     panel = compared.plot(target=1.5).axes[0]
     assert {line.get_label() for line in panel.lines} >= {"fedbio", "simfbo"}
     assert any(np.allclose(line.get_ydata(), 1.5) for line in panel.lines)
+
+
+def test_a_page_begins_before_the_first_round(compared, tmp_path):
+    start = {"upper_loss": 40.0, "test_accuracy": 0.1}
+    many = {
+        name: [replace(one, start=start) for one in results]
+        for name, results in compared.results.items()
+    }
+    page = Comparison("upper_loss", many).report(tmp_path / "page.html").read_text()
+    for run in Read(page=page).data["curves"]["runs"]:
+        columns = run["columns"]
+        assert columns["round"][:2] == [0, 1] and columns["bytes"][0] == 0
+        assert columns["upper_loss"][0] == 40 and len(columns["upper_loss"]) == 13
 
 
 def test_a_page_is_one_file_and_a_folder_is_refused(compared, tmp_path):

@@ -47,7 +47,8 @@ class Result:
     round, or, where a better one was measured, the best, and `last` has the last one.
     `levels` are x and y in the structure of the start, where it is known; `model` is
     what predicts, where the task says how. `quality` compares it with baselines on
-    held-out rows, where there are any.
+    held-out rows, where there are any. Of a comparison `start` has the metrics before
+    the first round.
     """
 
     task: str
@@ -63,6 +64,7 @@ class Result:
     events: list[str] = field(default_factory=list)
     last: dict[str, np.ndarray] = field(default_factory=dict)
     quality: dict[str, Any] = field(default_factory=dict)
+    start: dict[str, float] = field(default_factory=dict)
     levels: tuple[Any, Any] | None = field(default=None, compare=False)
     model: Model | None = field(default=None, compare=False)
 
@@ -80,6 +82,18 @@ class Result:
     def y(self) -> Any:
         """The lower variable, as `x`."""
         return _nested("y", self.point) if self.levels is None else self.levels[1]
+
+    @property
+    def from_start(self) -> dict[str, np.ndarray]:
+        """The columns, with a row for round 0 where the start was measured."""
+        costs = dict.fromkeys(("round", "exchanges", "bytes", "samples"), 0)
+        first = {**costs, **self.start}
+        if not self.start or not first.keys() >= self.columns.keys():
+            return self.columns
+        return {
+            name: np.concatenate([np.asarray([first[name]], column.dtype), column])
+            for name, column in self.columns.items()
+        }
 
     @property
     def headline(self) -> str:
@@ -157,6 +171,7 @@ class Result:
         """Return the run as one JSON object."""
         names = ("task", "algorithm", "config", "final", "counts", "seconds", "ended")
         names += ("events",)
+        names += ("start",) if self.start else ()
         names += ("quality",) if self.quality else ()
         return {name: to_plain(getattr(self, name)) for name in names}
 

@@ -209,11 +209,13 @@ def _result(folder: Path) -> Result:
             _unpacks_small(folder / name)
         result = Result.load(folder, with_model=False)
         kinds = (result.config, result.final, result.counts, result.seconds)
+        kinds += (result.start,)
         if not all(isinstance(one, dict) for one in kinds):
-            raise TypeError("settings, costs or seconds are no objects")
+            raise TypeError("settings, costs, seconds or start are no objects")
         if not isinstance(result.algorithm, str) or not isinstance(result.task, str):
             raise TypeError("task and algorithm are no names")
         float(result.seconds["run"])
+        np.asarray(list(result.start.values()), float)
     if result.quality:
         with naming_damage(folder / QUALITY):
             _check_quality(result.quality)

@@ -42,9 +42,13 @@ class Standing:
 
 
 def default_target(results: Results, metric: str) -> float:
-    """Return the best end plus a tenth of its distance to the worst beginning."""
-    means = [_mean(many, metric) for many in results.values()]
-    best, worst = min(m[-1] for m in means), max(m[0] for m in means)
+    """Return the best end plus a tenth of its distance to the worst beginning.
+
+    They begin before the first round, where that was measured.
+    """
+    best = min(_mean(many, metric)[-1] for many in results.values())
+    firsts = [[one.from_start[metric][0] for one in many] for many in results.values()]
+    worst = max(np.mean(first) for first in firsts)
     return float(best + 0.1 * (worst - best))
 
 
@@ -156,5 +160,9 @@ def stacked(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 def seconds(result: Result) -> np.ndarray:
     """Return the seconds until each measurement, spread evenly over the rounds."""
-    rounds = result.columns["round"]
+    return seconds_at(result, result.columns["round"])
+
+
+def seconds_at(result: Result, rounds: np.ndarray) -> np.ndarray:
+    """Return the seconds until the ends of these rounds."""
     return result.seconds["run"] * rounds / rounds[-1]

@@ -17,7 +17,7 @@ from fedbilevel.report.comparison import (
     Results,
     about_seeds,
     margin,
-    seconds,
+    seconds_at,
     stacked,
 )
 from fedbilevel.report.tables import show
@@ -50,10 +50,10 @@ def axes_of(results: Sequence[Result]) -> tuple[str, ...]:
 
 
 def along(result: Result, axis: str) -> np.ndarray:
-    """Return the cost until each measurement."""
+    """Return the cost until each measurement, that of the start among them."""
     if axis == "seconds":
-        return seconds(result)
-    column = result.columns[_COLUMN.get(axis, "round")]
+        return seconds_at(result, result.from_start["round"])
+    column = result.from_start[_COLUMN.get(axis, "round")]
     return column / 1e6 if axis == "megabytes" else column
 
 
@@ -96,7 +96,7 @@ def curves_figure(results: Results, metric: str, target: float) -> Any:
     panels = list(figure.subplots(panel_rows, 2, sharey=True).flat)
     for spare in panels[len(axes) :]:
         spare.remove()
-    values = np.concatenate([result.columns[metric] for result in every])
+    values = np.concatenate([result.from_start[metric] for result in every])
     named = {}  # every curve once, also one that only some of the panels have
     for panel, axis in zip(panels, axes, strict=False):
         ends = _draw_panel(panel, results, metric, axis)
@@ -118,22 +118,25 @@ def curves_figure(results: Results, metric: str, target: float) -> Any:
 
 def _draw_panel(panel: Any, results: Results, metric: str, axis: str) -> list[float]:
     """Draw the curves along an axis; return what each cost in the end."""
-    ends = []
-    for number, (name, many) in enumerate(results.items()):
+    paid = {}
+    for name, many in results.items():
         costs = stacked([along(result, axis) for result in many]).mean(axis=0)
-        if not costs[-1] > 0:
+        paid[name] = costs if costs[-1] > 0 else None
+    ends = [float(costs[-1]) for costs in paid.values() if costs is not None]
+    for number, (name, many) in enumerate(results.items()):
+        costs = paid[name]
+        if costs is None:
             continue
-        values = stacked([result.columns[metric] for result in many])
-        color = f"C{number}"
-        style = ("-", "--", ":")[number // 10 % 3]
-        panel.plot(costs, values.mean(axis=0), style, color=color, label=name)
+        # The start costs nothing: it has no place on a logarithmic axis.
+        shown = slice(int(costs[0] == 0 and cost_scale(ends) == "log"), None)
+        values = stacked([result.from_start[metric] for result in many])[:, shown]
+        color, style = f"C{number}", ("-", "--", ":")[number // 10 % 3]
         half, middle = margin(values), values.mean(axis=0)
+        panel.plot(costs[shown], middle, style, color=color, label=name)
         if half is not None:
-            ends_of_band = (middle - half, middle + half)
-            panel.fill_between(
-                costs, *ends_of_band, color=color, alpha=0.2, linewidth=0
-            )
-        ends.append(float(costs[-1]))
+            band = (middle - half, middle + half)
+            about = {"color": color, "alpha": 0.2, "linewidth": 0}
+            panel.fill_between(costs[shown], *band, **about)
     return ends
 
 

@@ -28,6 +28,7 @@ from fedbilevel.errors import (
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
+from fedbilevel.runtime.beginning import measured_at_start
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.saved import read_saved
@@ -186,6 +187,8 @@ def compared(
             kept = {"checkpoints": keeping and keeping.part(name), "runtime": runtime}
             spent = searches.spent(name, more.get("config", {}))
             made = run_seeds(runtime.job, rounds, seeds, **kept, **{**more, **spent})
+            start = measured_at_start(runtime.job)
+            made = [replace(result, start=start) for result in made]
             found.results[name] = made
         except DivergedError as error:
             found.diverged[name] = error

@@ -30,7 +30,7 @@ def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
         "step": step,
         "axes": {axis: _scale_along(saved, axis) for axis in axes},
         "metrics": {
-            name: value_scale(name, np.concatenate([o.columns[name] for o in every]))
+            name: value_scale(name, np.concatenate([o.from_start[name] for o in every]))
             for name in metrics
         },
         # Times the deviation of seeds: half of an interval.
@@ -44,7 +44,7 @@ def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
                 "name": name,
                 "seed": result.config.get("seed"),
                 "seconds": float(result.seconds["run"]),
-                "columns": {n: thinned(c, step) for n, c in result.columns.items()},
+                "columns": {n: thinned(c, step) for n, c in result.from_start.items()},
             }
             for name, many in saved.results.items()
             for result in many

@@ -213,13 +213,15 @@ def decimal_of(
 def _vote(texts: Iterable[str]) -> str:
     """Return the mark of a column, a number of which two are made, or nothing."""
     different = dict.fromkeys(texts)
-    first = [text for text in islice(different, _TEXTS) if not is_gap(text)]
-    if 2 * sum(bool(_marks(text)) for text in first) <= len(first):
+    first = {
+        text: _marks(text) for text in islice(different, _TEXTS) if not is_gap(text)
+    }
+    if 2 * sum(map(bool, first.values())) <= len(first):
         return ""
     counts, unclear = Counter[str](), ""
     marked = (text for text in different if "." in text or "," in text)
     for text in islice(marked, _TEXTS):
-        fits = _marks(text)
+        fits = first[text] if text in first else _marks(text)
         counts[fits[0] if len(fits) == 1 else ""] += 1
         if len(fits) == 2:
             unclear = unclear or text

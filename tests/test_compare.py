@@ -24,17 +24,18 @@ from fedbilevel.errors import (
     NonFiniteError,
 )
 from fedbilevel.experiments import Experiment, comparison, recommendation
-from fedbilevel.experiments.comparison import compare
+from fedbilevel.experiments.comparison import NamedComparison, compare
 from fedbilevel.experiments.recommendation import Advice
 from fedbilevel.experiments.searching import Tuning
 from fedbilevel.hypergradient import Neumann, local_inverse_bias
 from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
-from fedbilevel.report.comparison import equal_cost, t_quantile
 from fedbilevel.report.tables import ranking_table
 from fedbilevel.result import Result
 from fedbilevel.runtime import SweepRuntime, compilation
 from fedbilevel.saved import read_saved
+from fedbilevel.standings import equal_cost, t_quantile
+from fedbilevel.studies import Comparison
 from fedbilevel.studies import comparison as comparison_module
 from fedbilevel.studies import seeds as seeds_module
 from tests.cases import DX, DY, ROWWISE, quadratic_data
@@ -406,6 +407,45 @@ def test_without_names_the_recommended_methods_are_compared(monkeypatch):
     done = CliRunner().invoke(app, ["compare", "two-client", "--participants", "1"])
     assert asked == [("two-client", 1), ["soba", "fedbio"]]
     assert "recommended here: soba, fedbio" in done.output
+
+
+@pytest.mark.parametrize("equal", ["trials", "samples", "bytes", "seconds"])
+def test_a_flag_says_what_is_alike_for_all(equal, monkeypatch):
+    asked = []
+
+    def made(experiment, names, seeds, **more):
+        asked.append(more["equal"])
+        many = {
+            "dear": made_up("dear", [[8, 4, 2, 1]], 30),
+            "cheap": made_up("cheap", [[8, 5, 4, 3]], 10),
+        }
+        return NamedComparison(Comparison("loss", many, equal=more["equal"]), {})
+
+    monkeypatch.setattr(comparison, "compare", made)
+    flags = ["compare", "two-client", "--algorithms", "soba,fedbio"]
+    flags += [] if equal == "trials" else ["--equal", equal]
+    done = CliRunner().invoke(app, flags)
+    assert asked == [equal] and not done.exception
+    at = {"samples": "at 40 samples each", "bytes": "at 40 bytes each"}
+    said = {**at, "seconds": "at 8 seconds each", "trials": "after the last round"}
+    assert said[equal] in " ".join(done.output.split())
+    best = "cheap" if equal == "bytes" else "dear"
+    assert done.output.index(best) == min(map(done.output.index, ("cheap", "dear")))
+    told = CliRunner().invoke(app, [*flags, "--json"])
+    assert json.loads(told.output)["equal"] == equal
+
+
+@pytest.mark.slow
+def test_a_flag_tunes_and_ranks_at_equal_bytes():
+    words = (
+        "compare two-client --algorithms fedbio,fednest --tune --trials 2 --rounds 2"
+    )
+    words += " --rounds 2 --seeds 1 --equal bytes --tuning-seeds 1 --json"
+    done = CliRunner().invoke(app, words.split())
+    told = json.loads(done.output)
+    assert told["equal"] == "bytes" and told["equal_cost"] > 0
+    assert {one["unit"] for one in told["tuning"].values()} == {"bytes"}
+    assert len({one["budget"] for one in told["tuning"].values()}) == 1
 
 
 def test_a_timed_run_is_warm_and_alone(monkeypatch, tmp_path):

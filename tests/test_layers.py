@@ -31,6 +31,7 @@ LAYERS = [
     {"tracking"},
     {"result"},
     {"saved"},
+    {"standings"},
     {"report"},
     {"studies"},
     {"federation"},
@@ -57,7 +58,7 @@ FORBIDDEN = {
     "federation": {"datasets", "tasks", "theory", "studies"},
     "evaluation": set(RANK) - {"evaluation"},
     "report": set(RANK)
-    - {"saved", "result", "report", "errors", "evaluation", "_text"},
+    - {"saved", "standings", "result", "report", "errors", "evaluation", "_text"},
     "tracking": set(RANK) - {"tracking", "runtime", *LOWEST},
     "models": set(RANK) - {"models", "datasets", *LOWEST},
     "result": set(RANK) - {"result", "models", *LOWEST},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.errors import CheckpointError, DivergedError, FedbilevelError
+from fedbilevel.standings import tuning_said
 from fedbilevel.studies import Comparison
 from tests.reports import Read, made_up, save_comparison
 
@@ -50,6 +51,32 @@ def test_methods_at_equal_cost_are_ranked_at_what_all_of_them_took():
     assert "after the last round" in usual and "after the last round" not in equal
     most = cheap[0].columns["bytes"][-1]
     assert f"at {most:,.0f} bytes" in equal
+    shown = repr(Comparison("upper_loss", results, equal="bytes"))
+    assert f"at {most:,.0f} bytes" in shown and shown.index("cheap") < shown.index(
+        "dear"
+    )
+    first = repr(Comparison("upper_loss", results))
+    assert first.index("dear") < first.index("cheap")
+
+
+def test_tables_say_how_much_each_was_tuned(compared, tmp_path):
+    spent = {"trials": 18, "cost": 1_234_567, "unit": "samples", "budget": 1_300_000}
+    tuned = [
+        replace(one, config={**one.config, "tuning": spent})
+        for one in compared.results["fedbio"]
+    ]
+    made = Comparison("upper_loss", {**compared.results, "fedbio": tuned})
+    says = "18 trials, 1,234,567 of 1,300,000 samples"
+    lines = {line.split()[0]: line for line in repr(made).splitlines()[1:]}
+    assert f"(tuned in {says})" in lines["fedbio"] and "tuned" not in lines["simfbo"]
+    rows = [line for line in made.to_latex().splitlines() if " & " in line]
+    assert "tuned in" in rows[0] and any(says in row for row in rows[1:])
+    assert says in made._repr_html_()
+    assert says in made.report(tmp_path / "page.html").read_text()
+    free = {**spent, "budget": None, "cost": 4.567, "unit": "seconds"}
+    assert tuning_said(free) == "18 trials, 4.57 seconds"
+    assert not any(map(tuning_said, (None, "text", {"cost": "much"})))
+    assert "tuned" not in repr(compared) and "tuned" not in compared.to_latex()
 
 
 def test_a_folder_comes_back_as_it_was(tmp_path):

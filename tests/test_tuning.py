@@ -555,3 +555,30 @@ def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
     again = compared(resume=True).tuned
     for name, one in begun.tuned.items():
         assert [t.value for t in again[name].trials] == [t.value for t in one.trials]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["bytes", "seconds"])
+def test_methods_are_tuned_and_ranked_at_equal_bytes_or_seconds(unit, monkeypatch):
+    def forecast(job):
+        return 0.5 if isinstance(job.algorithm.unwrapped(), fb.FedNest) else 0.125
+
+    monkeypatch.setattr(budgets, "_seconds_of_round", forecast)
+    nested = partial(fb.FedNest, beta=0.1, ell=4.0, terms=1, local_steps=1)
+    searches = {
+        "fedbio": Search(MAKE, SPACE, trials=2, sampler="even"),
+        "fednest": Search(nested, {"alpha": Range(0.01, 1)}, trials=2, sampler="even"),
+    }
+    more = {"sampling": fb.Sampling(batch=1), "rounds": 3, "seeds": [0]}
+    found = fb.compare(PROBLEM, DATA, START, searches, equal=unit, **more)
+    price = {"fedbio": 0.125 * 3, "fednest": 0.5 * 3}
+    if unit == "bytes":
+        price = {n: one.columns["bytes"][-1] for n, (one,) in found.results.items()}
+    assert price["fednest"] > 1.5 * price["fedbio"]
+    # Two trials from two seeds each.
+    budget = 2 * 2 * price["fednest"]
+    for name, one in found.tuned.items():
+        assert len(one.trials) == budget // (2 * price[name])
+        spent = found.results[name][0].config["tuning"]
+        assert spent["unit"] == unit and spent["budget"] == pytest.approx(budget)
+    assert found.equal == unit and f" {unit}," in f"{repr(found).splitlines()[0]},"

@@ -369,20 +369,17 @@ def _show_ranked(
     made: "NamedComparison", standings: Sequence["Standing"], summary: dict[str, Any]
 ) -> None:
     from fedbilevel.report import ranking_table, trials_table
+    from fedbilevel.standings import cost_said, tuning_said
 
     console = Console()
     if made.trials:
         judged = next(iter(made.found.tuned.values())).judged_by
         console.print(trials_table(made.trials, judged))
-    for name, one in summary["tuning"].items():
-        allowed = "" if one["budget"] is None else f" of {one['budget']:,}"
-        took = f"{one['cost']:,}{allowed} {one['unit']}"
-        console.print(f"{name}: {one['trials']} trials, {took}.", highlight=False)
-    when = {}
-    if summary["equal_cost"] is not None:
-        most = summary["equal_cost"]
-        shown = f"{most:.3g}" if most < 1000 else f"{most:,.0f}"
-        when["when"] = f"at {shown} {summary['equal']} each"
+    for name, spent in summary["tuning"].items():
+        console.print(f"{name}: {tuning_said(spent)}.", highlight=False)
+    when, cost = {}, cost_said(made.found.results, summary["equal"])
+    if cost:
+        when["when"] = f"{cost} each"
     goal = (summary["metric"], summary["target"])
     console.print(ranking_table(standings, *goal, **when))
     if summary["reconstructed"]:

@@ -1,9 +1,5 @@
 """Results for people. Reads results only."""
 
-from fedbilevel.report.comparison import Standing as Standing
-from fedbilevel.report.comparison import default_target as default_target
-from fedbilevel.report.comparison import equal_cost as equal_cost
-from fedbilevel.report.comparison import ranking as ranking
 from fedbilevel.report.drawing import draw_curves as draw_curves
 from fedbilevel.report.drawing import draw_label_counts as draw_label_counts
 from fedbilevel.report.drawing import draw_scaling as draw_scaling
@@ -20,3 +16,7 @@ from fedbilevel.report.theory import estimates_table as estimates_table
 from fedbilevel.report.theory import plan_table as plan_table
 from fedbilevel.report.theory import scaling_table as scaling_table
 from fedbilevel.report.theory import terms_table as terms_table
+from fedbilevel.standings import Standing as Standing
+from fedbilevel.standings import default_target as default_target
+from fedbilevel.standings import equal_cost as equal_cost
+from fedbilevel.standings import ranking as ranking

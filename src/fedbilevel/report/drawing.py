@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.errors import needed
-from fedbilevel.report.comparison import (
+from fedbilevel.report.tables import show
+from fedbilevel.report.theory import scaling_names, scaling_title
+from fedbilevel.result import Result
+from fedbilevel.standings import (
     Results,
     about_seeds,
     margin,
     seconds_at,
     stacked,
 )
-from fedbilevel.report.tables import show
-from fedbilevel.report.theory import scaling_names, scaling_title
-from fedbilevel.result import Result
 
 _COLUMN = {"exchanges": "exchanges", "megabytes": "bytes", "samples": "samples"}
 _LABELS = {"megabytes": "megabytes sent", "samples": "samples drawn"}

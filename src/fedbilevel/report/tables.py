@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbilevel.evaluation.words import figure, title, with_interval
-from fedbilevel.report.comparison import Standing, about_seeds
 from fedbilevel.result import Result
+from fedbilevel.standings import Standing, about_seeds
 
 _MOST_TRIALS = 9  # of an algorithm in a table; a file has all of them
 _MOST_SITES = 20

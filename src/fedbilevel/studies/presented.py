@@ -14,6 +14,7 @@ from fedbilevel._folders import check_file
 from fedbilevel.errors import needed
 from fedbilevel.result import Result, as_html, short
 from fedbilevel.saved import Saved
+from fedbilevel.standings import cost_said, default_target, ranking, tuning_said
 
 _EXTRA = "tables, figures and pages need more packages: install fedbilevel[report]."
 
@@ -64,7 +65,6 @@ class Presented:
     def plot(self, target: float | None = None) -> Any:
         """Return matplotlib's figure of the headline, a panel for each kind of cost."""
         needed("rich", _EXTRA)
-        from fedbilevel.report.comparison import default_target
         from fedbilevel.report.drawing import curves_figure
 
         shown = (self.results, self.headline)
@@ -84,19 +84,18 @@ class Presented:
     def _heading(self) -> str:
         seeds = max(map(len, self.results.values()), default=0)
         mean = f", mean of {seeds} seeds" if seeds > 1 else ""
-        return f"Comparison by {self.headline}{mean}, lower is better"
+        at = f" {cost_said(self.results, self.equal)}".rstrip()
+        return f"Comparison by {self.headline}{at}{mean}, lower is better"
 
     def _places(self) -> list[tuple[str, str]]:
-        """Return what each came to in the end, the lowest first, then what diverged."""
-        means = {
-            name: float(np.mean([one.columns[self.headline][-1] for one in many]))
-            for name, many in self.results.items()
-        }
-        ranked = sorted(
-            means, key=lambda name: (not np.isfinite(means[name]), means[name])
-        )
+        """Return what each came to, the lowest first, then what diverged."""
+        places = []
+        for one in ranking(self.results, self.headline, np.nan, self.equal):
+            tuned = tuning_said(self.results[one.algorithm][0].config.get("tuning"))
+            text = short(one.mean) + (f" (tuned in {tuned})" if tuned else "")
+            places.append((one.algorithm, text))
         failed = [(name, f"diverged: {why}") for name, why in self.diverged.items()]
-        return [*((name, short(means[name])) for name in ranked), *failed]
+        return [*places, *failed]
 
     def _saved(self, target: float | None) -> Saved:
         """Return what a folder of the same results would hold."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.comparison import FEWEST, stacked, t_quantile
 from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
 from fedbilevel.saved import Saved
+from fedbilevel.standings import FEWEST, stacked, t_quantile
 
 _COSTS = {"round", "exchanges", "bytes", "samples"}
 # Of all columns and seeds together: with ten characters each, two megabytes.

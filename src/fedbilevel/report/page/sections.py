@@ -5,12 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.comparison import Standing, about_seeds, equal_cost, margin
 from fedbilevel.report.page.grid import Grid
 from fedbilevel.report.page.words import MEANINGS, amount, mean_and_margin
 from fedbilevel.report.tables import cost_rows
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
+from fedbilevel.standings import (
+    Standing,
+    about_seeds,
+    cost_said,
+    margin,
+    tuning_said,
+)
 
 _LONGEST = 200  # characters of a setting
 
@@ -19,6 +25,10 @@ def ranking_grid(
     saved: Saved, standings: Sequence[Standing], target: float | None
 ) -> Grid:
     """Return the ranking of a comparison, best first."""
+    tuned = {
+        name: tuning_said(many[0].config.get("tuning"))
+        for name, many in saved.results.items()
+    }
     rows = [
         (
             one.algorithm,
@@ -27,13 +37,13 @@ def ranking_grid(
             amount(None if one.bytes is None else one.bytes / 1e6),
             amount(one.samples),
             amount(one.seconds),
+            *([tuned[one.algorithm] or "-"] if any(tuned.values()) else ()),
         )
         for one in standings
     ]
-    headings = ("algorithm", saved.headline, "exchanges", "MB", "samples", "seconds")
-    most = equal_cost(saved.results, saved.equal)
-    finite = np.isfinite(most)
-    when = f"at {amount(most)} {saved.equal}" if finite else "after the last round"
+    headings = ["algorithm", saved.headline, "exchanges", "MB", "samples", "seconds"]
+    headings += ["tuned in"] if any(tuned.values()) else []
+    when = cost_said(saved.results, saved.equal) or "after the last round"
     caption = (
         f"{saved.headline} {when}, {about_seeds(standings[0].seeds)}, "
         f"and the cost from which on it stays at {amount(target)} or below"

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.comparison import Standing, default_target, ranking
 from fedbilevel.report.tables import show
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
+from fedbilevel.standings import Standing, default_target, ranking
 
 MEANINGS = {
     "upper_loss": "loss on the validation rows, which tuning lowers",

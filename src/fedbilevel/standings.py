@@ -76,6 +76,25 @@ def equal_cost(results: Results, equal: str) -> float:
     return min((float(end) for end in ends if end > 0), default=np.inf)
 
 
+def cost_said(results: Results, equal: str) -> str:
+    """Say at what equal cost a ranking is; nothing if it is after the last round."""
+    most = equal_cost(results, equal)
+    return f"at {_amount(most)} {equal}" if np.isfinite(most) else ""
+
+
+def tuning_said(spent: Any) -> str:
+    """Say how much tuning there was, as results recorded it; nothing if none was."""
+    if not isinstance(spent, dict) or not isinstance(spent.get("cost"), int | float):
+        return ""
+    budget, unit = spent.get("budget"), spent.get("unit")
+    allowed = f" of {_amount(budget)}" if isinstance(budget, int | float) else ""
+    return f"{spent.get('trials')} trials, {_amount(spent['cost'])}{allowed} {unit}"
+
+
+def _amount(cost: float) -> str:
+    return f"{cost:.3g}" if cost < 1000 else f"{cost:,.0f}"
+
+
 def _last(many: Sequence[Result], equal: str, most: float) -> int:
     """Return the last measurement at no more than this cost, the first at least."""
     if equal not in _RANKED_AT:

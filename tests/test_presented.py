@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from fedbilevel.errors import CheckpointError, DivergedError, FedbilevelError
-from fedbilevel.standings import tuning_said
+from fedbilevel.report.page import write_page
+from fedbilevel.report.tables import cost_rows, ranking_table
+from fedbilevel.saved import Saved
+from fedbilevel.standings import ranking, tuning_said
 from fedbilevel.studies import Comparison
 from tests.reports import Read, made_up, save_comparison
 
@@ -77,6 +80,36 @@ def test_tables_say_how_much_each_was_tuned(compared, tmp_path):
     assert tuning_said(free) == "18 trials, 4.57 seconds"
     assert not any(map(tuning_said, (None, "text", {"cost": "much"})))
     assert "tuned" not in repr(compared) and "tuned" not in compared.to_latex()
+
+
+def test_samples_that_are_a_bound_are_said_to_be_one(compared, tmp_path):
+    known = {"bounds": {"hessian_product": "at most"}}
+    bound = {"bounds": {"lower_samples": "at most", "hessian_product": "at most"}}
+    many = {
+        name: [replace(one, counts={**one.counts, **more}) for one in results]
+        for (name, results), more in zip(
+            compared.results.items(), (known, bound), strict=True
+        )
+    }
+    made, metric = Comparison("upper_loss", many), "upper_loss"
+    aim = made.results["fedbio"][0].columns[metric][5]
+    rows = {line.split(" & ")[0]: line for line in made.to_latex(aim).splitlines()}
+    assert "at most" in rows["simfbo"] and "at most" not in rows["fedbio"]
+    table = ranking_table(ranking(many, metric, aim), metric, aim)
+    cells = dict(zip(table.columns[0].cells, table.columns[4].cells, strict=True))
+    assert str(cells["simfbo"]).startswith("at most ")
+    assert not str(cells["fedbio"]).startswith("at")
+    labels = {panel.get_xlabel() for panel in made.plot().axes}
+    assert "samples drawn, at most" in labels
+    plain = {panel.get_xlabel() for panel in compared.plot().axes}
+    assert "samples drawn" in plain
+    page = made.report(tmp_path / "page.html").read_text()
+    assert Read(page=page).data["curves"]["bound"] == "at most"
+    assert "samples, in all, at most" in Read(page=page).text
+    one = Read(page=write_page(Saved("one", {"simfbo": many["simfbo"][:1]}, metric)))
+    assert "drew at most 120 samples" in one.text
+    assert any("at most" in label for label, _ in cost_rows(many["simfbo"]))
+    assert not any("at most" in label for label, _ in cost_rows(many["fedbio"]))
 
 
 def test_a_folder_comes_back_as_it_was(tmp_path):

@@ -1,6 +1,6 @@
 """Ranks algorithms by a metric over several seeds, and by what it cost to get there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -22,7 +22,8 @@ class Standing:
     `spread` is the standard deviation over seeds, None of a single one. `margin` is
     half of the mean's 95 % t interval, None of fewer than five. Rounds, exchanges,
     bytes, samples and seconds are those from which on the mean over seeds stays at the
-    target or below; None if it ends above.
+    target or below; None if it ends above. `bound` says where samples are "at most" or
+    "at least" that many.
     """
 
     algorithm: str
@@ -35,6 +36,7 @@ class Standing:
     bytes: int | None
     samples: int | None
     seconds: float | None
+    bound: str = ""
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -82,6 +84,16 @@ def cost_said(results: Results, equal: str) -> str:
     return f"at {_amount(most)} {equal}" if np.isfinite(most) else ""
 
 
+def sample_bound(results: Iterable[Result]) -> str:
+    """Return "at most" where samples of a branch were counted that may not have run."""
+    found = set()
+    for one in results:
+        kinds = one.counts.get("bounds")
+        if isinstance(kinds, dict):
+            found |= {str(b) for name, b in kinds.items() if name.endswith("_samples")}
+    return ", ".join(sorted(found))
+
+
 def tuning_said(spent: Any) -> str:
     """Say how much tuning there was, as results recorded it; nothing if none was."""
     if not isinstance(spent, dict) or not isinstance(spent.get("cost"), int | float):
@@ -127,7 +139,8 @@ def _standing(
         for kind in _COUNTED:
             costs[kind] = round(float(at([r.columns[kind] for r in many]).mean()))
     about = (spread, None if half is None else float(half), len(ends))
-    return Standing(name, float(np.mean(ends)), *about, **costs)
+    bound = sample_bound(many)
+    return Standing(name, float(np.mean(ends)), *about, **costs, bound=bound)
 
 
 def margin(values: np.ndarray) -> np.ndarray | None:

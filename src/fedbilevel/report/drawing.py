@@ -20,6 +20,7 @@ from fedbilevel.standings import (
     Results,
     about_seeds,
     margin,
+    sample_bound,
     seconds_at,
     stacked,
 )
@@ -101,7 +102,10 @@ def curves_figure(results: Results, metric: str, target: float) -> Any:
     for panel, axis in zip(panels, axes, strict=False):
         ends = _draw_panel(panel, results, metric, axis)
         panel.axhline(target, color="gray", linewidth=0.8, linestyle="-.")
-        panel.set(xlabel=_LABELS.get(axis, axis), ylabel=metric)
+        label = _LABELS.get(axis, axis)
+        if axis == "samples" and (bound := sample_bound(every)):
+            label = f"{label}, {bound}"
+        panel.set(xlabel=label, ylabel=metric)
         _set_scale(panel, "x", cost_scale(ends))
         _set_scale(panel, "y", value_scale(metric, values))
         panel.grid(alpha=0.3)

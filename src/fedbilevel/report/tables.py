@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedbilevel.evaluation.words import figure, title, with_interval
 from fedbilevel.result import Result
-from fedbilevel.standings import Standing, about_seeds
+from fedbilevel.standings import Standing, about_seeds, sample_bound
 
 _MOST_TRIALS = 9  # of an algorithm in a table; a file has all of them
 _MOST_SITES = 20
@@ -93,9 +93,7 @@ def cost_table(results: Mapping[str, Result]) -> Table:
 
 def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], Any]]]:
     """Return what a run may have cost: in words, and how to read it from a result."""
-    bounds = {n: b for one in results for n, b in one.counts.get("bounds", {}).items()}
-    bound = {b for name, b in bounds.items() if name.endswith("_samples")}
-    samples = ", ".join(["samples, in all", *sorted(bound)])
+    samples = ", ".join(filter(None, ["samples, in all", sample_bound(results)]))
     rows: list[tuple[str, Callable[[Result], Any]]] = [
         ("rounds", lambda r: r.counts["rounds"]),
         ("exchanges", lambda r: r.counts["exchanges"]),
@@ -135,7 +133,7 @@ def ranking_table(
             f"{one.mean:.4g}" + ("" if one.margin is None else f" +- {one.margin:.1g}"),
             show(one.exchanges),
             _short(None if one.bytes is None else one.bytes / 1e6),
-            show(one.samples),
+            f"{one.bound} {show(one.samples)}".strip(),
             _short(one.seconds),
         )
         for one in standings

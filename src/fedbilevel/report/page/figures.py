@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
 from fedbilevel.saved import Saved
-from fedbilevel.standings import FEWEST, stacked, t_quantile
+from fedbilevel.standings import FEWEST, sample_bound, stacked, t_quantile
 
 _COSTS = {"round", "exchanges", "bytes", "samples"}
 # Of all columns and seeds together: with ten characters each, two megabytes.
@@ -27,6 +27,7 @@ def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
     return {
         "headline": saved.headline,
         "target": target,
+        "bound": sample_bound(every),
         "step": step,
         "axes": {axis: _scale_along(saved, axis) for axis in axes},
         "metrics": {

@@ -35,7 +35,7 @@ def ranking_grid(
             mean_and_margin(one),
             amount(one.exchanges),
             amount(None if one.bytes is None else one.bytes / 1e6),
-            amount(one.samples),
+            f"{one.bound} {amount(one.samples)}".strip(),
             amount(one.seconds),
             *([tuned[one.algorithm] or "-"] if any(tuned.values()) else ()),
         )

@@ -100,7 +100,7 @@ const CONFIG = {
 };
 const AXIS_TITLES = {
   exchanges: "exchanges with sites", megabytes: "megabytes sent",
-  samples: "samples drawn", seconds: "seconds of running", rounds: "rounds",
+  samples: ["samples drawn", curves.bound].filter(Boolean).join(", "), seconds: "seconds of running", rounds: "rounds",
 };
 
 function traces(metric, axis) {

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import equinox as eqx
@@ -35,6 +35,11 @@ def site_job(job: Job, client: int) -> Job:
     _JOBS.append(job)  # so that no other job gets its id
     alone = jax.tree.map(lambda leaf: leaf[client : client + 1], job.data)
     return eqx.tree_at(lambda one: one.data, job, alone)
+
+
+def of_all_rows(job: Job) -> Job:
+    """Return a job without batches: what sites draw under masks nobody can compute."""
+    return replace(job, upper_batch=None, lower_batch=None)
 
 
 def site_of(job: Job, client: int, folder: Path | None = None, **more) -> Site:

@@ -27,6 +27,8 @@ RULES = frozenset(
         "enough confirm",  # before it reveals
         "enough in a sum",  # two thirds of the participants, and the minimum
         "cuts",  # numbers out of range are answered, not refused
+        "rows are secret",  # a server cannot compute which of them are in a sum
+        "rows for a question",  # others are drawn wherever another one is asked
     }
 )
 Members = tuple[int, ...]
@@ -38,7 +40,8 @@ class World:
     """How many sites there are, who of them works with the server, and the rules.
 
     Where replies are `of_batches`, another question has another reply. Else a server
-    asks at a point nearby, and knows the same; `apart` is the rule against that.
+    asks at a point nearby, and knows the same; `apart` is the rule against that. If
+    rows are known, it asks until the first site has drawn others, and nobody else has.
     """
 
     sites: int
@@ -52,6 +55,18 @@ class World:
     def honest(self) -> list[int]:
         """Those who follow the protocol."""
         return [k for k in range(self.sites) if k not in self.colluding]
+
+    @property
+    def wide(self) -> int:
+        """How many replies a site has, to all questions."""
+        drawn = self.of_batches and "rows for a question" in self.rules
+        return 2 if drawn else 1
+
+    def reply(self, site: int, question: int) -> int:
+        """Return which of its replies a site gives."""
+        known = "rows are secret" not in self.rules
+        others = known and site != self.honest[0]
+        return 0 if others else min(question, self.wide - 1)
 
     def needed(self, participants: Members) -> int:
         """Return how many must be in a sum, and confirm it."""
@@ -209,12 +224,11 @@ def _useful(world: World) -> dict[tuple, Story]:
     Others are of no use later: masks of other stories are others.
     """
     found: dict[tuple, Story] = {}
-    wide = 2 if world.of_batches else 1
     for story in stories(world):
         sums = known_sums(world, story)
         if not sums:
             continue
-        vectors = [_vector(world, wide, story.question, one) for one in sums]
+        vectors = [_vector(world, story.question, one) for one in sums]
         pairs = [(site, one) for site, all_ in story.confirmed for one in all_]
         about = (story.question, tuple(sorted(pairs)), _reduced(vectors))
         found.setdefault(about, story)
@@ -229,12 +243,12 @@ def _past_of(past: frozenset, site: int) -> dict[int, set[Members]]:
     return found
 
 
-def _vector(world: World, wide: int, question: int, known: dict) -> Vector:
+def _vector(world: World, question: int, known: dict) -> Vector:
     """Return a sum in the space of all honest replies, of each site and question."""
-    place = {k: n for n, k in enumerate(world.honest)}
-    made = [Fraction(0)] * (wide * len(place))
+    place = {k: world.wide * n for n, k in enumerate(world.honest)}
+    made = [Fraction(0)] * (world.wide * len(place))
     for site, factor in known.items():
-        made[wide * place[site] + min(question, wide - 1)] = factor
+        made[place[site] + world.reply(site, question)] = factor
     return tuple(made)
 
 

@@ -15,6 +15,7 @@ from fedbilevel._files import write_arrays
 from fedbilevel.algorithms.wrappers.base import AbstractWrapper
 from fedbilevel.errors import DamagedFileWarning, FedbilevelError, NonFiniteError
 from fedbilevel.experiments.channels import read_channel
+from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.refusals import REASONS
 from fedbilevel.federation.server.blind_job import blind_job
@@ -35,7 +36,14 @@ from tests.cases import (
     quadratic_data,
     quadratic_job,
 )
-from tests.federation import FEDERATION, TERMS, Loopback, server_of, site_of
+from tests.federation import (
+    FEDERATION,
+    TERMS,
+    Loopback,
+    of_all_rows,
+    server_of,
+    site_of,
+)
 
 BSGM, BSGVRM = (case_of(name).algorithm for name in ("local-bsgm", "local-bsgvrm"))
 
@@ -455,9 +463,9 @@ def test_noise_is_the_sites_own_secret_and_of_the_right_size():
 
 @pytest.mark.parametrize("lost", [pytest.param((), marks=pytest.mark.slow), (12,)])
 def test_a_secure_mean_is_the_mean_and_no_reply_is_seen(lost, tmp_path):
-    plain = quadratic_job(BSGVRM, quadratic_data(4))
-    job = job_through(BSGVRM, 4, aggregate="secure")
-    net = loopback(job, tmp_path)
+    plain = of_all_rows(quadratic_job(BSGVRM, quadratic_data(4)))
+    job = of_all_rows(job_through(BSGVRM, 4, aggregate="secure"))
+    net = loopback(job, tmp_path, limits=SiteLimits(cohorts="any"))
 
     def script(node, packet, one):
         answer = one.sites[node].handle(packet)

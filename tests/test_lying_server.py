@@ -20,6 +20,7 @@ from fedbilevel.errors import (
     RevealRefusedError,
     UnmaskingError,
 )
+from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.refusals import REASONS
 from fedbilevel.federation.secure.fixed_point import encode
 from fedbilevel.federation.secure.layout import MaskedExchange
@@ -31,7 +32,7 @@ from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import pack, unpack
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import case_of, quadratic_data, quadratic_job
-from tests.federation import Loopback, server_of, site_of
+from tests.federation import Loopback, of_all_rows, server_of, site_of
 from tests.masked import confirmations, for_site, opened, revealed
 from tests.tampering import renewed
 from tests.test_federation import job_through
@@ -299,6 +300,7 @@ def net_of(job, folder=None, minimum=2) -> Loopback:
             minimum=minimum,
             holds=False,
             report=net.told.append,
+            limits=SiteLimits(cohorts="any"),
         )
     return net
 
@@ -327,12 +329,12 @@ def refusals(net: Loopback, node: int) -> set[tuple[str, str]]:
 
 @functools.cache  # compiled once
 def secure_job():
-    return job_through(BSGM, 4, aggregate="secure")
+    return of_all_rows(job_through(BSGM, 4, aggregate="secure"))
 
 
 @functools.cache
 def whole_job():
-    return quadratic_job(BSGM, quadratic_data(4))
+    return of_all_rows(quadratic_job(BSGM, quadratic_data(4)))
 
 
 def run_with(job, script, folder=None, *, minimum=2, rounds=1) -> Any:

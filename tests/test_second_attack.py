@@ -14,7 +14,6 @@ from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.refusals import REASONS
 from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import execute
-from fedbilevel.runtime.job import repeats
 from tests.cases import quadratic_data, quadratic_job
 from tests.federation import FEDERATION, Loopback, server_of, site_of
 from tests.test_federation import BSGM
@@ -261,18 +260,11 @@ def test_another_repeat_is_of_other_rows():
     site, drawn = net.sites[10], []
     for repeat in (0, 1, 2, 1):
         header = unpack(numbered(packet, 1, repeat=repeat), 1 << 30)[0]
-        drawn.append(jax.random.key_data(site._turn(header).key).tolist())
+        turn = site._draws.turn(job, header, [])
+        drawn.append(jax.random.key_data(turn.key).tolist())
     assert drawn[0] != drawn[1] != drawn[2] and drawn[1] == drawn[3]
     kinds = [kind for kind, _ in sum_over(net, [0, 1, 2], packet, 1, repeat=1)]
     assert kinds == ["exchange"] * 3 + ["agree"] * 3
-
-
-@pytest.mark.parametrize(
-    ("row", "often"), [([0, 1], 0), ([1, 2], 0), ([0, 3], 1), ([4, 3], 1), ([6, 0], 2)]
-)
-def test_a_record_says_how_often_an_exchange_was_repeated(row, often):
-    found = repeats(np.asarray(row, np.int8))
-    assert found == often and isinstance(found, np.integer)
 
 
 def test_replies_of_all_rows_are_summed_over_cohorts_apart():

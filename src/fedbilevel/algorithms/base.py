@@ -28,12 +28,14 @@ class Turn(eqx.Module):
     """How often this phase ran before, and the randomness of one client in it.
 
     For a phase that runs once a round the index is the number of the round, from 0.
-    `key` is the client's own, `shared` that of the server and all clients.
+    `key` is the client's own, `shared` that of the server and all clients. Where `key`
+    is another one in every exchange, `lasting` is not.
     """
 
     key: Key
     index: Int[Array, ""] | int
     shared: Key
+    lasting: Key | None = None
 
     def steps(self, count: int) -> Int[Array, " count"]:
         """Return the `count` local iterations t of this turn, from the run's start."""
@@ -44,8 +46,13 @@ class Turn(eqx.Module):
         return jax.vmap(lambda t: jr.fold_in(self.key, t))(self.steps(count))
 
     def spare_keys(self, count: int) -> Keys:
-        """Return keys that no local iteration uses, the same in every round."""
+        """Return keys that no local iteration uses."""
         return jr.split(jr.fold_in(self.key, 2**32 - 1), count)
+
+    def lasting_key(self) -> Key:
+        """Return a key that is the same in every round. No rows are drawn by it."""
+        key = self.key if self.lasting is None else self.lasting
+        return replace(self, key=key).spare_keys(1)[0]
 
     def channel_key(self) -> Key:
         """Return a key for what is done to the reply, another one in every turn."""

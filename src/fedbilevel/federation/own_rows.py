@@ -27,13 +27,15 @@ from fedbilevel.problem.stored_rows import is_stored
 LEDGER = ".ledger.json"
 _KEY, _ROWS, _LOCK = "ledger.key", ".rows.npy", "ledger.lock"
 _KEY_BYTES = 32
+_DRAWS = b"which rows"
 _CHUNK = 4096  # rows of a file that are read at a time
 
 
 class OwnRows:
     """The rows of one site, and the ledgers in its state folder that have any of them.
 
-    `path` is the ledger of exactly these rows.
+    `path` is the ledger of exactly these rows. By the `secret`, which follows from the
+    key of the folder, a restarted site draws the same rows for the same question.
     """
 
     def __init__(self, folder: Path, rows: Iterable[bytes]) -> None:
@@ -41,6 +43,7 @@ class OwnRows:
         make_private_folder(folder)
         with self.locked():
             key = self._key()
+            self.secret = blake2b(key=key, person=_DRAWS).digest()
             self.rows = _names(key, rows)
             whole = blake2b(self.rows.tobytes(), digest_size=16, key=key).hexdigest()
             self.path = folder / f"{whole}{LEDGER}"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -21,6 +20,7 @@ from fedbilevel._blocks import combine
 from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
+from fedbilevel.federation.draws import Draws
 from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.ledger import SiteLedger, SiteLimits, name_of_reply
 from fedbilevel.federation.refusals import RefusedError, refusal_of
@@ -43,7 +43,6 @@ from fedbilevel.federation.wire import (
     unpack,
     unpack_tree,
 )
-from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, common_leaves, start_kept
 from fedbilevel.runtime.job import Job, Kept, Where
 
@@ -112,6 +111,7 @@ class Site:
         self.ledger = SiteLedger(job, limits or SiteLimits(), folder, source)
         if remark := self.ledger.remark():
             report(remark)
+        self._draws = Draws(client, self.ledger.rows)
         self.checkpoints: dict[str, SiteCheckpoints] = {}
         self.is_over = False
         self._held: dict[str, np.ndarray] = {}
@@ -278,7 +278,7 @@ class Site:
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
-        turn = self._turn(header)
+        turn = self._draws.turn(self.work.job, header, jax.tree.leaves(sent))
         names = [digest(leaf) for leaf in jax.tree.leaves(sent)]
         before = checkpoints.start if base is None else base
         about = name_of_reply(header, names, self._masks)
@@ -296,17 +296,6 @@ class Site:
                 for name, leaf in zip(names, jax.tree.leaves(sent), strict=True)
             }
         return self._reply(replace(header, info={"renewed": renewed}), leaves)
-
-    def _turn(self, header: Header) -> Turn:
-        """Return the turn of an exchange; a repeat of a masked sum draws anew."""
-        index = jnp.asarray(header.index, jnp.int32)
-        where = (header.stage, header.phase)
-        repeat = 0
-        if self._masks:
-            from fedbilevel.federation.secure.layout import Announcement
-
-            repeat = Announcement.read(header.info or {}).repeat
-        return keys.client_turn(self.work.job.key, where, self.client, index, repeat)
 
     def _bear(self, before: Kept) -> Kept:
         """Return what to keep after a reply that is not finite.

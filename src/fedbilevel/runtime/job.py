@@ -41,7 +41,7 @@ from fedbilevel.runtime.server_seen import ServerSeen, sees_server
 from fedbilevel.units import OfDistance, relative_kinds
 
 Where = tuple[int, int]  # the stage of a phase, and its number there
-# Of a client in an exchange; 2 more for each time the exchange was repeated.
+# Of a client in an exchange.
 ABSENT, PRESENT, RENEWED = 0, 1, 2
 _SOON = 2 * 10**7  # clients times parameters whose curvature takes seconds
 _FEWEST = 16  # clients of which it is measured
@@ -51,12 +51,7 @@ OWN_COLUMNS += ("exchanges", "bytes", "samples")
 
 def is_renewed(came: Any) -> Any:
     """Say of entries of a record whether the client had lost what it kept."""
-    return (came > ABSENT) & (came % 2 == RENEWED % 2)
-
-
-def repeats(came: Any) -> Any:
-    """Return how often an exchange was repeated, from its row of a record."""
-    return (came.max().astype(int) - PRESENT) // 2
+    return came == RENEWED
 
 
 class Job(eqx.Module):

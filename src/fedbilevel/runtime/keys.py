@@ -2,7 +2,6 @@
 
     root -> stage (rounds, setup) -> phase -> client -> t      samples of a client
     root -> stage -> phase -> client -> 2^32 - 2 -> turn       noise on its reply
-    root -> stage -> phase -> client -> 2^32 - 3 -> repeat -> t    the same, asked again
     root -> stage -> phase -> turn                             cohort of an exchange
     root -> stage -> phase -> turn                             which of it reply
     root -> stage -> phase -> turn                             what all have in common
@@ -11,16 +10,21 @@
 A turn counts how often a phase ran before. So a trajectory depends on neither the
 runtime nor the order of clients, and a client's samples at local iteration t do not
 depend on how often it communicates.
+
+The root is known to everybody. A site with masks or noise draws its rows by a secret of
+its own instead, from another key for every question that it is asked.
 """
 
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedbilevel._types import Key
@@ -57,17 +61,18 @@ def client_turn(
     where: tuple[int, int],
     client: Array | int,
     index: Array | int,
-    repeat: Array | int = 0,
 ) -> Turn:
-    """Return the turn of one client in one exchange.
-
-    `repeat` says how often it was asked the same before, and draws other rows.
-    """
+    """Return the turn of one client in one exchange."""
     own, shared = client_key(root, *where, client), shared_key(root, *where, index)
-    if not isinstance(repeat, int) or repeat:
-        other = _folded(own, 2**32 - 3, repeat)
-        own = jnp.where(jnp.asarray(repeat) > 0, other, own)
     return Turn(own, index, shared)
+
+
+def by_secret(turn: Turn, drawn: bytes) -> Turn:
+    """Return a turn with another key, made of bits that are secret."""
+    like = jr.key_data(turn.key)
+    bits = np.frombuffer(drawn, like.dtype, like.size).reshape(like.shape)
+    key = jr.wrap_key_data(jnp.asarray(bits), impl=jr.key_impl(turn.key))
+    return replace(turn, key=key, lasting=turn.key)
 
 
 def draw_cohort(

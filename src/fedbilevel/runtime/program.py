@@ -31,7 +31,7 @@ from fedbilevel.runtime.exchange import (
     server_turn,
     start_kept,
 )
-from fedbilevel.runtime.job import ABSENT, Job, Kept, State, is_renewed, repeats
+from fedbilevel.runtime.job import ABSENT, Job, Kept, State, is_renewed
 from fedbilevel.runtime.layout import Layout
 from fedbilevel.runtime.phase_loop import compiled_loop, run_phases
 from fedbilevel.runtime.stopping import RUNNING, Track
@@ -245,12 +245,11 @@ def _exchange(
     weights = jnp.where(ids < job.clients, job.data.weights[position], 0)
     all_came = attendance(job, state, where, index, everybody)
     present = jnp.ones(count, bool) if all_came is None else all_came > ABSENT
-    repeat = 0 if job.attendance is None else repeats(all_came)
     before_replies = server_turn(job, where, index, everybody, jnp.ones(count, bool))
     sent = link.sent(state.server, before_replies)
 
     def local(identity: Array, place: Array, held: Array, kept: Kept):
-        turn = keys.client_turn(job.key, where, identity, index, repeat)
+        turn = keys.client_turn(job.key, where, identity, index)
         return link.answer(for_place(sent, place), kept, turn, held)
 
     whole = held = state.clients

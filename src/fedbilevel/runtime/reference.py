@@ -24,7 +24,7 @@ from fedbilevel.runtime.exchange import (
     server_turn,
     start_kept,
 )
-from fedbilevel.runtime.job import ABSENT, PRESENT, Job, State, is_renewed, repeats
+from fedbilevel.runtime.job import ABSENT, PRESENT, Job, State, is_renewed
 from fedbilevel.runtime.phase_loop import phases_in_python
 from fedbilevel.runtime.progress import RUNNING, report
 
@@ -70,7 +70,6 @@ class ReferenceRuntime(Runtime):
         job, link = self.job, Link.of(self.job, phase, where)
         asked = asked_clients(job, phase, where, index)
         came = self._attendance(state, where, index, asked)
-        repeat = int(repeats(np.asarray(came)))
         ids, everybody = jnp.asarray(asked, jnp.int32), jnp.ones(len(asked), bool)
         turn = server_turn(job, where, index, ids, everybody)
         sent = self._stage(phase, "down", shown, None, link.sent, state.server, turn)
@@ -78,7 +77,7 @@ class ReferenceRuntime(Runtime):
         for place, client in enumerate(asked):
             one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
             one = start_kept(job) if is_renewed(came[place]) else one
-            mine = keys.client_turn(job.key, where, client, index, repeat)
+            mine = keys.client_turn(job.key, where, client, index)
             arguments = (for_place(sent, place), one, mine, client)
             if came[place] == ABSENT:
                 # A placeholder for an absent client.

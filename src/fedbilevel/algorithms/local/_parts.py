@@ -88,7 +88,7 @@ class ServerScale(Part):
 
 def own_number(turn: Turn, fewest: int, tau: int) -> Array:
     """Return tau_i, the same in every round."""
-    return jr.randint(turn.spare_keys(1)[0], (), fewest, tau + 1, jnp.int32)
+    return jr.randint(turn.lasting_key(), (), fewest, tau + 1, jnp.int32)
 
 
 class OwnNumber(Part):

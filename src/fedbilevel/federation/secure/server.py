@@ -133,7 +133,6 @@ class MaskedServer:
             return
         try:
             answers.reply = self._mean(question)
-            answers.repeat = announced.repeat
             self._failures, self._avoided = [], set()
             self._opened = set(replies)
         except UnmaskingError as error:

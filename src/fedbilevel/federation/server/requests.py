@@ -45,8 +45,7 @@ class Answers:
 
     `traffic` are bytes down, bytes up, and of both those that are not leaves. `reply`
     is what the server makes of all that were taken. `came` is how many could be read,
-    whatever became of them; None if no client was asked. `repeat` says how often the
-    same was asked of other rows before.
+    whatever became of them; None if no client was asked.
     """
 
     taken: dict[int, Any] = field(default_factory=dict)
@@ -54,7 +53,6 @@ class Answers:
     traffic: np.ndarray = field(default_factory=lambda: np.zeros(3, np.int64))
     reply: Any = None
     came: int | None = None
-    repeat: int = 0
 
 
 def ask(

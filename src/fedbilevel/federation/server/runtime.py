@@ -213,7 +213,7 @@ class FederationRuntime(Runtime):
         require_finite(server, question.header, "the model")
         row = np.full((1, self.roster.clients), ABSENT, np.uint8)
         for client, (_, renewed) in answers.taken.items():
-            row[0, client] = (RENEWED if renewed else PRESENT) + 2 * answers.repeat
+            row[0, client] = RENEWED if renewed else PRESENT
         return Federated(
             jax.tree.map(np.asarray, server),
             np.where(row[0] > ABSENT, question.header.exchange, state.accepted),

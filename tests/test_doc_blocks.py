@@ -237,7 +237,7 @@ def test_every_command_of_the_guide_to_errors_has_its_sentence():
 
 
 def test_a_loss_with_a_model_of_flax_is_a_loss():
-    _, code, _ = python_of("own-tasks.md")
+    _, code, *_ = python_of("own-tasks.md")
     network = SimpleNamespace(apply=lambda all, image: image @ all["params"]["w"])
     names: dict[str, Any] = {"network": network, "optax": optax}
     exec(code, names)

@@ -3,6 +3,7 @@
 import json
 import os
 import pydoc
+import re
 import signal
 import sys
 from dataclasses import fields, is_dataclass
@@ -18,7 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbilevel as fb
-from fedbilevel.algorithms import Preset
+from fedbilevel.algorithms import Preset, ServerOptimizer
+from fedbilevel.algorithms.wrappers import steady
+from fedbilevel.algorithms.wrappers.optimizer import Descent
 from fedbilevel.cli.app import app
 from fedbilevel.errors import (
     CheckpointError,
@@ -29,7 +32,7 @@ from fedbilevel.errors import (
 from fedbilevel.experiments import Experiment
 from fedbilevel.saved import read_saved
 from fedbilevel.tracking import check_tracking, tracker
-from tests.test_result import PROBLEM, START, rows_of, run, tiny
+from tests.test_result import PROBLEM, START, lower, rows_of, run, tiny, upper
 
 WIDTH = 4
 
@@ -149,6 +152,64 @@ def test_metrics_may_see_the_server():
     assert (found.columns["z_norm"] > 0).all()
     np.testing.assert_allclose(found.columns["size"], found.columns["z_norm"])
     assert found.columns["x"][-1] == found.x
+
+
+def test_metrics_may_see_the_measured_curvature():
+    def metrics(x, y, server):
+        return {"curvature": server.curvature}
+
+    data, every = rows_of(3), fb.Sampling(batch=None)
+    more = {"rounds": 2, "runtime": fb.ReferenceRuntime, "metrics": metrics}
+    method = fb.FedBiO(local_steps=1)  # whose steps are measured
+    around = ServerOptimizer(method, Descent(1.0))
+    for one in (method, around):
+        found = fb.run(PROBLEM, data, START, one, sampling=every, **more)
+        # Of a client it is the mean of h, and L1 the fourth root of their mean power.
+        each = np.asarray(data.lower["h"]).mean(axis=1)
+        expected = np.mean(each**4) ** 0.25
+        np.testing.assert_allclose(found.columns["curvature"], expected, rtol=1e-5)
+
+    def known(x, y, server):
+        return {"measured": jnp.asarray(server.curvature is not None)}
+
+    more["metrics"] = known
+    plain = fb.run(PROBLEM, data, START, tiny(), sampling=every, **more)
+    assert not plain.columns["measured"].any()
+
+
+def test_the_guide_writes_the_residual_as_a_metric():
+    guide = Path(__file__).parents[1] / "docs" / "own-tasks.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), flags=re.DOTALL)
+    (block,) = [one for one in blocks if "residual" in one]
+    data = rows_of(1)
+    above, below = (
+        {n: a[0] for n, a in part.items()} for part in (data.upper, data.lower)
+    )
+    names = {"upper": upper, "lower": lower, "above": above, "below": below}
+    names |= {"jax": jax, "jnp": jnp}
+    exec(compile(block, "own-tasks.md", "exec"), names)
+
+    def metrics(x, y, server):
+        return {"z": server.blocks.z, "y": y, **names["metrics"](x, y, server)}
+
+    method = fb.FedBiO(0.1, 0.1, 0.1, local_steps=1)
+    every = {"sampling": fb.Sampling(batch=None), "runtime": fb.ReferenceRuntime}
+    found = fb.run(PROBLEM, data, START, method, rounds=3, metrics=metrics, **every)
+    y, z = found.columns["y"], found.columns["z"]
+    product = np.mean(below["h"]) * z
+    expected = np.abs(product - np.mean(y[:, None] - above["b"], axis=1))
+    np.testing.assert_allclose(found.columns["residual"], expected, rtol=1e-4)
+
+
+def test_a_result_is_named_after_the_preset_also_inside_of_wrappers():
+    more = {"rounds": 1, "runtime": fb.ReferenceRuntime, "sampling": fb.Sampling(None)}
+    steps = {"lr_x": 0.1, "lr_y": 0.1, "lr_z": 0.1, "local_steps": 1}
+    preset = fb.FedBiOControls(**steps)
+    for method in (preset, ServerOptimizer(preset, Descent(1.0)), steady(preset)):
+        result = fb.run(PROBLEM, rows_of(2), START, method, **more)
+        assert result.algorithm == "FedBiOControls"
+    plain = fb.run(PROBLEM, rows_of(2), START, fb.FedBiO(**steps), **more)
+    assert plain.algorithm == "FedBiO"
 
 
 def test_without_a_batch_it_is_all_rows_unless_they_are_many():

@@ -326,20 +326,29 @@ def client_measurement(
     return Measurement(upper, job.public(slope), square, metrics)
 
 
+def server_columns(job: Job, server: PyTree) -> dict[str, Array]:
+    """Return the columns that the server's state alone decides.
+
+    A method that carries z has its norm: it should settle before the hypergradient is
+    trusted.
+    """
+    blocks = job.algorithm.blocks(server)
+    if not isinstance(blocks, Triple) or not jax.tree.leaves(blocks.z):
+        return {}
+    return {"z_norm": _tree.norm(blocks.z)}
+
+
 def combine_measurements(job: Job, server: PyTree, mean: Measurement) -> dict:
     """Return the columns of one round from the clients' mean measurements.
 
     The slope of a private block is its root mean square over clients. Where blocks are
-    private a metric is the mean of its values on the clients. A method that carries z
-    has its norm as a column: it should settle before the hypergradient is trusted.
+    private a metric is the mean of its values on the clients.
     """
     square = mean.own_slope
     if jax.tree.leaves(mean.slope):
         square = square + _tree.dot(mean.slope, mean.slope)
     columns = {"upper_loss": mean.upper, "lower_gradient_norm": jnp.sqrt(square)}
-    blocks = job.algorithm.blocks(server)
-    if isinstance(blocks, Triple) and jax.tree.leaves(blocks.z):
-        columns["z_norm"] = _tree.norm(blocks.z)
+    columns |= server_columns(job, server)
     if is_any(job.private) or job.metrics is None:
         return {**columns, **mean.metrics}
     point = job.algorithm.point(server)

@@ -150,7 +150,7 @@ class Job(eqx.Module):
         seen: dict[str, Any] = {}
         if sees_server(self.metrics):
             state = first_server(self) if server is None else server
-            seen = {"server": ServerSeen(state, self.algorithm.blocks(state))}
+            seen = {"server": ServerSeen.of(self.algorithm, state)}
         return self.metrics(*self.problem.whole(x, y), *self.problem.inputs, **seen)
 
     def phases(self, stage: int) -> Phases:

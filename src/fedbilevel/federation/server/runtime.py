@@ -28,7 +28,7 @@ from fedbilevel.federation.server.roster import Roster
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
-from fedbilevel.runtime.exchange import asked_clients
+from fedbilevel.runtime.exchange import asked_clients, server_columns
 from fedbilevel.runtime.job import ABSENT, PRESENT, RENEWED, Job, start_server
 from fedbilevel.runtime.phase_loop import phases_in_python
 from fedbilevel.runtime.privacy import blocks_of, is_noisy, privacy_of_releases
@@ -250,13 +250,15 @@ class FederationRuntime(Runtime):
             answers = self._answered(
                 lambda: measure(exchanges, header, state.server, self._stand(state))
             )
+        own = server_columns(self.job, state.server)
+        known = {name: np.asarray(value) for name, value in own.items()}
         if not answers.taken:
-            return {name: np.asarray(np.nan) for name in names}
+            return {**known, **{name: np.asarray(np.nan) for name in names}}
         clients = sorted(answers.taken)
         values = [answers.taken[client] for client in clients]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
         mean = weighted_mean(stacked, exchanges.weights(clients))
-        return {name: np.asarray(value) for name, value in mean.items()}
+        return {**known, **{name: np.asarray(value) for name, value in mean.items()}}
 
     def _name_columns(self, names: list[str], clients: int) -> None:
         if self._named_columns:

@@ -13,6 +13,7 @@ from fedbilevel.algorithms.wrappers.measured_steps.curvature import Softness
 from fedbilevel.algorithms.wrappers.measured_steps.safeguard import MOST, Guard
 from fedbilevel.errors import DivergedError, InterventionWarning, NonFiniteError
 from fedbilevel.result import Result
+from fedbilevel.studies import comparison, seeds
 
 DRAW = np.random.default_rng(0)
 
@@ -175,6 +176,30 @@ def test_a_result_keeps_the_best_point_and_the_last(tmp_path):
     read = Result.load(tmp_path / "run")
     np.testing.assert_array_equal(read.last["y.w"], made.last["y.w"])
     np.testing.assert_array_equal(read.point["y.w"], made.point["y.w"])
+
+
+@pytest.mark.parametrize("study", ["sweep", "compare"])
+def test_a_sweep_and_a_comparison_warn_once_of_all_their_runs(study, monkeypatch):
+    quiet, loud = (
+        Result("t", "FedBiO", {"seed": seed}, {}, {}, {}, {}, {}, {}, events=told)
+        for seed, told in ((3, []), (4, ["step sizes were halved"]))
+    )
+    results = [quiet, loud, DivergedError("lost"), replace(loud, config={"seed": 5})]
+    finished = [one for one in results if isinstance(one, Result)]
+    made = fb.Comparison("upper_loss", {"one": finished[:2], "two": finished[2:]})
+    monkeypatch.setattr(seeds, "swept", lambda *_, **__: results)
+    monkeypatch.setattr(comparison, "compared", lambda *_, **__: made)
+    method = fb.FedBiO(0.1, 0.1, 0.1, local_steps=1)
+    given = {"one": method} if study == "compare" else method
+    problem = fb.Problem(rising, with_kink)
+    with pytest.warns(InterventionWarning) as warned:
+        getattr(fb, study)(problem, DATA, START, given, rounds=2, seeds=[3, 4])
+    (told,) = warned
+    assert str(told.message).startswith(
+        "automatic intervention in 2 of 3 runs, the first of them FedBiO with seed 4: "
+        "step sizes were halved."
+    )
+    assert told.filename == __file__
 
 
 def test_an_algorithm_given_by_hand_keeps_its_last_point():

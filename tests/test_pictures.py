@@ -68,6 +68,13 @@ def test_losses_over_decades_are_logarithmic_and_their_ticks_are_numbers():
     assert not any(one.get_text() for one in minor)
 
 
+def test_thousands_are_written_with_a_comma():
+    figure = drawn("upper_loss", [1.0] * 1200)
+    (panel,) = [one for one in figure.axes if one.get_xlabel() == "samples drawn"]
+    texts = tick_texts(panel.xaxis)
+    assert "10,000" in texts and "1e4" not in texts
+
+
 def test_a_narrow_loss_is_linear():
     assert drawn("upper_loss", [0.9, 0.5], [0.8, 0.6]).axes[0].get_yscale() == "linear"
 

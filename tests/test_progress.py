@@ -83,7 +83,6 @@ def test_what_is_said_stays_above_the_bar():
 COMPILER = """
 import hashlib, sys
 from fedbilevel.cli import progress
-progress._PATIENCE = 0.1
 with progress.watched("task", quiet=True) as watch:
     watch.stage(sys.argv[1])
     print("now", flush=True)
@@ -96,7 +95,7 @@ with progress.watched("task", quiet=True) as watch:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "steps", "status"),
-    [("compiling", 2**31 - 1, 130), ("running", 2**20, 7)],
+    [("compiling", 2**31 - 1, 130), ("running", 2**24, 7)],
     ids=["a compiler is ended", "a round is not"],
 )
 def test_ctrl_c_does_not_wait_for_a_compiler(stage, steps, status):
@@ -105,6 +104,8 @@ def test_ctrl_c_does_not_wait_for_a_compiler(stage, steps, status):
         try:
             assert process.stdout is not None and process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) == status
+            # A round takes as long as it takes.
+            most = 5 if stage == "compiling" else 60
+            assert process.wait(timeout=most) == status
         finally:
             process.kill()

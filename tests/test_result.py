@@ -276,6 +276,15 @@ def test_resumed_is_the_run_never_stopped(
     assert_same_trajectory(Result.load(tmp_path), whole)
 
 
+def test_the_same_call_goes_on_after_an_interrupt(tmp_path):
+    """Nobody says that it is to resume."""
+    interrupt(tmp_path)
+    seen = []
+    again = run(keeping=Keeping(tmp_path), watch=lambda done, *_: seen.append(done))
+    assert seen[0] == 3
+    assert_same_trajectory(again, run())
+
+
 def test_resume_before_the_first_measurement(tmp_path):
     # The checkpoint after round 2 holds no columns yet.
     whole = run(measure_every=3)

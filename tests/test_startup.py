@@ -15,7 +15,7 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 import fedbilevel
-from fedbilevel import _registry, algorithms, tasks
+from fedbilevel import _registry, _types, algorithms, tasks
 from fedbilevel.cli import checks, federation, main, node
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import THEOREMS
@@ -253,6 +253,9 @@ def test_every_public_name_is_there_and_no_other():
         place = one.__name__ if isinstance(one, ModuleType) else one.__module__
         assert place.startswith("fedbilevel.")
     assert getattr(fedbilevel, "tasks") is tasks  # noqa: B009
+    # Names that an own method is written with.
+    assert getattr(fedbilevel, "Triple") is _types.Triple  # noqa: B009
+    assert not {"ast", "pkgutil"} & set(dir(fedbilevel))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         getattr(fedbilevel, "nothing")  # noqa: B009
 

@@ -37,6 +37,7 @@ from fedbilevel.studies.presented import Presented
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
+from fedbilevel.studies.single import warn_of_events
 from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
@@ -126,7 +127,7 @@ def compare(
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, headline, drawn, channel, tuned_by)
     contenders = {name: Contender.of(one) for name, one in algorithms.items()}
-    return compared(
+    found = compared(
         setting,
         contenders,
         rounds,
@@ -137,6 +138,8 @@ def compare(
         stopping=stopping,
         watch=watch,
     )
+    warn_of_events([one for many in found.results.values() for one in many])
+    return found
 
 
 def compared(

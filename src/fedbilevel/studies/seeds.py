@@ -31,7 +31,7 @@ from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.single import result_of
+from fedbilevel.studies.single import result_of, warn_of_events
 
 
 def sweep(
@@ -63,7 +63,7 @@ def sweep(
         raise InvalidInputError("a sweep needs at least one algorithm and one seed.")
     if keeping is not None:
         mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
-    return swept(
+    found = swept(
         setting.job(many[0]),
         rounds,
         () if alone else many,
@@ -74,6 +74,8 @@ def sweep(
         watch=watch,
         config={},
     )
+    warn_of_events([one for one in found if isinstance(one, Result)])
+    return found
 
 
 def swept(

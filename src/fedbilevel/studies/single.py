@@ -2,7 +2,7 @@
 
 import platform
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
@@ -113,14 +113,27 @@ def run(
     )
     if keeping is not None:
         mesh.on_first(lambda: result.save(keeping.folder))
-    if result.events and jax.process_index() == 0:
-        warnings.warn(
-            f"automatic intervention: {'; '.join(result.events)}. `result.events` "
-            "lists what happened.",
-            InterventionWarning,
-            stacklevel=2,
-        )
+    warn_of_events([result])
     return result
+
+
+def warn_of_events(results: Sequence[Result]) -> None:
+    """Warn whoever called a study, once, where runs were changed automatically."""
+    changed = [one for one in results if one.events]
+    if not changed or jax.process_index() != 0:
+        return
+    first, where = changed[0], ""
+    if len(results) > 1:
+        where = (
+            f" in {len(changed)} of {len(results)} runs, the first of them "
+            f"{first.algorithm} with seed {first.config.get('seed')}"
+        )
+    warnings.warn(
+        f"automatic intervention{where}: {'; '.join(first.events)}. `result.events` "
+        "lists what happened.",
+        InterventionWarning,
+        stacklevel=3,
+    )
 
 
 def _guarded(algorithm: AbstractAlgorithm | None) -> Any:

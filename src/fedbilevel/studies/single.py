@@ -118,7 +118,7 @@ def run(
 
 
 def warn_of_events(results: Sequence[Result]) -> None:
-    """Warn whoever called a study, once, where runs were changed automatically."""
+    """Warn the caller of a study, once, where runs were changed automatically."""
     changed = [one for one in results if one.events]
     if not changed or jax.process_index() != 0:
         return

@@ -19,6 +19,7 @@ from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, count, execute
+from fedbilevel.runtime.traced_calls import bodies
 from fedbilevel.tasks import _labeled, cleaning, loss_tuning
 
 NAMES = ("regularization", "cleaning", "representation", "loss-tuning")
@@ -328,6 +329,30 @@ def test_dropout_is_part_of_the_sample():
     expected = log_losses(dense(y, hidden), rows["label"]).mean()
     expected += 0.1 * sum_of_squares(y)
     np.testing.assert_allclose(oracle.lower_loss(x, y, batch), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("rate", "bits"), [(0.5, 1), (0.25, 2), (0.3, 32)])
+def test_dropout_takes_as_few_random_bits_as_it_can(rate, bits):
+    """One bit of a flag where it is a coin, and 32 where it is no part of 256."""
+    task = make("representation", 2, dropout=rate, width=32, rows=200)
+    noise, rows = task.problem.lower_noise, {"label": jnp.zeros(64)}
+    kept = np.asarray(noise(jr.key(5), rows)["kept"])
+    assert kept.shape == (64, 32)
+    deviation = np.sqrt(rate * (1 - rate) / kept.size)
+    assert abs(kept.mean() - (1 - rate)) < 4 * deviation
+    drawn = jax.make_jaxpr(lambda key: noise(key, rows)["kept"])(jr.key(0))
+    assert bits_of(drawn.jaxpr) == bits * 64 * 32
+
+
+def bits_of(jaxpr) -> int:
+    """Return how many random bits a program draws."""
+    found = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "random_bits":
+            wide = equation.params["bit_width"]
+            found += wide * sum(one.aval.size for one in equation.outvars)
+        found += sum(map(bits_of, bodies(equation.params)))
+    return found
 
 
 def test_both_points_of_a_correction_meet_the_same_mask():

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool
 from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.problem import ClientData, Problem
+from fedbilevel.problem import ClientData, Problem, coin_mask
 from fedbilevel.tasks import _labeled, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
@@ -101,8 +101,10 @@ class _Dropout:
     width: int
 
     def __call__(self, key: Key, rows: Rows) -> Rows:
-        shape = (len(rows["label"]), self.width)
-        return {**rows, "kept": jr.bernoulli(key, 1 - self.rate, shape)}
+        shape, keep = (len(rows["label"]), self.width), 1 - self.rate
+        if (2**8 * keep).is_integer():
+            return {**rows, "kept": coin_mask(key, shape, keep)}
+        return {**rows, "kept": jr.bernoulli(key, keep, shape)}
 
 
 def make(

@@ -108,11 +108,7 @@ def may_answer(
         return False
     if not world.apart:
         return True
-    for other in set().union(*past.values()):
-        gone, come = set(other) - set(members), set(members) - set(other)
-        if any(0 < len(some) < world.minimum for some in (gone, come)):
-            return False
-    return True
+    return not set().union(*past.values()) - {members}
 
 
 def answers(world: World, out_of_range: bool) -> str:

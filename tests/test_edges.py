@@ -112,12 +112,14 @@ def test_names_of_leaves_have_128_bits():
 def test_cohorts_are_kept_apart_where_that_is_asked_for():
     any_of_them, apart = Cohorts(2), Cohorts(2, apart=True)
     for one in (any_of_them, apart):
-        one.note(Question("s", "a"), (0, 1, 2))
-    assert any_of_them.why_not(Question("s", "b"), (0, 1)) is None
-    assert apart.why_not(Question("s", "b"), (0, 1)) is not None
-    assert apart.why_not(Question("s", "b"), (0, 1, 2)) is None
-    assert apart.why_not(Question("s", "b"), (3, 4)) is None
-    assert apart.why_not(Question("t", "b"), (0, 1)) is None
+        assert one.enter(Question("s", "a"), (0, 1, 2)) is None
+    assert any_of_them.enter(Question("s", "b"), (0, 1)) is None
+    assert apart.enter(Question("s", "b"), (0, 1, 2)) is None
+    for settings in ("s", "t"):
+        for members in ((0, 1), (3, 4), (0, 1, 2, 3, 4)):
+            told = apart.enter(Question(settings, "c"), members)
+            assert "clients (0, 1, 2), and are over no others" in str(told)
+    assert len(apart.sums) == 2
 
 
 @pytest.mark.parametrize("flag", ["holds", "concludes"])

@@ -30,7 +30,7 @@ from tests.cases import (
     some_of,
     with_precision,
 )
-from tests.federation import Loopback, server_of, site_of
+from tests.federation import Loopback, of_all_rows, server_of, site_of
 
 UP, DOWN = Channel((BFloat16(),)), Channel((), Mean(), BFloat16())
 BOTH = Channel((BFloat16(),), Mean(), BFloat16())
@@ -125,7 +125,7 @@ def test_packets_of_half_precision_make_the_numbers_of_the_simulator(name):
 def test_masked_changes_of_a_rounded_point_make_those_numbers_too():
     channel = Channel((), SecureMean(), BFloat16())
     algorithm = case_of("momentum-local-sgd").algorithm
-    job = quadratic_job(algorithm, quadratic_data(3), channel=channel)
+    job = of_all_rows(quadratic_job(algorithm, quadratic_data(3), channel=channel))
     simulated = execute(SimulatorRuntime(job), 2).state.server
     deployed = execute(server_of(job, loopback(job)), 2).state.server
     assert_close(simulated, deployed, 1e-9)  # as fine as masked numbers are

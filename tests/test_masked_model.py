@@ -1,7 +1,10 @@
 """The masked exchange is searched, for small numbers, for all a server could do."""
 
+import functools
 import hashlib
+import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.layout import MaskedExchange
 from fedbilevel.federation.secure.masks import SiteKeys
 from fedbilevel.federation.secure.protocol import SecureSite
+from fedbilevel.federation.secure.shares import threshold
 from tests.masked import for_site
 from tests.masked_model import (
     RULES,
@@ -67,6 +71,60 @@ def test_where_replies_are_of_all_rows_only_cohorts_apart_keep_them():
     """A point nearby is another question, with the same answer."""
     way = search(World(3, of_batches=False))
     assert way is not None and way[0].question != way[1].question
+
+
+def opened(sites, minimum, asked):
+    """Return the sums that are opened: enough of their sites confirm them."""
+    found = []
+    for number, members in enumerate(asked):
+        question = Question("", str(number))
+        told = [sites[k].enter(question, members) for k in members]
+        if told.count(None) >= max(threshold(len(members)), minimum):
+            found.append(members)
+    return frozenset(found)
+
+
+@functools.cache
+def fewest_alone(count, sums):
+    """Return the fewest sites in a combination of sums."""
+    known = np.asarray([[k in one for k in range(count)] for one in sums], float)
+    rank = np.linalg.matrix_rank(known)
+    for few in range(1, count + 1):
+        for some in itertools.combinations(range(count), few):
+            rest = np.delete(known, some, axis=1)
+            if rest.size == 0 or np.linalg.matrix_rank(rest) < rank:
+                return few
+    return count
+
+
+@pytest.mark.parametrize("minimum", [2, 3])
+def test_no_combination_of_sums_is_over_few_sites_of_five(minimum):
+    """All orders of three sums, of which sites with the real rules open some."""
+    every = [
+        some
+        for many in range(minimum, 6)
+        for some in itertools.combinations(range(5), many)
+    ]
+    families = set()
+    for asked in itertools.product(every, repeat=3):
+        sites = [Cohorts(minimum, apart=True) for _ in range(5)]
+        families.add(opened(sites, minimum, asked))
+    assert len(families) > 10
+    assert min(fewest_alone(5, one) for one in families) >= minimum
+
+
+@pytest.mark.parametrize("count", [5, 9])
+def test_sums_that_differ_by_enough_in_pairs_can_leave_one_site(count):
+    """Among nine, no site is in more than two of these sums."""
+    sums = [(0, 1, 2), (0, 3, 4), (0, 1, 2, 3, 4)]
+    if count == 9:
+        sums = [(0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7), (0, 1, 6, 7, 8)]
+    for one, other in itertools.combinations(map(set, sums), 2):
+        assert len(one - other) >= 2 and len(other - one) >= 2 or one < other
+    assert fewest_alone(count, frozenset(sums)) == 1
+    for order in itertools.permutations(sums):
+        sites = [Cohorts(2, apart=True) for _ in range(count)]
+        assert fewest_alone(count, opened(sites, 2, order)) >= 2
 
 
 def test_what_is_seen_in_the_clear_depends_on_no_row():

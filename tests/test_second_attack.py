@@ -12,10 +12,11 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.refusals import REASONS
+from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.wire import unpack
-from fedbilevel.runtime import execute
+from fedbilevel.runtime import Checkpoints, execute
 from tests.cases import quadratic_data, quadratic_job
-from tests.federation import FEDERATION, Loopback, server_of, site_of
+from tests.federation import FEDERATION, Loopback, of_all_rows, server_of, site_of
 from tests.test_federation import BSGM
 from tests.test_hostile_packets import lying
 from tests.test_lying_server import changed, last_of
@@ -281,7 +282,7 @@ def test_replies_of_all_rows_are_summed_over_cohorts_apart():
     moved = changed(packet, nearby)
     assert sum_over(net, [0, 1, 2], moved, 1) == ANSWERED + REFUSED
     kinds = [kind for kind, _ in sum_over(net, [0, 1], moved, 2)]
-    assert kinds == ["exchange"] * 2 + ["agree"] * 2  # two fewer are a sum of two
+    assert kinds == ["exchange"] * 2 + ["refused"] * 2
     any_of_them = net_of(job, limits=SiteLimits(cohorts="any"))
     execute(server_of(job, any_of_them), 1)
     moved = changed(last_of(any_of_them, 10, "exchange"), nearby)
@@ -307,6 +308,42 @@ def test_a_run_keeps_to_its_cohort_where_cohorts_are_apart(away):
     record = end.state.attendance > 0
     assert (record == record[0]).all()
     assert any("keep the sites of their sums apart" in line for line in said)
+
+
+def test_another_server_goes_on_with_the_cohort_of_the_first(tmp_path):
+    """A site that was away comes back, and the sites in the sums refuse it."""
+    job, keep = of_all_rows(masked_job()), Checkpoints(tmp_path, every_rounds=1)
+    net = net_of(job)
+    away = net.sites.pop(13)
+    execute(server_of(job, net), 2, checkpoints=keep)
+    net.sites[13] = away
+    end = execute(server_of(job, net, attempt=2), 4, checkpoints=keep)
+    assert (end.state.attendance[:, 3] == 0).all()
+    assert (end.state.attendance[:, :3] > 0).all() and len(end.state.attendance) >= 4
+
+
+def test_two_processes_on_one_folder_are_in_one_sum(tmp_path):
+    path, question = tmp_path / "cohorts.jsonl", Question("s", "a")
+    for apart, other in ((False, question), (True, Question("t", "b"))):
+        one, two = Cohorts(2, apart, path), Cohorts(2, apart, path)
+        assert one.enter(question, (0, 1, 2)) is None
+        assert two.enter(other, (0, 1)) is not None
+        assert two.enter(other, (0, 1, 2)) is None
+        assert one.enter(other, (0, 1, 2)) is None
+        path.unlink()
+        assert one.enter(other, (0, 1)) is not None  # what this process knows, it knows
+
+
+def test_sums_that_were_not_kept_apart_bind_nobody(tmp_path):
+    """Of batches, for which other questions are answered from other rows."""
+    path = tmp_path / "cohorts.jsonl"
+    batches = Cohorts(2, False, path)
+    for number, members in enumerate([(0, 1, 2), (0, 1)]):
+        assert batches.enter(Question("s", str(number)), members) is None
+    assert Cohorts(2, True, path).enter(Question("s", "c"), (0, 2)) is None
+    assert Cohorts(2, True, path).enter(Question("s", "d"), (0, 1)) is not None
+    path.write_text('["s", "a", [0, 1]]\n')  # of an earlier version
+    assert Cohorts(2, True, path).enter(Question("s", "b"), (0, 2)) is not None
 
 
 def test_what_is_remembered_of_sums_is_not_forgotten_when_it_is_damaged(tmp_path):

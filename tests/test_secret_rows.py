@@ -12,7 +12,7 @@ from fedbilevel.federation.wire import Header, unpack, unpack_start
 from fedbilevel.problem.losses import Batch
 from fedbilevel.runtime import execute, keys
 from tests.cases import case_of, quadratic_data, quadratic_job
-from tests.federation import FEDERATION, SETTINGS, server_of, site_of
+from tests.federation import FEDERATION, SETTINGS, of_all_rows, server_of, site_of
 from tests.test_lying_server import changed, last_of
 from tests.test_second_attack import net_of, numbered
 
@@ -21,9 +21,9 @@ GRADIENT = (keys.ROUNDS, 0)  # of FedNest: the mean of one gradient of one row e
 ONE_GRADIENT = case_of("fednest").algorithm
 
 
-def job_of(**chosen):
+def job_of(clients=COUNT, **chosen):
     channel = read_channel(aggregate="secure", **chosen)
-    return quadratic_job(ONE_GRADIENT, quadratic_data(COUNT), channel=channel)
+    return quadratic_job(ONE_GRADIENT, quadratic_data(clients), channel=channel)
 
 
 class Liar:
@@ -33,18 +33,17 @@ class Liar:
         self.server, self.asked = server_of(job, net_of(job)), 0
         self.start = self.server.blank().server
 
-    def sums(self, indices, shift=0.0, asked=range(COUNT)):
-        found, server = [], self.server
+    def answers(self, index, shift, asked):
+        server, self.asked = self.server, self.asked + 1
         point = jax.tree.map(lambda leaf: leaf + shift, self.start)
-        for index in indices:
-            self.asked += 1
-            header = server.roster.header("exchange", round=1, exchange=self.asked)
-            made = (header, point, GRADIENT, index, list(asked))
-            question = server.exchanges.question(*made)
-            answers = server.exchanges.exchange(question, lambda client: (0, 0))
-            assert sorted(answers.taken) == list(asked)
-            found.append(flat(answers.reply))
-        return np.stack(found)
+        header = server.roster.header("exchange", round=1, exchange=self.asked)
+        question = server.exchanges.question(header, point, GRADIENT, index, [*asked])
+        return server.exchanges.exchange(question, lambda client: (0, 0))
+
+    def sums(self, indices, shift=0.0, asked=range(COUNT)):
+        every = [self.answers(index, shift, asked) for index in indices]
+        assert all(sorted(one.taken) == [*asked] for one in every)
+        return np.stack([flat(one.reply) for one in every])
 
 
 def flat(tree):
@@ -114,6 +113,20 @@ def test_sums_of_secret_rows_are_those_of_all_rows_in_the_mean():
     sums, point = liar.sums(range(100)), liar.start.point
     exact = np.mean([gradients(job, k, point).mean(axis=0) for k in range(COUNT)], 0)
     assert (np.abs(sums.mean(axis=0) - exact) < 4 * sums.std(axis=0) / 10).all()
+
+
+def test_no_three_sums_of_all_rows_open_the_reply_of_one_site():
+    """Each two of {0, 1, 2}, {0, 3, 4} and {0, 1, 2, 3, 4} differ by two sites."""
+    job = of_all_rows(job_of(5))
+    liar = Liar(job)
+    sets = [0, 1, 2], [0, 3, 4], [0, 1, 2, 3, 4]
+    first, second, last = [
+        liar.answers(0, 1e-9 * n, some) for n, some in enumerate(sets)
+    ]
+    # Site 0 refuses the second, which the others may have: two thirds of it.
+    assert sorted(first.taken) == [0, 1, 2] and second.refused[0].reason == "cohort"
+    assert not last.taken
+    assert {one.reason for one in last.refused.values()} == {"cohort"}
 
 
 @pytest.mark.parametrize("chosen", [{}, {"clip": 1.0, "noise": 3.0}], ids=str)

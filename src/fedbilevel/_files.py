@@ -89,6 +89,21 @@ def make_private_folder(path: Path) -> None:
 
 
 @contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out that lock the same file."""
+    # Not on every system; there, nodes do not run at all.
+    import fcntl
+
+    with naming_file(path):
+        number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+@contextmanager
 def private_files() -> Iterator[None]:
     """Let only the owner read what this process writes meanwhile."""
     before = os.umask(0o077)

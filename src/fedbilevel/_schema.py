@@ -375,8 +375,8 @@ class Limits:
     largest_point: float = _allows(1e8, "size of a number in what is sent to the site")
     cohorts: str | None = _allows(
         None,
-        "any, or apart: masked sums over the same sites as before, or over sites that "
-        "differ by --minimum or more; left out: apart where replies are of all rows",
+        "any, or apart: masked sums over one set of sites, in all federations; left "
+        "out: apart where replies are of all rows",
     )
     minimum_batch: int = _allows(1, "rows of a sample below which not to start")
     minimum_rows: int = _allows(1, "rows of a level below which not to start")

@@ -113,7 +113,7 @@ class SiteLimits(Limits):
         return self.measure == "scalars"
 
     def apart(self, job: Job) -> bool:
-        """Say whether the sites of masked sums must differ by the minimum, if at all.
+        """Say whether all masked sums must be over the same sites.
 
         Where a reply is of all rows no batch hides the difference of two sums.
         """

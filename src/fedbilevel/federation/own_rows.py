@@ -11,7 +11,7 @@ to a table, or to take some of it, begins nothing anew.
 import gzip
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedbilevel._files import make_private_folder, write_atomically
+from fedbilevel._files import locked, make_private_folder, write_atomically
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem import Data
 from fedbilevel.problem.stored_rows import is_stored
@@ -53,18 +53,9 @@ class OwnRows:
                 write_atomically(held, save, mode=0o600)
         self._shared = {whole: True}
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other processes out that write ledgers into this folder."""
-        # Not on every system; there, nodes do not run at all.
-        import fcntl
-
-        number = os.open(self.folder / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(number)
+        return locked(self.folder / _LOCK)
 
     def others(self) -> list[Path]:
         """Return the other ledgers in the folder that are about some of these rows.

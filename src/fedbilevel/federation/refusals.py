@@ -18,9 +18,9 @@ REASONS: Mapping[str, str] = {
     "announcement": "what was said about a masked sum cannot be read",
     "attempt": "the request is from a server that was replaced since",
     "client": "the request is from or for somebody else",
-    "cohort": "the same question was answered in a sum over other sites, or the sites "
-    "of this sum differ from those of an earlier one by fewer than the site's minimum. "
-    "Bring the missing sites back. `node --cohorts any` allows sums that differ by few",
+    "cohort": "the same question was answered in a sum over other sites, or earlier "
+    "sums of all the site's rows were. Bring the missing sites back. `node --cohorts "
+    "any` allows sums over others, whose differences may show one site",
     "damaged": "the checksum differs: the packet was cut off or changed, or one side "
     "signs packets and the other has no keys",
     "dtype": "a leaf has another type than is due",

@@ -211,10 +211,9 @@ class SecureSite:
         members = tuple(sorted(set(survivors)))
         self._refuse(exchange, self._why_not_confirm(exchange, members))
         before = self.records[exchange.number]
-        problem = self.cohorts.why_not(before.question, members)
+        problem = self.cohorts.enter(before.question, members)
         self._refuse(exchange, problem, CohortRefusedError)
         self.records[exchange.number] = replace(before, survivors=members)
-        self.cohorts.note(before.question, members)
         statement, tags = _statement(exchange, members), exchange.rows(TAG_BYTES)
         for other, keys in self._pairs_in(exchange).items():
             tag = keys.tag(self.client < other, statement)

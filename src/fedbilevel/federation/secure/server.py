@@ -93,6 +93,10 @@ class MaskedServer:
         number = self.roster.identity.attempt * 2**32 + self._asked
         return Announcement.of(self.roster, number, present, self._repeats[1])
 
+    def goes_on(self, clients: set[int]) -> None:
+        """Take the sites of the last sum, which another process may have opened."""
+        self._opened = self._opened or clients
+
     def _is_bound_to(self, clients: Sequence[int]) -> bool:
         """Say whether only the sum over the sites of the last one can be had."""
         return self._bound and self._opened <= set(clients)

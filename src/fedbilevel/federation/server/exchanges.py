@@ -176,6 +176,9 @@ class Exchanges:
                 f"phase '{link.phase.name}' sends each client a message of its own, so "
                 "that masked replies have no common scale. Use another aggregation."
             )
+        if question.header.exchange > 1:
+            last = question.header.exchange - 1
+            self._masked.goes_on({k for k in question.asked if stand(k)[0] == last})
         announced = self._masked.announced(question.asked, question.header.exchange)
         if announced is None:
             return Answers()

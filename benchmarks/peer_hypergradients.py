@@ -3,7 +3,8 @@
 
 Every program gets the same losses, point and rows in float32, and runs Q factors of the
 Neumann series or Q steps of conjugate gradient, on one thread. What it returns is
-compared with what we return.
+compared with what we return. Conjugate gradient to a tolerance is our public function
+beside jaxopt alone: the others stop by other measures.
 """
 
 import math
@@ -17,12 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from peer_timing import Failed, Row, apart, processor_seconds, quartiles
 
+from fedbilevel import hypergradient
 from fedbilevel.hypergradient import ConjugateGradient, FrozenNeumann
 from fedbilevel.hypergradient._base import Bundle
 from fedbilevel.problem import Batch, Oracle, Problem
 
 Q = 10
 TOLERANCE = 1e-4  # relative, in float32
+RESIDUAL = 1e-6  # at which a solve ends: what `fedbilevel.hypergradient` does by itself
 SIZES = (100, 1000)
 ROWS = 512
 Leaves = tuple[np.ndarray, ...]
@@ -140,6 +143,9 @@ def _case(name, ours, theirs, x, y, rows, theta) -> Case:
 def ours(case: Case, rule: str) -> Answer:
     """Return our rule, compiled; the batch is given, as it is inside a method."""
     problem = Problem(*case.jax_losses)
+    if rule == "tolerance":
+        solved = partial(hypergradient, problem)
+        return _bound(jax.jit(lambda x, y, rows: solved(x, y, rows, rows)), case)
     chosen = FrozenNeumann(Q, case.theta) if rule == "series" else ConjugateGradient(Q)
 
     @jax.jit
@@ -171,8 +177,9 @@ def by_jaxopt(case: Case, rule: str) -> Answer:
         (_, s), _ = jax.lax.scan(longer, (b, b), None, length=Q)
         return jax.tree.map(lambda leaf: case.theta * leaf, s)
 
-    steps = partial(jaxopt.linear_solve.solve_cg, maxiter=Q, tol=0.0)
-    solve = series if rule == "series" else steps
+    by_steps = partial(jaxopt.linear_solve.solve_cg, maxiter=Q, tol=0.0)
+    to_end = partial(jaxopt.linear_solve.solve_cg, tol=RESIDUAL)
+    solve = {"series": series, "steps": by_steps, "tolerance": to_end}[rule]
 
     @jax.jit
     def call(x, y, rows):
@@ -300,7 +307,11 @@ PEERS: dict[str, tuple[Callable[[Case, str], Answer], str]] = {
     "Betty": (by_betty, "`get_grads`, no engine"),
     "boat-torch": (by_boat, "`op_utils`, no `higher`"),
 }
-RULES = {"series": f"series, {Q} factors", "steps": f"CG, {Q} steps"}
+RULES = {
+    "series": f"series, {Q} factors",
+    "steps": f"CG, {Q} steps",
+    "tolerance": f"CG to {RESIDUAL:g}",
+}
 
 
 def cases() -> list[Case]:
@@ -316,6 +327,8 @@ def compared(case: Case, rule: str) -> Iterator[Row | Failed]:
     running, right = {"ours": mine}, mine()
     distances = {}
     for peer, (make, _) in PEERS.items():
+        if rule == "tolerance" and peer != "jaxopt":
+            continue
         try:
             call = make(case, rule)
             found = [

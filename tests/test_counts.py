@@ -198,6 +198,15 @@ def test_counts_of_other_rules_are_the_calls_of_a_real_run(tally, rule):
     assert_counts_are_real(job, tally)
 
 
+def test_a_solve_that_a_tolerance_ends_counts_at_most_all_of_its_steps():
+    whole, ended = (
+        count(make_job(LocalBSGVRM, rule=ConjugateGradient(7, tolerance=part)), 2)
+        for part in (0.0, 0.1)
+    )
+    assert ended["calls"] == whole["calls"] and "bounds" not in whole
+    assert ended["bounds"] == {"hessian_product": "at most"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [Neumann(Q, 0.3), RandomNeumann(Q + 1, 0.3)])
 def test_an_accelerator_draws_later_but_the_same_samples(rule):

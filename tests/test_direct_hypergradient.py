@@ -1,6 +1,7 @@
 """`fedbilevel.hypergradient`: ridge regression, whose answer has a closed form."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.hypergradient.conjugate_gradient import solve_if_convex
 
 DRAW = np.random.default_rng(0)
 SIZE = 6
@@ -102,6 +104,23 @@ def test_a_tolerance_ends_a_solve(tolerance):
     ended = found(x, fb.ConjugateGradient(SIZE, tolerance=tolerance))
     np.testing.assert_array_equal(ended, found(x, fb.ConjugateGradient(steps)))
     assert steps < SIZE
+
+
+def test_a_tolerance_ends_the_work_of_a_batch_of_solves_too():
+    """A branch around a step would run in all of them."""
+    done: list[Any] = []
+    diagonal, b = jnp.arange(1.0, 4.0), jnp.asarray([[1.0, 0, 0], [1.0, 1.0, 0]])
+
+    def product(d):
+        jax.debug.callback(lambda: done.append(1))
+        return diagonal * d
+
+    solve = partial(solve_if_convex, product, steps=500, tolerance=1e-6)
+    z, _ = jax.jit(jax.vmap(solve))(b)
+    jax.effects_barrier()
+    np.testing.assert_allclose(z, b / diagonal, rtol=1e-6)
+    # Two steps for two different eigenvalues, in both.
+    assert len(done) <= 2 * len(b)
 
 
 def test_a_tolerance_that_is_no_share_is_refused():

@@ -12,6 +12,7 @@ estimators: no bias beyond the samples; with all rows and y = y*(x) it is grad P
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -30,6 +31,8 @@ from fedbilevel.hypergradient._base import (
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number
 
+T = TypeVar("T")
+AT_MOST = "_at_most_"  # and the number: the name of a loop that may end earlier
 _SPENT = 1e-10  # of the first squared residual
 
 
@@ -70,15 +73,35 @@ def solve_if_convex(
         turn = jnp.where(square > 0, fresh / jnp.where(square > 0, square, 1), 0)
         return (z, r, _tree.add_scaled(r, turn, d), fresh, convex)
 
-    def scanned(carry, _):
-        if not tolerance:
-            return step(carry), None
-        near = carry[3] <= tolerance**2 * first
-        return jax.lax.cond(near, lambda carry: carry, step, carry), None
+    def is_far(carry):
+        return carry[3] > tolerance**2 * first
 
     start = (_tree.zeros_like(b), b, b, first, jnp.asarray(True))
-    (z, *_, convex), _ = jax.lax.scan(scanned, start, None, length=steps)
+    if tolerance:
+        z, *_, convex = at_most(steps, is_far, step, start)
+    else:
+        every = jax.lax.scan(lambda carry, _: (step(carry), None), start, length=steps)
+        z, *_, convex = every[0]
     return z, convex
+
+
+def at_most(
+    steps: int, goes_on: Callable[[T], Array], step: Callable[[T], T], start: T
+) -> T:
+    """Repeat a step while `goes_on` says so, and so many times at most."""
+
+    def limited(start: T) -> T:
+        def more(carry: tuple[Array, T]) -> Array:
+            return (carry[0] < steps) & goes_on(carry[1])
+
+        def once(carry: tuple[Array, T]) -> tuple[Array, T]:
+            return carry[0] + 1, step(carry[1])
+
+        return jax.lax.while_loop(more, once, (jnp.zeros((), jnp.int32), start))[1]
+
+    # By its name the loop is counted, whose length a traced program does not show.
+    limited.__name__ = f"{AT_MOST}{steps}"
+    return jax.jit(limited)(start)
 
 
 def newton_step(oracle: Oracle, x: Upper, y: Lower, steps: int) -> Lower:

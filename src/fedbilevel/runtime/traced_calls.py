@@ -3,8 +3,8 @@
 Every oracle call is a named inner function of the program. Loops are multiplied by
 their length, and a call on stacked points counts once per point. Of the branches of a
 `lax.cond` the one that a turn takes counts. Where the turn alone does not decide, the
-dearest one counts, and the count is "at most"; a loop of unknown length counts once,
-and the count is "at least".
+dearest one counts, and the count is "at most", as of a solve that a tolerance ends. Any
+other loop of unknown length counts once, and the count is "at least".
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from fedbilevel.hypergradient.conjugate_gradient import AT_MOST
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime.job import Job
 
@@ -85,6 +86,9 @@ class _Walk:
         if kind == "scan":  # of its inputs only these are the same in every step
             fixed = _fixed_inputs(equation.params)
             inputs = inputs[:fixed] + [_unknown] * (len(inputs) - fixed)
+        name = str(equation.params.get("name"))
+        if name.startswith(AT_MOST):
+            return self._limited(int(name.removeprefix(AT_MOST)), inner)
         found: Counter[str] = Counter()
         for one in inner:
             alike = len(one.invars) == len(inputs) and kind != "while"
@@ -92,6 +96,14 @@ class _Walk:
             found.update(self.count(one, known))
         length = equation.params.get("length", 1)
         return Counter({name: length * number for name, number in found.items()})
+
+    def _limited(self, most: int, inner: list[Any]) -> Counter[str]:
+        """Return the calls of a loop of so many steps or fewer."""
+        found: Counter[str] = Counter()
+        for one in inner:
+            found.update(self.count(one, [_unknown] * len(one.invars)))
+        self.bounds.update(dict.fromkeys(found, "at most"))
+        return Counter({name: most * number for name, number in found.items()})
 
     def _taken(self, branches: list[Counter[str]], choice: _Given) -> Counter[str]:
         """Return the calls of the branch that is taken, or the most of any."""

@@ -122,12 +122,12 @@ def test_a_measurement_alone_is_an_infinite_epsilon(kind, tmp_path):
 
 
 def test_two_federations_compose_at_their_own_noise(tmp_path):
-    """2 blocks in sums of 3 shares, and under masks of 2, at noise 20 and 30."""
+    """2 blocks with the share of one, and in masked sums of 2, at noise 20 and 30."""
     other = MASKED | LOUD
     federation(job_with(NOISY), 5, folder=tmp_path)
     again(job_with(other), tmp_path, 7)
     ledger = SiteLedger(site_job(job_with(other), 0), SiteLimits(), tmp_path / "0")
-    events = ((20 / math.sqrt(2), 5), (30 * math.sqrt(2 / 3 / 2), 7))
+    events = ((20 * math.sqrt(1 / 3 / 2), 5), (30 * math.sqrt(2 / 3 / 2), 7))
     assert epsilon_of(ledger.spent.releases, DELTA) == direct_epsilon(*events)
     file = next((tmp_path / "0").glob("*.ledger.json"))
     first, second = json.loads(file.read_text())["releases"]
@@ -135,7 +135,7 @@ def test_two_federations_compose_at_their_own_noise(tmp_path):
         "noise": 20.0,
         "participants": 3,
         "blocks": 2,
-        "shares": 3,
+        "shares": 1,
         "delta": DELTA,
         "times": 5,
     }
@@ -303,15 +303,18 @@ def test_simulated_and_deployed_runs_spend_the_same(rule, compress):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ADDED_UP)
 def test_a_deployed_run_and_its_sites_say_what_a_simulation_does(rule):
+    """A site without masks counts more: the server sees each reply, with its share."""
     job = job_with(NOISY | {"aggregate": rule}, clients=5)
     sites = {10 + k: site_of(job, k, minimum=5) for k in range(5)}
     server = server_of(job, Loopback(sites))
     execute(server, 3)
     spent = privacy_spent(job, Ledger(job), 3)
     assert server.privacy_spent() == {**spent, "releases": 3}
+    shares = 5 if rule == "secure" else 1
+    seen = direct_epsilon((20.0 * math.sqrt(shares / 5 / 2), 3))
     for site in sites.values():
-        found = epsilon_of(site.ledger.spent.releases, DELTA)
-        assert found == pytest.approx(spent["epsilon"])
+        assert epsilon_of(site.ledger.spent.releases, DELTA) == seen
+    assert (seen.expected == pytest.approx(spent["epsilon"])) == (rule != "mean")
 
 
 def answer_to(site, packet):
@@ -392,6 +395,25 @@ def test_a_request_that_was_refused_is_charged_once(tmp_path, monkeypatch):
     assert site.ledger.spent.exchanges == 1
 
 
+@pytest.mark.parametrize("holds_nan", [False, True], ids=["finite", "not finite"])
+def test_replies_are_counted_alike_whether_or_not_they_are_finite(holds_nan, tmp_path):
+    """Two federations ask in turn for the same, and get other noise each time."""
+    job = job_with(NOISY)
+    net, _ = federation(job)
+    if holds_nan:
+        rows = jax.tree.map(lambda leaf: leaf * np.nan, job.data.lower)
+        job = replace(job, data=replace(job.data, lower=rows))
+    site, given = site_of(job, 0, tmp_path, limits=SiteLimits(max_exchanges=8)), []
+    for _ in range(6):
+        for name in ("f1", "f2"):
+            told(site, with_header(net.sent[0][1], federation=name))
+            asked = with_header(an_exchange(net), federation=name)
+            header, _, body = unpack(site.handle(renewed(asked)), 1 << 30)
+            given.append((header.info or {}).get("reason") or bytes(body))
+    assert given[8:] == ["limit"] * 4 and len(set(given[:8])) == 8
+    assert site.ledger.spent.exchanges == 8
+
+
 @dataclass
 class Unsteady:
     """A script in which sites are killed, before and after they answer.
@@ -443,11 +465,14 @@ def test_two_federations_with_kills_leave_an_exact_ledger(
         counts.append(script.given)
         killed += script.killed
     assert killed > 50
-    shares = 2 if second is not LOUD else 3
+    shares = 2 if second is not LOUD else 1
     for client in range(3):
         first, then = (len(one[10 + client]) for one in counts)
         assert first > 40 and then > 40
-        events = ((20 / math.sqrt(2), first), (30 * math.sqrt(shares / 3 / 2), then))
+        events = (
+            (20 / math.sqrt(3 * 2), first),
+            (30 * math.sqrt(shares / 3 / 2), then),
+        )
         rows = site_job(job_with(second), client)
         ledger = SiteLedger(rows, SiteLimits(), tmp_path / str(client))
         assert ledger.spent.exchanges == first + then

@@ -249,10 +249,9 @@ class SiteLedger:
     ) -> None:
         """Count one more reply, or refuse to give it.
 
-        It is of so many blocks, to go into a sum with so many shares of noise: those of
-        all clients asked, since a site cannot know which ones are absent; the server
-        counts those; under masks the fewest that the site takes part with. `given`
-        names what it answers, and all its numbers: the last one may be given again.
+        It is of so many blocks, and seen with so many shares of noise: its own, or
+        under masks those of the fewest that the site takes part with. `given` names
+        what it answers, and all its numbers: the last one may be given again.
         """
         release = release_of(self.job, blocks, shares)
         about = sha256_of([" ".join(given).encode()]).hex()

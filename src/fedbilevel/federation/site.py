@@ -321,15 +321,13 @@ class Site:
         (where, *_), job, found = asked, self.work.job, self._computed[1]
         if not self.work.is_noisy:
             self._computed = (None, None)  # it would come out the same
-        told = jax.tree.leaves(found[1]) if found[2] else []
-        # Under masks a sum of the minimum can be opened, and none of fewer.
+        # Under masks a sum of the minimum can be opened, and none of fewer. Without
+        # them the server sees the reply, which has this site's share of noise alone.
         cohort = job.cohort(self.work.links[where].phase)
-        shares = min(self.minimum, cohort) if self._masks else cohort
+        shares = min(self.minimum, cohort) if self._masks else 1
+        told = map(digest, jax.tree.leaves(found[1]))
         self.ledger.exchange(
-            self.work.blocks.get(where, 0),
-            shares,
-            header.federation,
-            [about, *map(digest, told)],
+            self.work.blocks.get(where, 0), shares, header.federation, [about, *told]
         )
         return found
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +208,28 @@ def test_one_folder_of_odd_numbers_does_not_hide_the_others(served, runs, odd):
     assert status == 200 and "/run/first%20run" in text and "odd" in text
     status, _, text = get(served, "/run/odd")
     assert status == 409 and "is damaged" in text
+
+
+def test_a_folder_that_cannot_be_read_does_not_hide_the_others(
+    served, runs, monkeypatch
+):
+    for name in (b"no text \xff", b"closed", b"text", b"pipe"):
+        save_run(Path(os.fsdecode(os.fsencode(runs) + b"/" + name)), made_up("one"))
+    change_result(runs / "text", "algorithm", "x\ud800")
+    (runs / "pipe" / "columns.npz").unlink()
+    os.mkfifo(runs / "pipe" / "columns.npz")
+    asked = {}
+
+    def access(place, mode):
+        asked[place.name] = mode
+        return place.name != "closed"  # root may open all
+
+    monkeypatch.setattr("fedbilevel.saved.os.access", access)
+    status, _, text = get(served, "/")
+    assert status == 200 and "/run/first%20run" in text and "holds no file" in text
+    assert "closed" not in text and asked["closed"] == os.R_OK | os.X_OK
+    assert get(served, "/run/text")[0] in (200, 409)
+    assert get(served, "/run/pipe")[0] == 409
 
 
 def test_a_line_that_cannot_be_written_says_so():

@@ -35,9 +35,25 @@ HARMLESS = (
 def test_no_cell_is_a_formula_and_all_are_found_again(cell):
     text = csv_text([["name", cell], [cell, -1.5], [-3, cell]])
     rows = list(csv.reader(io.StringIO(text, newline="")))
-    written = f"'{cell}" if cell in FORMULAS else cell
+    written = rows[0][1]
+    assert written.startswith("'") if cell in FORMULAS else written == cell
     assert rows == [["name", written], [written, "-1.5"], ["-3", written]]
     assert without_apostrophe(written) == cell
+
+
+INSIDE = {
+    "x;=HYPERLINK(1)": "x;'=HYPERLINK(1)",
+    "a\t=1": "a\t'=1",
+    "a\n\t+1;'-2;3": "a\n'\t'+1;''-2;3",
+    "=1;@2": "'=1;'@2",
+    "5;6": "5;6",
+}
+
+
+@pytest.mark.parametrize("cell", INSIDE)
+def test_no_part_of_a_cell_is_a_formula_where_a_spreadsheet_splits_it(cell):
+    (row,) = csv.reader(io.StringIO(csv_text([[cell]]), newline=""))
+    assert row == [INSIDE[cell]] and without_apostrophe(row[0]) == cell
 
 
 def test_lists_and_pages_are_written_so(tmp_path):

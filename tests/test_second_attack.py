@@ -13,6 +13,7 @@ from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.refusals import REASONS
 from fedbilevel.federation.secure.cohorts import Cohorts, Question
+from fedbilevel.federation.server import exchanges as exchanges_module
 from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import Checkpoints, execute
 from tests.cases import quadratic_data, quadratic_job
@@ -379,4 +380,27 @@ def test_one_node_does_not_keep_a_run_from_ending():
         {10 + k: site_of(job, k) for k in range(5)}, lying(13, "exchange", spoiled)
     )
     with pytest.raises(FedbilevelError, match=r"clients \[3\] were refused 10 times"):
+        execute(server_of(job, net), 2)
+
+
+def test_two_nodes_in_turn_do_not_keep_a_run_from_ending(monkeypatch):
+    monkeypatch.setattr(exchanges_module, "_PAUSE", 0.0)
+    channel = read_channel(aggregate="krum:1")
+    job = quadratic_job(BSGM, quadratic_data(5), channel=channel)
+    asked = []
+
+    def script(node, packet, net):
+        answer = net.sites[node].handle(packet)
+        if b'"kind":"exchange"' not in packet:
+            return answer
+        asked.append(node)
+        if node != 12 + asked.count(10) % 2:
+            return answer
+        spoil = lambda header, leaves: (header, [leaf * np.nan for leaf in leaves])  # noqa: E731
+        return changed(answer, spoil)
+
+    net = Loopback({10 + k: site_of(job, k) for k in range(5)}, script)
+    with pytest.raises(
+        FedbilevelError, match=r"clients \[2, 3\] were refused 30 times"
+    ):
         execute(server_of(job, net), 2)

@@ -10,8 +10,11 @@ from typing import Any
 _LONGEST = 400  # characters of anything that is shown
 _MARKUP = re.compile(r"\[(?=[a-zA-Z#/@])")  # what rich would read as a style
 
-# Cells that a spreadsheet computes: they begin so, and are no numbers.
-_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+# Where a spreadsheet computes: a cell begins so, and is no number. Some split cells at
+# other characters than those of the file, even in quotes.
+_FORMULA = r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
+_BARE = re.compile(rf"(^|[;\t\r\n])(?={_FORMULA})")
+_MARKED = re.compile(rf"(^|[;\t\r\n])'(?={_FORMULA})")
 _DIGITS = r"[+-]?(\d[\d,]*\.?\d*|\.\d+)([eE][+-]?\d+)?"
 _NUMBER = re.compile(f"{_DIGITS}( \u00b1 {_DIGITS})?( ?%)?", re.ASCII)
 
@@ -48,7 +51,8 @@ def csv_text(
 
     A text that begins like a formula has an apostrophe before it, and so does one that
     begins with apostrophes and such a character, so that `without_apostrophe` finds the
-    text again. Numbers stay as they are, also as texts.
+    text again. So it is behind a semicolon, a tab and an end of line. Numbers stay as
+    they are, also as texts.
     """
     lines = []
     for row in rows:
@@ -63,9 +67,9 @@ def csv_text(
 def _as_cell(value: Any) -> Any:
     if not isinstance(value, str) or _NUMBER.fullmatch(value):
         return value
-    return f"'{value}" if _FORMULA.match(value) else value
+    return _BARE.sub(r"\1'", value)
 
 
 def without_apostrophe(cell: str) -> str:
     """Return the text that `csv_text` wrote as this cell."""
-    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+    return _MARKED.sub(r"\1", cell)

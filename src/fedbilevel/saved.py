@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -82,14 +84,25 @@ def find_saved(folder: Path) -> dict[str, Path]:
     waiting = [(folder, 1)]
     while waiting:
         here, depth = waiting.pop()
-        for one in here.iterdir():
-            if one.is_symlink() or not one.is_dir() or one.name.startswith("."):
-                continue
+        for one in _folders(here):
             if is_saved(one):
                 found[one.relative_to(folder).as_posix()] = one
             elif depth < _DEEPEST:
                 waiting.append((one, depth + 1))
     return dict(sorted(found.items()))
+
+
+def _folders(here: Path) -> list[Path]:
+    """Return the folders in one that can be read and named."""
+    found = []
+    with suppress(OSError):
+        for one in here.iterdir():
+            if one.is_symlink() or not one.is_dir() or one.name.startswith("."):
+                continue
+            with suppress(UnicodeEncodeError):
+                one.name.encode()
+                found.append(one)
+    return [one for one in found if os.access(one, os.R_OK | os.X_OK)]
 
 
 def read_saved(folder: Path | str) -> Saved:

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from fedbilevel.errors import CheckpointError, FedbilevelError, sentence_of
@@ -88,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such run.")
             return
         try:
-            _require_no_links(place)
+            _require_plain(place)
             page = page_of(place, refresh=_RUN_SECONDS)
         except (FedbilevelError, OSError) as error:
             self._refuse(HTTPStatus.CONFLICT, sentence_of(error))
@@ -111,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, write_sentence(sentence), _NO_PROGRAMS)
 
     def _answer(self, status: HTTPStatus, page: str, policy: str) -> None:
-        content = page.encode()
+        content = page.encode(errors="backslashreplace")
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
@@ -134,16 +135,21 @@ def _listing(folder: Path) -> str:
     lines = []
     for name, place in find_saved(folder).items():
         try:
-            _require_no_links(place)
+            _require_plain(place)
             lines.append(Listed(name, read_saved(place)))
         except Exception as error:  # what one folder holds must not hide the others
             lines.append(Listed(name, None, sentence_of(error)))
     return write_listing(folder.resolve().name, lines, _LIST_SECONDS)
 
 
-def _require_no_links(folder: Path) -> None:
-    """Raise if something in a folder lies elsewhere: it would be shown from there."""
+def _require_plain(folder: Path) -> None:
+    """Raise if something in a folder lies elsewhere, or never ends.
+
+    A link would be shown from there, and a pipe would be waited for.
+    """
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            if (Path(place) / name).is_symlink():
-                raise CheckpointError(f"{folder.name} holds a link, {name}.")
+            mode = (Path(place) / name).lstat().st_mode
+            if not (S_ISREG(mode) or S_ISDIR(mode)):
+                what = "a link" if S_ISLNK(mode) else "no file"
+                raise CheckpointError(f"{folder.name} holds {what}, {name}.")

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.5  # seconds before too few replies are asked for again
 _TRIES = 3  # to ask, if all answers are refused
 _STUCK = 10  # times in a row that the same clients may be refused and not go without
+_ALTERNATING = 30  # the same, of clients that take turns
 # After which exchange a client stands, and which one no restart can undo.
 Stand = Callable[[int], tuple[int, int]]
 
@@ -319,15 +320,19 @@ class Exchanges:
         self._stuck = []
 
     def _check_stuck(self, answers: Answers) -> None:
-        """Raise if too few replies are left because the same ones are refused."""
-        self._stuck = [*self._stuck, set(answers.refused)][-_STUCK:]
-        always = set.intersection(*self._stuck)
-        if len(self._stuck) < _STUCK or not always:
+        """Raise if too few replies are left because some are refused each time."""
+        self._stuck = [*self._stuck, set(answers.refused)][-_ALTERNATING:]
+        last, blamed, times = self._stuck[-_STUCK:], set(), _STUCK
+        if len(last) == _STUCK:
+            blamed = set.intersection(*last)
+        if len(self._stuck) == _ALTERNATING and all(self._stuck) and not blamed:
+            blamed, times = set.union(*self._stuck), _ALTERNATING
+        if not blamed:
             return
-        reasons = {k: str(answers.refused[k]) for k in sorted(always)}
+        reasons = {k: str(why) for k, why in sorted(answers.refused.items())}
         raise FedbilevelError(
-            f"{len(answers.taken)} replies are too few, and clients {sorted(always)} "
-            f"were refused {_STUCK} times in a row: {reasons}. Look at their nodes, or "
+            f"{len(answers.taken)} replies are too few, and clients {sorted(blamed)} "
+            f"were refused {times} times in a row: {reasons}. Look at their nodes, or "
             "serve without them: with fewer clients, a lower --minimum, or another "
             "--aggregate."
         )

@@ -27,7 +27,14 @@ from fedbilevel.runtime import (
     driver,
     execute,
 )
-from fedbilevel.runtime.stopping import PATIENCE, RUNNING, TARGET, Rule, Track
+from fedbilevel.runtime.stopping import (
+    PATIENCE,
+    RUNNING,
+    TARGET,
+    Rule,
+    Track,
+    spacing,
+)
 from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.schedules import as_number
 from fedbilevel.studies.single import run_job
@@ -246,7 +253,7 @@ def test_sparse_measurements_change_nothing_else_and_go_on_after_a_stop(tmp_path
     ("done", "every", "then"), [(8, None, 8), (9, None, 10), (33, None, 40), (6, 5, 10)]
 )
 def test_a_run_that_must_end_goes_on_to_the_next_measurement(done, every, then):
-    assert driver._next_measured(done, driver._spacing(every)) == then
+    assert driver._next_measured(done, spacing(every)) == then
 
 
 @pytest.mark.parametrize(
@@ -375,6 +382,26 @@ def test_an_unknown_metric_is_refused_by_name(runtime):
 def test_a_rule_that_ends_at_once_is_refused(name):
     with pytest.raises(InvalidInputError, match=f"{name}=0"):
         spending(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("stopping", "measured"),
+    [
+        (Stopping(), [*range(1, 9), 10, ROUNDS]),
+        (Stopping(METRIC, patience=ROUNDS), [*range(1, ROUNDS + 1)]),
+    ],
+)
+def test_a_sweep_and_a_comparison_are_measured_like_runs(stopping, measured):
+    job, seeds = job_of(), [0, 1]
+    setting = (job.problem, DATA, (job.x, job.y))
+    more = {"rounds": ROUNDS, "seeds": seeds, "measure_every": None}
+    more |= {"sampling": Sampling(batch=1, participants=2), "metrics": job.metrics}
+    more |= {"stopping": stopping}
+    swept = fedbilevel.sweep(*setting, job.algorithm, **more)
+    found = fedbilevel.compare(*setting, {"one": job.algorithm}, **more)
+    for result in (*swept, *found.results["one"]):
+        assert isinstance(result, Result)
+        assert result.columns["round"].tolist() == measured
 
 
 def test_an_interrupted_sweep_is_resumed(tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ from fedbilevel.runtime.stopping import (
     Track,
     affordable_rounds,
     is_measured,
+    spacing,
     tracked,
 )
 
@@ -81,15 +82,11 @@ def execute(
         raise InvalidInputError(
             f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
         )
-    every = _spacing(measure_every)
+    every = spacing(measure_every)
     with noting_interrupts() as pressed:
         listeners = Listeners(watch, on_round, pressed)
         keeper = Keeper(runtime, checkpoints, every, begin)
         return _driven(runtime, rounds, every, stopping, keeper, listeners)
-
-
-def _spacing(measure_every: int | None) -> int:
-    return SPARSE if measure_every is None else measure_every
 
 
 def _driven(
@@ -165,7 +162,7 @@ def first_span(
     stopping: Stopping = NEVER,
 ) -> Span:
     """Return the first round of a run, as `execute` asks for it."""
-    every = _spacing(measure_every)
+    every = spacing(measure_every)
     limits = _limits(runtime, stopping, rounds)
     total = int(limits.max())
     rule, ends = _rule(runtime, stopping, limits, total)

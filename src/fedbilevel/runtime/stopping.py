@@ -41,6 +41,11 @@ def is_measured(done: Any, every: Any) -> Any:
     return (done % every == 0) | sparse
 
 
+def spacing(measure_every: int | None) -> int:
+    """Return the rounds between measurements as programs take them."""
+    return SPARSE if measure_every is None else measure_every
+
+
 @dataclass(frozen=True)
 class Stopping:
     """Conditions that end a run before its last round; None never does.

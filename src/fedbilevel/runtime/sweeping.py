@@ -19,7 +19,7 @@ from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
 from fedbilevel.runtime.simulator import CompiledRuntime, layout_for
-from fedbilevel.runtime.stopping import Stopping, is_measured
+from fedbilevel.runtime.stopping import Stopping, is_measured, spacing
 
 _NOWHERE = (-2, -2, program.NOBODY)  # round, phase and client of no failure
 
@@ -125,10 +125,14 @@ class SweepRuntime(CompiledRuntime):
 
 
 def single_outcomes(
-    runtime: SweepRuntime, outcome: Outcome, stopping: Stopping, rounds: int, every: int
+    runtime: SweepRuntime,
+    outcome: Outcome,
+    stopping: Stopping,
+    rounds: int,
+    measure_every: int | None,
 ) -> list[Outcome | NonFiniteError]:
     """Return what each run of a sweep came to; seconds are a share of those of all."""
-    (runs,), track = runtime.runs, outcome.track
+    (runs,), track, every = runtime.runs, outcome.track, spacing(measure_every)
     assert track is not None
     seconds = {name: took / runs for name, took in outcome.seconds.items()}
     found: list[Outcome | NonFiniteError] = []

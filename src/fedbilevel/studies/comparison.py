@@ -108,7 +108,7 @@ def compare(
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
     channel: Channel = PLAIN,
-    measure_every: int = 1,
+    measure_every: int | None = 1,
     stopping: Stopping = NEVER,
     equal: str = TRIALS,
     keeping: Keeping | None = None,
@@ -122,7 +122,8 @@ def compare(
     the dearest does, whatever the order; `config` of results has what each took. The
     seeds of an algorithm are one compiled program. With `keeping` results are saved as
     they come, and a comparison that was interrupted can be resumed: what is there is
-    not run again.
+    not run again. Every round is measured, so that costs are those of the round that
+    reached a value; a `measure_every` of None measures as seldom as `run` does.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, headline, drawn, channel, tuned_by)

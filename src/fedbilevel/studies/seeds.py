@@ -31,7 +31,7 @@ from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.single import result_of, warn_of_events
+from fedbilevel.studies.single import measured_every, result_of, warn_of_events
 
 
 def sweep(
@@ -45,7 +45,7 @@ def sweep(
     sampling: Sampling | None = None,
     metrics: Metrics | None = None,
     channel: Channel = PLAIN,
-    measure_every: int = 1,
+    measure_every: int | None = 1,
     stopping: Stopping = NEVER,
     keeping: Keeping | None = None,
     watch: Watch | None = None,
@@ -53,7 +53,8 @@ def sweep(
     """Run one algorithm from many seeds, or pairs of algorithms and seeds, together.
 
     Algorithms in a list may differ in their numbers, not in counts or kinds of parts.
-    A run that diverges leaves its error, and does not stop the others.
+    A run that diverges leaves its error, and does not stop the others. A
+    `measure_every` of None measures as `run` does by itself.
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
@@ -84,7 +85,7 @@ def swept(
     algorithms: Sequence[AbstractAlgorithm],
     seeds: Sequence[int],
     *,
-    measure_every: int = 1,
+    measure_every: int | None = 1,
     stopping: Stopping = NEVER,
     checkpoints: Checkpoints | None = None,
     watch: Watch | None = None,
@@ -101,6 +102,7 @@ def swept(
     ledger = Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     runtime = runtime or SweepRuntime(job, algorithms=algorithms, seeds=seeds)
+    measure_every = measured_every(job, measure_every, stopping)
     outcome = execute(
         runtime,
         rounds,
@@ -130,12 +132,13 @@ def compile_seeds(
     rounds: int,
     seeds: Sequence[int],
     *,
-    measure_every: int = 1,
+    measure_every: int | None = 1,
     stopping: Stopping = NEVER,
 ) -> tuple[SweepRuntime, Span]:
     """Compile the program that `run_seeds` will run; return it with its first round."""
     runtime = SweepRuntime(job, seeds=seeds)
-    first = first_span(runtime, rounds, measure_every, stopping)
+    every = measured_every(job, measure_every, stopping)
+    first = first_span(runtime, rounds, every, stopping)
     runtime.prepare(first)
     return runtime, first
 

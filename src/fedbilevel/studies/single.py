@@ -192,8 +192,7 @@ def run_job(
     ledger = Ledger(job)
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     made = runtime(job)
-    if measure_every is None and (stopping.looks or job.algorithm.finishes):
-        measure_every = 1  # it must be seen when it is over
+    measure_every = measured_every(job, measure_every, stopping)
     with _compiling_rounds(made, rounds, measure_every, stopping):
         outcome = execute(
             made,
@@ -211,6 +210,14 @@ def run_job(
         **config,
     }
     return result_of(job, outcome, ledger, task, settings)
+
+
+def measured_every(
+    job: Job, measure_every: int | None, stopping: Stopping
+) -> int | None:
+    """Return how often to measure: always where it must be seen that a run is over."""
+    over = stopping.looks or job.algorithm.finishes
+    return 1 if measure_every is None and over else measure_every
 
 
 @contextmanager

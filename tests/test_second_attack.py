@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedbilevel import FedBiO, OfCurvature, OfDistance, SteadySteps
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation import SiteLimits
@@ -131,6 +132,36 @@ def test_a_site_does_not_work_far_out():
     header, _, body = answer_of(net.sites[10], far)
     assert (header.kind, header.info, body) == ("refused", {"reason": "point"}, b"")
     assert "beyond 1e+08" in net.told[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("curvature", 1e-30), ("curvature", -1), ("halvings", -99), ("stride", 1e30)],
+)
+def test_no_number_that_scales_steps_leads_far_out(name, value):
+    """L1 = 1e-30 made local steps of 5e29, from a point that was near."""
+    channel = read_channel(aggregate="secure")
+    steps = OfDistance(1.0), OfCurvature(0.5), OfCurvature(0.5)
+    method = SteadySteps(FedBiO(*steps, local_steps=2))
+    job = quadratic_job(method, quadratic_data(COUNT), channel=channel)
+    net = net_of(job)
+    execute(server_of(job, net), 1)
+    shapes = net.sites[10].work.sent[0, 0]
+    names = [
+        getattr(path[-1], "name", "")
+        for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
+    ]
+    packet, place = numbered(last_of(net, 10, "exchange"), 1), names.index(name)
+
+    def scaled(header, leaves):
+        leaves[place] = np.full_like(leaves[place], value)
+        return header, leaves
+
+    header, _, _ = answer_of(net.sites[10], changed(packet, scaled))
+    assert (header.kind, header.info) == ("refused", {"reason": "point"})
+    assert name in net.told[-1]
+    header, _, _ = answer_of(net.sites[10], numbered(packet, 2))
+    assert header.kind == "exchange"
 
 
 def test_a_site_measures_nothing_far_out():

@@ -24,7 +24,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from fedbilevel._files import write_atomically
 from fedbilevel._schema import Limits
@@ -51,6 +53,8 @@ from fedbilevel.runtime.privacy import (
 
 MEASURES = ("none", "scalars")
 COHORTS = ("any", "apart")
+# Single numbers by which a server scales the steps of a site; it divides by the first.
+_OF_STEPS = ("curvature", "damping", "stride", "halvings")
 _FEDERATIONS = 64  # of which the last measurement is remembered
 Releases = Counter[tuple[int, int]]
 
@@ -122,15 +126,22 @@ class SiteLimits(Limits):
             return None in batches or job.algorithm.sends_hessian
         return self.cohorts == "apart"
 
-    def check_point(self, leaves: Sequence[Any]) -> None:
+    def check_point(self, point: PyTree) -> None:
         """Refuse to work at a point that is farther out than any model is.
 
-        Outlying single rows can be distinguished in a sum. Single numbers of a server's
-        state, which travels where blocks are private, may say that nothing is known.
+        Outlying single rows can be distinguished in a sum. Numbers that scale local
+        steps would lead there, too. Other single numbers of a server's state, which
+        travels where blocks are private, may say that nothing is known.
         """
-        for leaf in map(np.asarray, leaves):
-            if leaf.ndim and np.max(np.abs(leaf), initial=0) > self.largest_point:
-                what = f"holds a number beyond {self.largest_point:g}"
+        most = self.largest_point
+        for path, leaf in jax.tree_util.tree_leaves_with_path(point):
+            name, value = getattr((None, *path)[-1], "name", ""), np.asarray(leaf)
+            far = value.ndim and np.max(np.abs(value), initial=0) > most
+            if not value.ndim and name in _OF_STEPS and np.isfinite(value):
+                least = 1 / most if name == "curvature" else 0
+                far = not least <= value <= most
+            if far:
+                what = f"{name or 'a block'} holds a number beyond {most:g}"
                 raise RefusedError("point", what)
 
     def check(self, job: Job) -> None:

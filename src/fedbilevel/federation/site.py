@@ -274,7 +274,7 @@ class Site:
                 "phase", f"'{header.name:.40}' where '{link.phase.name}' is due"
             )
         sent = unpack_tree(listed, body, self.work.sent[where], self._held)
-        self.ledger.limits.check_point(jax.tree.leaves(sent))
+        self.ledger.limits.check_point(sent)
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
@@ -380,7 +380,7 @@ class Site:
     def _point(self, header: Header, listed: list, body: Bytes) -> tuple[Any, Any]:
         """Return the server's state that was sent, and this client's own blocks."""
         server = unpack_tree(listed, body, self.work.state)
-        self.ledger.limits.check_point(jax.tree.leaves(server))
+        self.ledger.limits.check_point(server)
         checkpoints = self.checkpoints[header.federation]
         kept = checkpoints.at(header.accepted) or checkpoints.start
         return server, kept.own

@@ -372,7 +372,9 @@ def test_no_plan_promises_less_than_the_minimum():
 
 def test_what_a_server_holds_is_not_known_before_a_run():
     start = (jnp.ones(2), jnp.ones(3))
-    made = Setting(ROWWISE, quadratic_data(2), start, lambda x, y: {"upper_loss": 2.0})
+    made = Setting(
+        ROWWISE, quadratic_data(2), start, lambda x, y: {"upper_loss": jnp.asarray(2.0)}
+    )
     assert made.headline_at_start() == 2.0
     of_server = replace(made, metrics=lambda x, y, server: {"upper_loss": 2.0})
     assert of_server.headline_at_start() is None

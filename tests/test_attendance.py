@@ -26,6 +26,7 @@ from fedbilevel.runtime import (
     Sampling,
     SimulatorRuntime,
     SweepRuntime,
+    attendance,
     execute,
     keys,
 )
@@ -108,6 +109,28 @@ def test_somebody_always_replies_and_draws_repeat_by_seed():
     together = execute(SweepRuntime(job, seeds=(0, 1)), 40).state.state.server
     np.testing.assert_array_equal(together.told["came"], found[1:])
     assert (found[0] != found[2]).any()
+
+
+def test_replies_are_counted_by_one_program_and_once_per_seed(monkeypatch):
+    traced, ran = [], []
+
+    def noting(calls, function):
+        return lambda *given: calls.append(given) or function(*given)
+
+    monkeypatch.setattr(keys, "draw_replies", noting(traced, keys.draw_replies))
+    plain = quadratic_job(Counting(), quadratic_data(CLIENTS), participants=3)
+    job, other = with_chances(plain), jax.random.key(7)
+    found = [Ledger(job).cumulative(key, 1500) for key in (job.key, other)]
+    assert len(traced) <= 1  # neither per thousand turns, nor per seed or ledger
+    drawn = attendance._replies_of_turns
+    monkeypatch.setattr(attendance, "_replies_of_turns", noting(ran, drawn))
+    ledger = Ledger(job)
+    for key, before in zip((job.key, other), found, strict=True):
+        assert_equal(ledger.cumulative(key, 1500), before)
+        counts = ledger.summary(key, 1500)
+        assert counts["bytes_up"] + counts["bytes_down"] == before["bytes"][-1]
+    assert len(ran) == 4  # two thousand turns of two seeds
+    assert (found[0]["bytes"] != found[1]["bytes"]).any()
 
 
 @pytest.mark.parametrize("algorithm", [BSGVRM, CONTROLS])

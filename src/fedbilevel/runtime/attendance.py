@@ -1,11 +1,12 @@
 """Replies of an exchange, where not all clients that are asked give one."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from fedbilevel._types import Key
 from fedbilevel.runtime import keys
@@ -27,25 +28,50 @@ def attendance(
     return drawn.astype(jnp.uint8)
 
 
-def counted_replies(job: Job, stage: int, key: Key) -> Replies:
-    """Return what says how many reply; absent clients receive and compute nothing."""
-    chances, found = job.chances, {}
-    if chances is None:
-        return lambda number, turn, cohort: cohort
+def counted_replies(job: Job) -> Callable[[int, Key], Replies]:
+    """Return what says how many reply, by stage and seed; each is drawn once.
 
-    def of_turn(turn: Int[Array, ""], number: int, cohort: int) -> Array:
-        asked = jnp.arange(job.clients, dtype=jnp.int32)
-        if cohort < job.clients:
-            asked = keys.draw_cohort(key, stage, number, turn, job.clients, cohort)
-        drawn = keys.draw_replies(key, stage, number, turn, chances, asked)
+    Absent clients receive and compute nothing.
+    """
+    chances, found = job.chances, {}
+
+    def of_seed(stage: int, key: Key) -> Replies:
+        if chances is None:
+            return lambda number, turn, cohort: cohort
+        seed = np.asarray(jax.random.key_data(key)).tobytes()
+
+        def replies(number: int, turn: int, cohort: int) -> int:
+            block, place = divmod(turn, _BLOCK)
+            here = (seed, stage, number, block)
+            if here not in found:
+                turns = np.arange(_BLOCK, dtype=np.int32) + block * _BLOCK
+                where = (np.int32(stage), np.int32(number))
+                found[here] = np.asarray(
+                    _replies_of_turns(key, chances, where, turns, job.clients, cohort)
+                )
+            return int(found[here][place])
+
+        return replies
+
+    return of_seed
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _replies_of_turns(
+    key: Key,
+    chances: Float[Array, " clients"],
+    where: tuple[Int[Array, ""], Int[Array, ""]],
+    turns: Int[Array, " turns"],
+    clients: int,
+    cohort: int,
+) -> Int[Array, " turns"]:
+    """Return how many reply in each turn: one program for all phases and seeds."""
+
+    def of_turn(turn: Int[Array, ""]) -> Array:
+        asked = jnp.arange(clients, dtype=jnp.int32)
+        if cohort < clients:
+            asked = keys.draw_cohort(key, *where, turn, clients, cohort)
+        drawn = keys.draw_replies(key, *where, turn, chances, asked)
         return jnp.sum(drawn.astype(jnp.int32))
 
-    def replies(number: int, turn: int, cohort: int) -> int:
-        block, place = divmod(turn, _BLOCK)
-        if (number, block) not in found:
-            turns = jnp.arange(_BLOCK, dtype=jnp.int32) + block * _BLOCK
-            every = jax.lax.map(lambda one: of_turn(one, number, cohort), turns)
-            found[number, block] = np.asarray(every)
-        return int(found[number, block][place])
-
-    return replies
+    return jax.lax.map(of_turn, turns)

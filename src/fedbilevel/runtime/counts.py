@@ -89,18 +89,18 @@ class Ledger:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._setup = _Stage(job, keys.SETUP)
-        self._rounds = _Stage(job, keys.ROUNDS)
+        self._setup, self._rounds = (_Stage(job, k) for k in (keys.SETUP, keys.ROUNDS))
+        self._replies = counted_replies(job)
 
     def each(self, key: Key, rounds: int) -> tuple["Tally", list["Tally"]]:
         """Return what is done in the setup, and in each round."""
         lengths = self._setup.drawn_lengths(key, 1)
-        replies = counted_replies(self.job, keys.SETUP, key)
+        replies = self._replies(keys.SETUP, key)
         before, known = self._setup.tally(0, frozenset(), lengths, replies)
         lengths = self._rounds.drawn_lengths(key, rounds)
-        replies = counted_replies(self.job, keys.ROUNDS, key)
+        replies = self._replies(keys.ROUNDS, key)
         each, seen = [], {}
-        period = period_of(self.job.phases(keys.ROUNDS))
+        period = period_of(self._rounds.phases)
         for index in range(rounds):
             # Rounds that start alike, with the same phases as often, cost the same.
             long = tuple(int(drawn[index]) for drawn in lengths.values())
@@ -176,6 +176,8 @@ class _Stage:
 
     def __init__(self, job: Job, stage: int) -> None:
         self.job, self.stage = job, stage
+        self.phases = job.phases(stage)  # once: of wrappers they take 50 ms
+        self.cohorts = [job.cohort(phase) for phase in every_phase(self.phases)]
         # Only its shapes count, and shapes need no program.
         self.server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
         self.costs: dict[tuple[int, bool], ExchangeCost] = {}
@@ -198,7 +200,7 @@ class _Stage:
                 gather(entry.phases, first, turns * entry.times)
                 first += len(every_phase(entry.phases))
 
-        gather(self.job.phases(self.stage), 0, turns)
+        gather(self.phases, 0, turns)
         return lengths
 
     def tally(
@@ -209,7 +211,7 @@ class _Stage:
 
         def visit(known: frozenset[int], phase: Phase, number: int, turn: int):
             cost = self._cost(phase, number, turn == 0)
-            many = replies(number, turn, self.job.cohort(phase))
+            many = replies(number, turn, self.cohorts[number])
             self._add(tally, self._calls(cost, phase, number, turn), many)
             if not self.job.data.travels:
                 return known
@@ -219,8 +221,8 @@ class _Stage:
             all_know = many == self.job.participants == self.job.clients
             return cost.known_after(known) if all_know else frozenset()
 
-        where, times = (self.job, self.stage, index), _known_times(lengths)
-        return tally, run_phases(*where, known, visit, plain_loop, times)
+        how = (visit, plain_loop, _known_times(lengths), self.phases)
+        return tally, run_phases(self.job, self.stage, index, known, *how)
 
     def _add(self, tally: Tally, costs: Mapping[str, float], many: int) -> None:
         tally.each.update(costs)
@@ -254,8 +256,9 @@ class _Stage:
             found.append(self._cost(phase, number, turn == 0).blocks)
 
         times = _known_times(self.drawn_lengths(key, turns))
+        how = (visit, plain_loop, times, self.phases)
         for index in range(turns):
-            run_phases(self.job, self.stage, index, None, visit, plain_loop, times)
+            run_phases(self.job, self.stage, index, None, *how)
         return found
 
     def _cost(self, phase: Phase, number: int, first: bool) -> ExchangeCost:

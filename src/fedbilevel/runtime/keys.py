@@ -77,8 +77,8 @@ def by_secret(turn: Turn, drawn: bytes) -> Turn:
 
 def draw_cohort(
     root: Key,
-    stage: int,
-    phase: int,
+    stage: Array | int,
+    phase: Array | int,
     turn: Array | int,
     clients: int,
     participants: int,
@@ -94,8 +94,8 @@ def draw_cohort(
 
 def draw_replies(
     root: Key,
-    stage: int,
-    phase: int,
+    stage: Array | int,
+    phase: Array | int,
     turn: Array | int,
     chances: Float[Array, " clients"],
     asked: Int[Array, " participants"],

@@ -29,12 +29,13 @@ def run_phases(
     visit: Visit,
     loop: Loop,
     times: Times | None = None,
+    phases: Phases | None = None,
 ) -> Any:
     """Visit every exchange of the round `index`, or of the setup.
 
     A phase inside a `Repeat` has run index * times + repetition times before, and one
     of `every` so many rounds index // every times. How often a random one runs is
-    drawn, unless `times` says it.
+    drawn, unless `times` says it. `phases` are the job's, where they were made before.
     """
     times = times or drawn_times(job.key, stage)
 
@@ -59,7 +60,8 @@ def run_phases(
             first += len(every_phase(entry.phases))
         return carry
 
-    return through(job.phases(stage), carry, index, 0)
+    phases = job.phases(stage) if phases is None else phases
+    return through(phases, carry, index, 0)
 
 
 def phases_in_python(

@@ -21,10 +21,12 @@ from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.searching import NamedSearch, Tuning
 from fedbilevel.experiments.tuning import search_of, tune
+from fedbilevel.runtime.driver import Outcome
 from fedbilevel.studies import budgets, searching
+from fedbilevel.studies.budgets import looks
 from fedbilevel.studies.searching import Range, Search, Values
 from fedbilevel.studies.setting import Setting
-from fedbilevel.studies.tuning import looks, tuned, tuning_seeds
+from fedbilevel.studies.tuning import tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT, held_out
 
 SIZES = (11, 4, 6)  # upper rows of the clients
@@ -205,7 +207,7 @@ def test_a_budget_pays_for_so_many_trials(batch):
 @pytest.mark.slow
 def test_a_budget_of_seconds_pays_for_what_a_forecast_says(tmp_path, monkeypatch):
     """The forecast is made once: a search that goes on has as many trials."""
-    monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: 0.25)
+    monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: (0.25, 0.0))
     search = Search(MAKE, SPACE, trials=27)
     more = {"sampling": fb.Sampling(2), "rounds": 4, "seeds": [0, 1]}
     more |= {"budget": 7.9, "unit": "seconds"}
@@ -219,7 +221,7 @@ def test_a_budget_of_seconds_pays_for_what_a_forecast_says(tmp_path, monkeypatch
     assert len(found.trials) == 3
     assert (found.unit, found.budget) == ("seconds", 7.9)
     assert 0 < found.cost < 60 and found.spent()["unit"] == "seconds"
-    monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: 1e-9)
+    monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: (1e-9, 0.0))
     again = trials_of(True)
     assert [one.value for one in again.trials] == [one.value for one in found.trials]
 
@@ -230,6 +232,19 @@ def test_seconds_are_forecast_from_rounds_that_are_compiled():
     assert budgets.costs_of_rungs(job, [10], "seconds") > 0
     wild = setting.job(MAKE(lr_x=0.1, lr_y=1e300))
     assert not budgets.costs_of_rungs(wild, [10], "seconds").any()
+
+
+def test_forecast_rounds_are_measured_as_often_as_those_of_a_trial(monkeypatch):
+    """A round takes a second here, and a measurement ten."""
+
+    def took(runtime, rounds, measure_every=1):
+        spent = {"run": rounds + 10.0 * (rounds // measure_every)}
+        return Outcome(None, {}, spent)
+
+    monkeypatch.setattr(budgets, "execute", took)
+    job = Setting(PROBLEM, DATA, START).job(MAKE(lr_x=0.1, lr_y=0.1))
+    found = budgets.costs_of_rungs(job, [30, 90], "seconds")
+    assert found.tolist() == [30 + 5 * 10, 60 + 5 * 10]
 
 
 @pytest.mark.slow

@@ -41,8 +41,9 @@ from fedbilevel.federation.server.measuring import willing
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
+from fedbilevel.studies.budgets import looks
 from fedbilevel.studies.searching import Point, Search
-from fedbilevel.studies.tuning import looks, tuning_seeds
+from fedbilevel.studies.tuning import tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
 _LOSS = "upper_loss"

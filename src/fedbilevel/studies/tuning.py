@@ -35,6 +35,7 @@ from fedbilevel.studies.budgets import (
     costs_of_rungs,
     counts_of,
     lengths_of,
+    looks,
     together,
 )
 from fedbilevel.studies.searching import Point, Search
@@ -43,7 +44,6 @@ from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
 _FORECAST = "trials.txt"  # in the folder of a search whose budget is in seconds
 _OTHER_SEEDS = 2**16  # above those of results
-_LOOKS, _APART = 5, 45  # times a trial is judged, one of so many of its rounds apart
 
 
 @dataclass(frozen=True)
@@ -167,17 +167,6 @@ def tuned(
         best = sorted(longest, key=lambda one: one.value)[:wanted]
         halving.extend(sorted(best, key=lambda one: one.number), rung)
     return replace(halving.concluded(trials, candidates), budget=budget)
-
-
-def looks(rounds: int, begun: int = 0) -> list[int]:
-    """Return after which rounds a trial is judged: five, over its last tenth.
-
-    The mean of them counts. A single one may be low by luck, or because a run swings
-    through its goal just then.
-    """
-    apart = max(rounds // _APART, 1)
-    ends = [rounds - number * apart for number in reversed(range(_LOOKS))]
-    return [end for end in ends if end > begun]
 
 
 def cost_of(

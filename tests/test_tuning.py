@@ -224,6 +224,10 @@ def test_a_budget_of_seconds_pays_for_what_a_forecast_says(tmp_path, monkeypatch
     monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: (1e-9, 0.0))
     again = trials_of(True)
     assert [one.value for one in again.trials] == [one.value for one in found.trials]
+    for other in ({"budget": 79}, {"unit": "samples"}):
+        more |= {"budget": 7.9, "unit": "seconds"} | other
+        with pytest.raises(CheckpointError, match="of 7.9 seconds, not of"):
+            trials_of(True)
 
 
 def test_seconds_are_forecast_from_rounds_that_are_compiled():
@@ -232,6 +236,21 @@ def test_seconds_are_forecast_from_rounds_that_are_compiled():
     assert budgets.costs_of_rungs(job, [10], "seconds") > 0
     wild = setting.job(MAKE(lr_x=0.1, lr_y=1e300))
     assert not budgets.costs_of_rungs(wild, [10], "seconds").any()
+
+
+@pytest.mark.slow
+def test_searches_of_a_comparison_are_timed_once(tmp_path, monkeypatch):
+    """The dearest keeps its trials, and a resumed comparison its budget."""
+    times = iter([1.00003, 0.5])  # and an error at a third look
+    monkeypatch.setattr(budgets, "_seconds_of_round", lambda job: (next(times), 0.0))
+    searches = {name: Search(MAKE, SPACE, trials=2) for name in ("dear", "cheap")}
+    more = {"rounds": 2, "seeds": [0], "equal": "seconds", "sampling": ALL_ROWS}
+    for resume in (False, True):
+        kept = fb.Keeping(tmp_path / "kept", resume)
+        found = fb.compare(PROBLEM, DATA, START, searches, keeping=kept, **more)
+        trials = {name: len(one.trials) for name, one in found.tuned.items()}
+        assert trials == {"dear": 2, "cheap": 4}
+        assert {one.budget for one in found.tuned.values()} == {8.0}
 
 
 def test_forecast_rounds_are_measured_as_often_as_those_of_a_trial(monkeypatch):
@@ -576,7 +595,8 @@ def test_methods_are_tuned_at_one_cost_also_when_a_comparison_goes_on(tmp_path):
 @pytest.mark.parametrize("unit", ["bytes", "seconds"])
 def test_methods_are_tuned_and_ranked_at_equal_bytes_or_seconds(unit, monkeypatch):
     def forecast(job):
-        return 0.5 if isinstance(job.algorithm.unwrapped(), fb.FedNest) else 0.125
+        nests = isinstance(job.algorithm.unwrapped(), fb.FedNest)
+        return (0.5 if nests else 0.125), 0.0
 
     monkeypatch.setattr(budgets, "_seconds_of_round", forecast)
     nested = partial(fb.FedNest, beta=0.1, ell=4.0, terms=1, local_steps=1)

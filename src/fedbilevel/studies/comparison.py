@@ -6,13 +6,14 @@ as many trials as it asks for, or all at the cost of the dearest search.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import COMPARED, TUNING, open_folder
@@ -32,16 +33,17 @@ from fedbilevel.runtime.beginning import measured_at_start
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.saved import read_saved
-from fedbilevel.studies.budgets import UNITS
+from fedbilevel.studies.budgets import SECONDS, UNITS, lengths_of, together
 from fedbilevel.studies.presented import Presented
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.single import warn_of_events
-from fedbilevel.studies.tuning import Tuned, cost_of, tuned, tuning_seeds
+from fedbilevel.studies.tuning import Tuned, costs_of_trial, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
 TRIALS = "trials"
+_TIMED = "timed.json"  # in its folder: the seconds of a trial, by method
 EQUAL = (TRIALS, *UNITS)  # what searches of a comparison may have alike
 
 
@@ -167,7 +169,7 @@ def compared(
         open_folder(Path(keeping.folder), keeping.resume)
     found = Comparison(setting.headline, equal=equal)
     searches = _Searches(rounds, seeds, keeping, equal, **(tuning or {}))
-    searches.limit(setting, contenders.values())
+    searches.limit(setting, contenders)
     home = None if keeping is None else Path(keeping.folder)
     done = {name: _finished(home and home / name, seeds) for name in contenders}
     if home is not None and None in done.values():
@@ -281,17 +283,34 @@ class _Searches:
         self.rounds, self.rungs, self.keeping = rounds, rungs, keeping
         self.seeds = tuning_seeds(seeds, count)
         self.budget: float | None = None
+        self.by_rung: dict[str, np.ndarray] = {}
         self.tuned: dict[str, Tuned] = {}
 
-    def limit(self, setting: Setting, contenders: Iterable[Contender]) -> None:
-        """Let searches cost what the dearest does, be it finished already or not."""
-        for one in contenders:
-            search, counts = one.candidates, self.equal != TRIALS
-            if counts and isinstance(search, Search) and _is_limited(search):
-                sizes = (search.count, self.rounds, len(self.seeds), self.rungs)
+    def limit(self, setting: Setting, contenders: Mapping[str, Contender]) -> None:
+        """Let searches cost what the dearest does, be it finished already or not.
+
+        Each is timed once: a comparison that is resumed has the seconds of its start.
+        """
+        if self.equal == TRIALS:
+            return
+        path = None
+        if self.keeping is not None and self.unit == SECONDS:
+            path = Path(self.keeping.folder) / _TIMED
+        held = _timed(path) if path and path.exists() else {}
+        lengths = lengths_of(self.rounds, self.rungs)
+        for name, one in contenders.items():
+            search = one.candidates
+            if not isinstance(search, Search) or not _is_limited(search):
+                continue
+            if name not in held or held[name][0] != lengths:
                 here = _setting_of(setting, one)
-                cost = cost_of(here, search.first(), *sizes, self.unit)
-                self.budget = max(self.budget or 0, round(cost, 3))
+                held[name] = lengths, costs_of_trial(here, search, lengths, self.unit)
+            by_rung = held[name][1]
+            cost = together(by_rung, search.count, len(self.seeds))
+            self.by_rung[name], self.budget = by_rung, max(self.budget or 0, cost)
+        if path:
+            plain = {name: [ends, many.tolist()] for name, (ends, many) in held.items()}
+            write_atomically(path, json.dumps(plain))
 
     def spent(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is recorded with the results of one that was tuned."""
@@ -320,9 +339,12 @@ class _Searches:
             rungs=self.rungs,
             budget=self.budget if _is_limited(candidates) else None,
             unit=self.unit,
+            by_rung=self.by_rung.get(name),
             keeping=self._kept(name),
             watch=watch,
         )
+        if found.budget is not None:
+            found = replace(found, budget=round(found.budget, 3))
         self.tuned[name] = found
         return found.algorithm
 
@@ -332,6 +354,15 @@ class _Searches:
         folder = Path(self.keeping.folder) / name / TUNING
         study = self.keeping.folder
         return replace(self.keeping, folder=folder, resume=folder.exists(), study=study)
+
+
+def _timed(path: Path) -> dict[str, tuple[list[int], np.ndarray]]:
+    """Read after which rounds rungs end, and what a trial takes in each, by method."""
+    try:
+        held = json.loads(path.read_text())
+        return {name: (ends, np.asarray(s, float)) for name, (ends, s) in held.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def _is_limited(candidates: Search | Sequence[AbstractAlgorithm]) -> bool:

@@ -7,6 +7,7 @@ late. Trials are judged on rows that are neither theirs nor those for testing, s
 `validation`.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,12 @@ from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
+from fedbilevel.errors import (
+    CheckpointError,
+    DivergedError,
+    InvalidInputError,
+    unknown_name,
+)
 from fedbilevel.problem import Data, Problem
 from fedbilevel.runtime import Job, Sampling, SweepRuntime, Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
@@ -36,13 +42,12 @@ from fedbilevel.studies.budgets import (
     counts_of,
     lengths_of,
     looks,
-    together,
 )
 from fedbilevel.studies.searching import Point, Search
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
 
-_FORECAST = "trials.txt"  # in the folder of a search whose budget is in seconds
+_FORECAST = "forecast.json"  # in the folder of a search whose budget is in seconds
 _OTHER_SEEDS = 2**16  # above those of results
 
 
@@ -145,10 +150,11 @@ def tuned(
     rungs: int = 1,
     budget: float | None = None,
     unit: str = "samples",
+    by_rung: np.ndarray | None = None,
     keeping: Keeping | None = None,
     watch: Watch | None = None,
 ) -> Tuned:
-    """Tune in a setting."""
+    """Tune in a setting; `by_rung` are `costs_of_trial`, where they are known."""
     if unit not in UNITS:
         raise unknown_name("unit of a budget", unit, UNITS)
     if not seeds or (not isinstance(candidates, Search) and not candidates):
@@ -159,7 +165,7 @@ def tuned(
     halving = _Halving(setting, lengths, list(seeds), unit, keeping, watch)
     count = candidates.count if isinstance(candidates, Search) else len(candidates)
     if isinstance(candidates, Search) and budget is not None:
-        count = halving.affordable(candidates, budget)
+        count = halving.affordable(candidates, budget, by_rung)
     trials = halving.first_rung(candidates, count)
     for rung, wanted in enumerate(counts_of(count, len(lengths))[1:], 1):
         finite = [one for one in trials if math.isfinite(one.value)]
@@ -169,22 +175,13 @@ def tuned(
     return replace(halving.concluded(trials, candidates), budget=budget)
 
 
-def cost_of(
-    setting: Setting,
-    algorithm: AbstractAlgorithm,
-    trials: int,
-    rounds: int,
-    seeds: int,
-    rungs: int = 1,
-    unit: str = "samples",
-) -> float:
-    """Return what so many trials of an algorithm cost together."""
-    lengths = lengths_of(rounds, rungs)
+def costs_of_trial(
+    setting: Setting, search: Search, lengths: Sequence[int], unit: str
+) -> np.ndarray:
+    """Return what a trial costs in each rung, from one seed."""
     if setting.tuned_by == HELD_OUT:
-        setting = replace(setting, data=held_out(setting.data)[0])
-    return together(
-        costs_of_rungs(setting.job(algorithm), lengths, unit), trials, seeds
-    )
+        setting = replace(setting, data=held_out(setting.data)[0], metrics=None)
+    return costs_of_rungs(setting.job(search.first()), lengths, unit)
 
 
 @dataclass
@@ -223,17 +220,23 @@ class _Halving:
         self.setting, self.watch = setting, watch
         self.cost, self.error = 0.0 if unit == SECONDS else 0, None
 
-    def affordable(self, search: Search, budget: float) -> int:
+    def affordable(
+        self, search: Search, budget: float, by_rung: np.ndarray | None
+    ) -> int:
         """Return how many trials the budget pays for; a forecast of time is kept."""
-        kept = self.keeping and Path(self.keeping.folder) / _FORECAST
-        if kept and kept.exists():
-            return int(kept.read_text())
-        job, count = self.setting.job(search.first()), search.count
-        by_rung = costs_of_rungs(job, self.lengths, self.unit)
+        kept = None
+        if by_rung is None:
+            kept = self.keeping and Path(self.keeping.folder) / _FORECAST
+            if kept and kept.exists():
+                return _count_kept(kept, {"budget": budget, "unit": self.unit})
+            job = self.setting.job(search.first())
+            by_rung = costs_of_rungs(job, self.lengths, self.unit)
+        count = search.count
         if by_rung.any():
             count = affordable(by_rung, len(self.seeds), budget)
         if kept and self.unit == SECONDS:
-            write_atomically(kept, f"{count}\n")
+            held = {"trials": count, "budget": budget, "unit": self.unit}
+            write_atomically(kept, json.dumps(held))
         return count
 
     def first_rung(
@@ -359,3 +362,19 @@ def _alike(trials: Sequence[_Running]) -> list[list[_Running]]:
             groups.append((static, members := []))
         members.append(one)
     return [members for _, members in groups]
+
+
+def _count_kept(path: Path, asked: dict[str, Any]) -> int:
+    """Return how many trials a search began with, if its budget was the same."""
+    try:
+        held = json.loads(path.read_text())
+        count, begun = held["trials"], {name: held[name] for name in asked}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    if begun != asked:
+        raise CheckpointError(
+            f"{path.parent} holds a search with a budget of {begun['budget']:g} "
+            f"{begun['unit']}, not of {asked['budget']:g} {asked['unit']}. Continue "
+            "with the budget of its start, or choose a new folder."
+        )
+    return count

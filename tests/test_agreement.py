@@ -98,6 +98,10 @@ def test_a_run_that_ends_early_is_replayed_as_far_as_it_went(tmp_path):
     point = algorithm.point(outcome.state.server)
     np.testing.assert_allclose(deployed.point["x"], point.x, rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-11, atol=1e-11)
+    record = np.full((2, 4), 4, np.uint8)  # as 0.2.0 wrote it of sums asked again
+    np.savez(tmp_path / ATTENDANCE, attendance=record)
+    with pytest.raises(CheckpointError, match=r"only version 0\.2\.0 draws"):
+        replay(tmp_path)
     (tmp_path / ATTENDANCE).write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(CheckpointError, match="attendance.npz is damaged"):
         replay(tmp_path)

@@ -231,9 +231,18 @@ def test_chances_are_read_from_files(name, tmp_path):
     assert Experiment("quadratic", participation=found).participation == found
 
 
+def test_a_file_without_chances_is_refused(tmp_path):
+    (tmp_path / "none.json").write_text("null")
+    with pytest.raises(InvalidInputError, match=r"none\.json holds no chances"):
+        read_participation(tmp_path / "none.json")
+
+
 @pytest.mark.filterwarnings("ignore:clients reply with")
 def test_chances_are_given_in_python_and_joined_with_dropout():
     assert read_participation(None) is None
+    assert read_participation(0.5) == read_participation("0.5") == "0.5"
+    many = read_participation([0.25] * 200)  # longer than a name of a file may be
+    assert many == read_participation(many) == ",".join(["0.25"] * 200)
     assert read_participation({"a, b": np.float32(0.5)}) == '"a, b=0.5"'
     experiment = Experiment("quadratic", clients=3, rounds=2)
     assert experiment.build().job().chances is None
@@ -255,7 +264,7 @@ def test_chances_are_given_in_python_and_joined_with_dropout():
         ({"participation": "no-such.csv"}, "there is no such file. Give a CSV or JSON"),
         ({"participation": "0.5,0.5"}, "2 chances for 3 clients"),
         ({"participation": "north=0.5"}, "unknown site in --participation 'north'"),
-        ({"dropout": 1.0}, "every chance is above 0 and at most 1, got 0 to 0"),
+        ({"dropout": 1.0}, "--dropout 1: must be at least 0 and below 1"),
         ({"dropout": 0.1, "aggregate": "krum:1"}, "there are 1. Use more"),
     ],
 )

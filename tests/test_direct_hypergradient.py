@@ -123,6 +123,13 @@ def test_a_tolerance_ends_the_work_of_a_batch_of_solves_too():
     assert len(done) <= 2 * len(b)
 
 
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6])
+def test_what_is_no_number_stays_none(tolerance):
+    b = jnp.asarray([1.0, jnp.nan])
+    z, _ = solve_if_convex(lambda d: d, b, 5, tolerance)
+    assert jnp.isnan(z).any()
+
+
 def test_a_tolerance_that_is_no_share_is_refused():
     with pytest.raises(ValueError, match=r"tolerance=\.\.\.\)` must be at least 0"):
         fb.ConjugateGradient(3, tolerance=1.0)

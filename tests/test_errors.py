@@ -442,11 +442,11 @@ def test_a_checkpoint_of_an_older_format(finished, tmp_path):
     path = folder / "checkpoint.npz"
     arrays = read_arrays(path)
     about = json.loads(arrays["about"].tobytes())
-    assert about["format"] == 5
-    older = json.dumps({**about, "format": 4}).encode()
+    assert about["format"] == 6
+    older = json.dumps({**about, "format": 5}).encode()
     write_arrays(path, {**arrays, "about": np.frombuffer(older, np.uint8)})
     told = (
-        rf"{re.escape(str(path))} has format 4, this version reads 5\. Finish .* "
+        rf"{re.escape(str(path))} has format 5, this version reads 6\. Finish .* "
         r"version of fedbilevel that began it, or start it again in a new folder\."
     )
     before = path.read_bytes()

@@ -14,6 +14,7 @@ from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.refusals import REASONS
 from fedbilevel.federation.secure.cohorts import Cohorts, Question
+from fedbilevel.federation.secure.server import MaskedServer
 from fedbilevel.federation.server import exchanges as exchanges_module
 from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import Checkpoints, execute
@@ -354,6 +355,17 @@ def test_another_server_goes_on_with_the_cohort_of_the_first(tmp_path):
     assert (end.state.attendance[:, :3] > 0).all() and len(end.state.attendance) >= 4
 
 
+def test_no_part_of_a_drawn_cohort_is_taken_for_all_of_it(monkeypatch):
+    """Sites of the last sum that are not asked now were in it all the same."""
+    job, taken = replace(masked_job(), participants=3), []
+    monkeypatch.setattr(
+        MaskedServer, "goes_on", lambda _, clients: taken.append(clients)
+    )
+    end = execute(server_of(job, net_of(job)), 6)
+    whole = [set(np.flatnonzero(row)) for row in end.state.attendance > 0]
+    assert taken and all(one in whole for one in taken)
+
+
 def test_two_processes_on_one_folder_are_in_one_sum(tmp_path):
     path, question = tmp_path / "cohorts.jsonl", Question("s", "a")
     for apart, other in ((False, question), (True, Question("t", "b"))):
@@ -374,8 +386,13 @@ def test_sums_that_were_not_kept_apart_bind_nobody(tmp_path):
         assert batches.enter(Question("s", str(number)), members) is None
     assert Cohorts(2, True, path).enter(Question("s", "c"), (0, 2)) is None
     assert Cohorts(2, True, path).enter(Question("s", "d"), (0, 1)) is not None
-    path.write_text('["s", "a", [0, 1]]\n')  # of an earlier version
-    assert Cohorts(2, True, path).enter(Question("s", "b"), (0, 2)) is not None
+    # An earlier version did not note it, and allowed several.
+    path.write_text('["s", "a", [0, 1]]\n')
+    refused = Cohorts(2, True, path).enter(Question("s", "b"), (0, 2))
+    assert refused and "earlier version" not in refused
+    path.write_text('["s", "a", [0, 1]]\n["s", "b", [2, 3]]\n')
+    refused = Cohorts(2, True, path).enter(Question("s", "c"), (0, 1))
+    assert refused and f"{path} has several sets of clients" in refused
 
 
 def test_what_is_remembered_of_sums_is_not_forgotten_when_it_is_damaged(tmp_path):

@@ -67,6 +67,7 @@ from fedbilevel.runtime import (
     Watch,
     execute,
 )
+from fedbilevel.runtime.job import ABSENT, RENEWED
 from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.traced_calls import SAMPLES
 from fedbilevel.studies.single import result_of
@@ -369,6 +370,11 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
     deployed = Result.load(folder)
     with naming_damage(folder / ATTENDANCE):
         record = read_arrays(folder / ATTENDANCE)["attendance"]
+    if np.max(record, initial=ABSENT) > RENEWED:
+        raise CheckpointError(
+            f"{folder} holds sums that were asked again of other rows, which only "
+            "version 0.2.0 draws once more. Replay it with that version."
+        )
     built = replace(experiment, weights=agreed_weights(experiment)).build()
     job = built.setting.job(built.algorithm, experiment.seed)
     outcome = execute(

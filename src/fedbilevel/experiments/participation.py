@@ -23,8 +23,12 @@ def read_participation(given: Any) -> str | None:
     They may be in such a line, in a file, or numbers in a list or by the names of
     sites.
     """
-    if isinstance(given, str | Path) and Path(given).is_file():
-        given = _of_file(Path(given))
+    if isinstance(given, str | Path) and _is_file(given):
+        path, given = given, _of_file(Path(given))
+        if given is None:
+            raise InvalidInputError(f"{path} holds no chances, but null.")
+    if isinstance(given, int | float):
+        given = str(given)
     if given is None or isinstance(given, str | Path):
         line = None if given is None else str(given)
     elif isinstance(given, Mapping):
@@ -46,6 +50,10 @@ def drawn(experiment: Settings, task: Task, sampling: Sampling) -> Sampling:
 
 def _chances(experiment: Settings, task: Task) -> float | tuple[float, ...] | None:
     """Return the chance of every client to reply; None where all do."""
+    if not 0 <= experiment.dropout < 1:
+        raise InvalidInputError(
+            f"--dropout {experiment.dropout:g}: must be at least 0 and below 1."
+        )
     stays = 1 - experiment.dropout
     if experiment.participation is None:
         return stays if experiment.dropout else None
@@ -64,6 +72,13 @@ def _chances(experiment: Settings, task: Task) -> float | tuple[float, ...] | No
             f"by name. Give {missing[0] if missing else 'every site'} one, too."
         )
     return tuple(stays * named[name] for name in task.names)
+
+
+def _is_file(given: str | Path) -> bool:
+    try:
+        return Path(given).is_file()
+    except (OSError, ValueError):  # a line of many chances is too long for a name
+        return False
 
 
 def _of_file(path: Path) -> Any:

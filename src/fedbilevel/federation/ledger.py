@@ -141,7 +141,10 @@ class SiteLimits(Limits):
                 least = 1 / most if name == "curvature" else 0
                 far = not least <= value <= most
             if far:
-                what = f"{name or 'a block'} holds a number beyond {most:g}"
+                where = f"beyond {most:g}"
+                if not value.ndim:
+                    where = f"outside of {least:g} to {most:g}"
+                what = f"{name or 'a block'} holds a number {where}"
                 raise RefusedError("point", what)
 
     def check(self, job: Job) -> None:

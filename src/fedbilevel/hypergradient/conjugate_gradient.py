@@ -74,7 +74,8 @@ def solve_if_convex(
         return (z, r, _tree.add_scaled(r, turn, d), fresh, convex)
 
     def is_far(carry):
-        return carry[3] > tolerance**2 * first
+        # A residual that is no number is far, too, so that z is none either.
+        return ~(carry[3] <= tolerance**2 * first)
 
     start = (_tree.zeros_like(b), b, b, first, jnp.asarray(True))
     if tolerance:

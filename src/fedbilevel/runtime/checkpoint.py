@@ -26,7 +26,7 @@ from fedbilevel.problem.stored_rows import sources
 from fedbilevel.runtime.job import Job
 from fedbilevel.startup.identity import description
 
-_FORMAT = 5
+_FORMAT = 6
 _ROOM = 2**28  # bytes of all but the state: a million rounds of thirty columns
 
 

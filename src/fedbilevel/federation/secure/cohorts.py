@@ -15,9 +15,9 @@ And no site sees all sums: in {0, 1, 6, 7, 8} - {0, 1, 2, 3} + {2, 3, 4, 5} -
 {4, 5, 6, 7}, the reply of site 8, no site is in more than two.
 
 One set is enough. A sum needs the minimum m and two thirds of its sites to confirm it,
-so these are at least m/2 more than the others in it. A site that confirmed one sum is
-among the others in all the rest. So of each of several sums at least m/2 of its
-confirming sites remain in any combination of all of them, which makes m or more.
+so these are at least m/2 more than the others in it. A site confirms one sum alone. In
+the rest it is among the others, each of which cancels one such site at most. So of k
+sums, two or more, any combination leaves k m/2 sites at least, which is m or more.
 """
 
 import json
@@ -30,6 +30,11 @@ from typing import Any, NamedTuple
 
 from fedbilevel._files import locked, naming_file
 from fedbilevel.errors import CheckpointError
+
+_OLDER = (
+    "{} has several sets of clients, which an earlier version allowed: move the file "
+    "away to begin anew, if their sums may be combined"
+)
 
 
 class Question(NamedTuple):
@@ -76,9 +81,10 @@ class Cohorts:
             return f"it was answered in a sum over clients {before}, and in no other"
         others = self.seen - {members}
         if self.apart and others:
+            older = f". {_OLDER.format(self.path)}" if len(self.seen) > 1 else ""
             return (
                 f"sums that are kept apart were over clients {min(others)}, and are "
-                "over no others in any federation"
+                f"over no others in any federation{older}"
             )
         return None
 

@@ -179,7 +179,11 @@ class Exchanges:
             )
         if question.header.exchange > 1:
             last = question.header.exchange - 1
-            self._masked.goes_on({k for k in question.asked if stand(k)[0] == last})
+            everybody = range(self.roster.clients)
+            members = {k for k in everybody if stand(k)[0] == last}
+            # Of drawn cohorts the last sum may have had others, not asked now.
+            if members <= set(question.asked):
+                self._masked.goes_on(members)
         announced = self._masked.announced(question.asked, question.header.exchange)
         if announced is None:
             return Answers()

@@ -267,7 +267,9 @@ def test_a_site_with_other_weights_is_not_taken(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregate", ["mean", "secure"])
 def test_weights_are_those_of_the_simulator_and_of_the_replay(aggregate, tmp_path):
-    experiment = replace(settings("quadratic"), weights=(1.0, 4.0), aggregate=aggregate)
+    # Samples of a site are alike: under masks it draws them by a secret.
+    rows = settings("quadratic", noise="0", spread="0.5")
+    experiment = replace(rows, weights=(1.0, 4.0), aggregate=aggregate)
     experiment.save(tmp_path)
     sites = {k: build_site(experiment, k, trial=True) for k in range(2)}
     result = serve(Loopback(sites), experiment, tmp_path, TERMS, report=ignore)

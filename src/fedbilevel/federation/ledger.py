@@ -137,13 +137,12 @@ class SiteLimits(Limits):
         for path, leaf in jax.tree_util.tree_leaves_with_path(point):
             name, value = getattr((None, *path)[-1], "name", ""), np.asarray(leaf)
             far = value.ndim and np.max(np.abs(value), initial=0) > most
+            where = f"beyond {most:g}"
             if not value.ndim and name in _OF_STEPS and np.isfinite(value):
                 least = 1 / most if name == "curvature" else 0
                 far = not least <= value <= most
+                where = f"outside of {least:g} to {most:g}"
             if far:
-                where = f"beyond {most:g}"
-                if not value.ndim:
-                    where = f"outside of {least:g} to {most:g}"
                 what = f"{name or 'a block'} holds a number {where}"
                 raise RefusedError("point", what)
 

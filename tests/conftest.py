@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,8 +24,18 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 from fedbilevel.startup import own_process  # noqa: E402
+
+# A busy machine fails no test, and a failure comes again.
+settings.register_profile("again", deadline=None, derandomize=True, database=None)
+settings.load_profile("again")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that
+# tests start, among them what must end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shapes and types are annotations. With FEDBILEVEL_CHECK_SHAPES=1 they are checked at
 # every call, which takes a third longer: `make test` sets it for the transcriptions,

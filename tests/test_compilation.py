@@ -1,7 +1,6 @@
-"""Programs are traced here, compiled here or in a pool, and by options that hold."""
+"""Programs are traced here, compiled in a thread, and by options that hold."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ def program(number: float) -> Asked:
     )
 
 
-def test_what_a_pool_compiles_is_waited_for(monkeypatch):
+def test_what_compiles_meanwhile_is_waited_for(monkeypatch):
     asked, here = program(3.0), threading.get_ident()
     goes_on, threads = threading.Event(), []
     finished = compilation._finished
@@ -32,18 +31,17 @@ def test_what_a_pool_compiles_is_waited_for(monkeypatch):
         return finished(*parts)
 
     monkeypatch.setattr(compilation, "_finished", late)
-    with ThreadPoolExecutor(1) as pool:
-        # It returns once the program is traced: nobody has let it compile.
-        assert prepare(asked, pool) >= 0
-        prepare(asked, pool)
-        goes_on.set()
-        run, _ = compiled(asked)
+    # It returns once the program is traced: nobody has let it compile.
+    assert prepare(asked) >= 0
+    prepare(asked)
+    goes_on.set()
+    run, _ = compiled(asked)
     assert run(jnp.ones(2), jnp.ones(2)).tolist() == [4.0, 4.0]
     assert threads and threads != [here] and len(threads) == 1
     assert compiled(asked) == (run, 0.0)
 
 
-def test_what_fails_in_a_pool_is_told_and_tried_again(monkeypatch):
+def test_what_fails_meanwhile_is_told_and_tried_again(monkeypatch):
     asked, calls, goes_on = program(5.0), [], threading.Event()
     finished = compilation._finished
 
@@ -55,11 +53,10 @@ def test_what_fails_in_a_pool_is_told_and_tried_again(monkeypatch):
         return finished(*parts)
 
     monkeypatch.setattr(compilation, "_finished", once)
-    with ThreadPoolExecutor(1) as pool:
-        prepare(asked, pool)
-        made, mine = compilation._claimed(asked.identity())
-        assert not mine
-        goes_on.set()
+    prepare(asked)
+    made, mine = compilation._claimed(asked.identity())
+    assert not mine
+    goes_on.set()
     with pytest.raises(MemoryError, match="no room"):
         made.result()
     run, _ = compiled(asked)
@@ -71,8 +68,8 @@ def test_what_cannot_be_traced_is_told_at_once():
     def fails(a):
         raise ValueError("not this one")
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="not this one"):
-        prepare(Asked(fails, jnp.ones(2), (), (), PROCESSOR), pool)
+    with pytest.raises(ValueError, match="not this one"):
+        prepare(Asked(fails, jnp.ones(2), (), (), PROCESSOR))
 
 
 @pytest.mark.parametrize(

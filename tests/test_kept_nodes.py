@@ -97,6 +97,7 @@ def test_a_run_of_an_earlier_superlink_has_ended(started):
         '{"format": 1, "nodes": [{"nodeId": "x"}]}',
         '{"format": 1, "nodes": [{"unknown": 1}]}',
         '{"format": 1, "nodes": 5}',
+        '{"format": 1, "nodes": [{"\\udfff": 1}]}',
     ],
 )
 def test_a_damaged_file_is_refused_by_name(started, tmp_path, text):

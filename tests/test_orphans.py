@@ -14,6 +14,7 @@ import pytest
 
 from fedbilevel.deployment import apps
 from fedbilevel.deployment.processes import free_port
+from tests.test_own_tasks import TASK
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"
@@ -149,4 +150,68 @@ def test_a_federation_that_is_only_starting_leaves_none_either(tmp_path, number)
         assert wait_until(app.exists, PATIENCE), "it did not begin"
         process.send_signal(number)
         process.wait(PATIENCE)
+        assert wait_until(lambda: not marked(mark), ORDERLY), marked(mark)
+
+
+# Like a compiler it is in C for a long time, where no handler of Python is called.
+STUCK = """
+import hashlib, inspect, os, sys
+from pathlib import Path
+import jax
+
+@jax.custom_jvp
+def same(loss):
+    return loss
+
+@same.defjvp
+def derivative(loss, change):
+    callers = " ".join(one.filename for one in inspect.stack(0))
+    if "node" in sys.argv and os.environ["STUCK"] in callers:
+        (Path(__file__).parent / "stuck").touch()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+    return loss[0], change[0]
+
+loss = lower
+
+def lower(*given):
+    return same(loss(*given))
+"""
+
+
+@pytest.fixture(params=["site_work.py", "job.py"])
+def stuck(tmp_path, monkeypatch, request):
+    """Write a task whose nodes are stuck in a program: a check, or an exchange."""
+    monkeypatch.setenv("STUCK", request.param)
+    (tmp_path / "task.py").write_text(TASK + STUCK)
+    (tmp_path / "beside.py").write_text("SHIFT = 2.0\n")
+    return [f"{tmp_path / 'task.py'}:make", "--clients", "2"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_waits_for_no_compiler_of_a_federation(tmp_path, stuck):
+    words = ["federate", *stuck, "--rounds", "5", "--out", str(tmp_path / "run")]
+    with started(sys.executable, "-m", "fedbilevel.cli", *words) as (process, mark):
+        assert wait_until((tmp_path / "stuck").exists, PATIENCE), "it did not begin"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        assert wait_until(lambda: not marked(mark), ORDERLY), marked(mark)
+
+
+@pytest.mark.slow
+def test_ctrl_c_waits_for_no_compiler_of_a_node_nor_a_server_for_nodes(tmp_path, stuck):
+    address = f"127.0.0.1:{free_port()}"
+    program = (sys.executable, "-m", "fedbilevel.cli")
+    task = [*stuck, "--insecure"]
+    serve = [*task, "--rounds", "5", "--address", address, "--out", str(tmp_path / "s")]
+    node = [*task, "--trial", "--superlink", address, "--state"]
+    with (
+        started(*program, "serve", *serve) as (server, mark),
+        started(*program, "node", *node, str(tmp_path / "0"), "--client", "0") as one,
+        started(*program, "node", *node, str(tmp_path / "1"), "--client", "1"),
+    ):
+        assert wait_until((tmp_path / "stuck").exists, PATIENCE), "it did not begin"
+        assert wait_until((tmp_path / "s" / apps.LOG).exists, PATIENCE)
+        one[0].send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGINT)
+        assert one[0].wait(PATIENCE) == server.wait(PATIENCE) == 130
         assert wait_until(lambda: not marked(mark), ORDERLY), marked(mark)

@@ -155,6 +155,12 @@ def test_a_preset_is_a_type_to_type_checkers_and_to_python():
     hints = get_type_hints(stepped)
     assert hints["method"] is presets.FedBiOControls
     assert hints["return"] == hints["method"] | None == None | hints["method"]  # noqa: E711
+    ours: Any = presets
+    others = (int | str) | ours.FedBiODifferences | None
+    for kinds in (hints["return"], others | ours.FedBiOControls | bytes):
+        assert isinstance(made, kinds) and isinstance(None, kinds)
+    assert not isinstance(made, others) and isinstance("text", others)
+    assert not isinstance(1.0, None | ours.FedBiOControls)
     stub = Path(str(presets.__file__)).with_suffix(".pyi").read_text()
     names = [n for n, one in vars(presets).items() if isinstance(one, Preset)]
     assert re.findall(r"^class ([A-Z]\w+)\(_Made, init=False\)", stub, re.M) == names

@@ -4,7 +4,8 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Union
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,49 @@ class Preset:
         return hash(self.name)
 
     def __or__(self, other: Any) -> Any:
-        """Let annotations say `FedBiOControls | None`, as for a class."""
-        return Union[self, other]  # noqa: UP007
+        """Let annotations and `isinstance` have `FedBiOControls | None`."""
+        return _Either((self, *_kinds(other)))
 
-    __ror__ = __or__
+    def __ror__(self, other: Any) -> Any:
+        return _Either((*_kinds(other), self))
 
     def __instancecheck__(self, instance: Any) -> bool:
         """Say whether this preset made a method, so that `isinstance` works."""
         return getattr(instance, "named", None) == self.title
+
+
+@dataclass(frozen=True)
+class _Either:
+    """Kinds, some of them presets, of which a value has one.
+
+    Python's own union takes classes alone where it is asked by `isinstance`.
+    """
+
+    __args__: tuple
+
+    def __or__(self, other: Any) -> Any:
+        return _Either((*self.__args__, *_kinds(other)))
+
+    def __ror__(self, other: Any) -> Any:
+        return _Either((*_kinds(other), *self.__args__))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Either) and set(self.__args__) == set(other.__args__)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.__args__))
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        """Say whether a value is of one of the kinds."""
+        return any(isinstance(instance, one) for one in self.__args__)
+
+    def __call__(self) -> None:
+        """Raise: it can be called only so that `get_type_hints` takes it for a type."""
+        raise TypeError("a union of kinds cannot be made.")
+
+
+def _kinds(one: Any) -> tuple:
+    """Return the members of a union, or the one kind."""
+    if isinstance(one, _Either | UnionType):
+        return get_args(one) if isinstance(one, UnionType) else one.__args__
+    return (NoneType if one is None else one,)

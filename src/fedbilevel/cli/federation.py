@@ -46,6 +46,10 @@ _NO_MODEL = (
     "Without --preparation the server does not know the columns: its folder will hold "
     "the point, and no model for `predict`."
 )
+_DRAWN_APART = (
+    "With masks or noise sites draw rows and noise by secrets of their own. Where a "
+    "batch is not of all rows, or noise is added, the difference is no rounding error."
+)
 TuneAtSites = Annotated[
     bool,
     typer.Option(
@@ -269,8 +273,10 @@ def replay(
     )
     if as_json:
         print_json({"largest_difference": apart})
-    else:
-        Console().print(f"Largest difference of the final points: {apart:.3g}")
+        return
+    Console().print(f"Largest difference of the final points: {apart:.3g}")
+    if experiment.aggregate == "secure" or experiment.noise:
+        Console().print(_DRAWN_APART)
 
 
 def _check_count(node_keys: list[Path], clients: int) -> None:

@@ -114,9 +114,12 @@ def ending_soon(rests: Callable[[], bool]) -> Iterator[None]:
         stops = {signal.SIGINT, signal.SIGTERM}
         while (number := os.read(reader, 1)) and number[0] not in stops:
             pass
-        if number and not over.wait(_PATIENCE) and rests():
-            os.write(2, (_CURSOR if os.isatty(2) else b"") + _STOPPED)
-            os._exit(130)
+        pause = _PATIENCE
+        while number and not over.wait(pause):
+            pause = 0.1  # it may begin to compile only now
+            if rests():
+                os.write(2, (_CURSOR if os.isatty(2) else b"") + _STOPPED)
+                os._exit(130)
 
     over = threading.Event()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -58,10 +58,11 @@ from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.deployment.processes import TOKEN, read_json
 from fedbilevel.errors import FedbilevelError, InvalidInputError, sentence_of
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.agreement import local_options, without_files
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
 from fedbilevel.experiments.searching import Tuning
-from fedbilevel.experiments.sites import build_site, local_options, without_files
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.experiments.weights import counted
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
@@ -82,7 +83,7 @@ PROCESS, PROGRESS, ERROR, LOG = (
     "server.log",
 )
 _LOOK = 0.2  # seconds between two looks for the task
-_GRACE = 10.0  # seconds to end when asked; what was kept stays whole, however it ends
+_GRACE = 3.0  # seconds to end when asked; what was kept stays whole, however it ends
 server_app, client_app = ServerApp(), ClientApp()
 
 

@@ -111,7 +111,7 @@ def _read(file: Path) -> list[NodeInfo]:
         if held["format"] != _FORMAT:
             raise ValueError(f"format {held['format']}")
         return [ParseDict(node, NodeInfo()) for node in held["nodes"]]
-    except (*DAMAGED, ParseError) as error:
+    except (*DAMAGED, ParseError, SystemError) as error:  # of Flower's own library
         raise InvalidInputError(
             f"{file} cannot be read as the nodes of a SuperLink ({error}). It says "
             "whose key was revoked: put it back from a copy, or serve in a new folder."

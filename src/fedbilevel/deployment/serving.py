@@ -98,8 +98,7 @@ def serve_over_flower(
         done = read_json(folder / apps.PROGRESS).get("done", 0)
         raise KeyboardInterrupt(f"After round {done}. Kept in {folder}.") from None
     finally:
-        end_all(servers)
-        end_all([*crowd, superlink])
+        end_all([*servers, *crowd, superlink])
 
 
 @dataclass

@@ -1,15 +1,18 @@
 """Compiles ahead of time, once per program; says how long that took, and its memory."""
 
+import atexit
 import os
+import signal
+import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import equinox as eqx
 import jax
@@ -25,6 +28,7 @@ _LARGEST = 64
 # Several threads may ask for programs: the first one compiles, the others wait.
 _programs: OrderedDict[Any, Future] = OrderedDict()
 _changing = threading.Lock()
+_working: WeakSet[threading.Thread] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,14 @@ def compiled(asked: Asked) -> tuple["Program", float]:
         return made.result(), 0.0
     report(COMPILING)
     if mine:
-        _make(asked, identity, made, None)
+        _make(asked, identity, made)
     program = made.result()
     report(RUNNING)
     return program, time.perf_counter() - started
 
 
-def prepare(asked: Asked, pool: Executor) -> float:
-    """Trace a program here and compile it in a pool, for `compiled` to find.
+def prepare(asked: Asked) -> float:
+    """Trace a program here and let it compile meanwhile, for `compiled` to find.
 
     Two threads that trace at once take turns, and are both late. Return the seconds.
     """
@@ -90,7 +94,8 @@ def prepare(asked: Asked, pool: Executor) -> float:
     made, mine = _claimed(identity)
     if mine:
         report(COMPILING)
-        _make(asked, identity, made, pool)
+        _make(asked, identity, made)
+        report(RUNNING)
     return time.perf_counter() - started
 
 
@@ -105,29 +110,60 @@ def _claimed(identity: Any) -> tuple[Future, bool]:
     return made, mine
 
 
-def _make(asked: Asked, identity: Any, made: Future, pool: Executor | None) -> None:
-    """Trace, then compile, here or in the pool; waiting threads get the error."""
+def _make(asked: Asked, identity: Any, made: Future) -> None:
+    """Trace here, and compile in the background; waiting threads get the error."""
 
-    @contextmanager
-    def passing_on_failure() -> Iterator[None]:
+    def forget() -> None:
+        with _changing:
+            _programs.pop(identity, None)
+
+    def finish() -> Program:
         try:
-            yield
-        except BaseException as error:
-            with _changing:
-                _programs.pop(identity, None)
-            made.set_exception(error)
+            return Program(_finished(asked, lowered), like)
+        except BaseException:
+            forget()
             raise
 
-    def finish() -> None:
-        with passing_on_failure():
-            made.set_result(Program(_finished(asked, lowered), like))
+    try:
+        with _evaluation.using(asked.evaluation):
+            lowered, like = _lowered(asked)
+    except BaseException as error:
+        forget()
+        made.set_exception(error)
+        raise
+    in_background(finish, made)
 
-    with passing_on_failure(), _evaluation.using(asked.evaluation):
-        lowered, like = _lowered(asked)
-    if pool is None:
-        finish()
-    else:
-        pool.submit(copy_context().run, finish)
+
+def in_background(work: Callable[[], Any], made: Future) -> None:
+    """Begin work in a thread, so that the one that waits for its result sees Ctrl-C.
+
+    A compiler works for a minute and returns to no handler of signals.
+    """
+
+    def begin() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    thread = threading.Thread(target=copy_context().run, args=(begin,), daemon=True)
+    _working.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _leave() -> None:
+    """Let no compiler return to a Python that is gone, which would abort the process.
+
+    After Ctrl-C it is not waited for: the process ends by that signal, as others do.
+    """
+    for thread in list(_working):
+        if thread.is_alive() and getattr(sys, "last_type", None) is KeyboardInterrupt:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        thread.join()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ next. The cohort follows from the keys, so it is known before a round.
 """
 
 import weakref
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,9 +90,9 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         method = self.job.algorithm
         return rounds_in_python(span, state, one_round, self._measure, method)
 
-    def prepare(self, span: Span, pool: Executor) -> None:
-        """Trace what `advance` will run; let the pool compile it meanwhile."""
-        super().prepare(self._alone(span, span.start), pool)
+    def prepare(self, span: Span) -> None:
+        """Trace what `advance` will run, and let it compile meanwhile."""
+        super().prepare(self._alone(span, span.start))
 
     def fetch(self, state: Any) -> State:
         """Return the state; what clients keep is read when it is looked at."""

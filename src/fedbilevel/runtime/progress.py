@@ -21,6 +21,7 @@ COMPILING, RUNNING = "compiling", "running"
 _NOTICE = (
     b"\nStopping as soon as the work can be kept. Press Ctrl-C again to stop at once.\n"
 )
+_NO_ROUND = "It was compiling, and computed no round. Files are whole."
 
 
 @dataclass
@@ -124,22 +125,36 @@ def events_of(
 def noting_interrupts() -> Iterator[Callable[[], bool]]:
     """Note Ctrl-C, so that a run stops where its work is whole; yield whether it came.
 
-    The second one stops at once. Other handlers of the signal still run.
+    The second one stops at once, and so does one while a program compiles: no round is
+    computed then. Other handlers of the signal still run.
     """
     pressed: list[bool] = []
+    stage, told = [RUNNING], _reports_to.get()
+
+    def follow(word: str) -> None:
+        stage[0] = word
+        told(word)
+        if word == COMPILING and pressed:
+            raise KeyboardInterrupt(_NO_ROUND)
+
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: False
         return
 
     def note(*_: object) -> None:
-        if pressed:
-            raise KeyboardInterrupt
+        again = bool(pressed)
+        # Before it raises: an error in what Python collects is ignored.
         pressed.append(True)
+        if stage[0] == COMPILING:
+            raise KeyboardInterrupt(_NO_ROUND)
+        if again:
+            raise KeyboardInterrupt
         os.write(2, _NOTICE)  # printing is not safe in a handler
 
     signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: bool(pressed)
+        with reporting(follow):
+            yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,5 @@
 """The fast runtime: one compiled program on all devices, also of other processes."""
 
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -112,12 +111,12 @@ class SimulatorRuntime(CompiledRuntime):
         step, failure = self._advanced(state, span)
         return step._replace(place=first_failure(failure))
 
-    def prepare(self, span: Span, pool: Executor) -> None:
-        """Trace what `advance` will run; let the pool compile it meanwhile."""
+    def prepare(self, span: Span) -> None:
+        """Trace what `advance` will run, and let it compile meanwhile."""
         state = self._first_state()
         arguments = (self._varying, state, placed_span(self.layout, span))
         asked = self._asked_for(program.advance, arguments, (1,))
-        self.compile_seconds += prepare(asked, pool)
+        self.compile_seconds += prepare(asked)
 
     def memory(self, span: Span) -> MemoryPlan:
         """Return what the program of the rounds takes of each device; run nothing."""

@@ -2,9 +2,7 @@
 
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -193,16 +191,16 @@ def run_job(
     privacy_spent(job, ledger, rounds)  # or why not, before it runs
     made = runtime(job)
     measure_every = measured_every(job, measure_every, stopping)
-    with _compiling_rounds(made, rounds, measure_every, stopping):
-        outcome = execute(
-            made,
-            rounds,
-            measure_every=measure_every,
-            stopping=stopping,
-            checkpoints=checkpoints,
-            watch=watch,
-            on_round=on_round,
-        )
+    _begin_compiling(made, rounds, measure_every, stopping)
+    outcome = execute(
+        made,
+        rounds,
+        measure_every=measure_every,
+        stopping=stopping,
+        checkpoints=checkpoints,
+        watch=watch,
+        on_round=on_round,
+    )
     settings = {
         "rounds": rounds,
         "runtime": made.name,
@@ -220,26 +218,20 @@ def measured_every(
     return 1 if measure_every is None and over else measure_every
 
 
-@contextmanager
-def _compiling_rounds(
+def _begin_compiling(
     runtime: Any, rounds: int, measure_every: int | None, stopping: Stopping
-) -> Iterator[None]:
+) -> None:
     """Let the rounds compile while what comes before them is traced and runs.
 
-    Processes that joined must compile in the same order. Errors in the pool are raised
-    where they are awaited.
+    Processes that joined must compile in the same order. Errors are raised where the
+    program is awaited.
     """
     if (
-        not isinstance(runtime, SimulatorRuntime)
-        or not runtime.job.algorithm.setup()
-        or jax.process_count() > 1
+        isinstance(runtime, SimulatorRuntime)
+        and runtime.job.algorithm.setup()
+        and jax.process_count() == 1
     ):
-        yield
-        return
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        first = first_span(runtime, rounds, measure_every, stopping)
-        runtime.prepare(first, pool)
-        yield
+        runtime.prepare(first_span(runtime, rounds, measure_every, stopping))
 
 
 def result_of(

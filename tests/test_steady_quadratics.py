@@ -81,7 +81,7 @@ def gap(problem, x):
     ("clients", "p", "condition", "rounds"),
     [(1, 1, 30.0, 10_000)],
 )
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 99), share=st.floats(0, 1), scales=SCALES)
 def test_steps_that_are_measured_converge(
     clients, p, condition, rounds, seed, share, scales
@@ -95,7 +95,7 @@ def test_steps_that_are_measured_converge(
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3000)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     seed=st.integers(0, 10**6),
     condition=st.floats(0.1, 4).map(lambda power: 10**power),
@@ -128,7 +128,7 @@ def test_units_do_not_matter_to_a_run_that_went_back():
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(scales=SCALES)
 def test_units_do_not_matter(scales):
     """After as many rounds x is where it is in any other units."""

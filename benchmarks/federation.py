@@ -35,7 +35,7 @@ from fedbilevel.result import Result
 ROUNDS, WARM = 40, 5
 FLOATS_PER_UNIT = 2 * (65 + 10)  # of local-bsgm on digits: x, y and their directions
 WAYS = ("bytes_up", "bytes_down")
-NOISY = {"clip": 1.0, "noise": 1.0}
+NOISY = {"clip": 1.0, "noise": 1.0, "force": True}
 # The changes of the experiment, and whether TLS is on.
 PROTECTIONS = {
     "signatures alone": ({}, False),

@@ -29,6 +29,7 @@ from fedbilevel.federation.wire import (
     EVERYONE,
     Carried,
     Header,
+    digest,
     pack,
     unpack,
     unpack_tree,
@@ -87,7 +88,8 @@ class Crowd:
             return None
         elif header.kind == "exchange":
             (message,) = unpack_tree(listed, body, [LIKE])
-            asked = (context_of(header, [message]), question_of(header, [message]))
+            names = [digest(message)]
+            asked = (context_of(header, names), question_of(header, names))
             leaves = list(own.mask(info, *asked, self.values, 1.0, None))
         elif header.kind == "agree":
             leaves = [own.confirm(info)]
@@ -114,7 +116,7 @@ def exchange_once(server: MaskedServer, roster: Roster, number: int) -> Answers:
         lambda client, reply, listed, body: (unpack_tree(listed, body, like), False),
         1 << 30,
     )
-    server.average(answers, told, (header, [MESSAGE]), LIKE, None)
+    server.average(answers, told, (header, [digest(MESSAGE)]), LIKE, None)
     assert answers.taken
     return answers
 

@@ -7,7 +7,9 @@ record; noise is drawn from bits that nobody has, and there the ledgers are comp
     python -m benchmarks.soak [plain|compressed|masked] [rounds] [seconds between kills]
 
 `compressed` is over TLS with keys, replies quantized to 8 bits. `masked` is over TLS
-with keys, with a secure mean under double masks, and noise.
+with keys, with a secure mean under double masks, and noise: two federations one after
+the other, of half of the rounds each and with different noise, at sites that keep their
+state. Their ledgers have to say what both together reveal.
 """
 
 import json
@@ -20,11 +22,13 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tests.gateway import make_certificates
 
 from fedbilevel._files import read_arrays
+from fedbilevel.channels.accountant import epsilon_of_events
 from fedbilevel.deployment import apps, serving
 from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
@@ -32,16 +36,19 @@ from fedbilevel.deployment.superlink import KEPT, SuperLink
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import ATTENDANCE, RELEASES, replay
 from fedbilevel.federation import Terms
+from fedbilevel.federation.spent import Spent
 from fedbilevel.result import Result
 from fedbilevel.runtime import configure
 from fedbilevel.runtime.job import ABSENT
+from fedbilevel.runtime.privacy import epsilon_of
 
-NODES = 4
-CLIP, NOISE = 1.0, 4.0
-CHANNELS = {
-    "plain": {},
-    "compressed": {"compress": "quantize:8"},
-    "masked": {"clip": CLIP, "noise": NOISE, "aggregate": "secure"},
+NODES, FEWEST = 4, 2  # sites, and those in the least sum that they take part in
+MASKED = {"clip": 1.0, "aggregate": "secure", "force": True}
+# What each federation of a kind has of its own.
+CHANNELS: dict[str, list[dict[str, Any]]] = {
+    "plain": [{}],
+    "compressed": [{"compress": "quantize:8"}],
+    "masked": [{**MASKED, "noise": 4.0}, {**MASKED, "noise": 6.0}],
 }
 DEADLINES = {"plain": 5.0, "compressed": 10.0, "masked": 20.0}
 
@@ -59,7 +66,7 @@ class Killer:
         """Watch the run."""
         assert done >= self.most, f"round {self.most} was done, now it is {done}"
         self.most = done
-        told = [ledger["exchanges"] for ledger in ledgers(self.folder)]
+        told = [ledger.exchanges for ledger in ledgers(self.folder)]
         forgot = [one < before for one, before in zip(told, self.told, strict=True)]
         assert not any(forgot), f"ledgers said {self.told}, now they say {told}"
         self.told = told
@@ -95,11 +102,10 @@ class Killer:
         return None
 
 
-def ledgers(folder: Path) -> list[dict]:
+def ledgers(folder: Path) -> list[Spent]:
     """Read what every site says that it told."""
-    empty = {"exchanges": 0, "releases": []}
     every = [[*(folder / f"nodes/{k}").glob("*.ledger.json")] for k in range(NODES)]
-    return [json.loads(one[0].read_text()) if one else empty for one in every]
+    return [Spent.read(one[0]) if one else Spent() for one in every]
 
 
 def check_replay(folder: Path, rounds: int) -> None:
@@ -111,26 +117,52 @@ def check_replay(folder: Path, rounds: int) -> None:
     assert apart < 1e-5
 
 
-def check_ledgers(folder: Path, record: np.ndarray, result: Result) -> None:
-    """Compare what the sites told with what was asked, and epsilon with a formula."""
-    asked = Counter(
-        {(b, n): t for b, n, t in json.loads((folder / RELEASES).read_text())}
-    )
-    total = sum(asked.values())
-    for client, ledger in enumerate(ledgers(folder)):
+def check_ledgers(
+    noise: float, before: list[Spent], folder: Path, result: Result
+) -> list[tuple[float, int]]:
+    """Compare what the sites told with what was asked, and epsilon with a formula.
+
+    Return the noise multiplier of each site's releases, and how many there were.
+    """
+    record = read_arrays(folder / ATTENDANCE)["attendance"]
+    asked = json.loads((folder / RELEASES).read_text())
+    total = sum(times for *_, times in asked)
+    ((blocks, *_),) = {(blocks,) for blocks, *_ in asked}
+    # A block of a sum with n of 4 shares of noise is a Gaussian release of sensitivity
+    # 1 and deviation noise * sqrt(n / 4). A site takes part in sums of two.
+    deviation = {n: noise * math.sqrt(n / NODES / blocks) for _, n, _ in asked}
+    events, least = [], noise * math.sqrt(FEWEST / NODES / blocks)
+    for client, (old, new) in enumerate(zip(before, ledgers(folder), strict=True)):
         took_part = int((record[:, client] != ABSENT).sum())
-        told, released = (
-            ledger["exchanges"],
-            sum(one["times"] for one in ledger["releases"]),
-        )
+        told, more = new.exchanges - old.exchanges, new.releases - old.releases
         print(
             f"site {client}: {took_part} replies taken, {told} told, {total} asked for"
         )
-        assert took_part <= told == released <= total
-    # A block of a sum with n of 4 shares of noise is a Gaussian release of sensitivity
-    # 1 and deviation noise * sqrt(n / 4); their squares of 1/deviation add up.
-    mu = math.sqrt(sum(t * b * NODES / n for (b, n), t in asked.items()) / NOISE**2)
+        assert took_part <= told == more.total() <= total
+        # What was told before stays as it was, and what is new has the noise of now.
+        assert old.releases <= new.releases
+        assert {one.noise for one in more} == {noise}
+        events.append((least, told))
     said, delta = result.counts["epsilon"], result.counts["delta"]
+    check_epsilon(said, [(deviation[n], t) for _, n, t in asked], delta)
+    return events
+
+
+def check_composition(folder: Path, told: list[list[tuple[float, int]]]) -> None:
+    """Compare epsilon of every ledger with that of all federations together."""
+    for client, ledger in enumerate(ledgers(folder)):
+        (delta,) = {one.delta for one in ledger.releases}
+        found = epsilon_of(ledger.releases, delta)
+        events = [each[client] for each in told]
+        together = epsilon_of_events(events, delta)
+        print(f"site {client}: by its ledger {found:.6f}, composed {together:.6f}")
+        assert math.isclose(found, together, rel_tol=1e-9)
+        check_epsilon(found, events, delta)
+
+
+def check_epsilon(said: float, events: list[tuple[float, int]], delta: float) -> None:
+    """Compare an epsilon with a formula: squares of 1/deviation add up."""
+    mu = math.sqrt(sum(times / one**2 for one, times in events))
     print(
         f"epsilon {said:.4f} told; by its mu, {mu:.4f}, delta is {spent(said, mu):.3g}"
     )
@@ -145,41 +177,52 @@ def spent(epsilon: float, mu: float) -> float:
     return above - math.exp(epsilon) * below
 
 
+def soak(experiment: Experiment, folder: Path, kind: str, pause: float) -> Result:
+    """Run one federation, at sites that have their state beside its folder."""
+    folder.mkdir()
+    (folder.parent / "nodes").mkdir(exist_ok=True)
+    (folder / "nodes").symlink_to(folder.parent / "nodes")
+    experiment.save(folder)
+    secure = None if kind == "plain" else make_certificates(folder / "tls")
+    link = SuperLink(f"127.0.0.1:{free_port()}", folder, secure)
+    keys = serving.make_keys(folder, NODES)
+    crowd = [serving.persistent_node(experiment, k, folder, link) for k in range(NODES)]
+    killer, began = Killer(folder, crowd, pause), time.monotonic()
+    terms = Terms(deadline=DEADLINES[kind], patience=120.0)
+    served = apps.Served(experiment, folder, terms, keys)
+    result = serve_over_flower(served, link, watch=killer, crowd=crowd)
+    took = time.monotonic() - began
+    record = read_arrays(folder / ATTENDANCE)["attendance"]
+    rounds = experiment.rounds
+    print(f"{kind}: {rounds} rounds in {took:.0f} s, killed {dict(killer.kills)}")
+    print(f"{np.mean(record != ABSENT):.0%} of all replies came in time")
+    assert len(record) == rounds  # one exchange a round
+    return result
+
+
 def main(kind: str, rounds: int, pause: float) -> None:
-    experiment = Experiment(
-        "quadratic",
-        "local-bsgvrm",
-        clients=NODES,
-        rounds=rounds,
-        local_steps=2,
-        measure_every=rounds,
-        options={"noise": "0", "spread": "0.5", "q": "3"},
-        **CHANNELS[kind],
-    )
     configure()
+    told, rounds = [], rounds // len(CHANNELS[kind])
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "run"
-        folder.mkdir()
-        experiment.save(folder)
-        secure = None if kind == "plain" else make_certificates(Path(name) / "tls")
-        link = SuperLink(f"127.0.0.1:{free_port()}", folder, secure)
-        keys = serving.make_keys(folder, NODES)
-        crowd = [
-            serving.persistent_node(experiment, k, folder, link) for k in range(NODES)
-        ]
-        killer, began = Killer(folder, crowd, pause), time.monotonic()
-        terms = Terms(deadline=DEADLINES[kind], patience=120.0)
-        served = apps.Served(experiment, folder, terms, keys)
-        result = serve_over_flower(served, link, watch=killer, crowd=crowd)
-        took = time.monotonic() - began
-        record = read_arrays(folder / ATTENDANCE)["attendance"]
-        print(f"{kind}: {rounds} rounds in {took:.0f} s, killed {dict(killer.kills)}")
-        print(f"{np.mean(record != ABSENT):.0%} of all replies came in time")
-        assert len(record) == rounds  # one exchange a round
-        if kind == "masked":
-            check_ledgers(folder, record, result)
-        else:
-            check_replay(folder, rounds)
+        for channel in CHANNELS[kind]:
+            experiment = Experiment(
+                "quadratic",
+                "local-bsgvrm",
+                clients=NODES,
+                rounds=rounds,
+                local_steps=2,
+                measure_every=rounds,
+                options={"noise": "0", "spread": "0.5", "q": "3"},
+                **channel,
+            )
+            folder, before = Path(name) / f"run{len(told)}", ledgers(Path(name))
+            result = soak(experiment, folder, kind, pause)
+            if kind == "masked":
+                told.append(check_ledgers(channel["noise"], before, folder, result))
+            else:
+                check_replay(folder, rounds)
+        if told:
+            check_composition(Path(name), told)
 
 
 if __name__ == "__main__":

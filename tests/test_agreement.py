@@ -3,6 +3,7 @@
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from typer.testing import CliRunner
 from fedbilevel.cli.app import app
 from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.processes import Process
-from fedbilevel.deployment.serving import serve_over_flower
+from fedbilevel.deployment.serving import make_keys, serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiments import Experiment
+from fedbilevel.experiments import Experiment, federated
 from fedbilevel.experiments.federated import ATTENDANCE, replay, serve
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
@@ -88,6 +89,20 @@ def test_sites_whose_replies_are_masked_are_taken_and_replayed(tmp_path, safegua
     np.testing.assert_allclose(deployed.point["y"], point.y, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("more", [{}, {"aggregate": "secure"}, {"noise": 1.0}])
+def test_a_replay_says_where_sites_draw_by_secrets(tmp_path, monkeypatch, more):
+    replace(settings("quadratic"), clip=1.0, **more).save(tmp_path)
+    (tmp_path / "result.json").touch()
+    point = SimpleNamespace(x=np.zeros(2), y=np.zeros(2))
+    made = SimpleNamespace(point={"x": point.x, "y": point.y})
+    outcome = SimpleNamespace(state=SimpleNamespace(server=None))
+    method = SimpleNamespace(point=lambda server: point)
+    monkeypatch.setattr(federated, "replay", lambda folder: (made, outcome, method))
+    told = " ".join(CliRunner().invoke(app, ["replay", str(tmp_path)]).output.split())
+    assert "Largest difference of the final points: 0" in told
+    assert ("by secrets of their own" in told) == bool(more)
+
+
 @pytest.mark.slow
 def test_a_run_that_ends_early_is_replayed_as_far_as_it_went(tmp_path):
     # How long to run is the server's business: the sites do not know of it.
@@ -154,10 +169,24 @@ def test_a_port_that_is_taken_is_told(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_wrong_keys_are_told_before_anything_starts(tmp_path):
+    keys, folder = make_keys(tmp_path, 2), tmp_path / "run"
+    # The address is taken, which would be found next.
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        link = SuperLink(address, folder, certificates=None)
+        twice = replace(keys, peers=(keys.peers[0], keys.peers[0]))
+        served = Served(settings("quadratic"), folder, TERMS, twice)
+        with pytest.raises(InvalidInputError, match="clients 0 and 1 have the same"):
+            serve_over_flower(served, link, watch=lambda *_: None)
+    assert not folder.exists()
+
+
 def test_homes_of_processes_do_not_depend_on_where_one_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     process = Process("superlink", [], Path("run"))
     assert process.environment()["FLWR_HOME"] == f"{tmp_path}/run/homes/superlink"
+    process.check()  # it was not started, so that nothing can be wrong
 
 
 def test_a_node_without_rows_of_its_own_is_told(tmp_path):

@@ -14,16 +14,24 @@ from fedbilevel import tasks
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site
-from fedbilevel.federation import Site, Terms
+from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.wire import unpack
 from tests.federation import Loopback
 
 TERMS = Terms(patience=1, deadline=60.0)
+NOISE: dict[str, Any] = {"clip": 1.0, "noise": 30.0, "force": True}
 OPTIONS: dict[str, dict[str, Any]] = {
     "secure": {"aggregate": "secure"},
-    "noise": {"clip": 1.0, "noise": 30.0, "force": True},
-    "both": {"aggregate": "secure", "clip": 1.0, "noise": 30.0, "force": True},
+    "measured": {"aggregate": "secure"},  # as the operators of sites allow
+    "noise": NOISE,
+    "both": {"aggregate": "secure", **NOISE},
+    "robust": {"aggregate": "median", **NOISE},
+    "coded": {"compress": "quantize:8", **NOISE},
+    "plain": {},
 }
+OTHERS = ("measured", "robust", "coded", "plain")
+FEW = ("cleaning", "few-shot", "regularization")
+MASKED = ("secure", "measured", "both")
 TABLES = ("cleaning", "fairness", "loss-tuning", "regularization", "representation")
 
 
@@ -48,11 +56,14 @@ def at_server(task: str, privacy: str) -> Experiment:
     return Experiment(task, "fedbio", clients=2, rounds=1, **batch, **more)
 
 
-def site_of(experiment: Experiment, client: int, folder: Path, seed: int) -> Site:
+def site_of(
+    experiment: Experiment, client: int, folder: Path, seed: int, limits: SiteLimits
+) -> Site:
     """Return a site on a table of its own, or on its share of what a task draws."""
     place = folder / f"state{client}.{seed}"
+    more: dict[str, Any] = {"folder": place, "report": print, "limits": limits}
     if experiment.task not in TABLES:
-        site = build_site(experiment, client, trial=True, folder=place, report=print)
+        site = build_site(experiment, client, trial=True, **more)
         rows = (site.work.job.data.upper, site.work.job.data.lower)
         upper, lower = jax.tree.map(lambda leaf: other(leaf, seed), rows)
         data = replace(site.work.job.data, upper=upper, lower=lower)
@@ -61,7 +72,7 @@ def site_of(experiment: Experiment, client: int, folder: Path, seed: int) -> Sit
     options = {"data": table(folder, seed), "label": "label"}
     if experiment.task == "fairness":
         options["group"] = "group"
-    return build_site(replace(experiment, options=options), client, folder=place)
+    return build_site(replace(experiment, options=options), client, **more)
 
 
 def other(leaf, seed: int):
@@ -70,12 +81,14 @@ def other(leaf, seed: int):
 
 
 def in_the_clear(answer: bytes, privacy: str) -> tuple:
-    """Return all of an answer but masked words, and numbers under noise."""
+    """Return all of an answer but masked words, replies, losses and conclusions."""
     header, listed, body = unpack(answer, 1 << 30)
     rest = bytes(body)
-    if header.kind == "exchange" and privacy == "noise":
+    if header.kind == "measure" or header.kind == "exchange" and privacy not in MASKED:
         rest = b""
-    if header.kind == "exchange" and privacy != "noise":
+    elif header.kind == "conclude":
+        header = replace(header, info=None)
+    elif header.kind == "exchange":
         kind, shape, _ = listed[0]
         rest = rest[np.dtype(kind).itemsize * int(np.prod(shape)) :]
     return header, listed, rest
@@ -84,8 +97,9 @@ def in_the_clear(answer: bytes, privacy: str) -> tuple:
 def run_beside(task: str, privacy: str, folder: Path) -> list[tuple]:
     """Run with one site; another with the same keys and other rows answers beside."""
     experiment = at_server(task, privacy)
-    sites = [site_of(experiment, client, folder, 0) for client in range(2)]
-    beside = site_of(experiment, 0, folder, 7)
+    limits = SiteLimits(measure="scalars" if privacy == "measured" else None)
+    sites = [site_of(experiment, client, folder, 0, limits) for client in range(2)]
+    beside = site_of(experiment, 0, folder, 7, limits)
     fixed = [
         eqx.filter(one.work.job, eqx.is_array, inverse=True)
         for one in (sites[0], beside)
@@ -122,21 +136,24 @@ def test_what_is_in_the_clear_does_not_depend_on_rows(tmp_path, privacy):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "privacy"),
-    [(task, "both") for task in tasks.names()]
-    + [(task, "secure") for task in TABLES]
-    + [("regularization", "noise")],
+    [(task, one) for task in tasks.names() for one in ("noise", "secure", "both")]
+    + [(task, one) for task in FEW for one in OTHERS],
 )
 def test_what_any_task_says_in_the_clear_does_not_depend_on_rows(
     tmp_path, task, privacy
 ):
     seen = run_beside(task, privacy, tmp_path)
     kinds = {header.kind for header, *_ in seen}
-    masked = {"agree", "reveal"} if privacy != "noise" else set()
-    assert kinds >= {"hello", "exchange"} | masked
+    masked = {"agree", "reveal"} if privacy in MASKED else set()
+    measured = {"measure"} if privacy in ("measured", "plain") else set()
+    assert kinds >= {"hello", "exchange"} | masked | measured
     assert "refused" not in kinds
 
 
-def test_rows_that_are_told_would_be_noticed(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "privacy", ["secure", *(pytest.param(o, marks=pytest.mark.slow) for o in OTHERS)]
+)
+def test_rows_that_are_told_would_be_noticed(tmp_path, monkeypatch, privacy):
     """A site that says how large its reply is: the comparison must see it."""
     told = Site._reply
 
@@ -148,4 +165,4 @@ def test_rows_that_are_told_would_be_noticed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Site, "_reply", telling)
     with pytest.raises(AssertionError):
-        run_beside("two-client", "secure", tmp_path)
+        run_beside("two-client", privacy, tmp_path)

@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from benchmarks.tests_of_lines import Lines
+from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import strategies as st
 
 from fedbilevel.errors import InvalidInputError
@@ -406,19 +407,42 @@ CHOICES += [("server", kind) for kind in KINDS[1:4]] + [("roster", "hello")]
 def test_a_packet_that_was_changed_is_refused_or_could_have_been_sent(
     targets, draw, where
 ):
-    target, kind = where
-    targets[target].attack(draw, kind)
+    name, kind = where
+    targets[name].attack(draw, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", CHOICES, ids=" ".join)
+def test_packets_that_reach_far_are_refused_or_could_have_been_sent(targets, where):
+    """Hypothesis is led by how many lines of the package a packet reaches."""
+    lines = Lines(tool=3)
+
+    @settings(
+        max_examples=200,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate, Phase.target],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(draw=st.randoms(use_true_random=False))
+    def attack(draw):
+        with lines.watched() as reached:
+            targets[where[0]].attack(draw, where[1])
+        target(float(sum(bits.bit_count() for bits in reached.values())))
+
+    attack()
 
 
 @pytest.mark.exhaustive
 def test_100000_packets_that_were_changed(targets):
     draw = random.Random(15)
     for _ in range(100_000):
-        target, kind = draw.choice(CHOICES)
-        targets[target].attack(draw, kind)
-    for name, target in targets.items():
-        target.sound()
-        kinds = {kind for kind, _ in target.seen}
-        assert kinds == {kind for one, kind in CHOICES if one == name}
+        name, kind = draw.choice(CHOICES)
+        targets[name].attack(draw, kind)
+    for name, one in targets.items():
+        one.sound()
+        kinds = {kind for kind, _ in one.seen}
+        assert kinds == {kind for which, kind in CHOICES if which == name}
         # The changes reach every check, and some are none that anybody could notice.
-        assert len({reason for _, reason in target.seen}) >= 6, target.seen
+        assert len({reason for _, reason in one.seen}) >= 6, one.seen

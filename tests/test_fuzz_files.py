@@ -7,8 +7,12 @@ digests made right again. Hypothesis is led by how many lines of the package a c
 reaches, so that it does not stop at the first check.
 """
 
+import functools
+import gzip
+import io
 import json
 import random
+import struct
 import tracemalloc
 import warnings
 import zipfile
@@ -19,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -26,6 +31,7 @@ import pytest
 from benchmarks.tests_of_lines import Lines
 from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.numpy import save
 
 from fedbilevel import saved
@@ -33,13 +39,19 @@ from fedbilevel._files import read_arrays
 from fedbilevel.datasets import Preparation, load
 from fedbilevel.datasets.sums import Sums
 from fedbilevel.datasets.texts import read_texts
+from fedbilevel.deployment.kept_nodes import _read
 from fedbilevel.errors import ConfigurationWarning, DamagedFileWarning, FedbilevelError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.comparison import _check_folder
+from fedbilevel.experiments.comparison import compare as run_comparison
 from fedbilevel.experiments.federated import _begun
+from fedbilevel.experiments.participation import read_participation
 from fedbilevel.experiments.theory import follow_file
-from fedbilevel.federation import PROTOCOL
+from fedbilevel.federation import PROTOCOL, SiteLimits
 from fedbilevel.federation.checkpoints import SiteCheckpoints
-from fedbilevel.federation.secure.cohorts import Cohorts
+from fedbilevel.federation.ledger import ServerReleases, SiteLedger
+from fedbilevel.federation.own_rows import OwnRows, rows_of_files
+from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.site import SiteSecrets
 from fedbilevel.federation.signatures import (
     make_key_pair,
@@ -54,10 +66,15 @@ from fedbilevel.models.peft import read_adapters
 from fedbilevel.models.transformer import draw_adapters, initialize
 from fedbilevel.result import Result
 from fedbilevel.runtime import checkpoint
+from fedbilevel.runtime.privacy import privacy_of_releases
+from fedbilevel.studies.comparison import Comparison, _timed
+from fedbilevel.studies.tuning import _count_kept
 from fedbilevel.theory.plan import Calibration, Parameters, practical_plan
 from fedbilevel.tracking import _end_before
 from tests.changed_files import announcing, as_npy, changed_file
+from tests.federation import site_job
 from tests.test_checkpoints import CONFIG, MADE, PLACES, kept, moved
+from tests.test_site_limits import NOISY, PLAIN, job_with
 
 LARGEST_COST = 64 * 2**20  # bytes that reading a small file may take
 
@@ -285,24 +302,154 @@ def of_models(folder: Path) -> dict[str, Decoder]:
     }
 
 
-NAMES = [
-    *("experiment", "result", "report", "unfinished", "checkpoint", "model"),
-    *("federation", "keys", "masks", "states", "csv", "npz", "npy", "libsvm"),
-    *("texts", "sums", "preparation", "transformer", "adapters", "plan", "tracked"),
+KEPT_NODE = {"nodeId": "5", "ownerAid": "a", "status": "online", "publicKey": "YWI="}
+KEPT_NODES = {"format": 1, "nodes": [{**KEPT_NODE, "heartbeatInterval": 30.0}]}
+
+
+def of_sites(folder: Path) -> dict[str, Decoder]:
+    """Return what a site remembers, and its rows."""
+    noisy, clear = (site_job(job_with(channel), 0) for channel in (NOISY, PLAIN))
+    rows = clear.data
+    lower = jax.tree.map(lambda leaf: leaf[:, ::-1] + 1, rows.lower)
+    clear = replace(clear, data=replace(rows, lower=lower))
+    for job in (noisy, clear):
+        SiteLedger(job, SiteLimits(), folder / "state").exchange(2, 3, "f", ["a"])
+    state = {one.name: one.read_bytes() for one in (folder / "state").iterdir()}
+    old = {"exchanges": 2, "measurements": 1, "measured": {}, "concluded": {}}
+    state["client7.ledger.json"] = json.dumps(old).encode()
+    del state["ledger.lock"]
+    cohorts = Cohorts(2, apart=True, path=folder / "cohorts.jsonl")
+    for digest in "ab":
+        cohorts.enter(Question("settings", digest), (0, 1, 2))
+    counts = ServerReleases(folder / "releases.json")
+    for blocks in (1, 2):
+        counts.ask(blocks, 3)
+    array, packed = np.arange(6.0).reshape(3, 2), gzip.compress(TABLE.encode())
+    np.savez(folder / "a.npz", features=array, label=np.arange(3))
+    own = {"t.csv": TABLE.encode(), "t.csv.gz": packed, "a.npy": as_npy(array)}
+
+    def released(place: Path) -> None:
+        found = ServerReleases(place / "releases.json").counts
+        assert privacy_of_releases(noisy, found)["epsilon"] >= 0
+
+    return {
+        "ledgers": Decoder(
+            lambda at: SiteLedger(noisy, SiteLimits(), at).remark(), state
+        ),
+        "cohorts": Decoder(
+            lambda at: Cohorts(2, apart=True, path=at / "cohorts.jsonl"),
+            of_files(folder, "cohorts.jsonl"),
+        ),
+        "releases": Decoder(released, of_files(folder, "releases.json")),
+        "own rows": Decoder(
+            lambda at: OwnRows(at.with_name(f"{at.name}s"), rows_of_files(at)),
+            own | of_files(folder, "a.npz"),
+        ),
+        "nodes": Decoder(
+            lambda at: _read(at / "nodes.json"),
+            {"nodes.json": json.dumps(KEPT_NODES).encode()},
+        ),
+    }
+
+
+def of_files(folder: Path, *names: str) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def of_images(folder: Path) -> dict[str, Decoder]:
+    draw = np.random.default_rng(5)
+    pixels = draw.integers(0, 256, (4, 5, 5), np.uint8)
+    files = {}
+    with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+        for number, one in enumerate(pixels):
+            kind, stream = ("png", "jpeg")[number % 2], io.BytesIO()
+            Image.fromarray(one).save(stream, kind)
+            name = f"{'ab'[number // 2]}/{number}.{kind}"
+            files[name] = stream.getvalue()
+            archive.writestr(name, stream.getvalue())
+    head = bytes((0, 0, 8, 3)) + struct.pack(">3I", *pixels.shape)
+    idx = {"train-images-idx3-ubyte": head + pixels.tobytes()}
+    label = bytes((0, 0, 8, 1)) + struct.pack(">I", 4) + bytes((0, 1, 0, 1))
+    return {
+        "images": Decoder(lambda at: load(str(at)), files),
+        "zip": Decoder(lambda at: load(str(at)), of_files(folder, "all.zip")),
+        "idx": Decoder(
+            lambda at: load(str(at)),
+            {**idx, "train-labels-idx1-ubyte.gz": gzip.compress(label)},
+        ),
+    }
+
+
+def of_studies(folder: Path) -> dict[str, Decoder]:
+    """Return the files of a comparison, of its searches, and of what they are told."""
+    experiment = Experiment("quadratic", clients=2, rounds=2)
+    run_comparison(experiment, ["fedbio", "fedavg"], 2, folder=folder / "study")
+    place = folder / "study"
+    compared = {
+        str(one.relative_to(place)): one.read_bytes()
+        for one in place.rglob("*")
+        if one.is_file()
+    }
+    begun = json.loads(compared["settings.json"])
+    asked = {"budget": 3.0, "unit": "samples"}
+    search = json.dumps({"trials": 4, **asked}).encode()
+    timed = json.dumps({"fedbio": [[1, 2], [0.5, 1.5]]}).encode()
+    chances = {"c.csv": b"site,chance\nnorth,0.9\nsouth,0.5\n"}
+    chances["c.json"] = json.dumps({"north": 0.9, "south": 0.5}).encode()
+
+    def participation(at: Path) -> None:
+        for name in chances:
+            read_participation(at / name)
+
+    def trials(at: Path) -> None:
+        assert _count_kept(at / "search.json", asked) > 0
+
+    def seconds(at: Path) -> None:
+        for ends, found in _timed(at / "timed.json").values():
+            assert len(ends) == len(found) and (found >= 0).all()
+
+    return {
+        "compared": Decoder(Comparison.load, compared),
+        "continued": Decoder(
+            lambda at: _check_folder(at, True, begun),
+            of(compared, "settings.json"),
+        ),
+        "search": Decoder(trials, {"search.json": search}),
+        "timed": Decoder(seconds, {"timed.json": timed}),
+        "participation": Decoder(participation, chances),
+    }
+
+
+PARTS: dict[Callable[[Path], dict[str, Decoder]], list[str]] = {
+    of_runs: ["experiment", "result", "report", "unfinished", "checkpoint", "model"],
+    of_federations: ["federation", "keys", "masks", "states"],
+    of_data: ["csv", "npz", "npy", "libsvm", "texts", "sums", "preparation"],
+    of_models: ["transformer", "adapters", "plan", "tracked"],
+    of_sites: ["ledgers", "cohorts", "releases", "own rows", "nodes"],
+    of_images: ["images", "zip", "idx"],
+    of_studies: ["compared", "continued", "search", "timed", "participation"],
+}
+NAMES = {name: part for part, names in PARTS.items() for name in names}
+LATER = (of_sites, of_images, of_studies)
+CASES = [
+    pytest.param(name, marks=[pytest.mark.slow] if part in LATER else [])
+    for name, part in NAMES.items()
 ]
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory) -> dict[str, Decoder]:
-    found = {}
-    for part in (of_runs, of_federations, of_data, of_models):
-        found |= part(tmp_path_factory.mktemp("honest"))
-    assert list(found) == NAMES
-    for name, one in found.items():
-        place = tmp_path_factory.mktemp(name)
-        one.write(place)
-        one.read(place)  # before it is changed
-    return found
+def decoders(tmp_path_factory) -> Callable[[str], Decoder]:
+    @functools.cache
+    def made(part: Callable[[Path], dict[str, Decoder]]) -> dict[str, Decoder]:
+        found = part(tmp_path_factory.mktemp("honest"))
+        assert list(found) == PARTS[part]
+        for name, one in found.items():
+            place = tmp_path_factory.mktemp(name)
+            one.write(place)
+            one.read(place)  # before it is changed
+        return found
+
+    return lambda name: made(NAMES[name])[name]
 
 
 LINES = Lines(tool=3)
@@ -310,7 +457,7 @@ LINES = Lines(tool=3)
 LARGE = [HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_file_that_was_changed_is_read_or_refused(decoders, name, tmp_path):
     @settings(
         max_examples=40,
@@ -323,7 +470,7 @@ def test_a_file_that_was_changed_is_read_or_refused(decoders, name, tmp_path):
     @given(draw=st.randoms(use_true_random=False))
     def attack(draw):
         with TemporaryDirectory(dir=tmp_path) as place:
-            reached = decoders[name].attack(draw, Path(place), LINES)
+            reached = decoders(name).attack(draw, Path(place), LINES)
         target(float(reached))
 
     attack()
@@ -344,7 +491,7 @@ def test_an_array_that_announces_what_it_has_not_is_refused(tmp_path, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_60_files_that_were_changed(decoders, name, tmp_path):
-    draw, one = random.Random(11), decoders[name]
+    draw, one = random.Random(11), decoders(name)
     for _ in range(60):
         with TemporaryDirectory(dir=tmp_path) as place:
             one.attack(draw, Path(place), LINES)

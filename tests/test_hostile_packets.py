@@ -16,6 +16,7 @@ from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation import Site, SiteLimits
 from fedbilevel.federation.foreign import read_json, shown
 from fedbilevel.federation.refusals import REASONS, RefusedError
+from fedbilevel.federation.server.guard import implausible
 from fedbilevel.federation.server.requests import Request, ask
 from fedbilevel.federation.wire import unpack
 from fedbilevel.runtime import SimulatorRuntime, execute
@@ -568,3 +569,19 @@ def test_a_refusal_is_one_plain_line():
     assert str(refusal).isprintable() and len(str(refusal)) < 1000
     with pytest.raises(RefusedError, match="garbage"):
         unpack(b"nothing of ours", 100)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e200])
+def test_a_reply_is_far_by_its_length_beside_the_median(scale):
+    def asked(length):
+        reply = {"a": np.array([3.0, 4.0]), "b": np.zeros(2)}
+        lengths = (1.0, 1.0, length)
+        replies = {
+            k: jax.tree.map(lambda leaf, by=by: by * scale * leaf, reply)
+            for k, by in enumerate(lengths)
+        }
+        return implausible(replies, {0: 0, 1: 0, 2: 0}, {0: None}, 10.0)
+
+    assert asked(9.9) == ({}, "")
+    told = f"moves {50.5 * scale:.3g}, the median is {5 * scale:.3g}"
+    assert asked(10.1) == ({2: told}, "")

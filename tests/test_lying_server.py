@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
+from fedbilevel.deployment.serving import TRIAL_KEYS, make_keys
 from fedbilevel.errors import (
     FedbilevelError,
     InvalidInputError,
@@ -21,15 +22,19 @@ from fedbilevel.errors import (
     UnmaskingError,
 )
 from fedbilevel.federation import SiteLimits
-from fedbilevel.federation.refusals import REASONS
+from fedbilevel.federation.refusals import REASONS, RefusedError
 from fedbilevel.federation.secure.fixed_point import encode
 from fedbilevel.federation.secure.layout import MaskedExchange
 from fedbilevel.federation.secure.masks import SiteKeys, add_mask, self_seed, sign
 from fedbilevel.federation.secure.protocol import SecureSite
 from fedbilevel.federation.secure.shares import combine, split, threshold
 from fedbilevel.federation.secure.unmasking import Unmasking
-from fedbilevel.federation.signatures import SiteIdentity
-from fedbilevel.federation.wire import pack, unpack
+from fedbilevel.federation.signatures import (
+    SiteIdentity,
+    read_private_key,
+    server_seal,
+)
+from fedbilevel.federation.wire import EVERYONE, pack, unpack
 from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import case_of, quadratic_data, quadratic_job
 from tests.federation import Loopback, of_all_rows, server_of, site_of
@@ -728,3 +733,43 @@ def test_a_node_with_odd_keys_is_told(words, reason, tmp_path, monkeypatch):
     )
     assert done.exit_code == 2 and reason in " ".join(done.output.split())
     assert not any(tmp_path.iterdir())
+
+
+def test_a_node_has_all_that_its_operator_typed(tmp_path, monkeypatch):
+    given, took_part = {}, []
+    monkeypatch.setattr("fedbilevel.runtime.configure", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "fedbilevel.experiments.sites.build_site", lambda *_, **more: given.update(more)
+    )
+    monkeypatch.setattr(
+        "fedbilevel.cli.node._take_part", lambda *both: took_part.append(both)
+    )
+    keys = make_keys(tmp_path, 3)
+    words = "node quadratic --clients 3 --client 1 --aggregate secure --minimum 3"
+    words += " --superlink 127.0.0.1:1 --trial --measure scalars --max-exchanges 9"
+    words += f" --state {tmp_path / 'state'} --root-certificates {tmp_path / 'ca'}"
+    words += f" --private-key {tmp_path / TRIAL_KEYS / '1'} --server-key {keys.private}"
+    words += ".pub " + " ".join(f"--site-key {one}" for one in keys.peers)
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    assert (given["folder"], given["minimum"]) == (tmp_path / "state", 3)
+    assert (given["trial"], given["tune"]) == (True, False)
+    assert given["limits"] == SiteLimits(measure="scalars", max_exchanges=9)
+    # It knows the keys of all sites, and those of server and own packets.
+    own = [read_private_key(tmp_path / TRIAL_KEYS / str(k)) for k in range(3)]
+    theirs = [
+        SiteIdentity(k, key, [one.public_key() for one in own])
+        for k, key in enumerate(own)
+    ]
+    for client in (0, 2):
+        signed = theirs[client].sign("f", client, b"masks")
+        given["identity"].check("f", {client: b"masks"}, {client: signed})
+        with pytest.raises(RefusedError, match="key"):
+            given["identity"].check("f", {client: b"more"}, {client: signed})
+    assert (
+        given["seal"].author([b"asked"], server_seal(keys).mark([b"asked"])) == EVERYONE
+    )
+    assert server_seal(keys).author([b"said"], given["seal"].mark([b"said"])) == 1
+    ((_, link),) = took_part
+    assert (link.superlink, link.root_certificates) == ("127.0.0.1:1", tmp_path / "ca")
+    assert link.private_key == tmp_path / TRIAL_KEYS / "1"

@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from benchmarks import soak
 
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
@@ -223,6 +225,20 @@ def test_two_processes_see_what_the_other_released(tmp_path):
     assert both[0].spent.exchanges == 5
 
 
+def test_federations_in_turn_have_their_last_answers_again_for_nothing(tmp_path):
+    ledger = SiteLedger(site_job(job_with(PLAIN), 0), SiteLimits(), tmp_path)
+    last = [(f"f{number}", [str(number)]) for number in range(64)]
+    for _ in range(2):
+        for one in last:
+            ledger.exchange(0, 3, *one)
+    assert ledger.spent.exchanges == 64
+    ledger.exchange(0, 3, "f64", ["64"])  # for which the oldest is forgotten
+    ledger.exchange(0, 3, *last[1])
+    assert ledger.spent.exchanges == 65
+    ledger.exchange(0, 3, *last[0])
+    assert ledger.spent.exchanges == 66
+
+
 def test_a_ledger_of_before_counts_as_without_noise(tmp_path):
     """It says neither about which rows it is, nor what their noise was."""
     old = tmp_path / "client7.ledger.json"
@@ -257,6 +273,23 @@ def test_what_rows_are_known_by_stays_here_and_cannot_be_guessed(tmp_path):
     (tmp_path / "0" / "ledger.key").unlink()
     with pytest.raises(CheckpointError, match=r"ledger.key is damaged or gone"):
         site_of(job, 0, tmp_path / "0")
+
+
+@pytest.mark.parametrize("changed", ["rows.npy", "ledger.key"])
+def test_no_ledger_is_overlooked_by_a_change_of_what_rows_are_known_by(
+    changed, tmp_path
+):
+    """Else rows in common are found no more, and begin anew."""
+    job = site_job(job_with(PLAIN), 0)
+    SiteLedger(job, SiteLimits(), tmp_path).exchange(1, 3, "f1", ["a"])
+    file = next(tmp_path.glob(f"*{changed}"))
+    held = bytearray(file.read_bytes())
+    held[-1] ^= 1
+    file.write_bytes(held)
+    sizes = {"lower_sizes": job.data.lower_sizes - 1}
+    fewer = replace(job, data=replace(job.data, **sizes))
+    with pytest.raises(CheckpointError, match=r"rows.npy cannot be read .*was changed"):
+        SiteLedger(fewer, SiteLimits(), tmp_path)
 
 
 def test_a_refusal_tells_no_number_of_the_ledger(tmp_path):
@@ -483,3 +516,12 @@ def test_two_federations_with_kills_leave_an_exact_ledger(
         for factor, reason in ((0.999, "privacy"), (1.001, "")):
             limits = SiteLimits(max_epsilon=after * factor)
             assert refuses(rows, tmp_path / str(client), limits, blocks=2) == reason
+
+
+@pytest.mark.slow
+def test_two_deployed_federations_are_one_ledger(capsys):
+    """They have different noise, and one state folder a site; nothing is killed."""
+    soak.main("masked", rounds=4, pause=math.inf)
+    lines = re.findall("by its ledger (.*), composed (.*)", capsys.readouterr().out)
+    assert len(lines) == soak.NODES
+    assert all(one == other for one, other in lines)

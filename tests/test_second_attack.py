@@ -17,10 +17,11 @@ from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.server import MaskedServer
 from fedbilevel.federation.server import exchanges as exchanges_module
 from fedbilevel.federation.wire import unpack
-from fedbilevel.runtime import Checkpoints, execute
+from fedbilevel.runtime import Checkpoints, SimulatorRuntime, execute
 from tests.cases import quadratic_data, quadratic_job
 from tests.federation import FEDERATION, Loopback, of_all_rows, server_of, site_of
-from tests.test_federation import BSGM
+from tests.tampering import kind_of
+from tests.test_federation import BSGM, assert_close
 from tests.test_hostile_packets import lying
 from tests.test_lying_server import changed, last_of
 
@@ -429,6 +430,33 @@ def test_one_node_does_not_keep_a_run_from_ending():
     )
     with pytest.raises(FedbilevelError, match=r"clients \[3\] were refused 10 times"):
         execute(server_of(job, net), 2)
+
+
+@pytest.mark.parametrize("liars", [[3], [2, 3]], ids=["one", "two in turn"])
+def test_a_run_goes_on_without_a_node_that_it_does_not_need(liars):
+    """krum:1 of six needs five replies, and one of the six is never a number."""
+    channel = read_channel(aggregate="krum:1")
+    job = quadratic_job(BSGM, quadratic_data(6), channel=channel)
+    named, spoiled = [], []
+
+    def script(node, packet, net):
+        answer = net.sites[node].handle(packet)
+        exchange = unpack(packet, 1 << 30)[0].exchange
+        liar = liars[exchange % len(liars)]
+        if kind_of(packet) != "exchange" or node != 10 + liar:
+            return answer
+        spoiled.append((exchange, liar, "not-finite"))
+        return changed(
+            answer, lambda header, leaves: (header, [leaf * np.nan for leaf in leaves])
+        )
+
+    net = Loopback({10 + k: site_of(job, k) for k in range(6)}, script)
+    deployed = execute(server_of(job, net, left_out=named.append), 4)
+    found = [(one["exchange"], one["client"], one["reason"]) for one in named]
+    assert found == spoiled and len(spoiled) >= 4
+    record = deployed.state.attendance
+    replayed = execute(SimulatorRuntime(job.replaying(record)), 4)
+    assert_close(deployed.state.server, replayed.state.server, 1e-11)
 
 
 def test_two_nodes_in_turn_do_not_keep_a_run_from_ending(monkeypatch):

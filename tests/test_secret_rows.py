@@ -1,6 +1,8 @@
 """Under masks and noise rows are drawn from a secret that a server does not have."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,9 @@ import numpy as np
 import pytest
 
 from fedbilevel.experiments.channels import read_channel
-from fedbilevel.federation.wire import Header, unpack, unpack_start
+from fedbilevel.federation.draws import Draws
+from fedbilevel.federation.secure.layout import context_of, question_of
+from fedbilevel.federation.wire import Header, digest, unpack, unpack_start
 from fedbilevel.problem.losses import Batch
 from fedbilevel.runtime import execute, keys
 from tests.cases import case_of, quadratic_data, quadratic_job
@@ -138,7 +142,7 @@ def test_the_same_question_is_answered_alike_after_a_restart(tmp_path, chosen):
 
     def drawn(site, packet=packet):
         header, listed, body = unpack(packet, 1 << 30)
-        sent = unpack_start(listed, body)
+        sent = map(digest, unpack_start(listed, body))
         turn = site._draws.turn(site.work.job, header, sent)
         return jax.random.key_data(turn.key).tolist()
 
@@ -154,6 +158,24 @@ def test_the_same_question_is_answered_alike_after_a_restart(tmp_path, chosen):
     public = keys.client_turn(job.key, (0, 0), 0, 0).key
     found.append(jax.random.key_data(public).tolist())
     assert len({*map(str, [same, *found])}) == 1 + len(found)
+
+
+def test_names_of_a_question_stay_what_they_are():
+    """Or sites of two versions make no sum, and a restarted one draws other rows."""
+    clients = {str(k): f"0{k}" for k in range(3)}
+    said = {"number": 5, "participants": [0, 1, 2], "keys": clients, "repeat": 1}
+    header = Header("exchange", "f", "settings", "", 0, 1, exchange=3, index=2)
+    header = replace(header, info={**said, "signatures": clients})
+    names = [digest(one) for one in (np.arange(3.0), np.ones((2, 2), np.float32))]
+    assert context_of(header, names).hex() == (
+        "5af08bb963611c913ebccebd6f1eb75ebd0b3c231e9f80cea1e150fd7c68af86"
+    )
+    assert question_of(header, names).digest == (
+        "3d7ff64af395b0eb9de1dba802eafdc4ecf7ea1e6a969308caef19236e1fed41"
+    )
+    own: Any = SimpleNamespace(secret=bytes(64))
+    turn = Draws(0, own).turn(job_of(), header, names)
+    assert jax.random.key_data(turn.key).tolist() == [2713334605, 286435022]
 
 
 def test_without_masks_and_noise_rows_are_those_of_the_seed():

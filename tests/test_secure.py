@@ -117,7 +117,7 @@ def test_clients_have_any_numbers_and_are_announced_in_any_order():
     np.testing.assert_array_equal(mean, np.ones(2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_drop_outs_leave_the_plain_mean_or_name_who_is_missing(data):
     """Drop-outs before the reply, and between the reply and the reveal."""
@@ -153,7 +153,7 @@ def test_any_drop_outs_leave_the_plain_mean_or_name_who_is_missing(data):
             assert np.max(np.abs(mean - exact)) <= bound + 1e-12
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     weights=st.lists(st.floats(0.05, 1.0), min_size=2, max_size=5),

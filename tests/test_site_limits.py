@@ -85,8 +85,13 @@ def told(site, packet):
 
 @pytest.mark.parametrize(
     ("channel", "answers"),
-    [(PLAIN, ["measured"]), (MASKED, ["measure"]), (MASKED | NOISY, ["measure"])],
-    ids=["plain", "masked", "noisy"],
+    [
+        (PLAIN, ["measured"]),
+        (MASKED, ["measure"]),
+        (NOISY, ["measure"]),
+        (MASKED | NOISY, ["measure"]),
+    ],
+    ids=["plain", "masked", "noisy", "both"],
 )
 def test_no_gradient_of_a_site_can_be_asked_for(channel, answers):
     """The gradient over all rows, at 44 points, made rows known: now there is none."""

@@ -30,6 +30,8 @@ import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
+_LEAST = 1e-9  # times the most that a client moves the sum: noise that hides nothing
+
 
 def epsilon(
     noise: float,
@@ -78,9 +80,11 @@ def epsilon_of_events(events: Sequence[tuple[float, int]], delta: float) -> floa
     """Return the epsilon of Gaussian releases, by noise multipliers and their counts.
 
     A multiplier of 0 is a release without noise, for which there is no finite one.
+    Others out of all proportion count as one of the range that squares can be taken of.
     """
-    if any(times and not multiplier for multiplier, times in events):
+    if any(times and multiplier < _LEAST for multiplier, times in events):
         return math.inf
+    events = [(min(multiplier, 1 / _LEAST), times) for multiplier, times in events]
     _check(max((multiplier for multiplier, _ in events), default=1.0), delta)
     library = _library()
     if not events:

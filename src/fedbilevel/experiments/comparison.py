@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedbilevel import algorithms
+from fedbilevel._files import naming_damage
 from fedbilevel._folders import COMPARISON, require_new
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import (
@@ -116,11 +117,9 @@ def _check_folder(folder: Path, resume: bool, settings: Mapping[str, Any]) -> No
             f"{folder} holds no {COMPARISON}: no comparison began there."
         )
     held, plain = read_json(path), json.loads(json.dumps(to_plain(settings)))
-    try:
+    with naming_damage(path):
         apart = unlike(held, plain) - {"experiment", "names"}
         apart |= unlike(held["experiment"], plain["experiment"])
-    except (KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
     if apart:
         raise CheckpointError(
             f"{folder} holds a comparison with other settings of "

@@ -110,7 +110,7 @@ class NamedSearch:
             if name in self.given:
                 chosen[name] = f"{value}{read_range(name, self.given[name])[1]}"
         for one in self._dimensions:
-            chosen |= self._scaled(one, point.get(one.name, 1.0))
+            chosen |= self._scaled(one, point[one.name])
         return chosen
 
     def require_within(self, options: Mapping[str, str]) -> None:

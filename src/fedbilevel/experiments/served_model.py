@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments.agreement import meaning
 from fedbilevel.experiments.built import leave_files, model_of
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.site_schema import SiteSchema
-from fedbilevel.experiments.sites import meaning
 from fedbilevel.federation import settings_fingerprint
 from fedbilevel.models import Model
 from fedbilevel.result import Result, named_leaves, shaped

@@ -8,9 +8,8 @@ same rows at points nearby, one over a site more, would show what that site sent
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -33,8 +32,8 @@ class Draws:
         self.client = client
         self._secret = os.urandom(64) if folder is None else folder.secret
 
-    def turn(self, job: Job, header: Header, sent: Sequence[Any]) -> Turn:
-        """Return the turn of an exchange."""
+    def turn(self, job: Job, header: Header, names: Iterable[str]) -> Turn:
+        """Return the turn of an exchange; `names` are digests of what was sent."""
         index = jnp.asarray(header.index, jnp.int32)
         where = (header.stage, header.phase)
         turn = keys.client_turn(job.key, where, self.client, index)
@@ -45,5 +44,5 @@ class Draws:
 
         if masked:
             Announcement.read(header.info or {})
-        asked = json.dumps([self.client, *question_of(header, sent)])
+        asked = json.dumps([self.client, *question_of(header, names)])
         return keys.by_secret(turn, blake2b(asked.encode(), key=self._secret).digest())

@@ -32,6 +32,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.federation.foreign import read_json
 from fedbilevel.federation.own_rows import (
     OwnRows,
     is_old,
@@ -200,7 +201,7 @@ class ServerReleases:
         if path is None or not path.exists():
             return
         try:
-            self.counts = read_releases(json.loads(path.read_text()))
+            self.counts = read_releases(read_json(path.read_bytes()))
         except (ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({error}), so that epsilon is not known. Put back "

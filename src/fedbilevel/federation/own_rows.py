@@ -13,13 +13,20 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from hashlib import blake2b, file_digest
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from fedbilevel._files import locked, make_private_folder, write_atomically
+from fedbilevel._files import (
+    DAMAGED,
+    locked,
+    make_private_folder,
+    map_array,
+    naming_damage,
+    write_atomically,
+)
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem import Data
 from fedbilevel.problem.stored_rows import is_stored
@@ -28,7 +35,9 @@ LEDGER = ".ledger.json"
 _KEY, _ROWS, _LOCK = "ledger.key", ".rows.npy", "ledger.lock"
 _KEY_BYTES = 32
 _DRAWS = b"which rows"
-_CHUNK = 4096  # rows of a file that are read at a time
+_CHUNK = 4096  # rows of a job that are read at a time
+_AT_ONCE = 2**16  # digests of rows that are compared at a time
+_LONGEST = 2**24  # bytes of a line; the rest of it is another row
 
 
 class OwnRows:
@@ -42,10 +51,10 @@ class OwnRows:
         self.folder = folder
         make_private_folder(folder)
         with self.locked():
-            key = self._key()
-            self.secret = blake2b(key=key, person=_DRAWS).digest()
-            self.rows = _names(key, rows)
-            whole = blake2b(self.rows.tobytes(), digest_size=16, key=key).hexdigest()
+            self.key = self._read_key()
+            self.secret = blake2b(key=self.key, person=_DRAWS).digest()
+            self.rows = _names(self.key, rows)
+            whole = self._name(self.rows)
             self.path = folder / f"{whole}{LEDGER}"
             held = folder / f"{whole}{_ROWS}"
             if not held.exists():
@@ -72,8 +81,10 @@ class OwnRows:
         if name not in self._shared:
             held = ledger.with_name(f"{name}{_ROWS}")
             try:
-                rows = np.load(held, allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
+                rows = map_array(held)
+                if self._name(rows) != name:
+                    raise ValueError(f"it was changed, or {_KEY} was")
+            except DAMAGED as error:
                 raise CheckpointError(
                     f"{held} cannot be read ({error}), so that it is unknown whether "
                     f"{ledger.name} is about rows of this site. Put back a copy, or "
@@ -82,7 +93,11 @@ class OwnRows:
             self._shared[name] = bool(np.isin(self.rows, rows).any())
         return self._shared[name]
 
-    def _key(self) -> bytes:
+    def _name(self, rows: np.ndarray) -> str:
+        """Return what files about these rows are called, which takes the key."""
+        return blake2b(rows.tobytes(), digest_size=16, key=self.key).hexdigest()
+
+    def _read_key(self) -> bytes:
         path = self.folder / _KEY
         if path.exists():
             key = path.read_bytes()
@@ -127,20 +142,33 @@ def rows_of_files(place: Path) -> Iterator[bytes]:
     """
     inside = sorted(place.rglob("*")) if place.is_dir() else [place]
     for file in filter(Path.is_file, inside):
-        if file.suffix in (".npy", ".npz"):
-            held: Any = np.load(file, mmap_mode="r", allow_pickle=False)
-            for array in [held] if file.suffix == ".npy" else held.values():
-                yield from (_plain(row).tobytes() for row in array if row.ndim)
-            continue
-        with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as opened:
-            text = b"\0" not in opened.read(1 << 16)
-            opened.seek(0)
-            if not text:
-                yield file_digest(opened, "sha256").digest()
-                continue
-            if {".csv", ".tsv"} & {*file.suffixes}:
-                opened.readline()  # names of columns, which other tables have, too
-            yield from filter(None, (line.strip() for line in opened))
+        with naming_damage(file):
+            if file.suffix == ".npy":
+                yield from _rows_of(map_array(file))
+            elif file.suffix == ".npz" and file == place:
+                with np.load(file, allow_pickle=False) as held:
+                    for array in held.values():
+                        yield from _rows_of(array)
+            else:
+                yield from _lines_of(file)
+
+
+def _rows_of(array: np.ndarray) -> Iterator[bytes]:
+    return (_plain(row).tobytes() for row in array if row.ndim)
+
+
+def _lines_of(file: Path) -> Iterator[bytes]:
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as opened:
+        text = b"\0" not in opened.read(1 << 16)
+        opened.seek(0)
+        if not text:
+            yield file_digest(opened, "sha256").digest()
+            return
+        if {".csv", ".tsv"} & {*file.suffixes}:
+            opened.readline(_LONGEST)  # names of columns, which other tables have, too
+        while line := opened.readline(_LONGEST):
+            if line := line.strip():
+                yield line
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
@@ -148,5 +176,9 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 
 def _names(key: bytes, rows: Iterable[bytes]) -> np.ndarray:
-    every = b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows)
-    return np.unique(np.frombuffer(every, np.uint64))
+    every = (blake2b(row, digest_size=8, key=key).digest() for row in rows)
+    parts = [np.empty(0, np.uint64)]
+    # In pieces: a small file may unpack to very many rows that are the same.
+    while part := b"".join(islice(every, _AT_ONCE)):
+        parts.append(np.unique(np.frombuffer(part, np.uint64)))
+    return np.unique(np.concatenate(parts))

@@ -278,8 +278,8 @@ class Site:
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
         renewed = base is None
-        turn = self._draws.turn(self.work.job, header, jax.tree.leaves(sent))
         names = [digest(leaf) for leaf in jax.tree.leaves(sent)]
+        turn = self._draws.turn(self.work.job, header, names)
         before = checkpoints.start if base is None else base
         about = name_of_reply(header, names, self._masks)
         kept, reply, finite = self._given(header, about, (where, sent, before, turn))
@@ -287,7 +287,7 @@ class Site:
             kept = self._bear(before)
         leaves = jax.tree.leaves(reply)
         if self._masks:
-            leaves = self._masked(header, link, sent, reply, turn)
+            leaves = self._masked(header, link, (sent, names), reply, turn)
         checkpoints.put(header.exchange, kept, header.kept)
         if self.holds:
             # A short leaf is copied, so that it does not keep its whole packet.
@@ -332,18 +332,27 @@ class Site:
         return found
 
     def _masked(
-        self, header: Header, link: Link, sent: PyTree, reply: PyTree, turn: Turn
+        self,
+        header: Header,
+        link: Link,
+        sent: tuple[PyTree, list[str]],
+        reply: PyTree,
+        turn: Turn,
     ) -> list[np.ndarray]:
-        """Return the leaves of a reply under its masks."""
+        """Return the leaves of a reply under its masks.
+
+        `sent` is what this site was sent, and the digests of its leaves.
+        """
         from fedbilevel.federation.secure.layout import context_of, question_of
 
         if link.where not in self._common:
             self._common[link.where] = common_leaves(link.sent_shape())
-        flags = zip(jax.tree.leaves(sent), self._common[link.where], strict=True)
-        context = context_of(header, [leaf for leaf, alike in flags if alike])
+        point, names = sent
+        flags = zip(names, self._common[link.where], strict=True)
+        context = context_of(header, [name for name, alike in flags if alike])
         share = float(self.work.job.data.weights[0]) / self.largest_weight
-        about = link.known_in_clear(sent, turn)
-        asked = (context, question_of(header, jax.tree.leaves(sent)))
+        about = link.known_in_clear(point, turn)
+        asked = (context, question_of(header, names))
         secrets = self._secrets_of(header.federation)
         return list(secrets.mask(header.info or {}, *asked, reply, share, about))
 

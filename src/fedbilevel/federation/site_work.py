@@ -5,7 +5,6 @@ Programs are compiled once. Rows are inputs of theirs, and no constants.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +18,7 @@ from fedbilevel.federation.noise import SiteNoise
 from fedbilevel.runtime.exchange import Link, client_scalars, for_place, links_of
 from fedbilevel.runtime.job import Job, Kept, Where, start_server
 from fedbilevel.runtime.privacy import blocks_of, is_noisy
+from fedbilevel.runtime.progress import COMPILING, RUNNING, report
 
 
 class SiteWork:
@@ -68,19 +68,20 @@ class SiteWork:
         follows it, which may compress, only sees what may be seen. Under noise a change
         that is not finite is one of 0: that it was not would be seen without noise.
         """
-        work = self._program(self._work, self.job, where)
-        kept, reply, finite = work(sent, kept, turn)
+        at = (where,)
+        kept, reply, finite = self._run(self._work, self.job, at, sent, kept, turn)
         if self._noise is None:
             return kept, reply, bool(finite)
         if not finite:
             reply = _tree.zeros_like(reply)
-        code = self._program(self._coded, self.job, where)
-        return *code(self._noise.protect(reply), kept, turn), bool(finite)
+        noisy = self._noise.protect(reply)
+        coded = self._run(self._coded, self.job, at, noisy, kept, turn)
+        return *coded, bool(finite)
 
     def measure(self, server: PyTree, own: PyTree) -> dict[str, np.ndarray]:
         """Return the loss and the metrics at a point."""
         assert self.seen is not None
-        return self._program(self._measured, self.seen)(server, own)
+        return self._run(self._measured, self.seen, (), server, own)
 
     def _work(self, job: Job, where: Where, sent: PyTree, kept: Kept, turn: Turn):
         heard = job.channel.received(sent, self._messages[where])
@@ -95,16 +96,23 @@ class SiteWork:
     def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
         return client_scalars(job, 0, server, own)
 
-    def _program(self, function: Callable, job: Job, *where: Where) -> Callable:
+    def _run(
+        self, function: Callable, job: Job, where: tuple[Where, ...], *arguments: Any
+    ) -> Any:
+        """Run a program; the first time says that it compiles, and may be ended."""
         arrays, static = eqx.partition(job, eqx.is_array)
         name = (function.__name__, where)
-        if name not in self.programs:
+        if name in self.programs:
+            return self.programs[name](arrays, *arguments)
 
-            def whole(arrays: PyTree, *arguments: Any) -> PyTree:
-                return function(eqx.combine(arrays, static), *where, *arguments)
+        def whole(arrays: PyTree, *arguments: Any) -> PyTree:
+            return function(eqx.combine(arrays, static), *where, *arguments)
 
-            self.programs[name] = jax.jit(whole)
-        return partial(self.programs[name], arrays)
+        self.programs[name] = jax.jit(whole)
+        report(COMPILING)
+        found = self.programs[name](arrays, *arguments)
+        report(RUNNING)
+        return found
 
 
 def _link(job: Job, where: Where) -> Link:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import CheckpointError
+from fedbilevel.federation.foreign import read_json
 from fedbilevel.federation.own_rows import is_old
 from fedbilevel.runtime.privacy import IN_THE_CLEAR, Release
 
@@ -32,7 +33,7 @@ class Spent:
     def read(path: Path) -> "Spent":
         """Read what was written, or raise: to begin anew would forget releases."""
         try:
-            held = json.loads(path.read_text())
+            held = read_json(path.read_bytes())
             spent = Spent(_count(held["exchanges"]), _count(held["measurements"]))
             if is_old(path):
                 # Their noise was not recorded, so it may have been none.

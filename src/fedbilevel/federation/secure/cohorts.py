@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from fedbilevel._files import locked, naming_file
 from fedbilevel.errors import CheckpointError
+from fedbilevel.federation.foreign import read_json
 
 _OLDER = (
     "{} has several sets of clients, which an earlier version allowed: move the file "
@@ -121,7 +122,7 @@ class Cohorts:
             os.truncate(path, self._size)
         try:
             for line in whole.splitlines():
-                self._take(*_read(json.loads(line)))
+                self._take(*_read(read_json(line)))
         except (ValueError, TypeError) as error:
             # To begin anew would forget which sums were opened.
             raise CheckpointError(

@@ -26,7 +26,7 @@ from fedbilevel.federation.secure.cohorts import Question
 from fedbilevel.federation.secure.fixed_point import block_scales
 from fedbilevel.federation.secure.shares import SHARE_BYTES
 from fedbilevel.federation.server.roster import Roster
-from fedbilevel.federation.wire import EVERYONE, Header, digest
+from fedbilevel.federation.wire import EVERYONE, Header
 
 MOST_PARTICIPANTS = 2**16
 MOST_REPEATS = 2**16
@@ -157,24 +157,27 @@ def _by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
     return {int(client): bytes.fromhex(text) for client, text in texts.items()}
 
 
-def context_of(header: Header, alike: Iterable[np.ndarray]) -> bytes:
+def context_of(header: Header, alike: Iterable[str]) -> bytes:
     """Return a digest of what all participants of an exchange are sent alike.
 
+    `alike` are the digests of its leaves.
     A server that let some work at another point, to know their replies or to take their
     weight, would get masks that do not cancel.
     """
     repeat = (header.info or {}).get("repeat", 0)
     where = f"{header.stage} {header.phase} {header.index} {header.exchange} {repeat} "
-    names = " ".join(digest(np.asarray(leaf)) for leaf in alike)
-    return hashlib.sha256((where + names).encode()).digest()
+    return hashlib.sha256((where + " ".join(alike)).encode()).digest()
 
 
-def question_of(header: Header, sent: Iterable[np.ndarray]) -> Question:
-    """Return what a site is asked, whatever the exchange is numbered."""
+def question_of(header: Header, sent: Iterable[str]) -> Question:
+    """Return what a site is asked, whatever the exchange is numbered.
+
+    `sent` are the digests of the leaves that it was sent.
+    """
     repeat = (header.info or {}).get("repeat", 0)
     where = f"{header.stage} {header.phase} {header.index} {repeat} "
-    names = where + " ".join(map(digest, sent))
-    return Question(header.settings, hashlib.sha256(names.encode()).hexdigest())
+    names = (where + " ".join(sent)).encode()
+    return Question(header.settings, hashlib.sha256(names).hexdigest())
 
 
 def scales_of(like: PyTree, about: PyTree | None) -> list[int]:

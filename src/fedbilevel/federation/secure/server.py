@@ -112,13 +112,13 @@ class MaskedServer:
         self,
         answers: Answers,
         announced: Announcement,
-        sent: tuple[Header, list[np.ndarray]],
+        sent: tuple[Header, list[str]],
         coded: PyTree,
         about: PyTree | None,
     ) -> None:
         """Set the mean of what was taken, or take nothing if it cannot be had.
 
-        `sent` is the header that went out, and what all were sent alike.
+        `sent` is the header that went out, and digests of what all were sent alike.
         """
         replies = {client: masked for client, (masked, _) in answers.taken.items()}
         known = (announced, sent[0], announced.exchange(context_of(*sent)))

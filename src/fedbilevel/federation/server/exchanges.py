@@ -99,10 +99,11 @@ class Question:
         sent = self.link.job.channel.sent(for_place(self.sent, place))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(sent)]
 
-    def alike(self) -> list[np.ndarray]:
-        """Return the leaves that all are sent alike, as they travel."""
+    @functools.cached_property
+    def alike(self) -> list[str]:
+        """The digests of leaves that all are sent alike."""
         leaves = zip(self.leaves(0), common_leaves(self.sent), strict=True)
-        return [leaf for leaf, alike in leaves if alike]
+        return [digest(leaf) for leaf, alike in leaves if alike]
 
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
         """Flag the places of those whose reply was taken."""
@@ -192,7 +193,7 @@ class Exchanges:
         like = self._masked.like(coded, announced)
         answers = self._replies(question, announced.participants, stand, like)
         about = link.known_in_clear(question.sent, question.turn)
-        alike = (question.header, question.alike())
+        alike = (question.header, question.alike)
         self._masked.average(answers, announced, alike, coded, about)
         if answers.taken:
             answers.reply = link.received(question.sent, answers.reply, question.turn)
@@ -213,7 +214,7 @@ class Exchanges:
     ) -> Answers:
         """Return what came back (tree, whether renewed), each checked by itself."""
         header = question.header
-        common = frozenset(digest(leaf) for leaf in question.alike())
+        common = frozenset(question.alike)
 
         @functools.cache
         def request(

@@ -83,7 +83,6 @@ theory: install
 
 results: install
 	$(BIN)/python -m benchmarks.results
-	$(BIN)/python benchmarks/architecture.py
 
 clean:
 	rm -rf .venv

@@ -149,6 +149,7 @@ def main() -> None:
         print(table(path))
         return
     fb.configure()
+    path.parent.mkdir(parents=True, exist_ok=True)
     held = path.read_text().splitlines() if path.exists() else []
     done = {json.loads(line)["row"] for line in held}
     task = tasks.find("representation")(

@@ -25,22 +25,28 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*")
     chosen = parser.parse_args().tasks or tasks.names()
     with tempfile.TemporaryDirectory() as folder:
-        timed("two-client", folder)  # writes the bytecode of all that is imported
+        timed(
+            one_round("two-client"), folder
+        )  # writes the bytecode of all that is imported
     print("| task | cold, s | CPU s | warm, s | CPU s |\n|---|---|---|---|---|")
     for task in chosen:
         with tempfile.TemporaryDirectory() as folder:
-            cold, warm = (timed(task, folder) for _ in range(2))
+            cold, warm = (timed(one_round(task), folder) for _ in range(2))
         figures = " | ".join(f"{seconds:.1f}" for seconds in (*cold, *warm))
         print(f"| {task} | {figures} |", flush=True)
 
 
-def timed(task: str, cache: str) -> tuple[float, float]:
-    """Run one round of a task; return seconds of the clock and of the processor."""
-    command = [sys.executable, "-m", "fedbilevel.cli", "run", task]
+def one_round(task: str) -> list[str]:
+    """Return the words that run one round of a task."""
+    return ["run", task, "--rounds", "1", "--json"]
+
+
+def timed(words: list[str], cache: str) -> tuple[float, float]:
+    """Run a command; return seconds of the clock and of the processor."""
     before, began = _processor(), time.perf_counter()
     kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run(
-        [*command, "--rounds", "1", "--json"],
+        [sys.executable, "-m", "fedbilevel.cli", *words],
         env={**kept, "XDG_CACHE_HOME": cache},
         stdout=subprocess.DEVNULL,
         check=True,

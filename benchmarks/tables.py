@@ -242,6 +242,8 @@ def every_split(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     names = given.tables.split(",") + (["a9a"] if given.data else [])
     splits = range(given.first_split, given.first_split + given.splits)
     deals = given.deals.split(",")
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
     for name, split, deal in itertools.product(filter(None, names), splits, deals):
         found = measured(name, deal, split, given.data)
         row = {"table": name, "deal": deal, "split": split, **found}

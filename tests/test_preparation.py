@@ -33,10 +33,10 @@ def fit(sums: Sums, **how: bool) -> Any:
 
 
 def sums_of(rows: dict[str, np.ndarray], label: np.ndarray) -> Sums:
-    return Sums.of(rows, "kind", label)
+    return Sums.of(rows, "kind", label, minimum=1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.lists(st.integers(1, 30), min_size=2, max_size=5))
 def test_sums_of_sites_prepare_as_pooled_rows_do(seed, sizes):
     rows = rows_of(seed, sum(sizes))
@@ -87,7 +87,7 @@ def test_features_are_as_by_hand():
 def test_a_target_goes_there_and_back():
     target = np.asarray([10.0, 14.0])
     rows = {"a": np.asarray([0.0, 1.0])}
-    sums = Sums.of(rows, "price", target, is_target=True)
+    sums = Sums.of(rows, "price", target, is_target=True, minimum=1)
     made: Any = Preparation.from_json(fit(sums).to_json())
     np.testing.assert_allclose(made.label.encode(target), [-1, 1])
     np.testing.assert_allclose(made.label.decode([-1, 1]), target)
@@ -132,7 +132,8 @@ def test_sites_that_differ_are_refused():
     with fails("column 'a' holds numbers at one site and text"):
         Sums.merged([one, sums_of({"a": COLOURS[:2]}, np.arange(2))])
     with fails("label 'kind' holds numbers at one site"):
-        target = Sums.of({"a": np.ones(2)}, "kind", np.ones(2), is_target=True)
+        rows = {"a": np.ones(2)}
+        target = Sums.of(rows, "kind", np.ones(2), is_target=True, minimum=1)
         Sums.merged([one, target])
     empty = sums_of({"a": np.full(2, np.nan)}, np.arange(2))
     with fails("none of the columns a differs"):
@@ -150,13 +151,13 @@ FEW = {
 def test_nothing_of_few_rows_is_told():
     """Not even in the text of a file: one number, and texts of one and four rows."""
     label = np.arange(12) % 2
-    told = Sums.of(FEW, "kind", label, minimum=10)
+    told = Sums.of(FEW, "kind", label)
     text = told.to_json()
     assert "40" not in text and "mauve" not in text and "blue" not in text
     assert told.columns["age"] == Moments(0, 0.0, 0.0)
     assert told.columns["dose"] == Moments.of(FEW["dose"])
     assert told.columns["colour"] == (OTHER, "red")
-    whole = Sums.of(FEW, "kind", label)
+    whole = sums_of(FEW, label)
     assert whole.columns["colour"] == ("(missing)", "blue", "mauve", "red")
     assert whole.columns["age"] == Moments(1, 40.0, 0.0)
 
@@ -165,19 +166,19 @@ def test_nothing_of_few_rows_is_told():
 def test_a_site_of_few_rows_tells_nothing(rows):
     few = {name: values[:rows] for name, values in FEW.items()}
     with fails(f"{rows} rows are too few: their sums would reveal them. Give 10 at"):
-        Sums.of(few, "kind", np.arange(rows), minimum=10)
-    assert Sums.of(few, "kind", np.arange(rows)).rows == rows
+        Sums.of(few, "kind", np.arange(rows))
+    assert sums_of(few, np.arange(rows)).rows == rows
 
 
 def test_texts_that_no_site_holds_often_are_one_feature():
     """Here and at prediction; one that another site holds often keeps its name."""
     label = np.arange(12) % 2
     there = {**FEW, "colour": np.asarray(["blue"] * 12)}
-    sites = [Sums.of(one, "kind", label, minimum=10) for one in (FEW, there)]
+    sites = [Sums.of(one, "kind", label) for one in (FEW, there)]
     # Nobody tells a number of the age, so nobody learns from it.
     assert [one.name for one in fit(Sums.merged(sites)).columns] == ["dose", "colour"]
     both = [{**one, "age": np.arange(12.0)} for one in (FEW, there)]
-    sites = [Sums.of(one, "kind", label, minimum=10) for one in both]
+    sites = [Sums.of(one, "kind", label) for one in both]
     made = fit(Sums.merged(sites), gaps=True)
     made = Preparation.from_json(made.to_json())
     assert made.feature_names[2:] == (f"colour={OTHER}", "colour=blue", "colour=red")
@@ -187,7 +188,7 @@ def test_texts_that_no_site_holds_often_are_one_feature():
     expected = [other, blue, red, other, other, other]
     assert made.encode(rows)[:, 2:].tolist() == expected
     rare = {**both[0], "colour": np.asarray(list("abcdefghijkl"))}
-    found = fit(Sums.of(rare, "kind", label, minimum=10)).columns
+    found = fit(Sums.of(rare, "kind", label)).columns
     assert [one.name for one in found] == ["age", "dose"]
 
 

@@ -18,7 +18,8 @@ from fedbilevel.datasets import Preparation, Sums, TableChoices
 from fedbilevel.datasets.preparation import CategoryColumn, NumericColumn
 from fedbilevel.errors import FedbilevelError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.sites import build_site, shared_settings
+from fedbilevel.experiments.agreement import shared_settings
+from fedbilevel.experiments.sites import build_site
 from fedbilevel.tasks._base import options_of
 from fedbilevel.tasks._labeled import cross_entropies, improbabilities
 from fedbilevel.tasks.cleaning import suspicious_rows
@@ -651,7 +652,7 @@ def test_prepare_says_what_is_wrong(tmp_path, table):
     assert "no.json: this is no file of sums" in told(
         str(tmp_path / "no.json"), "--out", str(tmp_path / "p.json")
     )
-    sums = Sums.of({"a": np.ones(1)}, "label", np.ones(1)).to_json()
+    sums = Sums.of({"a": np.ones(10)}, "label", np.ones(10)).to_json()
     (tmp_path / "p.json").write_text(sums)
     with fails("p.json: this is no file of preparation"):
         make("regularization", data=table, preparation=str(tmp_path / "p.json"))

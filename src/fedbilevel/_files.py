@@ -145,13 +145,23 @@ def read_arrays(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
 def read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     """Read one array; what its header announces is checked first."""
     with archive.open(name) as file:
-        shape, kind = _header(file)
-        announced = file.tell() + math.prod(shape) * kind.itemsize
-    size = archive.getinfo(name).file_size
-    if min(shape, default=0) < 0 or announced != size:
-        raise ValueError(f"{name} announces {announced} bytes, and has {size}")
+        _check_size(file, name, archive.getinfo(name).file_size)
     with archive.open(name) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def map_array(path: Path) -> np.ndarray:
+    """Map an npy file; what its header announces is checked first."""
+    with path.open("rb") as file:
+        _check_size(file, path.name, os.fstat(file.fileno()).st_size)
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _check_size(file: Any, name: str, size: int) -> None:
+    shape, kind = _header(file)
+    announced = file.tell() + math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or announced != size:
+        raise ValueError(f"{name} announces {announced} bytes, and has {size}")
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -17,11 +17,15 @@ _MISSING = ("refuse", "mean", "drop")
 _LABELS = ("auto", "classes", "number")
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 DECIMALS = {"point": ".", "comma": ","}
+FEWEST_ROWS = 10  # of which a site reports sums, unless fewer are allowed
 
 
 def listed_names(text: str) -> tuple[str, ...]:
     """Return names that are separated by commas; quotes keep a comma in a name."""
-    rows = csv.reader([text], skipinitialspace=True)
+    try:
+        rows = [*csv.reader([text], skipinitialspace=True)]
+    except csv.Error as error:
+        raise InvalidInputError(f"{text!r:.80} is no list of names: {error}.") from None
     return tuple(name.strip() for row in rows for name in row if name.strip())
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbilevel._folders import check_file, require_new_file
-from fedbilevel._table_choices import TableChoices
+from fedbilevel._table_choices import FEWEST_ROWS, TableChoices
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     EXPERIMENT,
@@ -119,7 +119,7 @@ def prepare(
     ] = None,
     minimum_rows: Annotated[
         int, typer.Option(help="fewest rows of a table of which anything is reported")
-    ] = 10,
+    ] = FEWEST_ROWS,
 ) -> None:
     """Fit how columns become features, from tables or from the sums of sites.
 

@@ -15,7 +15,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -212,14 +212,15 @@ def decimal_of(
 
 def _vote(texts: Iterable[str]) -> str:
     """Return the mark of a column, a number of which two are made, or nothing."""
-    different = dict.fromkeys(texts)
+    different = _different(texts)
     first = {
         text: _marks(text) for text in islice(different, _TEXTS) if not is_gap(text)
     }
     if 2 * sum(map(bool, first.values())) <= len(first):
         return ""
     counts, unclear = Counter[str](), ""
-    marked = (text for text in different if "." in text or "," in text)
+    every = chain(first, different)
+    marked = (text for text in every if "." in text or "," in text)
     for text in islice(marked, _TEXTS):
         fits = first[text] if text in first else _marks(text)
         counts[fits[0] if len(fits) == 1 else ""] += 1
@@ -228,6 +229,14 @@ def _vote(texts: Iterable[str]) -> str:
     if counts["."] == counts[","]:
         return unclear
     return max(DECIMALS.values(), key=lambda mark: counts[mark])
+
+
+def _different(texts: Iterable[str]) -> Iterator[str]:
+    seen = set[str]()
+    for text in texts:
+        if text not in seen:
+            seen.add(text)
+            yield text
 
 
 def _marks(text: str) -> list[str]:

@@ -33,7 +33,7 @@ class _Roles(NamedTuple):
     aside: Mapping[str, str]
 
 
-def sums_of_table(table: Table, choices: TableChoices, minimum: int = 1) -> Sums:
+def sums_of_table(table: Table, choices: TableChoices, minimum: int) -> Sums:
     """Return what a site reports of its table so that all can be prepared alike.
 
     Nothing of fewer than `minimum` rows is reported.
@@ -73,7 +73,7 @@ def encode_table(table: Table, choices: TableChoices) -> Dataset:
 
 
 def _fitted(table: Table, roles: _Roles, choices: TableChoices) -> Preparation:
-    sums = _sums(table, roles, choices)
+    sums = _sums(table, roles, choices, minimum=1)  # which stay here
     try:
         return Preparation.fit(sums, gaps=choices.missing == "mean")
     except InvalidInputError as error:
@@ -224,7 +224,7 @@ def _dropped(table: Table, roles: _Roles, choices: TableChoices) -> tuple[Table,
     return table, 0
 
 
-def _sums(table: Table, roles: _Roles, choices: TableChoices, minimum: int = 1) -> Sums:
+def _sums(table: Table, roles: _Roles, choices: TableChoices, minimum: int) -> Sums:
     columns = {name: table.columns[name] for name in roles.features}
     for name in filter(table.is_numeric, roles.features):
         columns[name] = table.numbers(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbilevel._table_choices import ignoring
+from fedbilevel._table_choices import FEWEST_ROWS, ignoring
 from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets.labels import as_classes
 from fedbilevel.errors import InvalidInputError
@@ -108,7 +108,7 @@ class Sums:
         label: np.ndarray,
         *,
         is_target: bool = False,
-        minimum: int = 1,
+        minimum: int = FEWEST_ROWS,
     ) -> "Sums":
         """Sum up the columns of one site, which are arrays of numbers or of text.
 
@@ -119,7 +119,8 @@ class Sums:
         if len(label) < minimum:
             raise InvalidInputError(
                 f"{len(label)} rows are too few: their sums would reveal them. Give "
-                f"{minimum} at least, or allow fewer with --minimum-rows."
+                f"{minimum} at least, or allow fewer with --minimum-rows; in Python, "
+                "with minimum."
             )
         found: dict[str, Found] = {}
         for name, values in columns.items():
@@ -225,7 +226,8 @@ def numbered(row: int) -> str:
 
 def as_texts(values: np.ndarray) -> list[str]:
     """Return texts; what is missing is empty."""
-    return ["" if one is None else str(one) for one in values]
+    every = values.tolist() if values.dtype == object else values
+    return ["" if one is None else str(one) for one in every]
 
 
 def is_gap(text: str) -> bool:
@@ -239,6 +241,35 @@ def parse_number(text: str, decimal: str = ".") -> float:
     Thousands may be apart by a comma, or a point where `decimal` is a comma, by a space
     or by an apostrophe.
     """
+    number = _or_infinity(text, decimal)
+    if math.isinf(number):
+        raise ValueError(f"{text:.80} is no number")
+    return number
+
+
+def is_number(text: str, decimal: str = ".") -> bool:
+    """Say whether a text is a finite number."""
+    return math.isfinite(_or_infinity(text, decimal))
+
+
+def parsed(values: np.ndarray, decimal: str = ".") -> np.ndarray:
+    """Return the numbers of a column: NaN is missing, and infinity is no number."""
+    values = np.asarray(values)
+    if values.dtype.kind in "buif":
+        return values.astype(float)
+    texts = as_texts(values)
+    if decimal == "." and max(map(len, texts), default=0) <= _LONGEST_NUMBER:
+        try:  # most columns hold plain numbers and empty cells alone
+            return np.asarray([float(one) if one else math.nan for one in texts])
+        except ValueError:
+            pass
+    # Each different text is looked at once: a hostile one may be long, and repeat.
+    known = {text: _or_infinity(text, decimal) for text in dict.fromkeys(texts)}
+    return np.fromiter(map(known.__getitem__, texts), float, len(texts))
+
+
+def _or_infinity(text: str, decimal: str) -> float:
+    """Return the number that a text is; NaN if it is missing, infinity if none."""
     if decimal == "." or not ("." in text or "," in text):
         try:
             return float(text)
@@ -249,35 +280,12 @@ def parse_number(text: str, decimal: str = ".") -> float:
         return math.nan
     found = len(text) <= _LONGEST_NUMBER and _WRITTEN[decimal].fullmatch(text)
     if not found:
-        raise ValueError(f"{text:.80} is no number")
+        return math.inf
     apart = found["apart"]
     plain = text.replace(apart, "") if apart else text
-    return float(plain.replace(",", ".") if decimal == "," else plain)
-
-
-def is_number(text: str, decimal: str = ".") -> bool:
-    """Say whether a text is a finite number."""
     try:
-        return math.isfinite(parse_number(text, decimal))
-    except ValueError:
-        return False
-
-
-def parsed(values: np.ndarray, decimal: str = ".") -> np.ndarray:
-    """Return the numbers of a column: NaN is missing, and infinity is no number."""
-    values = np.asarray(values)
-    if values.dtype.kind in "buif":
-        return values.astype(float)
-    texts = as_texts(values)
-    # Each different text is looked at once: a hostile one may be long, and repeat.
-    known = {text: _or_infinity(text, decimal) for text in dict.fromkeys(texts)}
-    return np.fromiter(map(known.__getitem__, texts), float, len(texts))
-
-
-def _or_infinity(text: str, decimal: str) -> float:
-    try:
-        return parse_number(text, decimal)
-    except ValueError:
+        return float(plain.replace(",", ".") if decimal == "," else plain)
+    except ValueError:  # a sign or a mark alone
         return math.inf
 
 

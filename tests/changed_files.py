@@ -34,6 +34,7 @@ def changed_file(name: str, content: bytes, draw: random.Random) -> bytes:
         "json": changed_json,
         "jsonl": changed_lines,
         "npz": changed_archive,
+        "zip": changed_archive,
         "npy": changed_array,
         "safetensors": changed_tensors,
         "csv": changed_table,

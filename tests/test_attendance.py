@@ -239,6 +239,8 @@ def test_a_file_without_chances_is_refused(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:clients reply with")
 def test_chances_are_given_in_python_and_joined_with_dropout():
+    with pytest.raises(InvalidInputError, match=r"'a\\rb' is no list of names"):
+        read_participation("a\rb")
     assert read_participation(None) is None
     assert read_participation(0.5) == read_participation("0.5") == "0.5"
     many = read_participation([0.25] * 200)  # longer than a name of a file may be

@@ -33,7 +33,11 @@ from fedbilevel.channels import (
     TrimmedMean,
     count_blocks,
 )
-from fedbilevel.channels.accountant import epsilon, epsilon_of_releases
+from fedbilevel.channels.accountant import (
+    epsilon,
+    epsilon_of_events,
+    epsilon_of_releases,
+)
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
@@ -231,7 +235,7 @@ def plain_trimmed(replies, fraction):
         lambda flags: sum(flags) >= 5
     ),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 def test_reductions_are_those_of_plain_numpy_on_who_is_present(seed, present):
     draw, there = np.random.default_rng(seed), np.asarray(present)
     replies = draw.standard_normal((len(present), 4))
@@ -494,6 +498,16 @@ def direct_epsilon(*events):
         middle = (least + most) / 2
         least, most = (middle, most) if delta(middle) > DELTA else (least, middle)
     return pytest.approx(most, rel=1e-6)
+
+
+def test_noise_out_of_all_proportion_has_an_epsilon():
+    """A ledger may hold any number, and squares of some have none."""
+    for multiplier in (1e-320, 1e-160):
+        assert epsilon_of_events([(multiplier, 1), (2.0, 3)], DELTA) == math.inf
+    for multiplier in (1e160, 1e308):
+        assert epsilon_of_events([(multiplier, 1)], DELTA) == 0
+        found = epsilon_of_events([(multiplier, 1), (2.0, 3)], DELTA)
+        assert found == direct_epsilon((2.0, 3))
 
 
 @pytest.mark.parametrize("multiplier, times", [(1.5, 50), (20.0, 10), (5.0, 1)])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbilevel._types import Pair
@@ -237,7 +237,6 @@ def test_bounds_find_the_quantile_of_a_stream(quantile):
     assert np.abs(found - true).max() < 0.25
 
 
-@settings(deadline=None)
 @given(st.floats(-3, 3), st.integers(0, 2**16))
 def test_bounds_scale_with_the_changes(exponent, seed):
     drawn = np.random.default_rng(seed).lognormal(size=(1, 30, 5))

@@ -120,7 +120,7 @@ steps = st.floats(0.01, 0.2)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drift", ["controls", pytest.param("anchor", marks=SLOW)])
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(lr=st.tuples(steps, steps, steps), seed=st.integers(0, 3))
 def test_clients_alike_walk_as_without_a_correction(drift, lr, seed):
     data = quadratic_data(3, noise=0.0, alike=True, seed=seed)
@@ -133,7 +133,7 @@ def test_clients_alike_walk_as_without_a_correction(drift, lr, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(
     scale=st.floats(0.1, 1.0),
     weights=st.tuples(*[st.floats(0.1, 10.0)] * 3),

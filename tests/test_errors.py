@@ -117,6 +117,10 @@ def test_momentum_weight_of_one_or_more(method, letter, product, bound):
     with pytest.raises(InvalidInputError, match=told):
         halving(method, eta=0.5, **{letter: bound})
     halving(method, eta=0.5, **{letter: 0.99 * bound})
+    # Without memory is where both are 1.
+    halving(method, eta=1.0, alpha=1.0, beta=1.0)
+    with pytest.raises(InvalidInputError, match="= 1.5 must be below 1"):
+        halving(method, eta=1.0, **{"alpha": 0.5, "beta": 0.5, letter: 1.5})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
 
 DX, DY = 3, 4
 
-by_seed = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+by_seed = settings(max_examples=15)
 any_seed = st.integers(0, 2**31 - 1)
 any_share = st.floats(0.05, 0.98)  # of 1/L, below which the series converges
 
@@ -222,6 +222,20 @@ def test_unrolled_is_frozen_neumann_at_the_last_lower_iterate(steps, seed, share
     for _ in range(steps):
         q.y = q.y - step * (q.A @ q.y + q.C.T @ q.x + q.a)
     assert_close(unrolled, q.estimate(hg.FrozenNeumann(steps - 1, step)), 1e-11)
+
+
+def test_unrolled_steps_move_every_leaf_of_y():
+    q = Quadratic(3)
+    step = q.theta(0.5)
+
+    def in_parts(loss):
+        return lambda x, y, rows: loss(x, jnp.concatenate([y["a"], y["b"]]), rows)
+
+    problem = Problem(in_parts(PROBLEM.upper), in_parts(PROBLEM.lower))
+    oracle, rule = deterministic(problem, q.data()), hg.Unrolled(3, step)
+    parts = {"a": jnp.asarray(q.y[:1]), "b": jnp.asarray(q.y[1:])}
+    bundle = rule.draw(oracle, jr.key(0))
+    assert_close(rule(oracle, jnp.asarray(q.x), parts, bundle), q.estimate(rule), 1e-12)
 
 
 def product_rules(theta):

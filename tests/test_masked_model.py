@@ -139,7 +139,7 @@ ROSTER = {client: keys.public_bytes for client, keys in enumerate(KEYS)}
 SETS = st.sets(st.integers(0, 3), min_size=2).map(lambda some: tuple(sorted(some)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.booleans(), st.lists(st.tuples(SETS, st.integers(0, 1), SETS), max_size=6))
 def test_sites_follow_the_rules_that_were_searched(apart, asked):
     """Real sites confirm and reveal exactly what the sites of the model do."""

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedbilevel.algorithms.penalty.fed_f2sa import FedF2SA
 from fedbilevel.cli.app import app
-from fedbilevel.cli.theory import memory_lines
+from fedbilevel.cli.theory import _size, memory_lines
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Oracle, Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime
@@ -145,6 +145,14 @@ def test_what_is_planned_is_what_a_process_takes():
     # Kernels for a CPU take two buffers of 32 x 1,000,000 numbers that XLA plans not.
     apart = 2 * 4 * 32 * 1_000_000
     assert 0.95 < (planned + apart) / taken < 1.05, (planned, taken)
+
+
+def test_bytes_are_told_in_the_largest_unit_that_they_fill():
+    sizes = [
+        _size(count)
+        for count in (1500, 999_000, 10**6, 999 * 10**6, 10**9, 25 * 10**11)
+    ]
+    assert sizes == ["1.5 kB", "999 kB", "1 MB", "999 MB", "1 GB", "2.5e+03 GB"]
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from fedbilevel import datasets
 from fedbilevel.cli.app import app
 from fedbilevel.datasets import TableChoices
+from fedbilevel.evaluation import is_linear_cheap
 from fedbilevel.evaluation.linear import standardized
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.model_quality import model_quality, site_rows
+from fedbilevel.experiments.model_quality import _asked, model_quality, site_rows
 from fedbilevel.models import Model
 from fedbilevel.problem import ClientData
 from fedbilevel.result import Result
@@ -164,6 +165,26 @@ def test_images_have_the_base_rate_only(tmp_path):
     assert [one["kind"] for one in found["models"]] == ["shared", "base_rate"]
     ours = found["models"][0]["metrics"]["log_loss"][0]
     np.testing.assert_allclose(ours, result.final["test_loss"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_site_alone_has_rows_on_the_scale_of_those_that_test():
+    """The task keeps rows at length 1 and appends a constant."""
+    made = Experiment("regularization", clients=3, rounds=1)
+    found = _asked(made.build_task()[0], model_of(made.run()))
+    assert found is not None
+    asked, sites = found
+    assert asked.features is not None
+    rows = np.concatenate([one.features() for one in sites])
+    assert rows.shape[1] == asked.features.shape[1] == 64  # pixels of digits
+    np.testing.assert_allclose(rows.std(), asked.features.std(), rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("columns", "classes", "cheap"), [(200, 20, True), (201, 2, False), (2, 21, False)]
+)
+def test_models_of_single_sites_are_fitted_where_that_is_cheap(columns, classes, cheap):
+    assert is_linear_cheap(columns, classes) is cheap
 
 
 @pytest.mark.slow

@@ -129,5 +129,15 @@ def test_what_cannot_be_chosen_is_refused(words, told):
     assert told in " ".join(done.stderr.split())
 
 
+def test_needs_are_told_of_methods_and_not_of_files(tmp_path):
+    told = " ".join(invoke("algorithms", "fedbio").stdout.split())
+    assert "Needs: " in told and "(hessian)" in told
+    # To learn what a file needs, it would have to be traced.
+    own = tmp_path / "own.py"
+    own.write_text("from fedbilevel import FedBiO\n\n\nclass Own(FedBiO):\n    ...\n")
+    done = invoke("algorithms", f"{own}:Own")
+    assert done.exit_code == 0 and "Needs: " not in done.stdout
+
+
 def test_the_help_names_every_need():
     assert all(word in _WORDS for word in TRAITS)

@@ -36,7 +36,7 @@ def shares(split, clients: int, seeds: int) -> np.ndarray:
 
 
 @EACH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_row_has_one_client(split, data):
     label = np.asarray(data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=80)))

@@ -29,7 +29,7 @@ CLIENTS = range(3)
 DRAWS = 20_000
 FEATURES = 3
 
-by_seed = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+by_seed = settings(max_examples=15)
 seeds = given(seed=st.integers(0, 2**31 - 1))
 
 

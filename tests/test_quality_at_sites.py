@@ -59,6 +59,13 @@ def test_means_are_those_of_all_rows_together(classes):
     assert value == pytest.approx(true, rel=1e-6)
     # The interval is that of means, and not of drawn rows: nearly as wide.
     assert [low, high] == pytest.approx(ends, rel=0.05)
+    # How much more the loss of each alone is than that of the shared model.
+    told = [numbers[k]["quality_difference"] for k in numbers]
+    apart = {one["kind"]: one["difference"] for one in found["models"]}
+    assert apart.pop("each_alone")[0] == pytest.approx(
+        np.dot([400, 60, 20], told) / 480
+    )
+    assert list(apart.values()) == [[0.0, 0.0, 0.0]] * 2
     assert "480 held-out rows of 3 sites" in found["sentence"]
     assert "each site alone" in found["sentence"]
 

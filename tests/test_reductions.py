@@ -25,7 +25,7 @@ from tests.reference.quadratic_oracles import hypergradient, lower_gradient
 from tests.reference.replay import draw_samples
 
 BOTH = pytest.mark.parametrize("kind", [LocalBSGM, LocalBSGVRM])
-few = settings(max_examples=4, deadline=None, derandomize=True)
+few = settings(max_examples=4)
 seeds = st.integers(0, 2**31 - 1)
 small = st.floats(0.01, 0.2)
 weights = st.floats(0.05, 1.0)

@@ -43,7 +43,7 @@ from tests.reference.nest_listings import double_loop
 from tests.reference.replay_nest import draw_rounds
 from tests.reference.replay_phases import draw_phase, three_lines
 
-few = settings(max_examples=3, deadline=None, derandomize=True)
+few = settings(max_examples=3)
 seeds = st.integers(0, 2**31 - 1)
 data_seeds = st.integers(0, 1000)
 small = st.floats(0.01, 0.2)

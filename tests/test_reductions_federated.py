@@ -29,7 +29,7 @@ from fedbilevel.runtime import SimulatorRuntime, execute
 from tests.cases import quadratic_data, quadratic_job
 from tests.reference.bent_job import bent_job
 
-few = settings(max_examples=3, deadline=None, derandomize=True)
+few = settings(max_examples=3)
 seeds = st.integers(0, 2**31 - 1)
 small = st.floats(0.01, 0.2)
 CLIENTS, ROUNDS = 3, 6

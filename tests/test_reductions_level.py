@@ -29,7 +29,7 @@ from tests.reference.bent_job import X0, Y0, bent_job
 from tests.reference.level_listings import storm
 from tests.reference.replay_phases import draw_phase, zeta
 
-few = settings(max_examples=5, deadline=None, derandomize=True)
+few = settings(max_examples=5)
 seeds = st.integers(0, 2**31 - 1)
 small = st.floats(0.01, 0.2)
 weights = st.floats(0.05, 0.9)

@@ -23,12 +23,13 @@ from fedbilevel.algorithms.presets import F2BA, F2SA
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.options import algorithm_from
 from fedbilevel.problem import ClientData, Problem, opposed_curvatures
+from fedbilevel.problem.curvature import _few
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from tests.cases import ROWWISE, quadratic_data
 from tests.reference.bent_job import bent_job
 from tests.test_known_answers import two_client_job
 
-few = settings(max_examples=3, deadline=None, derandomize=True)
+few = settings(max_examples=3)
 seeds = st.integers(0, 2**31 - 1)
 small = st.floats(0.01, 0.2)
 SLOW = pytest.mark.slow
@@ -344,3 +345,18 @@ def test_what_cannot_be_is_refused_by_name():
         InvalidInputError, match="begin=.* is one of 'own', 'sides', 'o"
     ):
         F2SAP(1, 1, begin="there")
+
+
+@pytest.mark.parametrize(
+    ("clients", "width", "batch", "drawn"),
+    [
+        (4, 1024, None, None),
+        (4, 1025, None, 1024),
+        (2, 10**6, 8, 2048),
+        (100, 100, 64, 64),
+        (10**4, 2, None, 1),
+    ],
+)
+def test_curvatures_of_many_rows_are_those_of_some(clients, width, batch, drawn):
+    rows = {"a": jax.ShapeDtypeStruct((clients, width, 3), jnp.float32)}
+    assert _few(rows, batch) == drawn

@@ -23,9 +23,10 @@ from fedbilevel.deployment import serving
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.agreement import shared_settings
 from fedbilevel.experiments.run_folder import comparison_command, run_command
 from fedbilevel.experiments.searching import Tuning
-from fedbilevel.experiments.sites import shared_settings
+from fedbilevel.report import holdings_table
 from fedbilevel.report.page import document
 from fedbilevel.report.page.grid import Grid
 from fedbilevel.result import Result
@@ -147,6 +148,14 @@ def test_a_page_says_first_how_good_the_model_is(tmp_path):
     assert chances["points"] == quality["calibration"]["bins"]
 
 
+@pytest.mark.parametrize(("count", "told"), [(20, None), (23, "and 3 more")])
+def test_a_table_of_sites_says_how_many_more_there_are(count, told):
+    site = {"training": 8, "validation": 2, "classes": {"ill": 3, "well": 7}}
+    sites = [{"name": f"site {k}", **site} for k in range(count)]
+    table = holdings_table({"sites": sites, "site_column": "hospital"})
+    assert table.row_count == 20 and table.caption == told
+
+
 def test_a_result_keeps_how_good_its_model_is(tmp_path):
     quality = made_up_quality()
     made_up("one", quality=quality).save(tmp_path)
@@ -209,6 +218,11 @@ def test_the_summary_of_a_comparison_names_the_best_and_the_cheapest(tmp_path):
     names = [run["name"] for run in page.data["curves"]["runs"]]
     assert list(dict.fromkeys(names)) == ["dear", "still", "cheap", "late"]
     assert page.data["table"]["csv"].splitlines()[1].startswith("dear,1.5")
+    for damaged in ([1], ["a"], 5):
+        text = json.dumps({**about, "diverged": damaged})
+        (tmp_path / "comparison.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"comparison.json is damaged"):
+            read_saved(tmp_path)
 
 
 def test_scales_go_with_the_page(tmp_path):

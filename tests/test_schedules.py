@@ -27,7 +27,7 @@ from fedbilevel.schedules import (
     parse_schedule,
 )
 
-by_numbers = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+by_numbers = settings(max_examples=25)
 TIMES = [0, 1, 2, 3, *(m * 10**e for e in range(1, 16) for m in (1, 3))]
 RULE = Neumann(2, 0.1)
 LETTERS = ("alpha", "beta", "rho1", "rho2")

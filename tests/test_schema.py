@@ -23,7 +23,7 @@ from fedbilevel._schema import (
 from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.sites import shared_settings
+from fedbilevel.experiments.agreement import shared_settings
 from fedbilevel.federation import SiteLimits
 from fedbilevel.studies.setting import Keeping
 

@@ -309,9 +309,10 @@ def test_a_site_that_nothing_was_fitted_to_has_no_place():
     assert [_place(names, one) for one in ("south", "west", "north")] == [1, -1, 0]
 
 
-def test_missing_sites_are_told():
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_missing_sites_are_told(missing):
     X, y, sites = blobs()
-    holes: Any = [None, *sites[1:]]
+    holes: Any = np.asarray([missing, *sites[1:]], object)
     with pytest.raises(InvalidInputError, match="sites: that of row 0 is missing"):
         FederatedRegularizer(**SMALL).fit(X, y, holes)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):

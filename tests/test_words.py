@@ -51,6 +51,10 @@ CODE = re.compile(r"`[^`\n]*`|\{[^{}\n]*\}|```.*?```", re.DOTALL)
 QUOTES = re.compile(r"^\w*(\"\"\"|'''|\"|')(.*)\1$", re.DOTALL)
 
 
+# From Python 3.12 on, a string with values in it is several tokens.
+QUOTED = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
 def texts(source: str, suffix: str) -> Iterator[tuple[int, str]]:
     """Yield texts with the number of their first line; comments in blocks."""
     if suffix not in (".py", ".pyi"):
@@ -66,7 +70,7 @@ def texts(source: str, suffix: str) -> Iterator[tuple[int, str]]:
         if token.type == tokenize.COMMENT:
             begun = begun if block else line
             block.append(token.string.lstrip("#: "))
-        elif token.type == tokenize.STRING and " " in token.string.strip():
+        elif token.type in QUOTED and " " in token.string.strip():
             quoted = QUOTES.match(token.string)
             yield line, quoted[2] if quoted else token.string
 

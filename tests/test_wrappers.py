@@ -139,7 +139,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("name", SETS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(v=vectors, other=vectors)
 def test_a_projection_is_the_nearest_point(name, v, other):
     """Inside, and at an obtuse angle to every other point of a convex set."""

@@ -153,6 +153,8 @@ def _comparison(folder: Path) -> Saved:
     if any(headline not in one.columns for many in results.values() for one in many):
         raise CheckpointError(f"{folder}: not every result has a column {headline}.")
     target = about.get("target")
+    with naming_damage(folder / COMPARED):
+        diverged = dict(about.get("diverged") or {})
     return Saved(
         folder.resolve().name,
         results,
@@ -161,7 +163,7 @@ def _comparison(folder: Path) -> Saved:
         target=float(target) if isinstance(target, int | float) else None,
         equal=str(about.get("equal") or "trials"),
         settings=_json(folder / COMPARISON),
-        diverged={str(k): str(v) for k, v in dict(about.get("diverged") or {}).items()},
+        diverged={str(name): str(why) for name, why in diverged.items()},
         unfinished=missing,
         features=_recorded_features(first),
     )

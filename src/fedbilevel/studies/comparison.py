@@ -7,15 +7,17 @@ as many trials as it asks for, or all at the cost of the dearest search.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedbilevel._files import write_atomically
+from fedbilevel._files import naming_damage, write_atomically
 from fedbilevel._folders import COMPARED, TUNING, open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
@@ -28,8 +30,9 @@ from fedbilevel.errors import (
 )
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
-from fedbilevel.runtime import Sampling, Stopping, SweepRuntime, Watch
+from fedbilevel.runtime import Job, Sampling, Stopping, SweepRuntime, Watch
 from fedbilevel.runtime.beginning import measured_at_start
+from fedbilevel.runtime.compilation import in_background
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.saved import read_saved
@@ -234,15 +237,15 @@ def _compiled(
     # Processes that joined must compile in the same order.
     if len(jobs) < 2 or jax.process_count() > 1:
         return {}
-    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
-    try:
-        made = {
-            name: pool.submit(compile_seeds, job, rounds, seeds, **how)
-            for name, job in jobs.items()
-        }
-        wait(made.values())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    made, free = {name: Future() for name in jobs}, Semaphore(os.cpu_count() or 1)
+
+    def compile_one(job: Job) -> tuple[SweepRuntime, Span]:
+        with free:
+            return compile_seeds(job, rounds, seeds, **how)
+
+    for name, job in jobs.items():
+        in_background(partial(compile_one, job), made[name])
+    wait(made.values())
     # An error here occurs again in the run, and is raised there.
     return {name: one.result() for name, one in made.items() if not one.exception()}
 
@@ -358,11 +361,13 @@ class _Searches:
 
 def _timed(path: Path) -> dict[str, tuple[list[int], np.ndarray]]:
     """Read after which rounds rungs end, and what a trial takes in each, by method."""
-    try:
+    with naming_damage(path):
         held = json.loads(path.read_text())
-        return {name: (ends, np.asarray(s, float)) for name, (ends, s) in held.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+        found = {n: (list(ends), np.asarray(s, float)) for n, (ends, s) in held.items()}
+        for ends, seconds in found.values():
+            if seconds.shape != (len(ends),) or not (seconds >= 0).all():
+                raise ValueError(f"{len(ends)} rungs do not take {seconds} s")
+        return found
 
 
 def _is_limited(candidates: Search | Sequence[AbstractAlgorithm]) -> bool:

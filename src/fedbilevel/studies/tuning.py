@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from fedbilevel._files import write_atomically
+from fedbilevel._files import naming_damage, write_atomically
 from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
@@ -366,15 +366,16 @@ def _alike(trials: Sequence[_Running]) -> list[list[_Running]]:
 
 def _count_kept(path: Path, asked: dict[str, Any]) -> int:
     """Return how many trials a search began with, if its budget was the same."""
-    try:
+    with naming_damage(path):
         held = json.loads(path.read_text())
         count, begun = held["trials"], {name: held[name] for name in asked}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+        if type(count) is not int or count < 1:
+            raise ValueError(f"{count!r:.40} trials")
+        held = f"{begun['budget']:g} {begun['unit']}"
     if begun != asked:
         raise CheckpointError(
-            f"{path.parent} holds a search with a budget of {begun['budget']:g} "
-            f"{begun['unit']}, not of {asked['budget']:g} {asked['unit']}. Continue "
-            "with the budget of its start, or choose a new folder."
+            f"{path.parent} holds a search with a budget of {held}, not of "
+            f"{asked['budget']:g} {asked['unit']}. Continue with the budget of its "
+            "start, or choose a new folder."
         )
     return count

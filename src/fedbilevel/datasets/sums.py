@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -227,7 +228,12 @@ def numbered(row: int) -> str:
 def as_texts(values: np.ndarray) -> list[str]:
     """Return texts; what is missing is empty."""
     every = values.tolist() if values.dtype == object else values
-    return ["" if one is None else str(one) for one in every]
+    return list(map(as_text, every))
+
+
+def as_text(value: Any) -> str:
+    """Return a text; what is missing is empty."""
+    return "" if value is None else str(value)
 
 
 def is_gap(text: str) -> bool:
@@ -257,12 +263,13 @@ def parsed(values: np.ndarray, decimal: str = ".") -> np.ndarray:
     values = np.asarray(values)
     if values.dtype.kind in "buif":
         return values.astype(float)
-    texts = as_texts(values)
-    if decimal == "." and max(map(len, texts), default=0) <= _LONGEST_NUMBER:
-        try:  # most columns hold plain numbers and empty cells alone
-            return np.asarray([float(one) if one else math.nan for one in texts])
-        except ValueError:
+    if decimal == "." and values.dtype == object:
+        try:  # most columns hold plain numbers alone
+            if max(map(len, values), default=0) <= _LONGEST_NUMBER:
+                return values.astype(float)
+        except (TypeError, ValueError):
             pass
+    texts = as_texts(values)
     # Each different text is looked at once: a hostile one may be long, and repeat.
     known = {text: _or_infinity(text, decimal) for text in dict.fromkeys(texts)}
     return np.fromiter(map(known.__getitem__, texts), float, len(texts))

@@ -166,8 +166,10 @@ def kind_of(path: Path) -> str:
 def _read_csv(path: Path, encoding: str = "", separator: str = "") -> Table:
     with reading(path, "CSV"):
         header, rows, lines, dialect = read_cells(path, encoding, separator)
-    columns = list(zip(*rows, strict=True)) or [()] * len(header)
-    found = [np.array(texts, object) for texts in columns]
+    cells = np.empty((len(rows), len(header)), object)
+    if rows:
+        cells[:] = rows
+    found = list(np.ascontiguousarray(cells.T))
     table = _table(path, header, found, np.asarray(lines), "line")
     return replace(table, **dialect._asdict())
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,23 +40,25 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
     for name, loss, rows in levels:
         _check_scalar(name, partial(problem.scored, loss), x, y, rows)
     probes = jax.tree.map(np.asarray, _probe(problem, data, x, y))
-    for name, probe in probes.items():
+    for name, found in probes.items():
+        probe = _Probe(**found)
         _check_mean(name, probe)
         _check_depends_on_y(name, probe)
         _check_finite(name, probe, problem.coarse_type)
 
 
-class _Probe(eqx.Module):
+@dataclass(frozen=True)
+class _Probe:
     """Values of one loss at the start.
 
     Two rows of client 0, together and one by one; one row at other y; every client
     over all its rows.
     """
 
-    both: Array | np.ndarray
-    singles: Array | np.ndarray
-    elsewhere: Array | np.ndarray
-    clients: Array | np.ndarray
+    both: np.ndarray
+    singles: np.ndarray
+    elsewhere: np.ndarray
+    clients: np.ndarray
 
 
 # Of y: none for two rows, then others for the first. NaN passes through most
@@ -65,8 +68,12 @@ _SHIFTS = (0.0, 0.0, math.nan, 1.0, -1.0, 100.0, -100.0)
 
 
 @runs_once
-def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe]:
-    def of_level(loss: Loss, rows: Rows, sizes: Array, clients: Array) -> _Probe:
+def _probe(
+    problem: Problem, data: Data, x: Upper, y: Lower
+) -> dict[str, dict[str, Array]]:
+    def of_level(
+        loss: Loss, rows: Rows, sizes: Array, clients: Array
+    ) -> dict[str, Array]:
         last = jnp.minimum(1, sizes[0] - 1)
         one, two = (
             fetched(jax.tree.map(lambda a, i=i: a[0, i][None], rows)) for i in (0, last)
@@ -83,7 +90,12 @@ def _probe(problem: Problem, data: Data, x: Upper, y: Lower) -> dict[str, _Probe
 
         cases = (jnp.arange(len(_SHIFTS)) == 1, jnp.asarray(_SHIFTS))
         values = jax.lax.map(alone, cases)
-        return _Probe(score(x, y, both), values[:2], values[2:], clients)
+        return {
+            "both": score(x, y, both),
+            "singles": values[:2],
+            "elsewhere": values[2:],
+            "clients": clients,
+        }
 
     def of_client(client: Array) -> tuple[Array, Array]:
         oracle = Oracle(problem, data, client)

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from fedbilevel.problem.stored_rows import is_stored
 from fedbilevel.startup.compiled_programs import hurried
+from fedbilevel.startup.stored_traces import as_lists, exported, name_of
 
 T = TypeVar("T")
 # Numbers that code which was not optimized at all soon works on. The curvatures of
@@ -20,14 +21,33 @@ _FEW = 10**6
 
 
 def runs_once(function: Callable[..., T]) -> Callable[..., T]:
-    """Compile a function, with little effort: what it returns decides no trajectory."""
+    """Compile a function, with little effort: what it returns decides no trajectory.
+
+    It returns arrays, in dictionaries or tuples, and no module.
+    """
 
     @functools.wraps(function)
     def called(*arguments: Any) -> T:
         level = 0 if _numbers(arguments) <= _FEW else 1
-        return _program(function, level)(*arguments)
+        name = name_of(function, arguments)
+        if name is None:
+            return _program(function, level)(*arguments)
+        arrays, static = eqx.partition(arguments, eqx.is_array)
+        if name not in _stored:
+
+            def on_arrays(*inputs: Any) -> T:
+                return function(*eqx.combine(inputs, static))
+
+            traced = exported(on_arrays, name, arrays)
+            options: Any = {"compiler_options": hurried(level)}
+            _stored[name] = jax.jit(traced.call, **options)
+        return _stored[name](*as_lists(arrays))
 
     return called
+
+
+# Programs of commands, by all that decides them; one command has few.
+_stored: dict[str, Callable[..., Any]] = {}
 
 
 @functools.cache

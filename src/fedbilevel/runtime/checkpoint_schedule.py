@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from fedbilevel._folders import how_to_continue
+from fedbilevel._folders import CHECKPOINT, how_to_continue
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.runtime import checkpoint, mesh
 from fedbilevel.runtime.checkpoint import Snapshot
@@ -85,6 +85,8 @@ class Keeper:
         if self.checkpoints is None:
             return None
         folder = self.checkpoints.folder
+        if not (folder / CHECKPOINT).exists():
+            return None
         return checkpoint.load(folder, self.runtime.blank(), self.fingerprint)
 
     def latest_stop(self) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
@@ -137,9 +138,15 @@ class Layout(eqx.Module):
         if missing == 0:
             return tree
 
+        on_host = jax.default_backend() == "cpu" and jax.process_count() == 1
+
         def extend(leaf: Array) -> Array:
-            first = jnp.take(leaf, jnp.zeros(missing, jnp.int32), axis=axis)
-            return jnp.concatenate([leaf, first], axis=axis)
+            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            # NumPy compiles no program for every shape; a GPU keeps what it has.
+            library = np if on_host and not is_key else jnp
+            whole = library.asarray(leaf)
+            first = library.take(whole, np.zeros(missing, np.int32), axis=axis)
+            return jnp.asarray(library.concatenate([whole, first], axis=axis))
 
         return jax.tree.map(extend, tree)
 

@@ -5,8 +5,12 @@ looking takes 0.11 of 3.9 processor seconds of `regularization`, and 0.40 as usu
 Imports and traced programs are many objects that stay. Work on long messages leaves
 some in cycles, which must be freed: a node that seldom looked held ten lengths of a
 message in the place of five.
+
+A process that ends frees nothing one by one: looking for garbage a last time takes 0.4
+of the 7.0 s of `regularization` on a table of 20,000 rows.
 """
 
+import atexit
 import gc
 import time
 
@@ -22,8 +26,14 @@ def begin() -> None:
     global began
     began = time.time()
     gc.set_threshold(*_SELDOM)
+    atexit.register(gc.freeze)
 
 
 def collect_as_usual() -> None:
-    """Continue with rounds or messages, once all is set up."""
-    gc.set_threshold(*_USUAL)
+    """Continue with rounds or messages, once all is set up.
+
+    What there is then stays, and is not looked through again.
+    """
+    if gc.get_threshold() == _SELDOM:
+        gc.freeze()
+        gc.set_threshold(*_USUAL)

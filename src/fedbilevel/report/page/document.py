@@ -179,8 +179,9 @@ def _plotly() -> tuple[str, str]:
     """Return Plotly's program, packed as text, and its digest."""
     sentence = "reports are drawn by Plotly: install fedbilevel[report]."
     program = needed("plotly.offline", sentence).get_plotlyjs().encode()
-    # Without a time in it, the same run gives the same page.
-    packed = gzip.compress(program, 6, mtime=0)
+    # Without a time in it, the same run gives the same page. The usual level takes
+    # twice as long, .24 s of every run, for a tenth of the size.
+    packed = gzip.compress(program, 3, mtime=0)
     return base64.b64encode(packed).decode(), _digest(program)
 
 

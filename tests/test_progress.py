@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from fedbilevel.cli import main
 from fedbilevel.cli.progress import Watched, spark_line, watched
 from fedbilevel.experiments import Experiment
 from fedbilevel.runtime import compilation
@@ -110,6 +111,25 @@ def test_ctrl_c_does_not_wait_for_a_compiler(stage, steps, status):
             assert process.wait(timeout=300) == status
         finally:
             process.kill()
+
+
+def test_ctrl_c_while_commands_are_read_shows_no_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedbilevel.cli.app.app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
+def test_a_library_that_lacks_something_else_is_not_said_to_be_missing(monkeypatch):
+    def fails():
+        raise ModuleNotFoundError("No module named 'other'", name="other")
+
+    monkeypatch.setattr("fedbilevel.cli.app.app", fails)
+    with pytest.raises(ModuleNotFoundError, match="other"):
+        main()
 
 
 LATE = """

@@ -11,8 +11,13 @@ def main() -> None:
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
-    except ImportError:
-        sys.exit("The command line needs typer and rich: install fedbilevel[cli].")
-    from fedbilevel.cli.app import app
 
-    app()
+        from fedbilevel.cli.app import app
+
+        app()
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "typer"):
+            raise
+        sys.exit("The command line needs typer and rich: install fedbilevel[cli].")
+    except KeyboardInterrupt:
+        sys.exit(130)  # no command has begun

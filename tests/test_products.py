@@ -82,6 +82,12 @@ def test_an_accelerator_takes_points_with_many_numbers_apart(
     assert evaluation(replace(job, y=jnp.ones((rows, 1000)))) == expected
 
 
+@pytest.mark.parametrize(("rows", "apart"), [(31, False), (32, True)])
+def test_a_processor_takes_large_points_apart(rows, apart):
+    job = replace(job_of("regularization", 31), x=jnp.ones(10**5 - 32_000))
+    assert evaluation(replace(job, y=jnp.ones(rows * 1000))).writes_out_points == apart
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("other_way", [THIN_PRODUCTS, WIDE_PRODUCTS])
 def test_how_points_are_visited_changes_rounding_alone(other_way):

@@ -205,13 +205,19 @@ def _area(score: np.ndarray, positive: np.ndarray, weights: np.ndarray) -> np.nd
     if np.ptp(score) == 0:
         both = positive.any() and not positive.all()
         return np.full(weights.shape[1], 0.5 if both else np.nan)
-    order = np.argsort(score, kind="stable")
-    score, positive, weights = score[order], positive[order], weights[order]
-    negative = np.where(positive[:, None], 0, weights)
-    below = np.cumsum(negative, axis=0)
-    first = np.searchsorted(score, score[positive], side="left")
-    last = np.searchsorted(score, score[positive], side="right") - 1
-    credit = (below[first] - negative[first] + below[last]) / 2
+    values, place = np.unique(score[positive], return_inverse=True)
+    # Negative rows between two of these scores are added up first: place 2j lies below
+    # score j, and 2j + 1 has the same score.
+    others = np.flatnonzero(~positive)
+    left, right = (np.searchsorted(values, score[others], s) for s in ("left", "right"))
+    bins = left + right
+    order = np.argsort(bins, kind="stable")
+    present, starts = np.unique(bins[order], return_index=True)
+    below = np.zeros((2 * len(values) + 1, weights.shape[1]), weights.dtype)
+    if len(present):
+        below[present] = np.add.reduceat(weights[others[order]], starts)
+    below = np.cumsum(below, axis=0)
+    credit = ((below[::2][:-1] + below[1::2]) / 2)[place]
     own = weights[positive]
     pairs = own.sum(axis=0) * below[-1]
     with np.errstate(invalid="ignore", divide="ignore"):

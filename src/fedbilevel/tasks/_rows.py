@@ -1,6 +1,6 @@
 """Labeled rows for clients: loaded, scaled, and put aside for testing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -124,7 +124,7 @@ def load(
     order = order[: rows or None]
     if dataset.places is None:
         dataset = replace(dataset, places=np.arange(len(dataset.label)))
-    whole = {name: values[order] for name, values in dataset.columns.items()}
+    whole = _Some(dataset.columns, order)
     raw = dataset
     if transform is None:
         dataset, found = _scaled(dataset)
@@ -192,11 +192,27 @@ def with_constant(pool: Pool) -> Pool:
 
 def take(dataset: Dataset, rows: np.ndarray) -> Dataset:
     """Return some rows of a data set, by their numbers or by a mask."""
-    columns = {name: values[rows] for name, values in dataset.columns.items()}
     arrays = ("features", "label", "places", "validation", "files")
     held = {name: getattr(dataset, name) for name in arrays}
     taken = {name: None if one is None else one[rows] for name, one in held.items()}
-    return replace(dataset, columns=columns, **taken)
+    return replace(dataset, columns=_Some(dataset.columns, rows), **taken)
+
+
+@dataclass(frozen=True, eq=False)
+class _Some(Mapping[str, np.ndarray]):
+    """Some rows of columns, taken where they are asked for: few are, of many."""
+
+    columns: Mapping[str, np.ndarray]
+    rows: np.ndarray
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name][self.rows]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
 
 
 def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling]:

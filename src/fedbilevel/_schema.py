@@ -350,11 +350,13 @@ class Terms:
     one is not taken for that client.
     """
 
-    deadline: float = _waits(60.0, "seconds an exchange may take")
-    minimum: int = _waits(1, "replies without which an exchange is made again")
-    patience: float = _waits(600.0, "seconds to wait for all nodes at the start")
+    deadline: float = _waits(60.0, "seconds an exchange may take", above=0)
+    minimum: int = _waits(1, "replies without which an exchange is made again", least=1)
+    patience: float = _waits(
+        600.0, "seconds to wait for all nodes at the start", above=0
+    )
     tolerance: float = _waits(
-        1e3, "a reply that moves so many times the median is left out"
+        1e3, "a reply that moves so many times the median is left out", above=0
     )
     keys: tuple[str, ...] = ()
 

@@ -82,9 +82,9 @@ def epsilon_of_events(events: Sequence[tuple[float, int]], delta: float) -> floa
     A multiplier of 0 is a release without noise, for which there is no finite one.
     Others out of all proportion count as one of the range that squares can be taken of.
     """
-    if any(times and multiplier < _LEAST for multiplier, times in events):
+    events = [(min(one, 1 / _LEAST), times) for one, times in events if times]
+    if any(multiplier < _LEAST for multiplier, _ in events):
         return math.inf
-    events = [(min(multiplier, 1 / _LEAST), times) for multiplier, times in events]
     _check(max((multiplier for multiplier, _ in events), default=1.0), delta)
     library = _library()
     if not events:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedbilevel import _folders
-from fedbilevel._schema import Terms
+from fedbilevel._schema import Terms, check_bounds
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     FEDERATED,
@@ -61,6 +61,7 @@ TuneAtSites = Annotated[
 def read_terms(**given: Any) -> Terms:
     """Return how long a server waits, and what it takes."""
     require_flower()
+    check_bounds(Terms, given)
     return Terms(**given)
 
 

@@ -254,7 +254,7 @@ def memory_lines(summary: dict[str, Any]) -> list[str]:
 def _size(count: int) -> str:
     """Return a number of bytes in words."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
+        if count >= 0.9995 * size:  # of three digits
             return f"{count / size:.3g} {unit}"
     return f"{count / 1e3:.3g} kB"
 

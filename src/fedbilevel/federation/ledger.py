@@ -184,7 +184,8 @@ class SiteLimits(Limits):
     @staticmethod
     def read(given: dict[str, Any]) -> "SiteLimits":
         """Read limits from names and texts, as Flower's node configuration has them."""
-        kinds = {"measure": str, "max_epsilon": float}
+        kinds = dict.fromkeys(("measure", "cohorts"), str)
+        kinds |= dict.fromkeys(("max_epsilon", "largest_point"), float)
         names = [one.name for one in fields(SiteLimits) if one.name in given]
         try:
             found = {name: kinds.get(name, int)(given[name]) for name in names}

@@ -18,6 +18,8 @@ from fedbilevel._evaluation import (
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.layout import devices_for
 from fedbilevel.runtime.traced_calls import bodies
+from fedbilevel.startup import stored_traces
+from fedbilevel.startup.stored_traces import name_of
 
 _LARGE_BATCH = 32  # rows from which on it pays to read them once for two points
 _THIN = 40  # columns of the weights of two points, side by side
@@ -34,7 +36,7 @@ def evaluation(job: Job) -> Evaluation:
         numbers = sum(leaf.size for leaf in jax.tree.leaves(job.y))
         return WIDE_PRODUCTS if numbers >= _MANY else ACCELERATOR
     large = rows_of_sample(job) >= _LARGE_BATCH
-    way = THIN_PRODUCTS if large and _is_thin(job) else PROCESSOR
+    way = THIN_PRODUCTS if large and _is_known_thin(job) else PROCESSOR
     return replace(
         way,
         writes_out_points=not way.stacks_points and _parameters(job) >= _WIDE,
@@ -61,6 +63,18 @@ def _keeps_all_busy(job: Job) -> bool:
     """Say whether there are several devices, and all of them work on the clients."""
     shared = job.problem.model_devices
     return shared * devices_for(job.participants, shared) == jax.device_count() > 1
+
+
+def _is_known_thin(job: Job) -> bool:
+    """Say what `_is_thin` says, from disk if an equal job has been looked at."""
+    name = name_of(_is_thin, job)
+    kept = None if name is None else stored_traces.read(name)
+    if kept is not None:
+        return kept == b"thin"
+    found = _is_thin(job)
+    if name is not None:
+        stored_traces.write(name, b"thin" if found else b"wide")
+    return found
 
 
 def _is_thin(job: Job) -> bool:

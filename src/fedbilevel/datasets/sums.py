@@ -264,9 +264,9 @@ def parsed(values: np.ndarray, decimal: str = ".") -> np.ndarray:
     if values.dtype.kind in "buif":
         return values.astype(float)
     if decimal == "." and values.dtype == object:
-        try:  # most columns hold plain numbers alone
+        try:  # most columns hold plain numbers and empty cells alone
             if max(map(len, values), default=0) <= _LONGEST_NUMBER:
-                return values.astype(float)
+                return np.where(values == "", "nan", values).astype(float)
         except (TypeError, ValueError):
             pass
     texts = as_texts(values)

@@ -1,6 +1,7 @@
 """What is shown while a run loads, is checked, compiles and runs."""
 
 import io
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedbilevel.cli import main
+from fedbilevel.cli.arguments import holding_ctrl_c
 from fedbilevel.cli.progress import Watched, spark_line, watched
 from fedbilevel.experiments import Experiment
 from fedbilevel.runtime import compilation
@@ -121,6 +123,14 @@ def test_ctrl_c_while_commands_are_read_shows_no_traceback(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
+
+
+def test_ctrl_c_waits_until_libraries_are_read():
+    read = False
+    with pytest.raises(KeyboardInterrupt), holding_ctrl_c():
+        os.kill(os.getpid(), signal.SIGINT)
+        read = True
+    assert read
 
 
 def test_a_library_that_lacks_something_else_is_not_said_to_be_missing(monkeypatch):

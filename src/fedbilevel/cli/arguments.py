@@ -14,7 +14,9 @@ once, need none of it.
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -152,9 +154,20 @@ def read_experiment(**given: Any) -> "Experiment":
     own = {n: given.pop(n, None) for n in ("data", *TABLE)}
     options = read_settings(given.pop("settings") or [])
     options = _as_texts(own) | options
-    from fedbilevel.experiments import Experiment
+    with holding_ctrl_c():
+        from fedbilevel.experiments import Experiment
 
     return Experiment(**given, options=options)
+
+
+@contextmanager
+def holding_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C wait while libraries are read: one that is interrupted may crash."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def of_table(*names: str, panel: str | None = None) -> dict[str, Argument]:

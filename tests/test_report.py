@@ -254,6 +254,18 @@ def test_strengths_have_the_names_of_their_features(tmp_path):
     np.testing.assert_allclose(drawn["series"]["strength"], expected)
 
 
+@pytest.mark.parametrize(("apart", "alike"), [(9e-4, True), (1.1e-3, False)])
+def test_strengths_that_stayed_alike_are_not_called_large_or_small(
+    tmp_path, apart, alike
+):
+    own = np.log(np.asarray([1.0, 1 - apart]))
+    point = {"x.own": own, "x.common": np.asarray(-13.0)}
+    one = made_up("one", task="regularization", point=point)
+    text = Read(save_run(tmp_path, one)).text
+    assert ("All strengths stayed alike" in text) == alike
+    assert ("A small one lets it speak" in text) != alike
+
+
 def test_a_comparison_has_the_names_of_columns(tmp_path):
     point = {"x.own": np.asarray([1.0, 0.0]), "x.common": np.asarray(0.0)}
     data = {"learned": ["age", "sex"], "encoded": {"sex": ["f", "m"]}}

@@ -16,6 +16,7 @@ from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
 _MOST_BARS = 30
+_ALIKE = 1e-3  # of the largest strength: two that differ by less look the same
 _SHOWN_ROWS = 12
 _LONGEST = 60  # characters of a cell that comes from a file
 _PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
@@ -80,10 +81,18 @@ def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture |
         cut = f" Of {len(order)} the {half} largest and the {half} smallest are drawn."
     labels, values = [names[k] for k in shown], strengths[shown]
     rows = [(names[k], amount(strengths[k])) for k in order]
+    about = (
+        "A large strength holds a feature's weights near zero: the validation rows "
+        "found it of little use. A small one lets it speak."
+    )
+    if np.ptp(strengths) <= _ALIKE * strengths.max():
+        about = (
+            "All strengths stayed alike: others would have lowered the validation loss "
+            "by next to nothing, as is usual for many rows."
+        )
     return Picture(
         "Strength of every feature",
-        "A large strength holds a feature's weights near zero: the validation rows "
-        f"found it of little use. A small one lets it speak.{cut}{whose}",
+        f"{about}{cut}{whose}",
         [Grid("Strengths, the largest first", ("feature", "strength"), rows)],
         bars("strengths", labels, {"strength": list(values)}, "strength"),
     )

@@ -104,7 +104,7 @@ def tuning_said(spent: Any) -> str:
 
 
 def _amount(cost: float) -> str:
-    return f"{cost:.3g}" if cost < 1000 else f"{cost:,.0f}"
+    return f"{cost:.3g}" if cost < 999.5 else f"{cost:,.0f}"
 
 
 def _last(many: Sequence[Result], equal: str, most: float) -> int:

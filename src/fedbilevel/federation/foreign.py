@@ -12,7 +12,7 @@ _DIGITS = 20  # of a whole number: all below 2^64 have no more
 
 def is_plain(text: Any, most: int) -> bool:
     """Say whether this is a text of at most `most` characters that shows as it is."""
-    return isinstance(text, str) and len(text) <= most and shown(text) == text
+    return isinstance(text, str) and shown(text, most) == text
 
 
 def read_json(text: bytes) -> Any:

@@ -326,8 +326,9 @@ class SiteLedger:
         if not before.releases.total():
             return ""
         found = epsilon_of(before.releases, privacy.delta)
+        times = before.releases.total()
         text = (
-            f"rows of this site were released {before.releases.total()} times before, "
+            f"rows of this site were released {times} time{'s'[: times > 1]} before, "
             f"with an epsilon of {found:.4g} at delta {privacy.delta:g}"
         )
         if math.isinf(found):

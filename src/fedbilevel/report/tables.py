@@ -130,7 +130,7 @@ def ranking_table(
     rows = (
         (
             one.algorithm,
-            f"{one.mean:.4g}" + ("" if one.margin is None else f" +- {one.margin:.1g}"),
+            f"{one.mean:.4g}{_give_or_take(one.margin)}",
             show(one.exchanges),
             _short(None if one.bytes is None else one.bytes / 1e6),
             f"{one.bound} {show(one.samples)}".strip(),
@@ -153,10 +153,15 @@ def ranking_table(
     return table
 
 
+def _give_or_take(margin: float | None) -> str:
+    """Return a margin with one digit, 20 as 20."""
+    return "" if margin is None else f" +- {float(f'{margin:.1g}'):g}"
+
+
 def _short(value: float | None) -> str:
     if value is None:
         return show(value)
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.2g}"
 
 
 def trials_table(

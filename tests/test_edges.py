@@ -15,12 +15,15 @@ from fedbilevel import _evaluation
 from fedbilevel.algorithms.wrappers.measured_steps.safeguard import Guard
 from fedbilevel.channels import Privacy
 from fedbilevel.channels.coders import Levels, Quantize
-from fedbilevel.datasets import Dataset
-from fedbilevel.errors import CheckpointError, InvalidInputError
+from fedbilevel.datasets import Dataset, Preparation
+from fedbilevel.datasets.preparation import ClassLabel, NumericColumn
+from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputError
 from fedbilevel.estimators import at_both
 from fedbilevel.evaluation.metrics import _area
+from fedbilevel.experiments.blank import _made_up
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.memory import _more_devices
+from fedbilevel.experiments.searching import SEARCHED
 from fedbilevel.federation.checkpoints import Newest
 from fedbilevel.federation.ledger import ServerReleases
 from fedbilevel.federation.refusals import RefusedError
@@ -226,6 +229,58 @@ def test_a_safeguard_expects_the_mean_of_the_rounds_before():
 def test_an_old_configuration_has_the_usual_epsilon():
     sizes = {"vocab_size": 5, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 3}
     assert Config(Path("here"), sizes).gpt2().epsilon == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("found", "taken"),
+    [(1e-300, True), (9.9e11, True), (7, True)]
+    + [(one, False) for one in (0, -1.0, 1e12, math.nan, math.inf, True, "1")],
+)
+def test_a_number_of_a_configuration_is_above_0_and_bounded(found, taken):
+    held = {"base": found}
+    if taken:
+        assert Config(Path("here"), {}).number(held, "base") == found
+    else:
+        with pytest.raises(FedbilevelError, match="and no number above 0"):
+            Config(Path("here"), {}).number(held, "base")
+
+
+@pytest.mark.parametrize(
+    ("found", "token"),
+    [(0, 0), (4, 4), ([3, 1], 3)]
+    + [(one, None) for one in (5, -1, 1.0, True, [], None, "1")],
+)
+def test_a_text_ends_with_a_token_of_the_vocabulary_or_none(found, token):
+    end = Config(Path("here"), {"eos_token_id": found}).end(5)
+    assert (end, type(end)) == (token, type(token))
+
+
+@pytest.mark.parametrize(
+    ("sites", "classes", "rows"),
+    [
+        ((), ("a", "b"), 64),
+        ((63, 70), ("a", "b"), 70),
+        ((9_999,), ("a", "b"), 9_999),
+        ((10_001,), ("a", "b"), 10_000),
+        ((), ("a", "b", "c", "d"), 80),
+    ],
+)
+def test_made_up_rows_are_as_many_as_those_of_the_largest_site(sites, classes, rows):
+    column = NumericColumn("age", 0.0, 1.0)
+    made = _made_up(Preparation((column,), ClassLabel("ill", classes), sites))
+    assert len(made.label) == len(made.features) == rows
+    assert np.bincount(made.label).min() >= 15
+    assert set(made.columns["group"]) == {0, 1}
+
+
+def test_what_is_searched_without_ranges():
+    weights = ("upper_weight", "lower_weight", "auxiliary_weight")
+    found = [(one.options, one.low, one.high, one.most) for one in SEARCHED]
+    assert found == [
+        (("upper_step",), 0.1, 10, math.inf),
+        (("lower_step", "auxiliary_step"), 0.25, 4, math.inf),
+        (weights, 0.1, 10, 1),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from fedbilevel.experiments.searching import Tuning
 from fedbilevel.report import holdings_table
 from fedbilevel.report.page import document
 from fedbilevel.report.page.grid import Grid
+from fedbilevel.report.page.quality import _bars
 from fedbilevel.result import Result
 from fedbilevel.runtime import checkpoint
 from fedbilevel.saved import find_saved, read_saved
@@ -237,6 +238,25 @@ def test_scales_go_with_the_page(tmp_path):
 
 def bars_of(page: Read) -> dict[str, Any]:
     return {one["id"]: one for one in page.data["bars"]}
+
+
+def test_bars_of_what_is_undefined_have_no_length():
+    made = _bars("auc", ["a", "b"], {"shared": [(0.5, 0.4, 0.6), None]}, "AUC")
+    (series,) = made["series"].values()
+    assert series[0] == 0.5 and (series[1] is None or np.isnan(series[1]))
+    first, second = made["intervals"]["shared"]
+    assert first == [0.4, 0.6] and np.isnan(second).all()
+
+
+def test_a_list_of_runs_has_the_last_value_of_each(tmp_path):
+    one = made_up("one", rounds=3)
+    one = replace(one, columns={**one.columns, "upper_loss": np.asarray([9, 8, 0.125])})
+    about = document._about_run("x", read_saved(save_run(tmp_path, one)))
+    assert (about["metric"], about["value"], about["rounds"]) == (
+        "upper_loss",
+        "0.125",
+        "3",
+    )
 
 
 def test_strengths_have_the_names_of_their_features(tmp_path):

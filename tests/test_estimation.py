@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from fedbilevel import ClientData, Problem
+from fedbilevel._types import Pair
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.problem import Oracle
 from fedbilevel.tasks import find
 from fedbilevel.tasks._quadratics import client_rows
-from fedbilevel.theory._probes import extremes
+from fedbilevel.theory._probes import _curvatures, _Place, draw_directions, extremes
 from fedbilevel.theory.estimation import estimate_inputs
 from tests.cases import DX, DY, ROWWISE, quadratic_data
 
@@ -378,3 +380,21 @@ def test_fewer_steps_end_inside_the_spectrum_and_know_how_far_off():
     np.testing.assert_allclose(ends.high, spectrum[-1], rtol=0.05)
     assert ends.norm()[0] == ends.high
     assert ends.norm()[1] == ends.high_residual
+
+
+def test_the_residual_of_mu_is_that_of_the_lower_block():
+    """The block has three eigenvalues, which a few steps find; all of g has sixty."""
+    stiff = jnp.linspace(1.0, 60.0, 60)
+
+    def lower(x, y, row):
+        lowest = 0.5 * y[0] ** 2 + 1.5 * y[1] ** 2
+        return 0.5 * jnp.sum(stiff * x**2) + lowest + 0 * jnp.mean(row["a"])
+
+    rows = [{"a": np.ones(2)}]
+    data = ClientData.from_clients(rows, rows)
+    point = Pair(jnp.ones(60), jnp.ones(2))
+    place = _Place.of(point, draw_directions(point, jr.key(0)))
+    oracle = Oracle(Problem(lower, lower), data, jnp.asarray(0))
+    found = _curvatures(oracle, place, oracle.all_upper(), oracle.all_lower())
+    assert found["mu"] == pytest.approx(1.0, abs=1e-8)
+    assert found["mu residual"] < 1e-6 < found["L1 residual"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedbilevel.algorithms import AbstractAlgorithm, SteadySteps, steadied
 from fedbilevel.algorithms.local.fedbio import FedBiO
+from fedbilevel.algorithms.local.fedmsa import FedMSA
 from fedbilevel.algorithms.local.local_bsgm import LocalBSGM
 from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.nested.fednest import FedNest
@@ -26,6 +27,7 @@ from fedbilevel.errors import InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem
+from fedbilevel.problem.curvature import _unit
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
@@ -360,3 +362,22 @@ def test_the_round_is_told_in_which_a_theta_stops_to_fit():
     assert f"did not fit any more in round {rounds + 1}:" in told
     short = execute(SimulatorRuntime(job), rounds, measure_every=rounds)
     assert job.algorithm.events(short.state.server) == []
+
+
+def test_a_run_may_roll_back_to_where_its_setup_ended():
+    method = FedMSA(0.05, 0.05, 0.5, 3, local_steps=1)
+    runtime = SimulatorRuntime(quadratic_job(steadied(method, True), quadratic_data(2)))
+    server = runtime.start()[0].server
+    (kept, _), moved = server.guard.kept, server.server.point
+    assert float(jnp.abs(moved.z).max()) > 0
+    for here, there in zip(*map(jax.tree.leaves, (kept, server.server)), strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def test_a_hessian_of_zeros_leaves_no_direction_and_no_nan():
+    v, size = _unit({"a": jnp.zeros(3)})
+    assert size == 0
+    np.testing.assert_array_equal(v["a"], np.zeros(3))
+    v, size = _unit({"a": jnp.asarray([0.0, -4.0])})
+    assert size == 4
+    np.testing.assert_array_equal(v["a"], [0, -1])

@@ -30,9 +30,11 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.stopping import (
     PATIENCE,
     RUNNING,
+    SPARSE,
     TARGET,
     Rule,
     Track,
+    is_measured,
     spacing,
 )
 from fedbilevel.runtime.sweeping import single_outcomes
@@ -461,3 +463,14 @@ def test_runs_that_diverge_leave_their_error_and_the_others_go_on(
 def test_a_sweep_in_which_all_diverge_raises():
     with pytest.raises(NonFiniteError, match="round 4, "):
         swept(algorithms=[Stroll(1e40) for _ in SEEDS])
+
+
+def test_sparse_measurements_are_after_rounds_of_three_leading_bits():
+    """All up to 8, then four while their number doubles, however many rounds."""
+    edges = [2**power + more for power in range(3, 31) for more in (-1, 0, 1)]
+    edges += [2**power * head // 4 for power in range(3, 29) for head in (5, 6, 7)]
+    done = np.asarray([*range(1, 600), *edges], np.int32)
+    zeros = [number & -number for number in done.tolist()]  # the last bit that is set
+    heads = [n // zero for n, zero in zip(done.tolist(), zeros, strict=True)]
+    expected = [head < 8 for head in heads]
+    np.testing.assert_array_equal(is_measured(done, SPARSE), expected)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.evaluation.words import sentence, title
-from fedbilevel.report import tables
+from fedbilevel.report import drawing, tables
 from fedbilevel.report.theory import (
     conditions_table,
     estimates_table,
@@ -208,3 +208,15 @@ def test_costs_of_a_ranking_are_never_powers_of_ten(value, text):
 )
 def test_a_margin_of_a_ranking_has_one_digit(margin, text):
     assert tables._give_or_take(margin) == text
+
+
+def test_a_drawing_of_a_study_names_its_lines(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(drawing, "_png", drawn.append)
+    points = [{"clients": k, "value": 1 / k, "low": 0.9 / k, "high": 2} for k in (1, 4)]
+    drawing.draw_scaling({**scaling(), "points": points})
+    (panel,) = drawn[0].axes
+    named = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert sorted(named) == ["claimed: -0.5", "fitted: -0.5", "measured, 95 %"]
+    assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("K", "loss")

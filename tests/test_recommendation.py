@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -208,3 +209,34 @@ def test_the_command_refuses_in_a_sentence(words, told):
     done = invoke(*words.split())
     assert (done.exit_code, done.stdout) == (2, "")
     assert told in " ".join(done.stderr.split())
+
+
+SHARED, ALIKE = "finds one y for all clients, and x", "and for those alone"
+HESSIANS, ONE = "multiplies by Hessians", "has one exchange a round"
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "question", "told"),
+    [
+        ("fedbio", False, "shared-y", (SHARED, "is the task's own choice", "drifts")),
+        ("fednest", False, "shared-y", (SHARED, "differ, too", HESSIANS, "several")),
+        ("local-bsgvrm", False, "shared-y", (SHARED, ALIKE, HESSIANS, ONE)),
+        # Of a y of its own every client inverts its own Hessian, and rightly so.
+        ("local-bsgvrm", True, "own-y", ("finds a y for every client", HESSIANS, ONE)),
+        ("soba", False, "single-machine", ("from rows that are in one", HESSIANS)),
+        (
+            "newton-bfgs",
+            False,
+            "shared-y",
+            (SHARED, "differ, too", "sends Hessians of y", HESSIANS, ONE),
+        ),
+    ],
+)
+def test_every_reason_is_said_and_no_other(method, own, question, told):
+    known = SimpleNamespace(algorithm="fedbio", own_lower=own)
+    found = recommendation._reasons(algorithms.find(method), known, question)  # pyright: ignore[reportArgumentType]
+    if method == "fedbio":
+        told = (*told, HESSIANS, ONE)
+    assert len(found) == len(told)
+    for reason, part in zip(found, told, strict=True):
+        assert part in reason

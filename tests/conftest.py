@@ -28,6 +28,8 @@ from hypothesis import settings  # noqa: E402
 
 from fedbilevel.startup import own_process  # noqa: E402
 
+pytest.register_assert_rewrite("tests.wiring")
+
 # A busy machine fails no test, and a failure comes again.
 settings.register_profile("again", deadline=None, derandomize=True, database=None)
 settings.load_profile("again")

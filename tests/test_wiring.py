@@ -18,7 +18,7 @@ from tests.wiring import (
     TUNING,
     Case,
     a_watch,
-    expected,
+    checks_of,
     nothing,
     of,
     passed_on,
@@ -258,19 +258,10 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_without_options_a_command_passes_on_its_defaults(name, monkeypatch):
-    assert passed_on(CASES[name], "", monkeypatch) == CASES[name].default
-
-
-ROWS = [(name, option) for name, case in CASES.items() for option in case.rows]
-
-
-@pytest.mark.parametrize(("name", "option"), ROWS)
-def test_an_option_changes_what_it_is_for_and_nothing_else(name, option, monkeypatch):
-    case = CASES[name]
-    found = passed_on(case, case.rows[option][0], monkeypatch)
-    assert found == expected(case, option)
+(
+    test_without_options_a_command_passes_on_its_defaults,
+    test_an_option_changes_what_it_is_for_and_nothing_else,
+) = checks_of(CASES)
 
 
 @pytest.mark.parametrize("command", ["run", "resume", "tune", "compare"])

@@ -130,6 +130,23 @@ def expected(case: Case, option: str) -> dict[str, Any]:
     return {key: value for key, value in wanted.items() if value is not GONE}
 
 
+def checks_of(cases: Mapping[str, Case]) -> tuple[Callable, Callable]:
+    """Return the tests of a table: of its defaults, and of each of its options."""
+    rows = [(name, option) for name, case in cases.items() for option in case.rows]
+
+    @pytest.mark.parametrize("name", cases)
+    def defaults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert passed_on(cases[name], "", monkeypatch) == cases[name].default
+
+    @pytest.mark.parametrize(("name", "option"), rows)
+    def options(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        case = cases[name]
+        found = passed_on(case, case.rows[option][0], monkeypatch)
+        assert found == expected(case, option)
+
+    return defaults, options
+
+
 def uncovered(cases: Mapping[str, Case], command: str) -> set[str]:
     """Return the options of a command of which no row says where they go."""
     own = [case for case in cases.values() if case.line.split()[0] == command]

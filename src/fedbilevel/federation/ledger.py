@@ -184,7 +184,7 @@ class SiteLimits(Limits):
     @staticmethod
     def read(given: dict[str, Any]) -> "SiteLimits":
         """Read limits from names and texts, as Flower's node configuration has them."""
-        kinds = dict.fromkeys(("measure", "cohorts"), str)
+        kinds: dict[str, type] = dict.fromkeys(("measure", "cohorts"), str)
         kinds |= dict.fromkeys(("max_epsilon", "largest_point"), float)
         names = [one.name for one in fields(SiteLimits) if one.name in given]
         try:

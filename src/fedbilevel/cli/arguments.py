@@ -15,6 +15,7 @@ once, need none of it.
 import inspect
 import math
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, replace
@@ -163,11 +164,17 @@ def read_experiment(**given: Any) -> "Experiment":
 @contextmanager
 def holding_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C wait while libraries are read: one that is interrupted may crash."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the other one gets it
+        return
+    pressed: list[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
 
 
 def of_table(*names: str, panel: str | None = None) -> dict[str, Argument]:

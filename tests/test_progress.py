@@ -117,7 +117,13 @@ def test_ctrl_c_does_not_wait_for_a_compiler(stage, steps, status):
             process.kill()
 
 
-def test_ctrl_c_while_commands_are_read_shows_no_traceback(monkeypatch):
+@pytest.fixture
+def begins(monkeypatch):
+    """Let a command begin, and leave how this process looks for garbage."""
+    monkeypatch.setattr("fedbilevel.startup.own_process.begin", lambda: None)
+
+
+def test_ctrl_c_while_commands_are_read_shows_no_traceback(monkeypatch, begins):
     def interrupted():
         raise KeyboardInterrupt
 
@@ -144,7 +150,7 @@ def test_ctrl_c_waits_until_libraries_are_read():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_library_that_lacks_something_else_is_not_said_to_be_missing(monkeypatch):
+def test_a_library_that_lacks_something_else_is_named(monkeypatch, begins):
     def fails():
         raise ModuleNotFoundError("No module named 'other'", name="other")
 

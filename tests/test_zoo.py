@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from benchmarks.zoo.cases import CATALOG, PARTITIONS, SUMMARIES, split
 from benchmarks.zoo.running import verdicts
-from benchmarks.zoo.scales import upper_loss
+from benchmarks.zoo.scales import judged, upper_loss
 
 CHEAP = ("ridge", "group_norms", "separable", "minimax", "one_row_sites")
 
@@ -80,6 +80,14 @@ def test_the_upper_loss_leaves_padding_out():
     np.testing.assert_allclose(
         upper_loss(case.problem, case.data, x, y), np.mean(of_clients), rtol=1e-5
     )
+
+
+def test_a_minimax_problem_is_judged_at_the_answer_of_its_lower_level():
+    """Its upper loss is minus the lower one, and falls without end in y."""
+    case = CATALOG["minimax"](0, "iid")
+    x, y = case.start
+    assert upper_loss(case.problem, case.data, x, y + 9.0) < judged(case, x, y) - 1.0
+    np.testing.assert_allclose(judged(case, x, y + 9.0), judged(case, x, y), rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ LARGEST_SHARE = 0.7  # of all rows, at the first client of unequal sizes
 class Case:
     """Everything that `fedbilevel.run` takes, but the algorithm and the seed.
 
-    `wrap` puts constraints around a method.
+    `wrap` puts constraints around a method. A minimax problem is `opposed`: its upper
+    loss is judged at the y that solves the lower level, since any other y lowers it.
     """
 
     problem: Problem
@@ -33,6 +34,7 @@ class Case:
     local_steps: int = 5
     rounds: int = 150
     wrap: Callable[[Any], Any] = lambda method: method
+    opposed: bool = False
 
     def __post_init__(self) -> None:
         def as_number(leaf: Any) -> Any:

@@ -254,7 +254,7 @@ def adversary(seed: int, partition: str) -> Case:
     draw = np.random.default_rng(seed)
     data = federated(halves(classes(draw, 500, 12, 4), draw), partition, draw)
     start = (_linear(12, 4), np.zeros(12))
-    return Case(Problem(_against, _minus_against), data, start)
+    return Case(Problem(_against, _minus_against), data, start, opposed=True)
 
 
 def _distilled(x, y, batch):

@@ -227,7 +227,7 @@ def minimax(seed: int, partition: str) -> Case:
     draw = np.random.default_rng(seed)
     data = federated(halves(line(draw, 400, 10), draw), partition, draw)
     start = (np.zeros(10), np.zeros(10))
-    return Case(Problem(_adversarial, _negative), data, start)
+    return Case(Problem(_adversarial, _negative), data, start, opposed=True)
 
 
 def _wavy_lower(x, y, batch):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.zoo.cases import CATALOG, Case
-from benchmarks.zoo.scales import rough_steps, upper_loss
+from benchmarks.zoo.scales import judged, rough_steps
 
 import fedbilevel as fb
 from fedbilevel.errors import DivergedError
@@ -49,7 +49,7 @@ def one_run(name: str, partition: str, seed: int, rounds: int | None) -> dict[st
     """Run the default recipe, and return the upper loss of what the user gets."""
     case = CATALOG[name](seed, partition)
     told: dict[str, Any] = {"seed": seed}
-    told["start"] = upper_loss(case.problem, case.data, *case.start)
+    told["start"] = judged(case, *case.start)
     count = rounds or case.rounds
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -75,7 +75,7 @@ def one_run(name: str, partition: str, seed: int, rounds: int | None) -> dict[st
 def _ending(case: Case, result: fb.Result) -> dict[str, Any]:
     curve = result.columns["upper_loss"]
     return {
-        "final": upper_loss(case.problem, case.data, result.x, result.y),
+        "final": judged(case, result.x, result.y),
         "best": float(np.nanmin(curve)),
         "events": result.events,
         "rounds": result.columns["round"].tolist(),
@@ -111,9 +111,7 @@ def grid_search(case: Case, rounds: int | None) -> dict[str, Any]:
     except DivergedError:  # every one of them
         return {"best": None}
     ends = [
-        upper_loss(case.problem, case.data, one.x, one.y)
-        if isinstance(one, fb.Result)
-        else math.inf
+        judged(case, one.x, one.y) if isinstance(one, fb.Result) else math.inf
         for one in found
     ]
     ends = [end if math.isfinite(end) else math.inf for end in ends]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from benchmarks.zoo.cases import Case
 from jax.flatten_util import ravel_pytree
+from jax.scipy.optimize import minimize
 
 from fedbilevel import ClientData, Problem
 
@@ -39,6 +40,23 @@ def _upper_loss(problem: Problem, data: ClientData, x: Any, y: Any) -> jax.Array
 def upper_loss(problem: Problem, data: ClientData, x: Any, y: Any) -> float:
     """Return the upper loss on all upper rows, as every client counts the same."""
     return float(_upper_loss(problem, data, x, y))
+
+
+def judged(case: Case, x: Any, y: Any) -> float:
+    """Return the upper loss of a point, of an opposed problem that of x alone."""
+    if case.opposed:
+        y = _settled(case.problem, case.data, x, case.start[1])
+    return upper_loss(case.problem, case.data, x, y)
+
+
+@eqx.filter_jit
+def _settled(problem: Problem, data: ClientData, x: Any, y: jax.Array) -> jax.Array:
+    """Return the y that solves the lower level, found from the start."""
+
+    def g(y: jax.Array) -> jax.Array:
+        return mean_loss(problem.lower, data.lower, data.lower_sizes, x, y)
+
+    return minimize(g, y, method="BFGS").x
 
 
 @eqx.filter_jit

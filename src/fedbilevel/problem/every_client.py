@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from fedbilevel import _tree
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.stored_rows import is_stored
@@ -58,13 +59,11 @@ def mean_of_clients(
     items, shares = chunks
     # Places that fill up the last chunk belong to no client.
     shares = jnp.where(filled, shares, 0)
-    begin = jax.tree.map(
-        lambda shape: jnp.zeros(shape.shape, shape.dtype),
-        jax.eval_shape(part, jax.tree.map(lambda leaf: leaf[0], items), shares[0]),
-    )
+    first = jax.tree.map(lambda leaf: leaf[0], (items, shares))
+    begin = _tree.zeros_like(jax.eval_shape(part, *first))
 
     def add(total: PyTree, chunk: tuple[PyTree, Array]) -> tuple[PyTree, None]:
-        return jax.tree.map(jnp.add, total, part(*chunk)), None
+        return _tree.add(total, part(*chunk)), None
 
     return jax.lax.scan(add, begin, (items, shares))[0]
 

@@ -21,7 +21,7 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import check_fields, describe, documented, is_known
-from fedbilevel.units import AbstractRelative
+from fedbilevel.units import is_relative
 
 
 class Turn(eqx.Module):
@@ -364,13 +364,9 @@ def declared(kind: type[AbstractAlgorithm]) -> dict[str, Field]:
 def pairs(values: dict[str, Any]) -> list[str]:
     """Write parameters as they are passed, with numbers in few digits."""
     return [
-        f"{name}={jax.tree.map(_rounded, one, is_leaf=_is_relative)!r}"
+        f"{name}={jax.tree.map(_rounded, one, is_leaf=is_relative)!r}"
         for name, one in values.items()
     ]
-
-
-def _is_relative(part: Any) -> bool:
-    return isinstance(part, AbstractRelative)
 
 
 def _rounded(leaf: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
+from fedbilevel._types import Number as Number
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.units import AbstractRelative
 

@@ -36,7 +36,7 @@ Deviations: none published joins them, as far as is known.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -104,12 +104,12 @@ class Search(Pointed):
 class NewtonBFGS(AbstractAlgorithm):
     """Newton below by summed Hessians, BFGS above: the answer of pooled rows."""
 
-    reference: ClassVar[str] = "Wolfson et al. 2010, doi 10.1093/ije/dyq111; BFGS"
-    provenance: ClassVar[str] = "two standard methods, joined here"
-    allows_private: ClassVar[bool] = False
-    finishes: ClassVar[bool] = True
-    bears_noise: ClassVar[bool] = False
-    sends_hessian: ClassVar[bool] = True
+    reference = "Wolfson et al. 2010, doi 10.1093/ije/dyq111; BFGS"
+    provenance = "two standard methods, joined here"
+    allows_private = False
+    finishes = True
+    bears_noise = False
+    sends_hessian = True
 
     tolerance: Number = number(
         "ends where <h, B h> is so much of the upper loss", default=1e-4, above=0.0

@@ -19,8 +19,6 @@ iteration: its fy serves all N_z steps, its fx the step of x. Here every step dr
 own. Steps are constant. z starts at 0.
 """
 
-from typing import ClassVar
-
 from fedbilevel.algorithms.base import Repeat
 from fedbilevel.algorithms.one_machine._path import (
     WithZ,
@@ -37,8 +35,8 @@ __all__ = ["AmIGO"]
 class AmIGO(WithZ):
     """Loops of steps on y and on z, warm-started, then a step of x."""
 
-    reference: ClassVar[str] = "Arbel, Mairal 2022, arXiv 2111.14580"
-    provenance: ClassVar[str] = "updates read in a public benchmark"
+    reference = "Arbel, Mairal 2022, arXiv 2111.14580"
+    provenance = "updates read in a public benchmark"
 
     inner_steps: int = count("steps of y for each of x, T_in", default=5, kw_only=True)
     system_steps: int = count("steps of z for each of x, N_z", default=5, kw_only=True)

@@ -159,6 +159,18 @@ class Phase(eqx.Module):
             return self.down.function(server, turn)
         return self.down(server)
 
+    def known(self, server: PyTree) -> PyTree | None:
+        """Return what is known of a reply, where the server's state alone decides."""
+        if self.about is None or isinstance(self.down, SeesTurn):
+            return None
+        return self.about(self.down(server))
+
+    def saying(self, down: Callable[[PyTree, Any], PyTree]) -> "Phase":
+        """Return the exchange with another message, by a turn if this one sees it."""
+        sees = isinstance(self.down, SeesTurn)
+        say = with_turn(down) if sees else lambda server: down(server, None)
+        return replace(self, down=say)
+
     def taken_in(self, server: PyTree, reply: PyTree, turn: ServerTurn) -> PyTree:
         """Return the server's state after the replies."""
         if isinstance(self.up, SeesTurn):

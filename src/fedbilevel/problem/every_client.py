@@ -38,6 +38,16 @@ def map_clients(function: Callable, items: PyTree, weight: int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], values)
 
 
+def summed(stack: PyTree, shares: Float[Array, " entries"]) -> PyTree:
+    """Return the sum of entries by their shares; what has a share of 0 is left out."""
+
+    def one(leaf: Array) -> Array:
+        each = shares.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.sum(jnp.where(each > 0, each * leaf, 0), axis=0)
+
+    return jax.tree.map(one, stack)
+
+
 def mean_of_clients(
     function: Callable, items: PyTree, shares: Float[Array, " clients"], weight: int
 ) -> PyTree:
@@ -47,11 +57,7 @@ def mean_of_clients(
     """
 
     def part(items: PyTree, shares: Array) -> PyTree:
-        def summed(leaf: Array) -> Array:
-            each = shares.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
-            return jnp.sum(jnp.where(each > 0, each * leaf, 0), axis=0)
-
-        return jax.tree.map(summed, jax.vmap(function)(items))
+        return summed(jax.vmap(function)(items), shares)
 
     chunks, filled = _chunks((items, shares), shares.shape[0], weight)
     if chunks is None:

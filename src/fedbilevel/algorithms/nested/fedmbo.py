@@ -50,6 +50,7 @@ from fedbilevel.algorithms.one_machine._path import sampled
 from fedbilevel.algorithms.parts import move, stacked_zeros
 from fedbilevel.hypergradient._base import check_step
 from fedbilevel.problem import Oracle
+from fedbilevel.problem.every_client import summed
 from fedbilevel.schedules import choice, count, number
 
 __all__ = ["FedMBO"]
@@ -153,12 +154,7 @@ class FedMBO(AbstractAlgorithm):
         share = counts / jnp.maximum(jnp.sum(counts), 1)
         scale = self.terms * self.theta if self.random_length else self.theta
         h = _tree.add_scaled(_taken(server.fx, order), -scale, gathered.replies)
-
-        def mean(leaf: Array) -> Array:
-            flags = share.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
-            return jnp.sum(jnp.where(flags > 0, flags * leaf, 0), axis=0)
-
-        x = move(server.point.x, self.lr_x, jax.tree.map(mean, h))
+        x = move(server.point.x, self.lr_x, summed(h, share))
         return replace(server, point=Pair(x, server.point.y))
 
 

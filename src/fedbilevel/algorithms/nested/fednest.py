@@ -36,26 +36,21 @@ averaged, steps are not divided by tau). This is the paper's structure.
 from dataclasses import replace
 
 from fedbilevel import _tree
-from fedbilevel.algorithms.nested._nest import (
-    WithSeries,
-    lower_updates,
-    parts_of_x,
-    whole_step,
-)
+from fedbilevel.algorithms.nested import _nest
 from fedbilevel.schedules import Number, choice, count
 
 __all__ = ["FedNest"]
 
 
-class FedNest(WithSeries):
+class FedNest(_nest.WithSeries):
     """Anchored lower and upper steps around a federated Neumann series."""
 
     reference = "Tarzanagh et al. 2022, arXiv 2205.02215"
     provenance = "authors' program and table read; details from memory"
 
-    beta: Number = whole_step("lower", "y")
+    beta: Number = _nest.whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
-    upper_steps: int = parts_of_x()
+    upper_steps: int = _nest.parts_of_x()
     anchored: bool = choice(
         "correct lower steps by an anchor", default=True, kw_only=True
     )
@@ -72,4 +67,4 @@ class FedNest(WithSeries):
     def phases(self):
         """Return T_in lower updates, the series, and one upper update."""
         above = self.upper_update(self.upper_steps or self.local_steps)
-        return (lower_updates(self), *above)
+        return (_nest.lower_updates(self), *above)

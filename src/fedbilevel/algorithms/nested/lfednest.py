@@ -23,21 +23,14 @@ the command line).
 
 from fedbilevel import _tree
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.nested._nest import (
-    Nest,
-    Nested,
-    local_steps_on,
-    lower_updates,
-    parts_of_x,
-    whole_step,
-)
+from fedbilevel.algorithms.nested import _nest
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.schedules import choice, count, part
 
 __all__ = ["LFedNest"]
 
 
-class LFedNest(Nested):
+class LFedNest(_nest.Nested):
     """Plain local steps below, local hypergradients above."""
 
     reference = "Tarzanagh et al. 2022, arXiv 2205.02215"
@@ -45,22 +38,22 @@ class LFedNest(Nested):
     inverts_locally = True
 
     hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
-    beta: Number = whole_step("lower", "y")
+    beta: Number = _nest.whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
-    upper_steps: int = parts_of_x()
+    upper_steps: int = _nest.parts_of_x()
     anchored: bool = choice(
         "correct lower steps by an anchor", default=False, kw_only=True
     )
 
     def init_server(self, x, y):
         """Start at (x, y), with an anchor where there will be one."""
-        return Nest(Pair(x, y), q=_tree.zeros_like(y) if self.anchored else None)
+        return _nest.Nest(Pair(x, y), q=_tree.zeros_like(y) if self.anchored else None)
 
     def phases(self):
         """Return T_in lower updates, and LFedOut."""
         above = self.upper_steps or self.local_steps
-        upper = local_steps_on("x", "outer_local", self.alpha, above, self.draw)
-        return lower_updates(self), upper
+        upper = _nest.local_steps_on("x", "outer_local", self.alpha, above, self.draw)
+        return _nest.lower_updates(self), upper
 
     def draw(self, oracle, key):
         """Draw a bundle; return the map of h_i."""

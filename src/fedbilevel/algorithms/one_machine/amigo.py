@@ -20,19 +20,13 @@ own. Steps are constant. z starts at 0.
 """
 
 from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.one_machine._path import (
-    WithZ,
-    sampled,
-    slope,
-    system_slope,
-    upper_slope,
-)
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import count
 
 __all__ = ["AmIGO"]
 
 
-class AmIGO(WithZ):
+class AmIGO(_path.WithZ):
     """Loops of steps on y and on z, warm-started, then a step of x."""
 
     reference = "Arbel, Mairal 2022, arXiv 2111.14580"
@@ -44,8 +38,8 @@ class AmIGO(WithZ):
 
     def phases(self):
         """Return the outer iterations of a round."""
-        lower = sampled("lower", slope, self.moved())
-        system = sampled("system", system_slope, self.moved())
-        upper = sampled("upper", upper_slope, self.moved())
+        lower = _path.sampled("lower", _path.slope, self.moved())
+        system = _path.sampled("system", _path.system_slope, self.moved())
+        upper = _path.sampled("upper", _path.upper_slope, self.moved())
         loops = Repeat(self.inner_steps, (lower,)), Repeat(self.system_steps, (system,))
         return self.repeated(*loops, upper)

@@ -24,21 +24,15 @@ from dataclasses import replace
 
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.base import Repeat, ServerTurn
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
-from fedbilevel.algorithms.one_machine._path import (
-    ByBundle,
-    Path,
-    recursive_phases,
-    recursive_start,
-    stepped,
-)
 from fedbilevel.hypergradient import RandomNeumann
 from fedbilevel.schedules import count, number, step, word
 
 __all__ = ["ASBiOBreD"]
 
 
-class ASBiOBreD(Mirrored, ByBundle):
+class ASBiOBreD(Mirrored, _path.ByBundle):
     """SPIDER on both levels, with a mirror step of x."""
 
     reference = "Huang et al. 2022, arXiv 2107.12301"
@@ -55,14 +49,16 @@ class ASBiOBreD(Mirrored, ByBundle):
     def init_server(self, x, y):
         """Start at (x, y); directions are formed at t = 0."""
         moments = super().init_server(x, y).squares
-        return replace(recursive_start(Pair(x, y)), squares=moments)
+        return replace(_path.recursive_start(Pair(x, y)), squares=moments)
 
     def phases(self):
         """Return the iteration with a large batch, and those after it."""
-        large, step = recursive_phases(self.draw, self.both_steps, self.large_batch)
+        large, step = _path.recursive_phases(
+            self.draw, self.both_steps, self.large_batch
+        )
         return large, Repeat(self.period - 1, (step,))
 
-    def both_steps(self, server: Path, d: Pair, turn: ServerTurn) -> Path:
+    def both_steps(self, server: _path.Path, d: Pair, turn: ServerTurn) -> _path.Path:
         """Move y, and make the mirror step of x."""
-        w = stepped(server.point, self.step(turn.index), Pair(None, d.y))
+        w = _path.stepped(server.point, self.step(turn.index), Pair(None, d.y))
         return self.mirrored(server, w, d.x, previous=server.point, direction=d)

@@ -33,13 +33,7 @@ from jaxtyping import Array
 from fedbilevel import _tree
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.base import ServerTurn, with_turn
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    ByBundle,
-    Path,
-    differences,
-    stepped,
-)
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import (
     Schedule,
     choice,
@@ -56,7 +50,7 @@ __all__ = ["BiAdam"]
 CODE, PAPER = FORMS = ("code", "paper")
 
 
-class BiAdam(ByBundle):
+class BiAdam(_path.ByBundle):
     """Moving averages on both levels, with adaptive steps."""
 
     reference = "Huang, Li, Huang 2021, arXiv 2106.11396"
@@ -73,7 +67,7 @@ class BiAdam(ByBundle):
     start: Number = number("what second moments start at", default=0.0)
     form: str = word("how steps are scaled", FORMS, default=CODE, kw_only=True)
     corrected: bool = choice("correct directions by STORM", default=False, kw_only=True)
-    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+    local_steps: int = count(_path.ITERATIONS, default=1, kw_only=True)
 
     def init_server(self, x, y):
         """Start at (x, y); directions are formed at t = 0."""
@@ -86,16 +80,16 @@ class BiAdam(ByBundle):
         if self.form == PAPER:
             squares = Pair(squares.x, filled(_tree.norm(y)))
         previous = w if self.corrected else None
-        return Path(w, previous, _tree.zeros_like(w), squares)
+        return _path.Path(w, previous, _tree.zeros_like(w), squares)
 
     def phases(self):
         """Return the iterations of a round."""
         if not self.corrected:
             return super().phases()
         up = with_turn(self.taken)
-        return self.repeated(differences("step", self.draw, up, self.kept))
+        return self.repeated(_path.differences("step", self.draw, up, self.kept))
 
-    def taken(self, server: Path, D: Pair, turn: ServerTurn) -> Path:
+    def taken(self, server: _path.Path, D: Pair, turn: ServerTurn) -> _path.Path:
         """Form directions and second moments, and move along their quotients."""
         kept = self.kept(turn.index)
         if not self.corrected:
@@ -104,8 +98,8 @@ class BiAdam(ByBundle):
         held = jax.tree.map(_tree.scale, kept, server.direction)
         d = _tree.add(held, D)
         squares = self.second_moments(server.squares, d)
-        w = stepped(server.point, self.step(turn.index), self.scaled(d, squares))
-        return Path(w, server.point if self.corrected else None, d, squares)
+        w = _path.stepped(server.point, self.step(turn.index), self.scaled(d, squares))
+        return _path.Path(w, server.point if self.corrected else None, d, squares)
 
     def second_moments(self, squares: Pair, d: Pair) -> Pair:
         """Return a and b after directions d."""

@@ -24,23 +24,14 @@ Here it is evaluated. z starts at 0.
 
 from fedbilevel import _tree
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    Path,
-    WithZ,
-    recursive,
-    sampled,
-    slope,
-    system_slope,
-    upper_slope,
-)
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.algorithms.parts import only
 from fedbilevel.schedules import Schedule, count, schedule, weight
 
 __all__ = ["FSLA"]
 
 
-class FSLA(WithZ):
+class FSLA(_path.WithZ):
     """Steps of y, z and x in turn; that of x along a STORM direction."""
 
     reference = "Li, Gu, Huang 2022, arXiv 2112.04660"
@@ -48,18 +39,18 @@ class FSLA(WithZ):
 
     alpha: Number = weight("upper", "u forgets by alpha a a step", over="a")
     a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
-    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+    local_steps: int = count(_path.ITERATIONS, default=1, kw_only=True)
 
     def init_server(self, x, y):
         """Start at (x, y, 0); u is formed at t = 0."""
         w, u = self.variables(x, y), Triple(_tree.zeros_like(x), None, None)
-        return Path(w, previous=w, direction=u)
+        return _path.Path(w, previous=w, direction=u)
 
     def phases(self):
         """Return the iterations of a round."""
-        lower = sampled("lower", slope, self.moved())
-        system = sampled("system", system_slope, self.moved())
-        upper = recursive("upper", upper_slope, self.remembered, self.kept)
+        lower = _path.sampled("lower", _path.slope, self.moved())
+        system = _path.sampled("system", _path.system_slope, self.moved())
+        upper = _path.recursive("upper", _path.upper_slope, self.remembered, self.kept)
         return self.repeated(lower, system, upper)
 
     def kept(self, t):

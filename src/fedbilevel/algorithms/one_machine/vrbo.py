@@ -31,20 +31,13 @@ import jax.numpy as jnp
 from fedbilevel import _tree
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.base import Repeat, ServerTurn
-from fedbilevel.algorithms.one_machine._path import (
-    ByBundle,
-    Path,
-    recursive,
-    recursive_start,
-    sampled,
-    stepped,
-)
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import count, step
 
 __all__ = ["VRBO"]
 
 
-class VRBO(ByBundle):
+class VRBO(_path.ByBundle):
     """SPIDER on both levels, corrected at every lower step."""
 
     reference = "Yang, Ji, Liang 2021, arXiv 2106.04692"
@@ -58,28 +51,28 @@ class VRBO(ByBundle):
 
     def init_server(self, x, y):
         """Start at (x, y); directions are formed at the start of the first round."""
-        return recursive_start(Pair(x, y))
+        return _path.recursive_start(Pair(x, y))
 
     def phases(self):
         """Return the large batch, and all lower steps of a period."""
-        large = sampled("large", self.draw, self.begun, self.large_batch)
-        step = recursive("step", self.draw, self.corrected)
+        large = _path.sampled("large", self.draw, self.begun, self.large_batch)
+        step = _path.recursive("step", self.draw, self.corrected)
         return large, Repeat(self.period * self.inner_steps, (step,))
 
-    def begun(self, server: Path, d: Pair) -> Path:
+    def begun(self, server: _path.Path, d: Pair) -> _path.Path:
         """Take the directions of a large batch, and move x."""
-        return Path(self.upper_step(server.point, d), server.point, d)
+        return _path.Path(self.upper_step(server.point, d), server.point, d)
 
-    def corrected(self, server: Path, d: Pair, turn: ServerTurn) -> Path:
+    def corrected(self, server: _path.Path, d: Pair, turn: ServerTurn) -> _path.Path:
         """Move y along corrected directions; x, too, where its next turn begins."""
-        w = stepped(server.point, self.step(0), Pair(None, d.y))
+        w = _path.stepped(server.point, self.step(0), Pair(None, d.y))
         done = turn.index % (self.period * self.inner_steps) + 1
         # After the last lower step of a period x waits for the large batch.
         ends = done == self.period * self.inner_steps
         moves = (done % self.inner_steps == 0) & ~jnp.asarray(ends)
         w = _tree.select(moves, self.upper_step(w, d), w)
-        return Path(w, server.point, d)
+        return _path.Path(w, server.point, d)
 
     def upper_step(self, w: Pair, d: Pair) -> Pair:
         """Move x along u."""
-        return stepped(w, self.step(0), Pair(d.x, None))
+        return _path.stepped(w, self.step(0), Pair(d.x, None))

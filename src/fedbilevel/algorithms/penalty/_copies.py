@@ -20,6 +20,7 @@ clients that differ is right. Copies with j < 0 have a minimum only where g curv
 than -j nu f, which `check_balance` looks at before a run.
 """
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
@@ -76,12 +77,9 @@ class Scheme(NamedTuple):
 
     def point(self, w: Copies) -> Pair:
         """Return x, and y without a penalty: y_0, or a combination of the copies."""
-        y: Any = None
-        for weight, copy in zip(self.at_zero, self.of(w), strict=True):
-            if weight:
-                part = _tree.scale(weight, copy)
-                y = part if y is None else _tree.add(y, part)
-        return Pair(w.x, y)
+        every = zip(self.at_zero, self.of(w), strict=True)
+        parts = [_tree.scale(weight, copy) for weight, copy in every if weight]
+        return Pair(w.x, reduce(_tree.add, parts))
 
     def begun(self, w: Copies, begin: str) -> Copies:
         """Return w with the copies where a loop on them begins."""
@@ -91,10 +89,7 @@ class Scheme(NamedTuple):
 
         def side(positive: bool) -> Lower:
             near = [y for j, y in every.items() if (j > 0) == positive]
-            total = near[0]
-            for y in near[1:]:
-                total = _tree.add(total, y)
-            return _tree.scale(1 / len(near), total)
+            return _tree.scale(1 / len(near), reduce(_tree.add, near))
 
         return Copies(w.x, *(side(j > 0) for j in self.offsets))
 

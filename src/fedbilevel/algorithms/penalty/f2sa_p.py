@@ -1,7 +1,7 @@
 r"""F2SA-p: loops on copies of y by gradients alone, then a step of x, to degree 4.
 
 The copies y_j follow argmin_y j nu f + g for a few j. a_j are weights of a difference
-of degree p (`_penalty.py` has both, for p from 1 to 4). At every outer iteration t,
+of degree p (`_copies.py` has both, for p from 1 to 4). At every outer iteration t,
 with samples xi and zeta of their own for each line, which all copies share:
 
     T_in times:  y_j <- y_j - lr_y s_t (j nu_t fy(x, y_j; xi) + gy(x, y_j; zeta))
@@ -67,8 +67,10 @@ class F2SAP(OneMachine, OfDegree):
     def phases(self):
         """Return the outer iterations of a round."""
         begun, up = with_turn(self.begun), with_turn(self.lower_step)
-        below = Repeat(self.inner_steps, (Phase("lower", begun, self.lower, up),))
-        return self.repeated(below, at_point("upper", self.upper, self.moved()))
+        slopes = self.sampled(self.scheme.slopes, self.inner_steps)
+        below = Repeat(self.inner_steps, (Phase("lower", begun, slopes, up),))
+        h = self.sampled(self.scheme.slope_of_x, 1)
+        return self.repeated(below, at_point("upper", h, self.moved()))
 
     def nu_at(self, t):
         """Return nu b_t."""
@@ -82,21 +84,15 @@ class F2SAP(OneMachine, OfDegree):
         begin = self.scheme.begun(server.point, self.begin)
         return _tree.select(first, begin, server.point)
 
-    def lower(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
-        """Return the slopes of all copies."""
-        t = turn.index // self.inner_steps
-        return client, self._sampled(self.scheme.slopes, w, oracle, turn, t)
+    def sampled(self, maps: Any, every: int) -> Any:
+        """Return a client's work: values of maps, each sampled with nu_t."""
 
-    def upper(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
-        """Return h."""
-        maps = self.scheme.slope_of_x
-        return client, self._sampled(maps, w, oracle, turn, turn.index)
+        def local(w: Copies, client: None, oracle: Oracle, turn: Turn):
+            samples = both_samples(oracle, turn.keys(1)[0])
+            nu = self.nu_at(turn.index // every)
+            return client, evaluate(maps(oracle, nu, *samples))(w)
 
-    def _sampled(
-        self, maps: Any, w: Copies, oracle: Oracle, turn: Turn, t: Any
-    ) -> Copies:
-        samples = both_samples(oracle, turn.keys(1)[0])
-        return evaluate(maps(oracle, self.nu_at(t), *samples))(w)
+        return local
 
     def lower_step(self, server: Path, D: Copies, turn: ServerTurn) -> Path:
         """Move the copies, from where their loop begins."""

@@ -29,13 +29,7 @@ from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Number
 from fedbilevel.algorithms.base import Phase, ServerTurn, with_turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    OneMachine,
-    Path,
-    differences,
-    stepped,
-)
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.algorithms.parts import evaluate, only
 from fedbilevel.algorithms.penalty._copies import NU, Copied, Copies
 from fedbilevel.problem import Oracle
@@ -44,7 +38,7 @@ from fedbilevel.schedules import Schedule, count, number, schedule, step, weight
 __all__ = ["F3SA"]
 
 
-class F3SA(OneMachine, Copied):
+class F3SA(_path.OneMachine, Copied):
     """F2SA with STORM on the directions of x and of both copies of y."""
 
     reference = "Kwon et al. 2023, arXiv 2301.10945"
@@ -57,12 +51,12 @@ class F3SA(OneMachine, Copied):
     beta: Number = weight("lower", "v forgets by beta a^2", over="a", power=2)
     nu: Number = number(NU, default=0.01, above=0.0)
     a: Schedule = schedule("common shape of steps and weights over t", default=1.0)
-    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+    local_steps: int = count(_path.ITERATIONS, default=1, kw_only=True)
 
     def init_server(self, x, y):
         """Start with both copies at y; directions are formed at t = 0."""
         w = self.variables(x, y)
-        return Path(w, previous=(w, w), direction=_tree.zeros_like(w))
+        return _path.Path(w, previous=(w, w), direction=_tree.zeros_like(w))
 
     def phases(self):
         """Return the iterations of a round: both copies, then x at the new y."""
@@ -79,15 +73,15 @@ class F3SA(OneMachine, Copied):
         def kept(t: Any) -> Copies:
             return only(self.kept(t), blocks)
 
-        def up(server: Path, fresh: Copies, turn: ServerTurn) -> Path:
+        def up(server: _path.Path, fresh: Copies, turn: ServerTurn) -> _path.Path:
             held = jax.tree.map(
                 _tree.scale, kept(turn.index), only(server.direction, blocks)
             )
             d = _tree.add(fresh, held)
-            w = stepped(server.point, self.step(turn.index), d)
+            w = _path.stepped(server.point, self.step(turn.index), d)
             seen = list(server.previous)
             seen[place] = server.point
-            return Path(w, tuple(seen), combine(d, server.direction))
+            return _path.Path(w, tuple(seen), combine(d, server.direction))
 
-        exchange = differences(name, draw, with_turn(up), kept)
+        exchange = _path.differences(name, draw, with_turn(up), kept)
         return replace(exchange, down=lambda s: (s.point, s.previous[place]))

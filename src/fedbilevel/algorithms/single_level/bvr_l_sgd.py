@@ -74,14 +74,10 @@ class BVRLSGD(AbstractAlgorithm):
         def anchored(server: Iterate, v: Pair) -> Iterate:
             return Iterate(server.point, v)
 
-        def known(sent: Iterate) -> Pair:
-            return Pair(None, sent.point.y)
-
-        up = with_turn(self.picked)
-        return (
-            sampled("anchor", slope, anchored, self.large_batch),
-            Phase("local", lambda s: s, self.local, up, known, gathers=True),
-        )
+        anchor = sampled("anchor", slope, anchored, self.large_batch)
+        up, known = with_turn(self.picked), lambda sent: Pair(None, sent.point.y)
+        local = Phase("local", lambda s: s, self.local, up, known, gathers=True)
+        return anchor, local
 
     def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
         """Make p local steps on y, from the anchor's v."""

@@ -18,7 +18,6 @@ from fedbilevel.algorithms.base import (
     AbstractAlgorithm,
     Phase,
     Phases,
-    SeesTurn,
     ServerTurn,
     every_phase,
     pairs,
@@ -240,14 +239,11 @@ def moving_phases(phases: Phases) -> list[Phase]:
 
 def inner_phase(phase: Phase) -> Phase:
     """Return an exchange of the method inside of an `Inside` state, as it is."""
-    plain: Any = phase.down
 
-    def down(server: Inside, turn: ServerTurn) -> PyTree:
+    def down(server: Inside, turn: Any) -> PyTree:
         return phase.message(server.server, turn)
 
     def up(server: Inside, reply: PyTree, turn: ServerTurn) -> Inside:
         return replace(server, server=phase.taken_in(server.server, reply, turn))
 
-    sees = isinstance(phase.down, SeesTurn)
-    say = with_turn(down) if sees else lambda server: plain(server.server)
-    return replace(phase, down=say, up=with_turn(up))
+    return replace(phase.saying(down), up=with_turn(up))

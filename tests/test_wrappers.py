@@ -18,6 +18,7 @@ from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.local.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.nested.fednest import FedNest
+from fedbilevel.algorithms.nested.newton_bfgs import NewtonBFGS
 from fedbilevel.algorithms.presets import FedBiOControls
 from fedbilevel.algorithms.wrappers import (
     WRAPPERS,
@@ -111,6 +112,22 @@ def test_wrappers_of_local_steps_nest_in_any_order():
 def test_a_meaningless_order_is_refused(wrap, method):
     with pytest.raises(InvalidInputError, match="of a method of one loop, and .* none"):
         wrap(method)
+
+
+@pytest.mark.parametrize("name", ["average", "quantize"])
+def test_a_wrapper_hides_nothing_that_a_method_says_of_itself(name):
+    """Sites refuse to send a Hessian in the clear, and noise, by what it says."""
+    method = NewtonBFGS()
+    wrapped: Any = WRAPPERS[name].make(method)
+    for said in ("sends_hessian", "bears_noise", "finishes", "reference", "answers"):
+        assert getattr(wrapped, said) == getattr(method, said), said
+    server = wrapped.init_server(jnp.ones(2), jnp.ones(3))
+    assert not wrapped.finished(server)
+    inner = getattr(server, "server", server)
+    over = replace(inner, left=jnp.zeros_like(inner.left))
+    assert wrapped.finished(
+        replace(server, server=over) if inner is not server else over
+    )
 
 
 def test_the_average_of_x_is_reported_and_the_run_continues_from_x():

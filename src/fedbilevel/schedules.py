@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
+from fedbilevel._types import Number as Number
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.units import AbstractRelative
 
@@ -41,11 +42,6 @@ def as_number(value: Any) -> Any:
             f"{value:g} is too large for this precision, which ends at {most:.3g}."
         )
     return jnp.asarray(value, dtype=float)
-
-
-def as_optional_number(value: Any) -> Any:
-    """Turn a number into an array leaf, and leave None."""
-    return None if value is None else as_number(value)
 
 
 @dataclass(frozen=True)
@@ -91,31 +87,32 @@ def step(level: str, meaning: str, *, over: str | None = None, **more: Any) -> A
 
     It follows from the option `upper_step`, `lower_step` or `auxiliary_step`.
     """
-    names = tuple(f"{one}_step" for one in _LEVELS[level])
-    known = {name: more.pop(name) for name in _CONVERSION if name in more}
-    effective = Effective(names, over, **known)
     kind = "upper" if level == "upper" else "lower"
+    effective = _effective(level, "step", over, more)
     return number(meaning, step=kind, effective=effective, **more)
 
 
 def weight(level: str, meaning: str, *, over: str | None = None, **more: Any) -> Any:
     """Declare a momentum weight; it follows from `upper_weight` and the like."""
-    names = tuple(f"{one}_weight" for one in _LEVELS[level])
-    known = {name: more.pop(name) for name in _CONVERSION if name in more}
-    return number(meaning, effective=Effective(names, over, **known), **more)
+    effective = _effective(level, "weight", over, more)
+    return number(meaning, effective=effective, **more)
 
 
-_CONVERSION = ("power", "times", "convert", "after")
+def _effective(level: str, what: str, over: str | None, more: Any) -> Effective:
+    """Return where a parameter follows from; take what it says of that out of more."""
+    names = tuple(f"{one}_{what}" for one in _LEVELS[level])
+    known = ("power", "times", "convert", "after")
+    return Effective(names, over, **{n: more.pop(n) for n in known if n in more})
 
 
 def optional(meaning: str, **more: Any) -> Any:
     """Declare a number that may be missing."""
-    return eqx.field(
-        converter=as_optional_number,
-        default=None,
-        metadata={"meaning": meaning},
-        **more,
-    )
+
+    def converted(value: Any) -> Any:
+        return None if value is None else as_number(value)
+
+    known = {"meaning": meaning}
+    return eqx.field(converter=converted, default=None, metadata=known, **more)
 
 
 def schedule(meaning: str, **more: Any) -> Any:
@@ -131,9 +128,8 @@ def count(meaning: str, *, least: int = 1, **more: Any) -> Any:
 
 def choice(meaning: str, *, default: bool, **more: Any) -> Any:
     """Declare a choice between two variants, which shapes the program."""
-    return eqx.field(
-        static=True, default=default, metadata={"meaning": meaning}, **more
-    )
+    known = {"meaning": meaning}
+    return eqx.field(static=True, default=default, metadata=known, **more)
 
 
 def word(
@@ -184,12 +180,8 @@ def _within(value: Any, known: Mapping[str, Any]) -> bool:
 
 
 def _bounds(known: Mapping[str, Any]) -> str:
-    texts = [
-        f"{text} {known[name]:g}"
-        for name, (text, _) in _BOUNDS.items()
-        if name in known
-    ]
-    return " and ".join(texts)
+    found = ((text, known[n]) for n, (text, _) in _BOUNDS.items() if n in known)
+    return " and ".join(f"{text} {bound:g}" for text, bound in found)
 
 
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {

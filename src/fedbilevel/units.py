@@ -116,20 +116,21 @@ def read_relative(text: str, auto: AbstractRelative | None) -> AbstractRelative 
     return None
 
 
-def _is_leaf(node: Any) -> bool:
-    return isinstance(node, AbstractRelative)
+def is_relative(part: Any) -> bool:
+    """Say whether this is a number that a run fixes."""
+    return isinstance(part, AbstractRelative)
 
 
 def relative_kinds(tree: PyTree) -> set[type]:
     """Return the kinds of relative numbers in a tree."""
-    leaves = jax.tree.leaves(tree, is_leaf=_is_leaf)
-    return {type(leaf) for leaf in leaves if _is_leaf(leaf)}
+    leaves = jax.tree.leaves(tree, is_leaf=is_relative)
+    return {type(leaf) for leaf in leaves if is_relative(leaf)}
 
 
 def resolved(tree: PyTree, measured: Measured) -> PyTree:
     """Return the tree with plain numbers in the place of relative ones."""
 
     def plain(leaf: Any) -> Any:
-        return leaf.value(measured) if _is_leaf(leaf) else leaf
+        return leaf.value(measured) if is_relative(leaf) else leaf
 
-    return jax.tree.map(plain, tree, is_leaf=_is_leaf)
+    return jax.tree.map(plain, tree, is_leaf=is_relative)

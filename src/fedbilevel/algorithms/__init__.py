@@ -128,41 +128,34 @@ def find(name: str) -> Entry:
 
 def entry_of(name: str, found: Any) -> Entry:
     """Return the entry of a class, or of a preset."""
-    stated = (found.answers, found.reference, found.provenance)
     if isinstance(found, Preset):
-        kind, summary, about = found.kind, found.summary, found.about
-        parameters = found.parameters
+        kind, about, summary = found.kind, found.about, found.summary
+        own = found.parameters
     else:
-        kind, own = found, declared(found)
+        kind, about = found, sys.modules[found.__module__].__doc__ or ""
         summary = (kind.__doc__ or "").strip().splitlines()[0]
-        parameters = {**own, **options_for(kind)}
-        about = sys.modules[kind.__module__].__doc__ or ""
+        own = declared(kind) | options_for(kind)
     family = kind.__module__.removeprefix(f"{__name__}.").partition(".")[0]
-    more = (parameters, found.pools, found.rule, family, about)
-    return Entry(name, found, kind, summary, *stated, *more)
+    stated = (summary, found.answers, found.reference, found.provenance)
+    return Entry(
+        name, found, kind, *stated, own, found.pools, found.rule, family, about
+    )
 
 
 @cache
 def _places() -> dict[str, str]:
     """Return the module of every method, by the name of its class or preset."""
-    found = {}
-    for path in _registry.method_files(Path(__file__).parent):
+    folder, found = Path(__file__).parent, {}
+    for path in _registry.method_files(folder):
+        inside = path.relative_to(folder).with_suffix("")
+        module = ".".join((__name__, *inside.parts))
         for line in ast.parse(path.read_text(encoding="utf-8")).body:
-            names = _assigned(line)
-            if names:
-                inside = path.relative_to(Path(__file__).parent).with_suffix("")
-                module = ".".join((__name__, *inside.parts))
-                found |= {name: module for name in names}
+            match line:
+                case ast.Assign([ast.Name("__all__")], value):
+                    found |= dict.fromkeys(ast.literal_eval(value), module)
+                case ast.Assign([ast.Name(preset)], ast.Call()):
+                    found[preset] = module
     return found
-
-
-def _assigned(line: ast.stmt) -> list[str]:
-    """Return what `__all__` lists, or the name of a preset."""
-    if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
-        return []
-    if line.targets[0].id == "__all__":
-        return ast.literal_eval(line.value)
-    return [line.targets[0].id] if isinstance(line.value, ast.Call) else []
 
 
 # Former names that user methods may import, replaced by wrappers.

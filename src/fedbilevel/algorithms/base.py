@@ -21,7 +21,7 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.hypergradient import AbstractHypergradient, Neumann
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import check_fields, describe, documented, is_known
-from fedbilevel.units import AbstractRelative
+from fedbilevel.units import is_relative
 
 
 class Turn(eqx.Module):
@@ -158,6 +158,18 @@ class Phase(eqx.Module):
         if isinstance(self.down, SeesTurn):
             return self.down.function(server, turn)
         return self.down(server)
+
+    def known(self, server: PyTree) -> PyTree | None:
+        """Return what is known of a reply, where the server's state alone decides."""
+        if self.about is None or isinstance(self.down, SeesTurn):
+            return None
+        return self.about(self.down(server))
+
+    def saying(self, down: Callable[[PyTree, Any], PyTree]) -> "Phase":
+        """Return the exchange with another message, by a turn if this one sees it."""
+        sees = isinstance(self.down, SeesTurn)
+        say = with_turn(down) if sees else lambda server: down(server, None)
+        return replace(self, down=say)
 
     def taken_in(self, server: PyTree, reply: PyTree, turn: ServerTurn) -> PyTree:
         """Return the server's state after the replies."""
@@ -364,13 +376,9 @@ def declared(kind: type[AbstractAlgorithm]) -> dict[str, Field]:
 def pairs(values: dict[str, Any]) -> list[str]:
     """Write parameters as they are passed, with numbers in few digits."""
     return [
-        f"{name}={jax.tree.map(_rounded, one, is_leaf=_is_relative)!r}"
+        f"{name}={jax.tree.map(_rounded, one, is_leaf=is_relative)!r}"
         for name, one in values.items()
     ]
-
-
-def _is_relative(part: Any) -> bool:
-    return isinstance(part, AbstractRelative)
 
 
 def _rounded(leaf: Any) -> Any:

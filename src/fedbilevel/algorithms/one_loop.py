@@ -15,7 +15,7 @@ import abc
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -25,15 +25,8 @@ from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
-from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Triple, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phase,
-    Phases,
-    ServerTurn,
-    Turn,
-    with_turn,
-)
+from fedbilevel._types import AbstractBlocks, Key, Lower, Upper
+from fedbilevel.algorithms.base import Phase, Phases, ServerTurn, Turn, with_turn
 from fedbilevel.algorithms.parts import (
     Begin,
     Iterate,
@@ -41,23 +34,20 @@ from fedbilevel.algorithms.parts import (
     Order,
     Part,
     Step,
-    at_time,
+    Stepping,
     evaluate,
     local_steps,
-    momentum_weight,
     move,
     no_memory,
-    of_levels,
     only,
     previous_point,
 )
-from fedbilevel.errors import InvalidInputError
 from fedbilevel.estimators import AbstractEstimator, Plain
 from fedbilevel.problem import Oracle
 from fedbilevel.units import OfCurvature, OfDistance
 
 
-class TakesOptions(type(AbstractAlgorithm)):
+class TakesOptions(type(Stepping)):
     """Lets a method be built with options, each a wrapper around it.
 
     `wrappers` says what options stand for, once it is imported with the package.
@@ -91,62 +81,22 @@ def _measured(cls: type, values: tuple, named: dict[str, Any]) -> dict[str, Any]
     return {**steps, **named}
 
 
-class OneLoop(AbstractAlgorithm, metaclass=TakesOptions):
+class OneLoop(Stepping, metaclass=TakesOptions):
     """A method of one loop: variables, directions, steps, weights and an estimator.
 
-    `estimator` is one for all blocks, or blocks of them. `moves` names the blocks that
-    move. The others are sent to clients and never back. A method that `sums` samples
-    replies with more than its iterate. Without `returns_point` the iterate is no part
-    of the reply, and the server steps by itself in `received`.
+    `estimator` is one for all blocks, or blocks of them. Blocks that do not move are
+    sent to clients and never back. A method that `sums` samples replies with more than
+    its iterate. Without `returns_point` the iterate is no part of the reply, and the
+    server steps by itself in `received`.
     """
 
     estimator: ClassVar[Any] = Plain()
-    moves: ClassVar[Any] = ("x", "y")  # a tuple of names
     sums: ClassVar[bool] = False
     returns_point: ClassVar[bool] = True
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Let fields of methods, local_steps among them, be of any type."""
-
-    # Declared by a method -----------------------------------------------------------
-
-    def variables(self, x: Upper, y: Lower) -> Any:
-        """Return the blocks at the start."""
-        return Pair(x, y)
 
     @abc.abstractmethod
     def directions(self, oracle: Oracle, key: Key, t: Any) -> Any:
         """Draw the samples of iteration t; return one map w -> direction per block."""
-
-    def step(self, t: Any) -> Any:
-        """Return the step size of every block that moves, as fields declare them."""
-
-        def step(letter: Array, schedule: Any, power: int) -> Array:
-            return letter if schedule is None else letter * at_time(schedule, t, letter)
-
-        found = of_levels(self, "step", step)
-        missing = [name for name in self.moves if name not in found]
-        if missing:
-            raise InvalidInputError(
-                f"`{self.title}` declares no step for {missing[0]}. Give it a field "
-                "`schedules.step(...)` for it, or a method `step(t)`."
-            )
-        return self._of_blocks(found)
-
-    def weight(self, t: Any) -> Any:
-        """Return the weight of the newest sample in every direction; 1 at t = 0."""
-
-        def weight(letter: Array, schedule: Any, power: int) -> Array:
-            return momentum_weight(letter, schedule, t, power)
-
-        found = of_levels(self, "weight", weight)
-        return self._of_blocks(dict.fromkeys(self.moves, 1.0) | found) if found else 1.0
-
-    def _of_blocks(self, found: dict[str, Any]) -> Any:
-        kind = Triple if "z" in self.moves else Pair
-        return kind(*(found.get(one.name) for one in fields(kind)))
 
     def order(self) -> Order:
         """Return which blocks move together, in turn: all of them at once."""

@@ -6,7 +6,7 @@ one local step, or shares numbers with the server. The loop asks every part in t
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,8 +15,17 @@ from jaxtyping import Array, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
-from fedbilevel._types import AbstractBlocks, Key
-from fedbilevel.algorithms.base import Phase, Phases, Pointed, ServerTurn, Turn
+from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Triple, Upper
+from fedbilevel.algorithms.base import (
+    AbstractAlgorithm,
+    Phase,
+    Phases,
+    Pointed,
+    ServerTurn,
+    Turn,
+)
+from fedbilevel.algorithms.directions import with_z
+from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Effective, Schedule, check_fields
 
@@ -168,6 +177,11 @@ def only(tree: Any, names: Sequence[str]) -> Any:
     return replace(tree, **others)
 
 
+def stacked_zeros(tree: PyTree, count: int) -> PyTree:
+    """Return so many zeros of each kind, all shaped like a tree."""
+    return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), tree)
+
+
 def averaged(local: Callable, about: Callable[[Any], Any] = lambda sent: sent) -> Phase:
     """Return an exchange of local steps, then the mean of what moved.
 
@@ -223,37 +237,71 @@ def at_time(schedule: Schedule, t: Any, like: Array) -> Array:
     return jnp.asarray(schedule(t), like.dtype)
 
 
-def shaped(schedule: Schedule, t: Any, *letters: Array) -> tuple[Array, ...]:
-    """Return every parameter times schedule(t)."""
-    value = at_time(schedule, t, letters[0])
-    return tuple(letter * value for letter in letters)
-
-
-def momentum_weight(factor: Array, schedule: Schedule, t: Any, power: int) -> Array:
+def momentum_weight(
+    factor: Array, schedule: Schedule | None, t: Any, power: int
+) -> Array:
     """Return factor * schedule(t-1)^power; 1 at t = 0, where there is no momentum."""
-    earlier = jnp.maximum(jnp.asarray(t) - 1, 0)
-    weight = factor * at_time(schedule, earlier, factor) ** power
+    weight = factor
+    if schedule is not None:
+        earlier = jnp.maximum(jnp.asarray(t) - 1, 0)
+        weight = factor * at_time(schedule, earlier, factor) ** power
     return jnp.where(t == 0, jnp.ones((), weight.dtype), weight)
 
 
-def of_levels(method: Any, kind: str, value: Callable[..., Any]) -> dict[str, Any]:
-    """Return value(number, schedule, power) for every block that a field declares.
+class Stepping(AbstractAlgorithm):
+    """A method whose fields declare the steps, and the weights, of blocks that move."""
 
-    `kind` is "step" or "weight", and of two fields of a level the first one counts.
-    """
-    found = {}
-    for one in fields(method):
-        how = one.metadata.get("effective", Effective(("",)))
-        level, _, what = how.names[0].partition("_")
-        if what == kind and _BLOCKS[level] not in found:
-            schedule = getattr(method, how.over) if how.over else None
-            letter = getattr(method, one.name)
-            found[_BLOCKS[level]] = value(letter, schedule, how.power)
-    return found
+    moves: ClassVar[Any] = ("x", "y")  # a tuple of names
 
+    if TYPE_CHECKING:
 
-def momentum_weights(
-    schedule: Schedule, t: Any, power: int, *letters: Array
-) -> tuple[Array, ...]:
-    """Return the momentum weight of every parameter."""
-    return tuple(momentum_weight(one, schedule, t, power) for one in letters)
+        def __getattr__(self, name: str) -> Any:
+            """Let fields of methods, local_steps among them, be of any type."""
+
+    def variables(self, x: Upper, y: Lower) -> Any:
+        """Return the blocks at the start: (x, y), with z = 0 where z moves."""
+        return with_z(x, y) if "z" in self.moves else Pair(x, y)
+
+    def step(self, t: Any) -> Any:
+        """Return the step size of every block that moves, as fields declare them."""
+
+        def step(letter: Array, schedule: Any, power: int) -> Array:
+            return letter if schedule is None else letter * at_time(schedule, t, letter)
+
+        steps = self.of_blocks(self._declared("step", step))
+        for name in self.moves:
+            if getattr(steps, name) is None:
+                raise InvalidInputError(
+                    f"`{self.title}` declares no step for {name}. Give it a field "
+                    "`schedules.step(...)` for it, or a method `step(t)`."
+                )
+        return steps
+
+    def weight(self, t: Any) -> Any:
+        """Return the weight of the newest sample in every direction; 1 at t = 0."""
+
+        def weight(letter: Array, schedule: Any, power: int) -> Array:
+            return momentum_weight(letter, schedule, t, power)
+
+        found = self._declared("weight", weight)
+        return self.of_blocks(dict.fromkeys(self.moves, 1.0) | found) if found else 1.0
+
+    def of_blocks(self, found: dict[str, Any]) -> Any:
+        """Return what was found for the blocks, None for others."""
+        kind = Triple if "z" in self.moves else Pair
+        return kind(*(found.get(one.name) for one in fields(kind)))
+
+    def _declared(self, kind: str, value: Callable[..., Any]) -> dict[str, Any]:
+        """Return value(number, schedule, power) for every block that a field declares.
+
+        `kind` is "step" or "weight", and of two fields of a level the first one counts.
+        """
+        found = {}
+        for one in fields(self):
+            how = one.metadata.get("effective", Effective(("",)))
+            level, _, what = how.names[0].partition("_")
+            if what == kind and _BLOCKS[level] not in found:
+                schedule = getattr(self, how.over, None) if how.over else None
+                letter = getattr(self, one.name)
+                found[_BLOCKS[level]] = value(letter, schedule, how.power)
+        return found

@@ -21,13 +21,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.hypergradient._base import (
-    AbstractHypergradient,
-    Bundle,
-    assemble,
-    frozen_bundle,
-)
+from fedbilevel._types import Lower, Number, Upper
+from fedbilevel.hypergradient._base import Frozen
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number
 
@@ -113,7 +108,7 @@ def newton_step(oracle: Oracle, x: Upper, y: Lower, steps: int) -> Lower:
     return _tree.subtract(y, descent)
 
 
-class ConjugateGradient(AbstractHypergradient):
+class ConjugateGradient(Frozen):
     """Solve with so many conjugate-gradient steps, or until a tolerance is met."""
 
     steps: int = count("conjugate-gradient steps of a solve, at most")
@@ -128,39 +123,24 @@ class ConjugateGradient(AbstractHypergradient):
         },
     )
 
-    def draw(self, oracle: Oracle, key: Key) -> Bundle:
-        """Draw xi, zeta_0 and one batch for all products."""
-        return frozen_bundle(oracle, key)
+    def solved(self, product: Callable[[Lower], Lower], fy: Lower) -> Lower:
+        """Return z after the steps, whose lengths adapt to any curvature."""
 
-    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
-        """Estimate the hypergradient at (x, y)."""
-        fx, fy = oracle.upper_gradients(x, y, bundle.upper)
+        def damped(d: Lower) -> Lower:
+            return _tree.add_scaled(product(d), self.damping, d)
 
-        def product(d: Lower) -> Lower:
-            along = oracle.hessian_product(x, y, d, bundle.factors)
-            return _tree.add_scaled(along, self.damping, d)
-
-        # Step lengths adapt to any curvature.
-        z = solve(product, fy, self.steps, self.tolerance)
-        return assemble(oracle, x, y, fx, z, bundle)
+        return solve(damped, fy, self.steps, self.tolerance)
 
 
-class Exact(AbstractHypergradient):
+class Exact(Frozen):
     """Build the lower Hessian column by column and solve with it."""
 
-    def draw(self, oracle: Oracle, key: Key) -> Bundle:
-        """Draw xi, zeta_0 and one batch for all products."""
-        return frozen_bundle(oracle, key)
-
-    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
-        """Estimate the hypergradient at (x, y)."""
-        fx, fy = oracle.upper_gradients(x, y, bundle.upper)
+    def solved(self, product: Callable[[Lower], Lower], fy: Lower) -> Lower:
+        """Return H^-1 fy."""
         flat, restore = ravel_pytree(fy)
 
         def column(unit: Array) -> Array:
-            product = oracle.hessian_product(x, y, restore(unit), bundle.factors)
-            return ravel_pytree(product)[0]
+            return ravel_pytree(product(restore(unit)))[0]
 
         hessian = jax.vmap(column)(jnp.eye(flat.size, dtype=flat.dtype))
-        z = restore(jnp.linalg.solve(hessian, flat))
-        return assemble(oracle, x, y, fx, z, bundle)
+        return restore(jnp.linalg.solve(hessian, flat))

@@ -7,6 +7,7 @@ clients' own hypergradients converge to another point, however small their steps
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -49,9 +50,7 @@ def local_inverse_bias(
     cross term may vanish. Systems are solved by `steps` conjugate-gradient steps. NaN
     where the mean lower level curves downwards in the solve: there is no inverse then.
     """
-
-    def mean(of_client: Callable[[Oracle], Any]) -> Any:
-        return _mean(problem, data, of_client)
+    mean = partial(_mean, problem, data)
 
     def inverse(at: Lower, b: Lower) -> tuple[Lower, Bool[Array, ""]]:
         def product(v: Lower) -> Lower:

@@ -20,7 +20,6 @@ with Q for Q+1.
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -28,15 +27,14 @@ from jaxtyping import Array
 
 from fedbilevel import _evaluation, _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.errors import ClientInputError
 from fedbilevel.hypergradient._base import (
     AbstractHypergradient,
     Bundle,
-    assemble,
-    frozen_bundle,
+    Frozen,
+    check_step,
 )
 from fedbilevel.problem import Batch, Oracle
-from fedbilevel.schedules import count, is_known, number
+from fedbilevel.schedules import count, number
 
 _FACTORS = "factors of the Neumann series, Q"
 
@@ -52,39 +50,15 @@ def _fresh_bundle(oracle: Oracle, key: Key, factors: int) -> Bundle:
     )
 
 
-class _Series(eqx.Module):
-    """The recursion r <- r - theta hvp(zeta)[r] at one point, from r = fy."""
+def _sum(longer: Callable, fy: Lower, zetas: Any, times: int) -> Lower:
+    """Return the sum of the terms r <- longer(r, zeta), from r = fy."""
 
-    oracle: Oracle
-    x: Upper
-    y: Lower
-    theta: Array
+    def add(carry: tuple[Lower, Lower], zeta: Any):
+        r, s = carry
+        r = longer(r, zeta)
+        return (r, _tree.add(s, r)), None
 
-    def factor(self, r: Lower, zeta: Batch | Key) -> Lower:
-        """Return (I - theta H) r on a batch, or on the one that a key draws."""
-        batch = zeta if isinstance(zeta, Batch) else self.oracle.draw_lower(zeta)
-        product = self.oracle.hessian_product(self.x, self.y, r, batch)
-        return _tree.add_scaled(r, -self.theta, product)
-
-    def total(self, fy: Lower, zetas: Any, count: int, shared: Any = None) -> Lower:
-        """Return the sum of all count + 1 terms; `shared` serves every factor."""
-
-        def longer(carry: tuple[Lower, Lower], zeta: Any):
-            r, s = carry
-            r = self.factor(r, zeta if shared is None else shared)
-            return (r, _tree.add(s, r)), None
-
-        return _repeat(longer, (fy, fy), zetas, count)[1]
-
-    def term(self, fy: Lower, zetas: Any, count: int, length: Array) -> Lower:
-        """Return the term after `length` of `count` factors."""
-
-        def longer(carry: tuple[Lower, Array], zeta: Any):
-            r, done = carry
-            chosen = _tree.select(done < length, self.factor(r, zeta), r)
-            return (chosen, done + 1), None
-
-        return _repeat(longer, (fy, jnp.zeros_like(length)), zetas, count)[0]
+    return _repeat(add, (fy, fy), zetas, times)[1]
 
 
 def _repeat(longer: Callable, start: Any, samples: Any, times: int) -> Any:
@@ -105,14 +79,17 @@ class _AbstractSeries(AbstractHypergradient):
 
     def check(self, curvature: float, client: int) -> None:
         """Raise if theta is too large for the series."""
-        if is_known(self.theta) and float(self.theta) * curvature >= 1:
-            raise ClientInputError(
-                client,
-                f" L1 is about {curvature:.4g} at the start, so use at most "
-                f"{0.99 / curvature:.4g}.",
-                f"`{type(self).__name__}(theta={float(self.theta):.4g})`: the series "
-                "needs theta < 1/L1; on ",
-            )
+        check_step(type(self).__name__, "theta", self.theta, curvature, client)
+
+    def factor(self, oracle: Oracle, x: Upper, y: Lower) -> Callable:
+        """Return the map of r to (I - theta H) r, on a batch or the one of a key."""
+
+        def longer(r: Lower, zeta: Batch | Key) -> Lower:
+            batch = zeta if isinstance(zeta, Batch) else oracle.draw_lower(zeta)
+            product = oracle.hessian_product(x, y, r, batch)
+            return _tree.add_scaled(r, -self.theta, product)
+
+        return longer
 
 
 class Neumann(_AbstractSeries):
@@ -125,24 +102,21 @@ class Neumann(_AbstractSeries):
     def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
         """Estimate the hypergradient at (x, y)."""
         fx, fy = oracle.upper_gradients(x, y, bundle.upper)
-        s = _Series(oracle, x, y, self.theta).total(fy, bundle.factors, self.q)
+        s = _sum(self.factor(oracle, x, y), fy, bundle.factors, self.q)
         indirect = oracle.cross_product(x, y, s, bundle.cross)
         return _tree.add_scaled(fx, -self.theta, indirect)
 
 
-class FrozenNeumann(_AbstractSeries):
+class FrozenNeumann(Frozen, _AbstractSeries):
     """Deterministic Neumann series: one batch for all factors."""
 
-    def draw(self, oracle: Oracle, key: Key) -> Bundle:
-        """Draw xi, zeta_0 and one batch for all factors."""
-        return frozen_bundle(oracle, key)
+    def solved(self, product: Callable[[Lower], Lower], fy: Lower) -> Lower:
+        """Return theta times the sum of all terms."""
 
-    def __call__(self, oracle: Oracle, x: Upper, y: Lower, bundle: Bundle) -> Upper:
-        """Estimate the hypergradient at (x, y)."""
-        fx, fy = oracle.upper_gradients(x, y, bundle.upper)
-        series = _Series(oracle, x, y, self.theta)
-        s = series.total(fy, None, self.q, shared=bundle.factors)
-        return assemble(oracle, x, y, fx, _tree.scale(self.theta, s), bundle)
+        def longer(r: Lower, _: None) -> Lower:
+            return _tree.add_scaled(r, -self.theta, product(r))
+
+        return _tree.scale(self.theta, _sum(longer, fy, None, self.q))
 
 
 class RandomNeumann(_AbstractSeries):
@@ -167,7 +141,14 @@ class RandomNeumann(_AbstractSeries):
         """Estimate the hypergradient at (x, y)."""
         samples, length = bundle
         fx, fy = oracle.upper_gradients(x, y, samples.upper)
-        series = _Series(oracle, x, y, self.theta)
-        r = series.term(fy, samples.factors, self.q - 1, length)
+        factor = self.factor(oracle, x, y)
+
+        def longer(carry: tuple[Lower, Array], zeta: Any):
+            r, done = carry
+            chosen = _tree.select(done < length, factor(r, zeta), r)
+            return (chosen, done + 1), None
+
+        start = (fy, jnp.zeros_like(length))
+        r, _ = _repeat(longer, start, samples.factors, self.q - 1)
         indirect = oracle.cross_product(x, y, r, samples.cross)
         return _tree.add_scaled(fx, -self.q * self.theta, indirect)

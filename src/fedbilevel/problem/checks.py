@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,25 +39,15 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
     for name, loss, rows in levels:
         _check_scalar(name, partial(problem.scored, loss), x, y, rows)
     probes = jax.tree.map(np.asarray, _probe(problem, data, x, y))
-    for name, found in probes.items():
-        probe = _Probe(**found)
-        _check_mean(name, probe)
-        _check_depends_on_y(name, probe)
-        _check_finite(name, probe, problem.coarse_type)
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """Values of one loss at the start.
-
-    Two rows of client 0, together and one by one; one row at other y; every client
-    over all its rows.
-    """
-
-    both: np.ndarray
-    singles: np.ndarray
-    elsewhere: np.ndarray
-    clients: np.ndarray
+    for name, probe in probes.items():
+        _check_mean(name, float(probe["both"]), float(np.mean(probe["singles"])))
+        if (probe["elsewhere"] == probe["singles"][0]).all():
+            raise InvalidInputError(
+                f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs "
+                "both losses to see the lower variable. For one level, optimize it "
+                "directly."
+            )
+        _check_finite(name, probe["clients"], problem.coarse_type)
 
 
 # Of y: none for two rows, then others for the first. NaN passes through most
@@ -71,6 +60,12 @@ _SHIFTS = (0.0, 0.0, math.nan, 1.0, -1.0, 100.0, -100.0)
 def _probe(
     problem: Problem, data: Data, x: Upper, y: Lower
 ) -> dict[str, dict[str, Array]]:
+    """Return values of each loss at the start.
+
+    Two rows of client 0, together and one by one; one row at other y; every client
+    over all its rows.
+    """
+
     def of_level(
         loss: Loss, rows: Rows, sizes: Array, clients: Array
     ) -> dict[str, Array]:
@@ -141,8 +136,7 @@ def _check_scalar(
         )
 
 
-def _check_mean(name: str, probe: _Probe) -> None:
-    both, mean = float(probe.both), float(np.mean(probe.singles))
+def _check_mean(name: str, both: float, mean: float) -> None:
     if np.isfinite(both) and not np.isclose(both, mean, rtol=1e-3, atol=1e-5):
         raise InvalidInputError(
             f"`{name}(x, y, batch)` is {both:.6g} on two rows, but the mean of the two "
@@ -151,18 +145,10 @@ def _check_mean(name: str, probe: _Probe) -> None:
         )
 
 
-def _check_depends_on_y(name: str, probe: _Probe) -> None:
-    if (probe.elsewhere == probe.singles[0]).all():
-        raise InvalidInputError(
-            f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs both "
-            "losses to see the lower variable. For one level, optimize it directly."
-        )
-
-
-def _check_finite(name: str, probe: _Probe, coarse_type: str) -> None:
-    bad = np.flatnonzero(~np.isfinite(probe.clients))
+def _check_finite(name: str, clients: np.ndarray, coarse_type: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(clients))
     if bad.size:
-        value = float(probe.clients[bad[0]])
+        value = float(clients[bad[0]])
         cure = (
             "Check this client's data, the start, and the loss for a logarithm or "
             "division that meets zero."

@@ -6,6 +6,7 @@ method asks for, f is weighed against g by differences of gradients.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -39,6 +40,12 @@ def _unit(v: Lower) -> tuple[Lower, Array]:
     return _tree.scale(1 / jnp.where(size > 0, size, 1), v), size
 
 
+def _powers(product: Callable, v: Lower, times: int) -> tuple[Lower, Array]:
+    """Return v after some products, and the length of the last one."""
+    v, sizes = jax.lax.scan(lambda v, _: _unit(product(v)), v, None, length=times)
+    return v, sizes[-1]
+
+
 def curvature_along(
     oracle: Oracle, x: Upper, y: Lower, v: Lower, zeta: Batch, times: int = 1
 ) -> tuple[Lower, Array]:
@@ -46,12 +53,7 @@ def curvature_along(
 
     v comes and goes as a vector of length 1, or of zeros where the Hessian has none.
     """
-
-    def product(v: Lower, _: None) -> tuple[Lower, Array]:
-        return _unit(oracle.hessian_product(x, y, v, zeta))
-
-    v, sizes = jax.lax.scan(product, v, None, length=times)
-    return v, sizes[-1]
+    return _powers(lambda v: oracle.hessian_product(x, y, v, zeta), v, times)
 
 
 @runs_once
@@ -87,26 +89,18 @@ def opposed_curvatures(
     It is looked for near where f curves most, in the means over all clients.
     """
     of_f, of_g = _mean_products(oracle, x, y, key)
-
-    def largest(product: Callable[[Lower], Lower]) -> tuple[Lower, Array]:
-        def step(v: Lower, _: None) -> tuple[Lower, Array]:
-            return _unit(product(v))
-
-        start = some_direction(y, key)
-        v, sizes = jax.lax.scan(step, start, None, length=iterations)
-        return v, sizes[-1]
-
-    v, most = largest(of_f)
+    begin = some_direction(y, key)
+    v, most = _powers(of_f, begin, iterations)
     # Of what is taken from this multiple of v, the least curvature leaves most.
-    shift = largest(of_g)[1] + factor * most
+    shift = _powers(of_g, begin, iterations)[1] + factor * most
 
-    def step(v: Lower, _: None) -> tuple[Lower, None]:
-        rest = _tree.add_scaled(_tree.scale(shift, v), factor, of_f(v))
-        return _unit(_tree.subtract(rest, of_g(v)))[0], None
+    def rest(v: Lower) -> Lower:
+        held = _tree.add_scaled(_tree.scale(shift, v), factor, of_f(v))
+        return _tree.subtract(held, of_g(v))
 
     # Where f curves most g may, too, and a search that begins there would stay.
     start, _ = _unit(_tree.add(v, some_direction(y, jr.fold_in(key, 1))))
-    v, _ = jax.lax.scan(step, start, None, length=2 * iterations)
+    v, _ = _powers(rest, start, 2 * iterations)
     return _tree.dot(v, of_f(v)), _tree.dot(v, of_g(v))
 
 
@@ -132,25 +126,22 @@ def _mean_products(oracle: Oracle, x: Upper, y: Lower, key: Key):
     weight = weight_of_client(oracle.problem, data, x, y)
     drawn = map_clients(draw, clients, weight)
 
-    def fy(client: Array, at: Lower, batches: tuple[Batch, Batch]) -> Lower:
-        return own(client).upper_gradients(x, at, batches[0])[1]
+    def product(slope: Callable[..., Lower], v: Lower) -> Lower:
+        def of_client(one: tuple[Array, tuple[Batch, Batch]]) -> Lower:
+            client, batches = one
+            ahead = slope(own(client), _tree.add_scaled(y, _REACH, v), *batches)
+            behind = slope(own(client), _tree.add_scaled(y, -_REACH, v), *batches)
+            return _tree.scale(0.5 / _REACH, _tree.subtract(ahead, behind))
 
-    def gy(client: Array, at: Lower, batches: tuple[Batch, Batch]) -> Lower:
-        return own(client).lower_gradient(x, at, batches[1])
+        return mean_of_clients(of_client, (clients, drawn), share, weight)
 
-    def product(slope: Callable[..., Lower]) -> Callable[[Lower], Lower]:
-        def times(v: Lower) -> Lower:
-            def of_client(one: tuple[Array, tuple[Batch, Batch]]) -> Lower:
-                client, batches = one
-                ahead = slope(client, _tree.add_scaled(y, _REACH, v), batches)
-                behind = slope(client, _tree.add_scaled(y, -_REACH, v), batches)
-                return _tree.scale(0.5 / _REACH, _tree.subtract(ahead, behind))
+    def fy(mine: Oracle, at: Lower, xi: Batch, _: Batch) -> Lower:
+        return mine.upper_gradients(x, at, xi)[1]
 
-            return mean_of_clients(of_client, (clients, drawn), share, weight)
+    def gy(mine: Oracle, at: Lower, _: Batch, zeta: Batch) -> Lower:
+        return mine.lower_gradient(x, at, zeta)
 
-        return times
-
-    return product(fy), product(gy)
+    return partial(product, fy), partial(product, gy)
 
 
 def _few(rows: Rows, batch: int | None) -> int | None:

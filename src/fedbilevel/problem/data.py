@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from operator import attrgetter
+from typing import Any, ClassVar, TypeAlias
 
 import equinox as eqx
 import jax
@@ -21,7 +22,32 @@ Client: TypeAlias = Int[Array, ""] | int
 Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
 
 
-class ClientData(eqx.Module):
+class _Parted(eqx.Module):
+    """Data whose rows can be divided into parts, the same ones every time."""
+
+    def part_places(
+        self, sizes: Array, client: Client, width: int, part: Client, most: int
+    ) -> tuple[Places, Array]:
+        """Return one part of a client's rows, and their weights.
+
+        There are `most` parts, or as many as rows if those are fewer. Padding weighs
+        nothing. Weights are those among all rows times the number of parts, so that the
+        mean over the parts is that over the rows, whatever their sizes.
+        """
+        own: Any = self
+        whose, share = own.owners(sizes, client)
+        parts = jnp.minimum(own.largest(sizes, client), most)
+        size, count = sizes[whose], parts.astype(sizes.dtype)
+        # Every so many rows one of them, so that parts differ in size by at most one.
+        first = jnp.asarray(part, sizes.dtype)
+        position = first + count * jnp.arange(-(-width // most), dtype=sizes.dtype)
+        # Padding is not read: past the end the last real row stands in, and weighs 0.
+        index = jnp.minimum(position, size - 1)
+        each = count.astype(share.dtype) * share / size.astype(share.dtype)
+        return (whose, index), jnp.where(position < size, each, 0)
+
+
+class ClientData(_Parted):
     """Upper and lower samples per client, of unequal sizes, with client weights.
 
     Leaves of `upper` and `lower` are `(clients, rows, ...)`. Rows past a client's size,
@@ -61,18 +87,9 @@ class ClientData(eqx.Module):
         """Return how many rows a client has."""
         return sizes[client]
 
-    def part_places(
-        self, sizes: Array, client: Client, width: int, part: Client, most: int
-    ) -> tuple[Places, Array]:
-        """Return one part of a client's rows, and their weights.
-
-        There are `most` parts, or as many as rows if those are fewer. Padding weighs
-        nothing. Weights are those among all rows times the number of parts, so that the
-        mean over the parts is that over the rows, whatever their sizes.
-        """
-        share = jnp.ones((), self.weights.dtype)
-        parts = jnp.minimum(self.largest(sizes, client), most)
-        return _weighted(client, share, sizes, _Part(part, parts, -(-width // most)))
+    def owners(self, sizes: Array, client: Client) -> tuple[Client, Array]:
+        """Return whose rows are divided, and their share of the weight."""
+        return client, jnp.ones((), self.weights.dtype)
 
     def pooled(self) -> "PooledData":
         """Return the same rows, as if they could be moved to one machine."""
@@ -104,7 +121,7 @@ class ClientData(eqx.Module):
         return replace(self, weights=as_weights(weights, self.clients))
 
 
-class PooledData(eqx.Module):
+class PooledData(_Parted):
     """The rows of all clients, `parts`, as those of one: the ceiling of comparisons.
 
     A drawn row is one of client k with the chance w_k / sum w, then uniform over that
@@ -122,25 +139,11 @@ class PooledData(eqx.Module):
         """Describe the rows by the clients that they came from."""
         return f"PooledData, as on one machine, of {self.parts!r}"
 
-    @property
-    def upper(self) -> Rows:
-        """The upper rows, still by the client they came from."""
-        return self.parts.upper
-
-    @property
-    def lower(self) -> Rows:
-        """The lower rows, likewise."""
-        return self.parts.lower
-
-    @property
-    def upper_sizes(self) -> Int[Array, " clients"]:
-        """How many of the upper rows are real."""
-        return self.parts.upper_sizes
-
-    @property
-    def lower_sizes(self) -> Int[Array, " clients"]:
-        """How many of the lower rows are real."""
-        return self.parts.lower_sizes
+    # The rows, and how many are real, are still by the client that they came from.
+    upper = property(attrgetter("parts.upper"))
+    lower = property(attrgetter("parts.lower"))
+    upper_sizes = property(attrgetter("parts.upper_sizes"))
+    lower_sizes = property(attrgetter("parts.lower_sizes"))
 
     @property
     def weights(self) -> Float[Array, "1"]:
@@ -160,14 +163,10 @@ class PooledData(eqx.Module):
         del client
         return jnp.max(sizes)
 
-    def part_places(
-        self, sizes: Array, client: Client, width: int, part: Client, most: int
-    ) -> tuple[Places, Array]:
-        """Return one part of the rows, those of every client divided alike."""
+    def owners(self, sizes: Array, client: Client) -> tuple[Array, Array]:
+        """Return all clients, whose rows are divided alike, and their shares."""
         whose = jnp.arange(sizes.size, dtype=jnp.int32)[:, None]
-        share = (self.parts.weights / jnp.sum(self.parts.weights))[:, None]
-        parts = jnp.minimum(self.largest(sizes, client), most)
-        return _weighted(whose, share, sizes, _Part(part, parts, -(-width // most)))
+        return whose, (self.parts.weights / jnp.sum(self.parts.weights))[:, None]
 
 
 Data: TypeAlias = ClientData | PooledData
@@ -209,28 +208,6 @@ def _uniform(size: Array, key: Key, count: int) -> Array:
     # The remainder of 32 random bits is off uniform by at most size / 2^32, and costs a
     # third of `jr.randint`, which matters where the batch is small.
     return jr.bits(key, (count,), jnp.uint32) % size.astype(jnp.uint32)
-
-
-class _Part(NamedTuple):
-    """Which part of how many, and the most rows that one has."""
-
-    part: Client
-    parts: Array
-    rows: int
-
-
-def _weighted(
-    whose: Array | int, share: Array, sizes: Array, chosen: _Part
-) -> tuple[Places, Array]:
-    size, parts = sizes[whose], chosen.parts.astype(sizes.dtype)
-    # Every so many rows one of them, so that parts differ in size by at most one.
-    first = jnp.asarray(chosen.part, sizes.dtype)
-    position = first + parts * jnp.arange(chosen.rows, dtype=sizes.dtype)
-    # Padding is not even read: past the end the last real row stands in, weighing 0.
-    index = jnp.minimum(position, size - 1)
-    each = parts.astype(share.dtype) * share / size.astype(share.dtype)
-    each = jnp.where(position < size, each, 0)
-    return (whose, index), each
 
 
 def padded_count(rows: int) -> int:

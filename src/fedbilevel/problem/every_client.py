@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from fedbilevel import _tree
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.stored_rows import is_stored
@@ -37,6 +38,16 @@ def map_clients(function: Callable, items: PyTree, weight: int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], values)
 
 
+def summed(stack: PyTree, shares: Float[Array, " entries"]) -> PyTree:
+    """Return the sum of entries by their shares; what has a share of 0 is left out."""
+
+    def one(leaf: Array) -> Array:
+        each = shares.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.sum(jnp.where(each > 0, each * leaf, 0), axis=0)
+
+    return jax.tree.map(one, stack)
+
+
 def mean_of_clients(
     function: Callable, items: PyTree, shares: Float[Array, " clients"], weight: int
 ) -> PyTree:
@@ -46,11 +57,7 @@ def mean_of_clients(
     """
 
     def part(items: PyTree, shares: Array) -> PyTree:
-        def summed(leaf: Array) -> Array:
-            each = shares.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
-            return jnp.sum(jnp.where(each > 0, each * leaf, 0), axis=0)
-
-        return jax.tree.map(summed, jax.vmap(function)(items))
+        return summed(jax.vmap(function)(items), shares)
 
     chunks, filled = _chunks((items, shares), shares.shape[0], weight)
     if chunks is None:
@@ -58,13 +65,11 @@ def mean_of_clients(
     items, shares = chunks
     # Places that fill up the last chunk belong to no client.
     shares = jnp.where(filled, shares, 0)
-    begin = jax.tree.map(
-        lambda shape: jnp.zeros(shape.shape, shape.dtype),
-        jax.eval_shape(part, jax.tree.map(lambda leaf: leaf[0], items), shares[0]),
-    )
+    first = jax.tree.map(lambda leaf: leaf[0], (items, shares))
+    begin = _tree.zeros_like(jax.eval_shape(part, *first))
 
     def add(total: PyTree, chunk: tuple[PyTree, Array]) -> tuple[PyTree, None]:
-        return jax.tree.map(jnp.add, total, part(*chunk)), None
+        return _tree.add(total, part(*chunk)), None
 
     return jax.lax.scan(add, begin, (items, shares))[0]
 

@@ -252,10 +252,7 @@ def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) 
         return jax.lax.cond(real, taken, lambda total, _: total, total, piece), None
 
     first = jax.tree.map(lambda leaf: leaf[0], pieces)
-    zeros = jax.tree.map(
-        lambda shape: jnp.zeros(shape.shape, shape.dtype),
-        jax.eval_shape(function, first),
-    )
+    zeros = _tree.zeros_like(jax.eval_shape(function, first))
     return jax.lax.scan(add, zeros, pieces)[0]
 
 

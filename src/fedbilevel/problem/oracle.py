@@ -11,7 +11,7 @@ call is a named inner `jit`, by which `runtime.counts` finds it in the traced pr
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -177,26 +177,19 @@ class Oracle(eqx.Module):
         return _tree.scale(1 / (2 * distance), difference)
 
 
-def _perturbed(
-    data: Data, rows: Rows, sizes: Array, draw: tuple, noise: Noise | None
-) -> Rows:
-    client, key, count = draw
-    choose, perturb = (key, key) if noise is None else jr.split(key)
-    places = data.drawn(sizes, client, choose, count)
-    drawn = fetched(jax.tree.map(lambda leaf: leaf[places], rows))
-    return drawn if noise is None else noise(perturb, drawn)
+def _drawing(level: str) -> Callable[..., Rows]:
+    def draw(data: Data, client: Any, key: Key, count: int, noise: Noise | None):
+        choose, perturb = (key, key) if noise is None else jr.split(key)
+        rows, sizes = getattr(data, level), getattr(data, f"{level}_sizes")
+        places = data.drawn(sizes, client, choose, count)
+        drawn = fetched(jax.tree.map(lambda leaf: leaf[places], rows))
+        return drawn if noise is None else noise(perturb, drawn)
+
+    draw.__name__ = f"_draw_{level}"
+    return jax.jit(draw, static_argnums=(3, 4))
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _draw_upper(data, client, key, batch, noise):
-    draw = (client, key, batch)
-    return _perturbed(data, data.upper, data.upper_sizes, draw, noise)
-
-
-@partial(jax.jit, static_argnums=(3, 4))
-def _draw_lower(data, client, key, batch, noise):
-    draw = (client, key, batch)
-    return _perturbed(data, data.lower, data.lower_sizes, draw, noise)
+_draw_upper, _draw_lower = _drawing("upper"), _drawing("lower")
 
 
 @cache
@@ -219,46 +212,39 @@ def part_rows(level: str, most: int) -> Callable[..., tuple[Rows, Array]]:
     return jax.jit(read)
 
 
-@jax.jit
-def _upper_gradients(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return _gradient(upper_loss, (1, 2), problem, x, y, batch)
-
-
-@jax.jit
-def _lower_gradient(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return _gradient(lower_loss, 2, problem, x, y, batch)
-
-
-@jax.jit
-def _lower_gradients(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return _gradient(lower_loss, (1, 2), problem, x, y, batch)
-
-
-@jax.jit
-def _lower_gradient_upper(problem: Problem, x: Upper, y: Lower, batch: Batch):
-    return _gradient(lower_loss, 1, problem, x, y, batch)
-
-
 def _gradient(loss: Any, argnums: Any, problem: Problem, x: Upper, y: Lower, batch):
     slope = jax.grad(loss, argnums)
     return over_pieces(problem, batch, lambda piece: slope(problem, x, y, piece))
 
 
-@jax.jit
-def _hessian_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
-    def gradient(at: Lower) -> Lower:
-        return _gradient(lower_loss, 2, problem, x, at, batch)
+def _gradient_of(name: str, loss: Callable, argnums: Any) -> Callable[..., Any]:
+    def gradient(problem: Problem, x: Upper, y: Lower, batch: Batch):
+        return _gradient(loss, argnums, problem, x, y, batch)
 
-    return jax.jvp(gradient, (y,), (v,))[1]
+    gradient.__name__ = name
+    return jax.jit(gradient)
 
 
-@jax.jit
-def _cross_product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
+_upper_gradients = _gradient_of("_upper_gradients", upper_loss, (1, 2))
+_lower_gradient = _gradient_of("_lower_gradient", lower_loss, 2)
+_lower_gradients = _gradient_of("_lower_gradients", lower_loss, (1, 2))
+_lower_gradient_upper = _gradient_of("_lower_gradient_upper", lower_loss, 1)
+
+
+def _product_of(name: str, argnum: int) -> Callable[..., Any]:
     # Forward over reverse: the derivative of gx along v is (d2 g / dx dy) v.
-    def gradient(at: Lower) -> Upper:
-        return _gradient(lower_loss, 1, problem, x, at, batch)
+    def product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
+        def gradient(at: Lower) -> Any:
+            return _gradient(lower_loss, argnum, problem, x, at, batch)
 
-    return jax.jvp(gradient, (y,), (v,))[1]
+        return jax.jvp(gradient, (y,), (v,))[1]
+
+    product.__name__ = name
+    return jax.jit(product)
+
+
+_hessian_product = _product_of("_hessian_product", 2)
+_cross_product = _product_of("_cross_product", 1)
 
 
 @jax.jit

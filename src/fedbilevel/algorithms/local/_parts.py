@@ -7,7 +7,7 @@ FromAverage   the 2022 FedBiOAcc corrects from the averaged point, before its mo
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ def own_number(turn: Turn, fewest: int, tau: int) -> Array:
 class OwnNumber(Part):
     """A number of local steps that differs by client."""
 
-    unequal: ClassVar[bool] = True
+    unequal = True
 
     fewest_steps: int = count("fewest local steps of a client")
     most: int = count("most local steps, tau")

@@ -37,8 +37,6 @@ its y, v and B, and inverts the right Hessian: its own. It is not known whether 
 paper means that.
 """
 
-from typing import Any, ClassVar
-
 from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByHypergradient
 from fedbilevel.algorithms.local._parts import BY_R, ServerScale
@@ -51,9 +49,9 @@ __all__ = ["AdaFBiO"]
 class AdaFBiO(ByHypergradient):
     """STORM on both levels, steps scaled by what the server has seen of them."""
 
-    reference: ClassVar[str] = "Huang 2022, arXiv 2211.01122"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    estimator: ClassVar[Any] = Storm()
+    reference = "Huang 2022, arXiv 2211.01122"
+    provenance = "abstract read; listing reconstructed, unverified"
+    estimator = Storm()
 
     eta: Schedule = schedule("common step of x and y, or its schedule")
     gamma: Number = step("upper", "x moves by gamma eta u / (sqrt(A) + r)", **BY_R)

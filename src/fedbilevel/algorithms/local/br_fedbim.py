@@ -22,62 +22,41 @@ Deviations: the listing is a reconstruction. A client that was absent continues 
 old d_k.
 """
 
-from typing import ClassVar
-
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Triple, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.directions import three_directions, with_z
-from fedbilevel.algorithms.one_machine._path import ITERATIONS
-from fedbilevel.algorithms.parts import Iterate, Memory, evaluate, move, no_memory
-from fedbilevel.channels import Channel, GeometricMedian, Mean, Median, TrimmedMean
+from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms.base import Turn
+from fedbilevel.algorithms.directions import three_directions
+from fedbilevel.algorithms.local._bases import Robust, rule_of_server
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, at_point
+from fedbilevel.algorithms.parts import Memory, evaluate, no_memory
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import count, number, weight, word
+from fedbilevel.schedules import count, step, weight
 
 __all__ = ["BRFedBiM"]
 
-# Made when they are asked for: a module computes nothing when it is imported.
-ROBUST = {
-    "median": Median,
-    "geometric-median": GeometricMedian,
-    "trimmed-mean": lambda: TrimmedMean(0.2),
-    "mean": Mean,
-}
 
-
-class BRFedBiM(AbstractAlgorithm):
+class BRFedBiM(Robust):
     """Momentum of clients on x, y and z, reduced by a rule that bears faults."""
 
-    reference: ClassVar[str] = "BR-FedBiM, ICLR 2026; arXiv 2012.10333"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    reference = "BR-FedBiM, ICLR 2026; arXiv 2012.10333"
+    provenance = "abstract read; listing reconstructed, unverified"
 
-    lr_x: Number = number("x moves by lr_x d", step="upper")
-    lr_y: Number = number("y moves by lr_y d", step="lower")
-    lr_z: Number = number("z moves by lr_z d", step="lower")
+    lr_x: Number = step("upper", "x moves by lr_x d")
+    lr_y: Number = step("lower", "y moves by lr_y d")
+    lr_z: Number = step("auxiliary", "z moves by lr_z d")
     alpha: Number = weight("upper", "what d_k forgets of itself in a step")
-    robust: str = word(
-        "the rule R of the server", tuple(ROBUST), default="median", kw_only=True
-    )
+    robust: str = rule_of_server()
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def channel(self) -> Channel:
-        """Reduce replies by the rule."""
-        return Channel((), ROBUST[self.robust]())
-
-    def init_server(self, x: Upper, y: Lower) -> Iterate:
-        """Start at (x, y, 0)."""
-        return Iterate(with_z(x, y))
-
-    def init_client(self, x: Upper, y: Lower) -> Memory:
+    def init_client(self, x, y):
         """Start without momentum."""
-        return no_memory(with_z(x, y))
+        return no_memory(self.variables(x, y))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
-        step = Phase("step", lambda server: server.point, self.momentum, self.moved)
-        return (Repeat(self.local_steps, (step,)),)
+        return self.repeated(at_point("step", self.momentum, self.moved()))
 
     def momentum(self, w: Triple, memory: Memory, oracle: Oracle, turn: Turn):
         """Return d_k, and keep it."""
@@ -86,8 +65,3 @@ class BRFedBiM(AbstractAlgorithm):
         d = _tree.add_scaled(kept, self.alpha, D)
         d = _tree.select(jnp.asarray(memory.index) < 0, D, d)
         return Memory(d, jnp.asarray(turn.index, jnp.int32)), d
-
-    def moved(self, server: Iterate, d: Triple) -> Iterate:
-        """Move x, y and z."""
-        steps = Triple(self.lr_x, self.lr_y, self.lr_z)
-        return Iterate(move(server.point, steps, d))

@@ -25,11 +25,8 @@ p = 1, unless `controls` or an `anchor` correct it. z starts at 0, and the wrapp
 `ball` bounds it.
 """
 
-from typing import ClassVar
-
-from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByLinearSystem
-from fedbilevel.schedules import count, step
+from fedbilevel.schedules import Number, count, step
 
 __all__ = ["FedBiO"]
 
@@ -37,8 +34,8 @@ __all__ = ["FedBiO"]
 class FedBiO(ByLinearSystem):
     """Plain local steps on x, y and z, averaged every p steps."""
 
-    reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    reference = "Li, Huang, Huang 2023, arXiv 2302.06701"
+    provenance = "abstract read; listing reconstructed, unverified"
 
     lr_x: Number = step("upper", "x moves by lr_x nu")
     lr_y: Number = step("lower", "y moves by lr_y omega")

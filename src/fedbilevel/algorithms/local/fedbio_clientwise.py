@@ -20,8 +20,6 @@ body. z comes from any hypergradient estimator (`Neumann` on the command line).
 `alternating=False` takes both directions at the old point.
 """
 
-from typing import ClassVar
-
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.local._bases import ByHypergradient
 from fedbilevel.schedules import choice, count, step
@@ -32,10 +30,10 @@ __all__ = ["FedBiOClientwise"]
 class FedBiOClientwise(ByHypergradient):
     """Plain local steps; x averaged every p steps, y kept on its client."""
 
-    reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    answers: ClassVar[str] = "own y per client"
-    inverts_locally: ClassVar[bool] = False
+    reference = "Li, Huang, Huang 2022, arXiv 2205.01608"
+    provenance = "abstract read; listing reconstructed, unverified"
+    answers = "own y per client"
+    inverts_locally = False
 
     lr_x: Number = step("upper", "x moves by lr_x nu")
     lr_y: Number = step("lower", "y moves by lr_y gy")

@@ -19,8 +19,6 @@ average; Li, Huang, Huang, arXiv 2302.06701, for the local steps.
 Deviations: the two are put together here, in no paper that is known. z starts at 0.
 """
 
-from typing import Any, ClassVar
-
 from fedbilevel._types import Number, Triple
 from fedbilevel.algorithms.local._bases import ByLinearSystem
 from fedbilevel.estimators import MovingAverage, Plain
@@ -32,9 +30,9 @@ __all__ = ["FedBiOMomentum"]
 class FedBiOMomentum(ByLinearSystem):
     """Local steps on x, y and z, that of x along a moving average."""
 
-    reference: ClassVar[str] = "Chen et al. 2024, arXiv 2306.12067; arXiv 2302.06701"
-    provenance: ClassVar[str] = "ours: two known methods put together"
-    estimator: ClassVar[Any] = Triple(MovingAverage(), Plain(), Plain())
+    reference = "Chen et al. 2024, arXiv 2306.12067; arXiv 2302.06701"
+    provenance = "ours: two known methods put together"
+    estimator = Triple(MovingAverage(), Plain(), Plain())
 
     lr_x: Number = step("upper", "x moves by lr_x a u", over="a")
     lr_y: Number = step("lower", "y moves by lr_y a omega", over="a")

@@ -24,12 +24,9 @@ client that missed the last round corrects from the received point. The wrapper 
 offers two alternatives.
 """
 
-from typing import Any, ClassVar
-
-from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByLinearSystem
 from fedbilevel.estimators import Storm
-from fedbilevel.schedules import Schedule, count, schedule, step, weight
+from fedbilevel.schedules import Number, Schedule, count, schedule, step, weight
 
 __all__ = ["FedBiOAcc"]
 
@@ -37,9 +34,9 @@ __all__ = ["FedBiOAcc"]
 class FedBiOAcc(ByLinearSystem):
     """STORM on x, y and z, averaged every p steps."""
 
-    reference: ClassVar[str] = "Li, Huang, Huang 2023, arXiv 2302.06701"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    estimator: ClassVar[Any] = Storm()
+    reference = "Li, Huang, Huang 2023, arXiv 2302.06701"
+    provenance = "abstract read; listing reconstructed, unverified"
+    estimator = Storm()
 
     a: Schedule = schedule("common step of x, y and z, or its schedule")
     eta: Number = step("upper", "x moves by eta a nu", over="a")

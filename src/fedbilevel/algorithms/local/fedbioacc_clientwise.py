@@ -25,8 +25,6 @@ their means. With fewer than K participants a client that missed the last round 
 from the received point.
 """
 
-from typing import Any, ClassVar
-
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.local._bases import ByHypergradient
 from fedbilevel.algorithms.local._parts import FromAverage
@@ -39,11 +37,11 @@ __all__ = ["FedBiOAccClientwise"]
 class FedBiOAccClientwise(ByHypergradient):
     """STORM, x and its direction averaged before the move, y kept on its client."""
 
-    reference: ClassVar[str] = "Li, Huang, Huang 2022, arXiv 2205.01608"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    answers: ClassVar[str] = "own y per client"
-    inverts_locally: ClassVar[bool] = False
-    estimator: ClassVar[Any] = Storm()
+    reference = "Li, Huang, Huang 2022, arXiv 2205.01608"
+    provenance = "abstract read; listing reconstructed, unverified"
+    answers = "own y per client"
+    inverts_locally = False
+    estimator = Storm()
 
     a: Schedule = schedule("common step of x and y, or its schedule")
     eta: Number = step("upper", "x moves by eta a nu", over="a")

@@ -31,38 +31,18 @@ before the first one are left out. A client that missed the last round starts as
 first.
 """
 
-from dataclasses import replace
-from operator import attrgetter
-from typing import Any, ClassVar
-
-import jax.numpy as jnp
-
-from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Triple, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.directions import three_directions, with_z
-from fedbilevel.algorithms.one_machine._path import sampled, stepped, system_slope
-from fedbilevel.algorithms.parts import (
-    Iterate,
-    Memory,
-    evaluate,
-    local_steps,
-    move,
-    no_memory,
-    previous_point,
-)
-from fedbilevel.estimators import Storm, at_both
-from fedbilevel.problem import Oracle
+from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms.local._bases import FromMeanDirection
 from fedbilevel.schedules import count, number, step
 
 __all__ = ["FedMSA"]
 
 
-class FedMSA(AbstractAlgorithm):
+class FedMSA(FromMeanDirection):
     """Local recursions on x, y and z from the mean directions of all clients."""
 
-    reference: ClassVar[str] = "Tarzanagh et al. 2023, arXiv 2306.01648"
-    provenance: ClassVar[str] = "updates read in the authors' program"
+    reference = "Tarzanagh et al. 2023, arXiv 2306.01648"
+    provenance = "updates read in the authors' program"
 
     alpha: Number = step("upper", "x moves by alpha h")
     beta: Number = step("lower", "y and z move by beta h")
@@ -70,58 +50,6 @@ class FedMSA(AbstractAlgorithm):
     terms: int = count("terms of the sum that z starts with, N", default=5, least=0)
     local_steps: int = count("local steps of a round, tau", kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Iterate:
-        """Start at (x, y, 0)."""
-        w = with_z(x, y)
-        return Iterate(w, _tree.zeros_like(w))
-
-    def init_client(self, x: Upper, y: Lower) -> Memory:
-        """Start without a point of an earlier round."""
-        return no_memory(with_z(x, y))
-
-    def setup(self) -> Phases:
-        """Return the exchanges that z starts with."""
-
-        def longer(server: Iterate, q: Triple) -> Iterate:
-            steps = Triple(None, None, self.beta)
-            return replace(server, point=stepped(server.point, steps, q))
-
-        one_term = sampled("start_z", system_slope, longer)
-        return (Repeat(self.terms, (one_term,)),) if self.terms else ()
-
-    def phases(self) -> Phases:
-        """Return the exchange for the mean directions, and the local recursion."""
-
-        def mean(name: str, field: str, local: Any, **more: Any) -> Phase:
-            def up(server: Iterate, reply: Triple) -> Iterate:
-                return replace(server, **{field: reply})
-
-            return Phase(name, lambda s: s, local, up, attrgetter(field), **more)
-
-        directions = mean("directions", "direction", self.seen, everyone=True)
-        return (directions, mean("local", "point", self.recursion, moves=True))
-
-    def seen(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
-        """Return h_i, and keep the point."""
-        w, known = message.point, memory.index == turn.index - 1
-        weight = jnp.where(known, self.rho, 1.0)
-        G = evaluate(three_directions(oracle, turn.keys(1)[0]))
-        previous = previous_point(w, memory, turn)
-        h, _ = Storm()(G, w, previous, message.direction, weight)
-        return Memory(w, jnp.asarray(turn.index, jnp.int32)), h
-
-    def recursion(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
-        """Take tau steps along h, updated by the changes of D_i."""
-        steps = Triple(self.alpha, self.beta, self.beta)
-        w, h = message.point, message.direction
-
-        def iterate(carry: tuple[Triple, Triple, Triple], time: tuple[Any, Key]):
-            (w, before, h), (_, key) = carry, time
-            now, then = at_both(evaluate(three_directions(oracle, key)), w, before)
-            h = _tree.add(h, _tree.subtract(now, then))
-            return move(w, steps, h), w, h
-
-        carry = (move(w, steps, h), w, h)
-        if self.local_steps > 1:
-            carry = local_steps(iterate, carry, turn, self.local_steps - 1)
-        return memory, carry[0]
+    def of_blocks(self, found):
+        """Return alpha for x, and beta for y and z."""
+        return Triple(found["x"], found["y"], found["y"])

@@ -25,12 +25,9 @@ eta_{t-1}, as in LocalBSGVRM. With fewer than K participants the received u, v, 
 replace the client's own.
 """
 
-from typing import Any, ClassVar
-
-from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.estimators import MovingAverage
-from fedbilevel.schedules import Schedule, count, schedule, step, weight
+from fedbilevel.schedules import Number, Schedule, count, schedule, step, weight
 
 __all__ = ["LocalBSGM"]
 
@@ -38,9 +35,9 @@ __all__ = ["LocalBSGM"]
 class LocalBSGM(Founding):
     """Moving averages of hypergradient and lower gradient, averaged every p steps."""
 
-    reference: ClassVar[str] = "Gao 2022, arXiv 2204.13299, Algorithm 1"
-    provenance: ClassVar[str] = "listing read in the paper"
-    estimator: ClassVar[Any] = MovingAverage()
+    reference = "Gao 2022, arXiv 2204.13299, Algorithm 1"
+    provenance = "listing read in the paper"
+    estimator = MovingAverage()
 
     eta: Schedule = schedule("common step of x and y, or its schedule")
     alpha: Number = weight("upper", "u forgets by alpha eta a step", over="eta")

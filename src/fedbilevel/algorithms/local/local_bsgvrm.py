@@ -24,12 +24,9 @@ last round takes the received point as its previous one (momentum without correc
 The wrapper `absent` offers two alternatives.
 """
 
-from typing import Any, ClassVar
-
-from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.estimators import Storm
-from fedbilevel.schedules import Schedule, count, schedule, step, weight
+from fedbilevel.schedules import Number, Schedule, count, schedule, step, weight
 
 __all__ = ["LocalBSGVRM"]
 
@@ -37,9 +34,9 @@ __all__ = ["LocalBSGVRM"]
 class LocalBSGVRM(Founding):
     """STORM on hypergradient and lower gradient, averaged every p steps."""
 
-    reference: ClassVar[str] = "Gao 2022, arXiv 2204.13299, Algorithm 2"
-    provenance: ClassVar[str] = "listing read in the paper"
-    estimator: ClassVar[Any] = Storm()
+    reference = "Gao 2022, arXiv 2204.13299, Algorithm 2"
+    provenance = "listing read in the paper"
+    estimator = Storm()
 
     eta: Schedule = schedule("common step of x and y, or its schedule")
     alpha: Number = weight("upper", "u forgets by alpha eta^2", over="eta", power=2)

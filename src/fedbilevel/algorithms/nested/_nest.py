@@ -7,7 +7,7 @@ nothing between exchanges, so every exchange may draw a fresh cohort.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jaxtyping import Array
@@ -22,6 +22,8 @@ from fedbilevel.algorithms.base import (
     Repeat,
     Turn,
 )
+from fedbilevel.algorithms.directions import lower_slope
+from fedbilevel.algorithms.one_machine._path import Draw, sampled
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.estimators import at_both
 from fedbilevel.problem import Oracle
@@ -62,7 +64,7 @@ def parts_of_x() -> Any:
 class Nested(AbstractAlgorithm):
     """A method of two loops, whose step of x is walked in parts."""
 
-    allows_private: ClassVar[bool] = False
+    allows_private = False
 
     alpha: Number = whole_step("upper", "x")
     local_steps: int = count("parts of a step, tau", kw_only=True)
@@ -114,38 +116,47 @@ class WithSeries(Nested):
         return (*series, *fed_out(self.alpha, parts))
 
 
-def check_step(
-    name: str, letter: str, step: Any, curvature: float, client: int
-) -> None:
-    """Raise if the step of a series is too large for the curvature."""
-    if is_known(step) and float(step) * curvature >= 1:
-        raise ClientInputError(
-            client,
-            f" L1 is about {curvature:.4g} at the start, so use at most "
-            f"{0.99 / curvature:.4g}.",
-            f"`{name}({letter}={float(step):.4g})`: the series needs {letter} < "
-            "1/L1; on ",
-        )
+def local_steps_on(
+    block: str,
+    name: str,
+    length: Array,
+    parts: int,
+    draw: Draw,
+    anchor: str | None = None,
+) -> Phase:
+    """Return the exchange that takes the mean of one block after local steps.
 
+    A whole step is walked in `parts` parts, each along a freshly sampled slope of the
+    block. With the name of an anchor, which is sent along with the point, slopes are
+    corrected by it and by their values at the point.
+    """
 
-def walk(
-    start: Any, length: Array, turn: Turn, parts: int, slope: Callable[[Any, Key], Any]
-) -> Any:
-    """Walk a whole step in `parts` parts, each along a freshly sampled slope."""
+    def local(message: Any, client: Any, oracle: Oracle, turn: Turn):
+        point, mean = message if anchor else (message, None)
+        start = getattr(point, block)
 
-    def part(w: Any, key: Key) -> tuple[Any, None]:
-        return _tree.add_scaled(w, -length / parts, slope(w, key)), None
+        def part(at: Any, key: Key) -> tuple[Any, None]:
+            sampled = draw(oracle, key)
 
-    return jax.lax.scan(part, start, turn.keys(parts))[0]
+            def G(value: Any) -> Any:
+                return sampled(replace(point, **{block: value}))
+
+            if anchor is None:
+                slope = G(at)
+            else:
+                now, at_anchor = at_both(G, at, start)
+                slope = _tree.add(mean, _tree.subtract(now, at_anchor))
+            return _tree.add_scaled(at, -length / parts, slope), None
+
+        return client, jax.lax.scan(part, start, turn.keys(parts))[0]
+
+    return moving(block, name, local, anchor)
 
 
 def moving(
     block: str, name: str, local: Callable, anchor: str | None = None, **more: Any
 ) -> Phase:
-    """Return the exchange that takes the mean of one block after local steps.
-
-    With the name of an anchor that is sent along with the point.
-    """
+    """Return an exchange whose replies are one block, with its anchor sent along."""
 
     def down(server: Nest) -> Any:
         return (server.point, getattr(server, anchor)) if anchor else server.point
@@ -159,34 +170,26 @@ def moving(
     return Phase(name, down, local, up, about, moves=True, **more)
 
 
+def slope_of_g(oracle: Oracle, key: Key) -> Callable[[Pair], Lower]:
+    """Draw zeta; return the map of gy."""
+    return lower_slope(oracle, key).y
+
+
+def slope_of_f(oracle: Oracle, key: Key) -> Callable[[Pair], Upper]:
+    """Draw xi; return the map of fx."""
+    xi = oracle.draw_upper(key)
+    return lambda w: oracle.upper_gradients(w.x, w.y, xi)[0]
+
+
 def fed_inn(beta: Array, tau: int) -> Phases:
     """Return FedInn: the clients' mean slope, then local steps corrected by it.
 
     q = mean_i gy_i(x, y; zeta_i);  then, tau times,
     y_i -= (beta/tau) (gy_i(x, y_i; zeta) - gy_i(x, y; zeta) + q);  y = mean_i y_i
     """
-
-    def anchor(point: Pair, client: None, oracle: Oracle, turn: Turn):
-        zeta = oracle.draw_lower(turn.keys(1)[0])
-        return client, oracle.lower_gradient(point.x, point.y, zeta)
-
-    def correct(message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn):
-        point, q = message
-
-        def slope(y: Lower, key: Key) -> Lower:
-            zeta = oracle.draw_lower(key)
-
-            def gradient(at: Lower) -> Lower:
-                return oracle.lower_gradient(point.x, at, zeta)
-
-            now, at_anchor = at_both(gradient, y, point.y)
-            return _tree.add(_tree.subtract(now, at_anchor), q)
-
-        return client, walk(point.y, beta, turn, tau, slope)
-
     return (
-        Phase("inner_anchor", lambda s: s.point, anchor, lambda s, q: replace(s, q=q)),
-        moving("y", "inner_correct", correct, anchor="q"),
+        sampled("inner_anchor", slope_of_g, lambda s, q: replace(s, q=q)),
+        local_steps_on("y", "inner_correct", beta, tau, slope_of_g, "q"),
     )
 
 
@@ -195,14 +198,25 @@ def light_fed_inn(beta: Array, tau: int) -> Phases:
 
     tau times, y_i -= (beta/tau) gy_i(x, y_i; zeta);  y = mean_i y_i
     """
+    return (local_steps_on("y", "inner_local", beta, tau, slope_of_g),)
 
-    def local(point: Pair, client: None, oracle: Oracle, turn: Turn):
-        def slope(y: Lower, key: Key) -> Lower:
-            return oracle.lower_gradient(point.x, y, oracle.draw_lower(key))
 
-        return client, walk(point.y, beta, turn, tau, slope)
+def lower_updates(method: Any) -> Repeat:
+    """Return T_in lower updates, with anchors where the method is anchored."""
+    inner = fed_inn if method.anchored else light_fed_inn
+    return Repeat(method.inner_rounds, inner(method.beta, method.local_steps))
 
-    return (moving("y", "inner_local", local),)
+
+def factor_by(step: Callable[[], Array]) -> Callable:
+    """Return the work of a client that multiplies p by I - step() H_i."""
+
+    def factor(message: tuple[Pair, Lower], client: Any, oracle: Oracle, turn: Turn):
+        point, p = message
+        zeta = oracle.draw_lower(turn.keys(1)[0])
+        product = oracle.hessian_product(point.x, point.y, p, zeta)
+        return client, _tree.add_scaled(p, -step(), product)
+
+    return factor
 
 
 def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
@@ -213,19 +227,13 @@ def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
     """
     factors = terms - 1 if random_length else terms
 
-    def slope_of_f(point: Pair, client: Any, oracle: Oracle, turn: Turn):
-        xi = oracle.draw_upper(turn.keys(1)[0])
-        return client, oracle.upper_gradients(point.x, point.y, xi)[1]
+    def start(oracle: Oracle, key: Key) -> Callable[[Pair], Lower]:
+        xi = oracle.draw_upper(key)
+        return lambda w: oracle.upper_gradients(w.x, w.y, xi)[1]
 
     def first(server: Nest, fy: Lower) -> Nest:
         p = _tree.scale((terms if random_length else 1) / ell, fy)
         return replace(server, term=p, total=None if random_length else p)
-
-    def factor(message: Any, client: Any, oracle: Oracle, turn: Turn):
-        point, p = message
-        zeta = oracle.draw_lower(turn.keys(1)[0])
-        product = oracle.hessian_product(point.x, point.y, p, zeta)
-        return client, _tree.add_scaled(p, -1 / ell, product)
 
     def longer(server: Nest, p: Lower) -> Nest:
         total = None if random_length else _tree.add(server.total, p)
@@ -234,12 +242,12 @@ def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
     one_factor = Phase(
         "series_factor",
         lambda s: (s.point, s.term),
-        factor,
+        factor_by(lambda: 1 / ell),
         longer,
         about=lambda message: message[1],
     )
     return (
-        Phase("series_start", lambda s: s.point, slope_of_f, first),
+        sampled("series_start", start, first),
         Repeat(factors, (one_factor,), random=random_length),
     )
 
@@ -262,21 +270,7 @@ def fed_out(alpha: Array, tau: int) -> Phases:
         indirect = oracle.cross_product(point.x, point.y, z, zeta)
         return client, _tree.subtract(fx, indirect)
 
-    def correct(message: Any, client: Any, oracle: Oracle, turn: Turn):
-        point, h = message
-
-        def slope(x: Upper, key: Key) -> Upper:
-            xi = oracle.draw_upper(key)
-
-            def direct(at: Upper) -> Upper:
-                return oracle.upper_gradients(at, point.y, xi)[0]
-
-            now, at_anchor = at_both(direct, x, point.x)
-            return _tree.add(h, _tree.subtract(now, at_anchor))
-
-        return client, walk(point.x, alpha, turn, tau, slope)
-
     return (
         Phase("outer_anchor", with_z, hypergradient, lambda s, h: replace(s, h=h)),
-        moving("x", "outer_correct", correct, anchor="h"),
+        local_steps_on("x", "outer_correct", alpha, tau, slope_of_f, "h"),
     )

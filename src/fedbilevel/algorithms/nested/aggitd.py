@@ -28,7 +28,7 @@ body. z is sent, and computed, before it begins, too.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -40,11 +40,11 @@ from fedbilevel.algorithms.base import Phase, Repeat, ServerTurn, Turn, with_tur
 from fedbilevel.algorithms.nested._nest import (
     Nest,
     Nested,
-    check_step,
     fed_inn,
     fed_out,
     whole_step,
 )
+from fedbilevel.hypergradient._base import check_step
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Effective, choice, count, number
 
@@ -54,8 +54,8 @@ __all__ = ["AggITD"]
 class AggITD(Nested):
     """A federated series that travels with the lower steps."""
 
-    reference: ClassVar[str] = "Xiao, Ji 2023, arXiv 2302.04969"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
+    reference = "Xiao, Ji 2023, arXiv 2302.04969"
+    provenance = "abstract read; listing reconstructed, unverified"
 
     beta: Number = whole_step("lower", "y")
     lam: Number = number(

@@ -25,8 +25,6 @@ are computed, but not taken. All clients take part in lower exchanges. One that 
 the last one leaves c_k as it was.
 """
 
-from typing import Any, ClassVar
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -46,8 +44,8 @@ __all__ = ["EAiPOD"]
 class EAiPOD(WithSeries):
     """Controlled lower steps with an exchange by a coin, a federated series above."""
 
-    reference: ClassVar[str] = "Xiao et al. 2023, arXiv 2211.07096"
-    provenance: ClassVar[str] = "updates read in the authors' program"
+    reference = "Xiao et al. 2023, arXiv 2211.07096"
+    provenance = "updates read in the authors' program"
 
     lr_y: Number = number("y moves by lr_y (gy - c_k)", step="lower", kw_only=True)
     probability: Number = number(
@@ -76,11 +74,10 @@ class EAiPOD(WithSeries):
 
     def lower_steps(self, point: Pair, memory: Memory, oracle: Oracle, turn: Turn):
         """Renew c_k by the y that arrived; make lower steps until the coin."""
-        c = _tree.select(
-            memory.index == turn.index - 1,
-            self.renewed(memory.control, point.y, memory.evaluated),
-            memory.control,
-        )
+        c, factor = memory.control, self.probability / self.lr_y
+        rest = _tree.subtract(point.y, memory.evaluated)
+        renewed = _tree.add_scaled(c, factor, rest)
+        c = _tree.select(memory.index == turn.index - 1, renewed, c)
 
         def step(y: Lower, time: tuple[Array, Key]) -> tuple[Lower, None]:
             goes_on, key = time
@@ -88,17 +85,9 @@ class EAiPOD(WithSeries):
             moved = move(y, self.lr_y, _tree.subtract(slope, c))
             return _tree.select(goes_on, moved, y), None
 
-        times = (self.before_heads(turn), turn.keys(self.longest))
-        y, _ = jax.lax.scan(step, point.y, times)
-        return Memory(y, jnp.asarray(turn.index, jnp.int32), c), y
-
-    def renewed(self, c: Lower, mean: Lower, y: Lower) -> Lower:
-        """Return c_k + (pr/lr_y) (y - y_k)."""
-        factor: Any = self.probability / self.lr_y
-        return _tree.add_scaled(c, factor, _tree.subtract(mean, y))
-
-    def before_heads(self, turn: Turn) -> Array:
-        """Throw S coins; flag the steps before which none showed heads."""
         coins = jr.bernoulli(turn.shared, self.probability, (self.longest,))
         heads = coins.astype(jnp.int32)
-        return jnp.cumsum(heads) == heads
+        # Those steps are made before which no coin showed heads.
+        made = jnp.cumsum(heads) == heads
+        y, _ = jax.lax.scan(step, point.y, (made, turn.keys(self.longest)))
+        return Memory(y, jnp.asarray(turn.index, jnp.int32), c), y

@@ -25,7 +25,7 @@ Chains come to every client equally often, whatever its weight.
 """
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,23 +33,24 @@ import jax.random as jr
 from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Upper
+from fedbilevel._types import Key, Lower, Number, Pair, Upper
 from fedbilevel.algorithms.base import (
     AbstractAlgorithm,
     Each,
     Gathered,
     Phase,
-    Phases,
     Pointed,
     Repeat,
     ServerTurn,
     Turn,
     with_turn,
 )
-from fedbilevel.algorithms.nested._nest import check_step
-from fedbilevel.algorithms.one_machine._path import at_point
-from fedbilevel.algorithms.parts import move
+from fedbilevel.algorithms.nested._nest import factor_by, slope_of_g
+from fedbilevel.algorithms.one_machine._path import sampled
+from fedbilevel.algorithms.parts import move, stacked_zeros
+from fedbilevel.hypergradient._base import check_step
 from fedbilevel.problem import Oracle
+from fedbilevel.problem.every_client import summed
 from fedbilevel.schedules import choice, count, number
 
 __all__ = ["FedMBO"]
@@ -68,10 +69,10 @@ class Chains(Pointed):
 class FedMBO(AbstractAlgorithm):
     """Federated minibatch steps below, unaveraged chains of Hessians above."""
 
-    reference: ClassVar[str] = "Huang, Zhang, Ji 2023, arXiv 2302.05412"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    allows_private: ClassVar[bool] = False
-    counts_clients: ClassVar[bool] = True
+    reference = "Huang, Zhang, Ji 2023, arXiv 2302.05412"
+    provenance = "abstract read; listing reconstructed, unverified"
+    allows_private = False
+    counts_clients = True
 
     lr_x: Number = number("x moves by lr_x h", step="upper", kw_only=True)
     lr_y: Number = number("y moves by lr_y gy", step="lower", kw_only=True)
@@ -89,37 +90,30 @@ class FedMBO(AbstractAlgorithm):
         """Raise if theta is too large for the series."""
         check_step("FedMBO", "theta", self.theta, curvature, client)
 
-    def init_server(self, x: Upper, y: Lower) -> Chains:
+    def init_server(self, x, y):
         """Start at (x, y), without chains."""
-        fx, r = _copies(x, self.chains), _copies(y, self.chains)
+        fx, r = (stacked_zeros(level, self.chains) for level in (x, y))
         return Chains(Pair(x, y), fx, r, r, jnp.zeros(self.chains))
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the lower steps, the chains, and the upper step."""
-        factors = self.terms - 1 if self.random_length else self.terms
-        lower = at_point("lower", self.slope, self.lower_step)
-        start = at_point("chain_start", self.slopes, self.begin, gathers=True)
-        sent, up = with_turn(self.dealt), with_turn(self.longer)
-        hop = Phase("hop", sent, self.factor, up, lambda sent: sent[1], gathers=True)
-        sent, up = with_turn(self.dealt_sums), with_turn(self.upper_step)
-        last = Phase("last_hop", sent, self.crossed, up, gathers=True)
+        factors, inverse = self.terms, "total"
+        if self.random_length:
+            factors, inverse = self.terms - 1, "r"
+        lower = sampled("lower", slope_of_g, self.lower_step)
+        start = sampled("chain_start", slopes, self.begin, gathers=True)
+        sent, up = self.dealt("r"), with_turn(self.longer)
+        factor = factor_by(lambda: self.theta)
+        hop = Phase("hop", sent, factor, up, lambda sent: sent[1], gathers=True)
+        sent, up = self.dealt(inverse), with_turn(self.upper_step)
+        last = Phase("last_hop", sent, crossed, up, gathers=True)
         hops = Repeat(factors, (hop,), random=self.random_length)
         return (Repeat(self.inner_rounds, (lower,)), start, hops, last)
-
-    def slope(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
-        """Return gy."""
-        zeta = oracle.draw_lower(turn.keys(1)[0])
-        return client, oracle.lower_gradient(point.x, point.y, zeta)
 
     def lower_step(self, server: Chains, gy: Lower) -> Chains:
         """Move y."""
         y = move(server.point.y, self.lr_y, gy)
         return replace(server, point=Pair(server.point.x, y))
-
-    def slopes(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
-        """Return fx and fy, where a chain begins."""
-        xi = oracle.draw_upper(turn.keys(1)[0])
-        return client, Pair(*oracle.upper_gradients(point.x, point.y, xi))
 
     def begin(self, server: Chains, gathered: Gathered) -> Chains:
         """Begin a chain in every place that answered."""
@@ -131,18 +125,13 @@ class FedMBO(AbstractAlgorithm):
         """Draw which chain each place gets."""
         return jr.permutation(turn.shared, self.chains)
 
-    def dealt(self, server: Chains, turn: ServerTurn) -> tuple[Pair, Each]:
-        """Send the point, and a chain to each participant."""
-        return server.point, Each(_taken(server.r, self.order(turn)))
+    def dealt(self, name: str) -> Any:
+        """Send the point, and to each participant this of another chain."""
 
-    def factor(
-        self, message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn
-    ):
-        """Return r - theta hvp[r]."""
-        point, r = message
-        zeta = oracle.draw_lower(turn.keys(1)[0])
-        product = oracle.hessian_product(point.x, point.y, r, zeta)
-        return client, _tree.add_scaled(r, -self.theta, product)
+        def down(server: Chains, turn: ServerTurn) -> tuple[Pair, Each]:
+            return server.point, Each(_taken(getattr(server, name), self.order(turn)))
+
+        return with_turn(down)
 
     def longer(self, server: Chains, gathered: Gathered, turn: ServerTurn) -> Chains:
         """Put the chains back in their order; those not answered wait."""
@@ -156,19 +145,6 @@ class FedMBO(AbstractAlgorithm):
         r = jax.tree.map(put, server.r, gathered.replies)
         return replace(server, r=r, total=jax.tree.map(put, server.total, sums))
 
-    def dealt_sums(self, server: Chains, turn: ServerTurn) -> tuple[Pair, Each]:
-        """Send the point, and what of each chain stands for the inverse."""
-        z = server.r if self.random_length else server.total
-        return server.point, Each(_taken(z, self.order(turn)))
-
-    def crossed(
-        self, message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn
-    ):
-        """Return jvp[z]."""
-        point, z = message
-        zeta = oracle.draw_lower(turn.keys(1)[0])
-        return client, oracle.cross_product(point.x, point.y, z, zeta)
-
     def upper_step(
         self, server: Chains, gathered: Gathered, turn: ServerTurn
     ) -> Chains:
@@ -178,18 +154,21 @@ class FedMBO(AbstractAlgorithm):
         share = counts / jnp.maximum(jnp.sum(counts), 1)
         scale = self.terms * self.theta if self.random_length else self.theta
         h = _tree.add_scaled(_taken(server.fx, order), -scale, gathered.replies)
-
-        def mean(leaf: Array) -> Array:
-            flags = share.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
-            return jnp.sum(jnp.where(flags > 0, flags * leaf, 0), axis=0)
-
-        x = move(server.point.x, self.lr_x, jax.tree.map(mean, h))
+        x = move(server.point.x, self.lr_x, summed(h, share))
         return replace(server, point=Pair(x, server.point.y))
 
 
-def _copies(tree: PyTree, count: int) -> PyTree:
-    """Return zeros, so many times shaped like a tree."""
-    return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), tree)
+def slopes(oracle: Oracle, key: Key) -> Any:
+    """Draw xi; return the map of fx and fy, with which a chain begins."""
+    xi = oracle.draw_upper(key)
+    return lambda w: Pair(*oracle.upper_gradients(w.x, w.y, xi))
+
+
+def crossed(message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn):
+    """Return jvp[z]."""
+    point, z = message
+    zeta = oracle.draw_lower(turn.keys(1)[0])
+    return client, oracle.cross_product(point.x, point.y, z, zeta)
 
 
 def _taken(tree: PyTree, order: Array) -> PyTree:

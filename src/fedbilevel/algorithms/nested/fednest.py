@@ -34,32 +34,23 @@ averaged, steps are not divided by tau). This is the paper's structure.
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 from fedbilevel import _tree
-from fedbilevel._types import Number
-from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.nested._nest import (
-    WithSeries,
-    fed_inn,
-    light_fed_inn,
-    parts_of_x,
-    whole_step,
-)
-from fedbilevel.schedules import choice, count
+from fedbilevel.algorithms.nested import _nest
+from fedbilevel.schedules import Number, choice, count
 
 __all__ = ["FedNest"]
 
 
-class FedNest(WithSeries):
+class FedNest(_nest.WithSeries):
     """Anchored lower and upper steps around a federated Neumann series."""
 
-    reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215"
-    provenance: ClassVar[str] = "authors' program and table read; details from memory"
+    reference = "Tarzanagh et al. 2022, arXiv 2205.02215"
+    provenance = "authors' program and table read; details from memory"
 
-    beta: Number = whole_step("lower", "y")
+    beta: Number = _nest.whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
-    upper_steps: int = parts_of_x()
+    upper_steps: int = _nest.parts_of_x()
     anchored: bool = choice(
         "correct lower steps by an anchor", default=True, kw_only=True
     )
@@ -75,6 +66,5 @@ class FedNest(WithSeries):
 
     def phases(self):
         """Return T_in lower updates, the series, and one upper update."""
-        inner = fed_inn if self.anchored else light_fed_inn
-        below = Repeat(self.inner_rounds, inner(self.beta, self.local_steps))
-        return (below, *self.upper_update(self.upper_steps or self.local_steps))
+        above = self.upper_update(self.upper_steps or self.local_steps)
+        return (_nest.lower_updates(self), *above)

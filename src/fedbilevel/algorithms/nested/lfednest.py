@@ -21,59 +21,41 @@ Deviations: tau is the same on all clients; any hypergradient estimator (`Neuman
 the command line).
 """
 
-from typing import ClassVar
-
 from fedbilevel import _tree
-from fedbilevel._types import Key, Number, Pair, Upper
-from fedbilevel.algorithms.base import Repeat, Turn
-from fedbilevel.algorithms.nested._nest import (
-    Nest,
-    Nested,
-    fed_inn,
-    light_fed_inn,
-    moving,
-    parts_of_x,
-    walk,
-    whole_step,
-)
+from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms.nested import _nest
 from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.problem import Oracle
 from fedbilevel.schedules import choice, count, part
 
 __all__ = ["LFedNest"]
 
 
-class LFedNest(Nested):
+class LFedNest(_nest.Nested):
     """Plain local steps below, local hypergradients above."""
 
-    reference: ClassVar[str] = "Tarzanagh et al. 2022, arXiv 2205.02215"
-    provenance: ClassVar[str] = "authors' program and table read; details from memory"
-    inverts_locally: ClassVar[bool] = True
+    reference = "Tarzanagh et al. 2022, arXiv 2205.02215"
+    provenance = "authors' program and table read; details from memory"
+    inverts_locally = True
 
     hypergradient: AbstractHypergradient = part("the client's estimate of grad Phi")
-    beta: Number = whole_step("lower", "y")
+    beta: Number = _nest.whole_step("lower", "y")
     inner_rounds: int = count("lower updates in a round, T_in", kw_only=True, default=5)
-    upper_steps: int = parts_of_x()
+    upper_steps: int = _nest.parts_of_x()
     anchored: bool = choice(
         "correct lower steps by an anchor", default=False, kw_only=True
     )
 
     def init_server(self, x, y):
         """Start at (x, y), with an anchor where there will be one."""
-        return Nest(Pair(x, y), q=_tree.zeros_like(y) if self.anchored else None)
+        return _nest.Nest(Pair(x, y), q=_tree.zeros_like(y) if self.anchored else None)
 
     def phases(self):
-        """Return T_in lower updates and one upper update."""
-        inner = fed_inn if self.anchored else light_fed_inn
-        below = inner(self.beta, self.local_steps)
-        upper = moving("x", "outer_local", self.light_fed_out)
-        return (Repeat(self.inner_rounds, below), upper)
+        """Return T_in lower updates, and LFedOut."""
+        above = self.upper_steps or self.local_steps
+        upper = _nest.local_steps_on("x", "outer_local", self.alpha, above, self.draw)
+        return _nest.lower_updates(self), upper
 
-    def light_fed_out(self, point: Pair, client: None, oracle: Oracle, turn: Turn):
-        """Return x after LFedOut."""
-        rule, parts = self.hypergradient, self.upper_steps or self.local_steps
-
-        def slope(x: Upper, key: Key) -> Upper:
-            return rule(oracle, x, point.y, rule.draw(oracle, key))
-
-        return client, walk(point.x, self.alpha, turn, parts, slope)
+    def draw(self, oracle, key):
+        """Draw a bundle; return the map of h_i."""
+        b = self.hypergradient.draw(oracle, key)
+        return lambda w: self.hypergradient(oracle, w.x, w.y, b)

@@ -36,7 +36,7 @@ Deviations: none published joins them, as far as is known.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -104,12 +104,12 @@ class Search(Pointed):
 class NewtonBFGS(AbstractAlgorithm):
     """Newton below by summed Hessians, BFGS above: the answer of pooled rows."""
 
-    reference: ClassVar[str] = "Wolfson et al. 2010, doi 10.1093/ije/dyq111; BFGS"
-    provenance: ClassVar[str] = "two standard methods, joined here"
-    allows_private: ClassVar[bool] = False
-    finishes: ClassVar[bool] = True
-    bears_noise: ClassVar[bool] = False
-    sends_hessian: ClassVar[bool] = True
+    reference = "Wolfson et al. 2010, doi 10.1093/ije/dyq111; BFGS"
+    provenance = "two standard methods, joined here"
+    allows_private = False
+    finishes = True
+    bears_noise = False
+    sends_hessian = True
 
     tolerance: Number = number(
         "ends where <h, B h> is so much of the upper loss", default=1e-4, above=0.0
@@ -144,18 +144,14 @@ class NewtonBFGS(AbstractAlgorithm):
         slack = 10 * jnp.finfo(sums.lower.dtype).eps * jnp.abs(sums.lower)
         rose = ~(sums.lower <= server.lowest + slack) & (server.solves < _NEWTON)
         half = _tree.scale(0.5, _tree.add(server.trial.y, server.before))
-        halved = replace(server, trial=Pair(server.trial.x, half))
-        halved = replace(halved, solves=server.solves + 1)
+        trial = Pair(server.trial.x, half)
+        halved = replace(server, trial=trial, solves=server.solves + 1)
         after = _tree.select(rose, halved, self._newton(server, sums))
         after = replace(after, spent=server.spent + 1)
         known = (after.left < 0) & (after.value != _UNKNOWN)
         most = jnp.full_like(after.lowest, _UNKNOWN)
-        back = replace(
-            after,
-            trial=after.point,
-            lowest=most,
-            left=jnp.full_like(after.left, _POLISH),
-        )
+        left = jnp.full_like(after.left, _POLISH)
+        back = replace(after, trial=after.point, lowest=most, left=left)
         return _tree.select(known & (after.spent >= self.exchanges), back, after)
 
     def _newton(self, server: Search, sums: Sums) -> Search:
@@ -178,11 +174,8 @@ class NewtonBFGS(AbstractAlgorithm):
             lowest=sums.lower,
             solves=server.solves + 1,
         )
-        here = replace(
-            again,
-            solves=jnp.zeros_like(server.solves),
-            lowest=jnp.full_like(server.lowest, _UNKNOWN),
-        )
+        most = jnp.full_like(server.lowest, _UNKNOWN)
+        here = replace(again, solves=jnp.zeros_like(server.solves), lowest=most)
         value = sums.upper - _tree.dot(sums.fy, step)
         # A y that cannot be solved for is no place to go to, but there is no other one
         # at the start.
@@ -363,10 +356,6 @@ def _as_matrix(y: Lower, blocks: int) -> Float[Array, "blocks size"]:
 
 
 def _like(y: Lower, flat: Float[Array, "blocks size"]) -> Lower:
-    leaves, structure = jax.tree.flatten(y)
-    parts, at = [], 0
-    for leaf in leaves:
-        width = leaf.size // len(flat)
-        parts.append(flat[:, at : at + width].reshape(leaf.shape))
-        at += width
-    return jax.tree.unflatten(structure, parts)
+    block = jax.tree.map(lambda leaf: leaf.reshape(len(flat), -1)[0], y)
+    blocks = jax.vmap(ravel_pytree(block)[1])(flat)
+    return jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), blocks, y)

@@ -12,7 +12,7 @@ The proximal point of a mean is not the mean of proximal points, so that the ste
 server's.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,8 @@ _KEPT, _SMALL = 0.99, 1e-6
 class Mirrored(OneMachine):
     """A method of one machine whose step of x is a mirror step."""
 
-    allows_private: ClassVar[bool] = False
-    inverts_locally: ClassVar[bool] = True
+    allows_private = False
+    inverts_locally = True
 
     def init_server(self, x, y):
         """Start at (x, y), with a = 0 where psi needs it."""
@@ -41,32 +41,22 @@ class Mirrored(OneMachine):
 
     def mirrored(self, server: Path, w: Pair, u: PyTree, **more: Any) -> Path:
         """Return the path after the mirror step of x from w."""
-        numbers = (self.lr_x, self.l1, server.squares)
-        w, moments = mirror_step(self.psi, w, u, *numbers)
-        return Path(w, squares=moments, **more)
+        if self.psi == SQUARE:
+            x = jax.tree.map(lambda at, d: self._soft(at, d, 1.0), w.x, u)
+            return Path(Pair(x, w.y), **more)
 
+        def renewed(a: Array, d: Array) -> Array:
+            return _KEPT * a + (1 - _KEPT) * d**2
 
-def mirror_step(
-    psi: str, w: Pair, u: PyTree, gamma: Array, l1: Array, moments: Pair | None
-) -> tuple[Pair, Any]:
-    """Return the point after the step of x, and a."""
-    if psi == SQUARE or moments is None:
-        x = jax.tree.map(lambda at, d: _soft(at, d, gamma, l1, 1.0), w.x, u)
-        return Pair(x, w.y), None
+        def step(at: Array, d: Array, a: Array) -> Array:
+            return self._soft(at, d, jnp.sqrt(a) + _SMALL)
 
-    def renewed(a: Array, d: Array) -> Array:
-        return _KEPT * a + (1 - _KEPT) * d**2
+        a = jax.tree.map(renewed, server.squares.x, u)
+        x = jax.tree.map(step, w.x, u, a)
+        return Path(Pair(x, w.y), squares=Pair(a, None), **more)
 
-    def step(at: Array, d: Array, a: Array) -> Array:
-        return _soft(at, d, gamma, l1, jnp.sqrt(a) + _SMALL)
-
-    a = jax.tree.map(renewed, moments.x, u)
-    return Pair(jax.tree.map(step, w.x, u, a), w.y), Pair(a, None)
-
-
-def _soft(at: Array, d: Array, gamma: Array, l1: Array, H: Any) -> Array:
-    length = gamma.astype(at.dtype) / H
-    moved = at - length * d
-    return jnp.sign(moved) * jnp.maximum(
-        jnp.abs(moved) - length * l1.astype(at.dtype), 0
-    )
+    def _soft(self, at: Array, d: Array, H: Any) -> Array:
+        length = self.lr_x.astype(at.dtype) / H
+        moved = at - length * d
+        most = jnp.abs(moved) - length * self.l1.astype(at.dtype)
+        return jnp.sign(moved) * jnp.maximum(most, 0)

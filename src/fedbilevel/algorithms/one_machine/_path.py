@@ -1,4 +1,4 @@
-r"""Parts of methods for one machine: a path of the server, an exchange an iteration.
+r"""Methods whose server moves after every exchange, along the mean of directions.
 
     D_t     = G(w_t; s_t)       on one machine, or the mean over K clients of G_k
     w_{t+1} = w_t - step_t D_t
@@ -10,11 +10,19 @@ one machine with the rows of all. Where G inverts a Hessian, each client inverts
 own: right only for clients that are alike.
 
 Clients keep nothing, so that each exchange may ask a fresh cohort.
+
+Recursive (SPIDER, SARAH) directions are means of B samples of G(w_t; s) in some
+iterations, and in all others, with kept_t below 1 for STORM,
+
+    d_t = G(w_t; s_t) + kept_t (d_{t-1} - G(w_{t-1}; s_t))
+
+A round begins with a large batch. A `Repeat` of differences follows: as many as a
+period has left (SPIDER), or until a coin ends it (PAGE).
 """
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import jax
 from jaxtyping import PyTree
@@ -22,7 +30,6 @@ from jaxtyping import PyTree
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
 from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
     Phase,
     Phases,
     Pointed,
@@ -38,13 +45,12 @@ from fedbilevel.algorithms.directions import (
     both_samples,
     hypergradient_and_slope,
     lower_slope,
-    with_z,
 )
-from fedbilevel.algorithms.parts import evaluate, shaped
+from fedbilevel.algorithms.parts import Stepping, evaluate
 from fedbilevel.estimators import at_both
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import number
+from fedbilevel.schedules import part, step
 
 # Draws s and returns the map w -> G(w; s); blocks that are None do not move.
 Draw = Callable[[Oracle, Key], Callable[[Any], Any]]
@@ -62,61 +68,107 @@ class Path(Pointed):
     squares: Any = None
 
 
-class OneMachine(AbstractAlgorithm):
-    """A method of one machine: its path starts at (x, y), and moves by `step(t)`."""
+class EachStep(Stepping):
+    """A method whose server moves after every exchange.
 
-    answers: ClassVar[str] = "single machine"
-    pools: ClassVar[bool] = True
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Let fields of methods, local_steps among them, be of any type."""
+    If it has no phases of its own, it moves along the map that `draw` returns.
+    """
 
     def init_server(self, x: Upper, y: Lower) -> Any:
-        """Start at (x, y)."""
-        return Path(Pair(x, y))
+        """Start at the first point."""
+        return Path(self.variables(x, y))
 
-    def step(self, t: Any) -> Any:
-        """Return the step size of every block in iteration t."""
-        return Pair(self.lr_x, self.lr_y)
+    def phases(self) -> Phases:
+        """Return the iterations of a round, an exchange each."""
+        return self.repeated(sampled("step", self.draw, with_turn(self.taken)))
+
+    def taken(self, server: Any, D: Any, turn: ServerTurn) -> Any:
+        """Return the path after a step along D."""
+        w = stepped(server.point, self.step(turn.index), D)
+        return replace(server, point=w)
 
     def moved(self, every: int = 1) -> SeesTurn:
         """Return the server's step along D; t counts every so many exchanges."""
 
         def up(server: Path, D: Any, turn: ServerTurn) -> Path:
-            w = stepped(server.point, self.step(turn.index // every), D)
-            return replace(server, point=w)
+            return self.taken(server, D, replace(turn, index=turn.index // every))
 
         return with_turn(up)
+
+    def remembered(self, server: Path, d: Any, turn: ServerTurn) -> Path:
+        """Return the path after a step along d, with where d was formed."""
+        w = stepped(server.point, self.step(turn.index), d)
+        return Path(w, previous=server.point, direction=d)
+
+    def kept(self, t: Any) -> Any:
+        """Return what directions keep of themselves: nothing at t = 0."""
+        return jax.tree.map(lambda weight: 1 - weight, self.weight(t))
 
     def repeated(self, *iteration: Phase | Repeat) -> Phases:
         """Return the iterations of a round."""
         return (Repeat(self.local_steps, iteration),)
 
 
-class WithZ(OneMachine):
+class OneMachine(EachStep):
+    """A method of one machine."""
+
+    answers = "single machine"
+    pools = True
+
+
+class OfSystem(OneMachine):
     """A method of one machine that moves x, y and the linear-system variable z."""
 
-    lr_x: Number = number("x moves by lr_x times its direction", step="upper")
-    lr_y: Number = number("y moves by lr_y times its direction", step="lower")
-    lr_z: Number = number("z moves by lr_z times its direction", step="lower")
+    moves = ("x", "y", "z")
+
+    def draw(self, oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
+        """Draw one xi and one zeta; return the map of the directions of x, y and z.
+
+        D_y = gy(zeta), D_z = hvp(zeta)[z] - fy(xi) and D_x = fx(xi) - jvp(zeta)[z].
+        """
+        xi, zeta = both_samples(oracle, key)
+
+        def D(w: Triple) -> Triple:
+            fx, fy = oracle.upper_gradients(w.x, w.y, xi)
+            return Triple(
+                _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta)),
+                oracle.lower_gradient(w.x, w.y, zeta),
+                _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta), fy),
+            )
+
+        return D
+
+
+class WithZ(OfSystem):
+    """A method that moves x, y and z by steps of the same shape over t, if it has a."""
+
+    lr_x: Number = step("upper", "x moves by lr_x times its direction", over="a")
+    lr_y: Number = step("lower", "y moves by lr_y times its direction", over="a")
+    lr_z: Number = step("auxiliary", "z moves by lr_z times its direction", over="a")
+
+
+class RecursiveWithZ(WithZ):
+    """Recursive directions of x, y and z, and steps along them."""
 
     def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y, 0)."""
-        return Path(with_z(x, y))
+        """Start at (x, y, 0); directions are formed at t = 0."""
+        return recursive_start(self.variables(x, y))
 
-    def step(self, t: Any) -> Triple:
-        """Return the steps of x, y and z."""
-        return Triple(self.lr_x, self.lr_y, self.lr_z)
+    def exchanges(self) -> tuple[Phase, Phase]:
+        """Return the iteration with a large batch, and one that corrects d."""
+        return recursive_phases(self.draw, self.remembered, self.large_batch)
 
 
-class WithShape(WithZ):
-    """Steps on x, y and z whose common shape over t is the method's schedule a."""
+class ByBundle(OneMachine):
+    """A method of one machine that moves x along a hypergradient."""
 
-    def step(self, t: Any) -> Triple:
-        """Return lr_x a_t, lr_y a_t and lr_z a_t."""
-        return Triple(*shaped(self.a, t, self.lr_x, self.lr_y, self.lr_z))
+    inverts_locally = True
+
+    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
+
+    def draw(self, oracle: Oracle, key: Key) -> Callable[[Any], Pair]:
+        """Draw a bundle and zeta; return the map of (h, gy)."""
+        return evaluate(hypergradient_and_slope(self.hypergradient, oracle, key))
 
 
 def stepped(w: Any, steps: Any, D: Any) -> Any:
@@ -134,7 +186,7 @@ def at_point(name: str, local: Callable, up: Up, **more: Any) -> Phase:
     return Phase(name, lambda server: server.point, local, up, **more)
 
 
-def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:
+def sampled(name: str, draw: Draw, up: Up, bundles: int = 1, **more: Any) -> Phase:
     """Return the exchange that takes the mean of G(w; s) over so many samples."""
 
     def local(w: Any, client: Any, oracle: Oracle, turn: Turn):
@@ -151,7 +203,7 @@ def sampled(name: str, draw: Draw, up: Up, bundles: int = 1) -> Phase:
         total, _ = jax.lax.scan(add, one(keys[0]), keys[1:])
         return client, _tree.scale(1 / bundles, total)
 
-    return at_point(name, local, up)
+    return at_point(name, local, up, **more)
 
 
 def differences(
@@ -172,22 +224,31 @@ def differences(
     return Phase(name, lambda server: (server.point, server.previous), local, up)
 
 
-def all_directions(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
-    """Draw one xi and one zeta; return SOBA's map of the directions of x, y and z.
+def recursive_start(w: Any) -> Path:
+    """Return a path without directions, which are formed at t = 0."""
+    return Path(w, previous=w, direction=_tree.zeros_like(w))
 
-    D_y = gy(zeta), D_z = hvp(zeta)[z] - fy(xi) and D_x = fx(xi) - jvp(zeta)[z].
-    """
-    xi, zeta = both_samples(oracle, key)
 
-    def D(w: Triple) -> Triple:
-        fx, fy = oracle.upper_gradients(w.x, w.y, xi)
-        return Triple(
-            _tree.subtract(fx, oracle.cross_product(w.x, w.y, w.z, zeta)),
-            oracle.lower_gradient(w.x, w.y, zeta),
-            _tree.subtract(oracle.hessian_product(w.x, w.y, w.z, zeta), fy),
-        )
+def recursive(
+    name: str, draw: Draw, along: Callable, kept: Callable[[Any], Any] | None = None
+) -> Phase:
+    """Return the exchange that corrects d, and moves `along(server, d, turn)`."""
 
-    return D
+    def up(server: Path, change: Any, turn: ServerTurn) -> Path:
+        held = server.direction
+        if kept is not None:
+            held = jax.tree.map(_tree.scale, kept(turn.index), held)
+        return along(server, _tree.add(held, change), turn)
+
+    return differences(name, draw, with_turn(up), kept)
+
+
+def recursive_phases(
+    draw: Draw, along: Callable, large_batch: int
+) -> tuple[Phase, Phase]:
+    """Return the iteration with a large batch, and one that corrects d."""
+    large = sampled("large", draw, with_turn(along), large_batch)
+    return large, recursive("step", draw, along)
 
 
 def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
@@ -203,22 +264,3 @@ def upper_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
 def slope(oracle: Oracle, key: Key) -> Callable[[Any], Pair]:
     """Draw zeta; return the map of gy alone, at a point with or without z."""
     return evaluate(lower_slope(oracle, key))
-
-
-def hypergradient_alone(rule: AbstractHypergradient) -> Draw:
-    """Return the draw of a bundle, for the map of the hypergradient alone."""
-
-    def draw(oracle: Oracle, key: Key) -> Callable[[Pair], Pair]:
-        b = rule.draw(oracle, key)
-        return lambda w: Pair(rule(oracle, w.x, w.y, b), None)
-
-    return draw
-
-
-def both_directions(rule: AbstractHypergradient) -> Draw:
-    """Return the draw of a bundle and of zeta, for the map of (h, gy)."""
-
-    def draw(oracle: Oracle, key: Key) -> Callable[[Pair], Pair]:
-        return evaluate(hypergradient_and_slope(rule, oracle, key))
-
-    return draw

@@ -19,26 +19,18 @@ iteration: its fy serves all N_z steps, its fx the step of x. Here every step dr
 own. Steps are constant. z starts at 0.
 """
 
-from typing import ClassVar
-
 from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.one_machine._path import (
-    WithZ,
-    sampled,
-    slope,
-    system_slope,
-    upper_slope,
-)
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import count
 
 __all__ = ["AmIGO"]
 
 
-class AmIGO(WithZ):
+class AmIGO(_path.WithZ):
     """Loops of steps on y and on z, warm-started, then a step of x."""
 
-    reference: ClassVar[str] = "Arbel, Mairal 2022, arXiv 2111.14580"
-    provenance: ClassVar[str] = "updates read in a public benchmark"
+    reference = "Arbel, Mairal 2022, arXiv 2111.14580"
+    provenance = "updates read in a public benchmark"
 
     inner_steps: int = count("steps of y for each of x, T_in", default=5, kw_only=True)
     system_steps: int = count("steps of z for each of x, N_z", default=5, kw_only=True)
@@ -46,8 +38,8 @@ class AmIGO(WithZ):
 
     def phases(self):
         """Return the outer iterations of a round."""
-        lower = sampled("lower", slope, self.moved())
-        system = sampled("system", system_slope, self.moved())
-        upper = sampled("upper", upper_slope, self.moved())
+        lower = _path.sampled("lower", _path.slope, self.moved())
+        system = _path.sampled("system", _path.system_slope, self.moved())
+        upper = _path.sampled("upper", _path.upper_slope, self.moved())
         loops = Repeat(self.inner_steps, (lower,)), Repeat(self.system_steps, (system,))
         return self.repeated(*loops, upper)

@@ -21,32 +21,26 @@ measured upper loss omits l1.
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Repeat
+from fedbilevel.algorithms.base import Repeat, ServerTurn
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
-from fedbilevel.algorithms.one_machine._path import Path, both_directions, stepped
-from fedbilevel.algorithms.one_machine._recursive import (
-    recursive_phases,
-    recursive_start,
-)
-from fedbilevel.hypergradient import AbstractHypergradient, RandomNeumann
-from fedbilevel.schedules import count, number, part, word
+from fedbilevel.hypergradient import RandomNeumann
+from fedbilevel.schedules import count, number, step, word
 
 __all__ = ["ASBiOBreD"]
 
 
-class ASBiOBreD(Mirrored):
+class ASBiOBreD(Mirrored, _path.ByBundle):
     """SPIDER on both levels, with a mirror step of x."""
 
-    reference: ClassVar[str] = "Huang et al. 2022, arXiv 2107.12301"
-    provenance: ClassVar[str] = "listing read in the paper"
-    rule: ClassVar[type[AbstractHypergradient]] = RandomNeumann
+    reference = "Huang et al. 2022, arXiv 2107.12301"
+    provenance = "listing read in the paper"
+    rule = RandomNeumann
 
-    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
-    lr_x: Number = number("step of x, gamma", step="upper")
-    lr_y: Number = number("y moves by lr_y v", step="lower")
+    lr_x: Number = step("upper", "step of x, gamma")
+    lr_y: Number = step("lower", "y moves by lr_y v")
     l1: Number = number(L1, default=0.0)
     period: int = count("iterations from one large batch to the next, q", default=10)
     large_batch: int = count("batches of the run in a large one, B", default=10)
@@ -55,15 +49,16 @@ class ASBiOBreD(Mirrored):
     def init_server(self, x, y):
         """Start at (x, y); directions are formed at t = 0."""
         moments = super().init_server(x, y).squares
-        return replace(recursive_start(Pair(x, y)), squares=moments)
+        return replace(_path.recursive_start(Pair(x, y)), squares=moments)
 
     def phases(self):
         """Return the iteration with a large batch, and those after it."""
-        draw = both_directions(self.hypergradient)
-        large, step = recursive_phases(draw, self.both_steps, self.large_batch)
+        large, step = _path.recursive_phases(
+            self.draw, self.both_steps, self.large_batch
+        )
         return large, Repeat(self.period - 1, (step,))
 
-    def both_steps(self, server: Path, d: Pair) -> Path:
+    def both_steps(self, server: _path.Path, d: Pair, turn: ServerTurn) -> _path.Path:
         """Move y, and make the mirror step of x."""
-        w = stepped(server.point, self.step(0), Pair(None, d.y))
+        w = _path.stepped(server.point, self.step(turn.index), Pair(None, d.y))
         return self.mirrored(server, w, d.x, previous=server.point, direction=d)

@@ -26,8 +26,6 @@ moments are those of the averaged directions. They start at 0 without a correcti
 their bias, so the first steps are large.
 """
 
-from typing import Any, ClassVar
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -35,24 +33,14 @@ from jaxtyping import Array
 from fedbilevel import _tree
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.base import ServerTurn, with_turn
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    OneMachine,
-    Path,
-    both_directions,
-    differences,
-    sampled,
-    stepped,
-)
-from fedbilevel.algorithms.parts import shaped
-from fedbilevel.hypergradient import AbstractHypergradient
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import (
     Schedule,
     choice,
     count,
     number,
-    part,
     schedule,
+    step,
     weight,
     word,
 )
@@ -62,17 +50,15 @@ __all__ = ["BiAdam"]
 CODE, PAPER = FORMS = ("code", "paper")
 
 
-class BiAdam(OneMachine):
+class BiAdam(_path.ByBundle):
     """Moving averages on both levels, with adaptive steps."""
 
-    reference: ClassVar[str] = "Huang, Li, Huang 2021, arXiv 2106.11396"
-    provenance: ClassVar[str] = "abstract and a co-author's program read, presumably"
-    allows_private: ClassVar[bool] = False
-    inverts_locally: ClassVar[bool] = True
+    reference = "Huang, Li, Huang 2021, arXiv 2106.11396"
+    provenance = "abstract and a co-author's program read, presumably"
+    allows_private = False
 
-    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
-    lr_x: Number = number("x moves by lr_x a u / A", step="upper")
-    lr_y: Number = number("y moves by lr_y a v / B", step="lower")
+    lr_x: Number = step("upper", "x moves by lr_x a u / A", over="a")
+    lr_y: Number = step("lower", "y moves by lr_y a v / B", over="a")
     alpha: Number = weight("upper", "u forgets by alpha a step")
     beta: Number = weight("lower", "v forgets by beta a step")
     a: Schedule = schedule("common shape of the steps over t", default=1.0)
@@ -81,7 +67,7 @@ class BiAdam(OneMachine):
     start: Number = number("what second moments start at", default=0.0)
     form: str = word("how steps are scaled", FORMS, default=CODE, kw_only=True)
     corrected: bool = choice("correct directions by STORM", default=False, kw_only=True)
-    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+    local_steps: int = count(_path.ITERATIONS, default=1, kw_only=True)
 
     def init_server(self, x, y):
         """Start at (x, y); directions are formed at t = 0."""
@@ -94,34 +80,26 @@ class BiAdam(OneMachine):
         if self.form == PAPER:
             squares = Pair(squares.x, filled(_tree.norm(y)))
         previous = w if self.corrected else None
-        return Path(w, previous, _tree.zeros_like(w), squares)
+        return _path.Path(w, previous, _tree.zeros_like(w), squares)
 
     def phases(self):
         """Return the iterations of a round."""
-        draw, up = both_directions(self.hypergradient), with_turn(self.adapted)
-        if self.corrected:
-            return self.repeated(differences("step", draw, up, self.kept))
-        return self.repeated(sampled("step", draw, up))
+        if not self.corrected:
+            return super().phases()
+        up = with_turn(self.taken)
+        return self.repeated(_path.differences("step", self.draw, up, self.kept))
 
-    def kept(self, t: Any) -> Pair:
-        """Return what u and v keep of themselves: nothing at t = 0."""
-        return Pair(*(jnp.where(t == 0, 0, 1 - w) for w in (self.alpha, self.beta)))
-
-    def adapted(self, server: Path, fresh: Pair, turn: ServerTurn) -> Path:
+    def taken(self, server: _path.Path, D: Pair, turn: ServerTurn) -> _path.Path:
         """Form directions and second moments, and move along their quotients."""
         kept = self.kept(turn.index)
         if not self.corrected:
             taken = jax.tree.map(lambda keep: 1 - keep, kept)
-            fresh = jax.tree.map(_tree.scale, taken, fresh)
+            D = jax.tree.map(_tree.scale, taken, D)
         held = jax.tree.map(_tree.scale, kept, server.direction)
-        d = _tree.add(held, fresh)
+        d = _tree.add(held, D)
         squares = self.second_moments(server.squares, d)
-        w = stepped(server.point, self.step(turn.index), self.scaled(d, squares))
-        return Path(w, server.point if self.corrected else None, d, squares)
-
-    def step(self, t):
-        """Return lr_x a_t and lr_y a_t."""
-        return Pair(*shaped(self.a, t, self.lr_x, self.lr_y))
+        w = _path.stepped(server.point, self.step(turn.index), self.scaled(d, squares))
+        return _path.Path(w, server.point if self.corrected else None, d, squares)
 
     def second_moments(self, squares: Pair, d: Pair) -> Pair:
         """Return a and b after directions d."""

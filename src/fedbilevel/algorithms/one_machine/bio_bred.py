@@ -19,7 +19,7 @@ Deviations: the paper's method is deterministic. This one is with
 constrained. The measured upper loss omits l1.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -38,8 +38,8 @@ __all__ = ["BiOBreD"]
 class BiOBreD(Mirrored):
     """Unrolled lower steps, then a mirror step of x."""
 
-    reference: ClassVar[str] = "Huang et al. 2022, arXiv 2107.12301"
-    provenance: ClassVar[str] = "listing read in the paper"
+    reference = "Huang et al. 2022, arXiv 2107.12301"
+    provenance = "listing read in the paper"
 
     lr_x: Number = number("step of x, gamma", step="upper")
     lr_y: Number = number("step of y, lambda", step="lower")

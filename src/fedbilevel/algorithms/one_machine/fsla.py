@@ -22,59 +22,37 @@ Deviations: updates as in a public benchmark, whose first direction starts from 
 Here it is evaluated. z starts at 0.
 """
 
-from typing import Any, ClassVar
-
 from fedbilevel import _tree
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.base import ServerTurn, with_turn
-from fedbilevel.algorithms.directions import with_z
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    Path,
-    WithShape,
-    differences,
-    sampled,
-    slope,
-    stepped,
-    system_slope,
-    upper_slope,
-)
-from fedbilevel.algorithms.parts import momentum_weight
+from fedbilevel.algorithms.one_machine import _path
+from fedbilevel.algorithms.parts import only
 from fedbilevel.schedules import Schedule, count, schedule, weight
 
 __all__ = ["FSLA"]
 
 
-class FSLA(WithShape):
+class FSLA(_path.WithZ):
     """Steps of y, z and x in turn; that of x along a STORM direction."""
 
-    reference: ClassVar[str] = "Li, Gu, Huang 2022, arXiv 2112.04660"
-    provenance: ClassVar[str] = "updates read in a public benchmark"
+    reference = "Li, Gu, Huang 2022, arXiv 2112.04660"
+    provenance = "updates read in a public benchmark"
 
     alpha: Number = weight("upper", "u forgets by alpha a a step", over="a")
     a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
-    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+    local_steps: int = count(_path.ITERATIONS, default=1, kw_only=True)
 
     def init_server(self, x, y):
         """Start at (x, y, 0); u is formed at t = 0."""
-        w = with_z(x, y)
-        return Path(w, previous=w, direction=Triple(_tree.zeros_like(x), None, None))
+        w, u = self.variables(x, y), Triple(_tree.zeros_like(x), None, None)
+        return _path.Path(w, previous=w, direction=u)
 
     def phases(self):
         """Return the iterations of a round."""
-        lower = sampled("lower", slope, self.moved())
-        system = sampled("system", system_slope, self.moved())
-        up = with_turn(self.upper_step)
-        upper = differences("upper", upper_slope, up, self.kept)
+        lower = _path.sampled("lower", _path.slope, self.moved())
+        system = _path.sampled("system", _path.system_slope, self.moved())
+        upper = _path.recursive("upper", _path.upper_slope, self.remembered, self.kept)
         return self.repeated(lower, system, upper)
 
-    def kept(self, t: Any) -> Triple:
+    def kept(self, t):
         """Return what u keeps of itself: nothing at t = 0."""
-        return Triple(1 - momentum_weight(self.alpha, self.a, t, 1), None, None)
-
-    def upper_step(self, server: Path, fresh: Triple, turn: ServerTurn) -> Path:
-        """Correct u, and move x."""
-        kept = self.kept(turn.index).x
-        u = Triple(_tree.add_scaled(fresh.x, kept, server.direction.x), None, None)
-        w = stepped(server.point, self.step(turn.index), u)
-        return Path(w, previous=server.point, direction=u)
+        return only(super().kept(t), ("x",))

@@ -17,31 +17,20 @@ Deviations: the listing was read in public programs of others, which start at u 
 with constant steps and alpha = 0.1. Of the paper the abstract was read.
 """
 
-from typing import ClassVar
-
 from fedbilevel import _tree
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.base import ServerTurn, with_turn
-from fedbilevel.algorithms.directions import with_z
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    Path,
-    WithShape,
-    all_directions,
-    sampled,
-    stepped,
-)
-from fedbilevel.algorithms.parts import momentum_weight
+from fedbilevel.algorithms.base import ServerTurn
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, Path, WithZ
 from fedbilevel.schedules import Schedule, count, schedule, weight
 
 __all__ = ["MASOBA"]
 
 
-class MASOBA(WithShape):
+class MASOBA(WithZ):
     """Steps on x, y and z at once; that of x along a moving average."""
 
-    reference: ClassVar[str] = "Chen, Xiao, Balasubramanian 2024, arXiv 2306.12067"
-    provenance: ClassVar[str] = "abstract and two programs of others read"
+    reference = "Chen, Xiao, Balasubramanian 2024, arXiv 2306.12067"
+    provenance = "abstract and two programs of others read"
 
     alpha: Number = weight("upper", "u forgets by alpha a a step", over="a")
     a: Schedule = schedule("common shape of steps and weight over t", default=1.0)
@@ -49,16 +38,13 @@ class MASOBA(WithShape):
 
     def init_server(self, x, y):
         """Start at (x, y, 0); u is formed at t = 0."""
-        return Path(with_z(x, y), direction=Triple(_tree.zeros_like(x), None, None))
+        u = Triple(_tree.zeros_like(x), None, None)
+        return Path(self.variables(x, y), direction=u)
 
-    def phases(self):
-        """Return the iterations of a round."""
-        return self.repeated(sampled("step", all_directions, with_turn(self.averaged)))
-
-    def averaged(self, server: Path, D: Triple, turn: ServerTurn) -> Path:
+    def taken(self, server: Path, D: Triple, turn: ServerTurn) -> Path:
         """Average the direction of x, and move."""
-        weight = momentum_weight(self.alpha, self.a, turn.index, 1)
+        weight = self.weight(turn.index).x
         kept = _tree.scale(1 - weight, server.direction.x)
         u = _tree.add_scaled(kept, weight, D.x)
-        w = stepped(server.point, self.step(turn.index), Triple(u, D.y, D.z))
-        return Path(w, direction=Triple(u, None, None))
+        moved = super().taken(server, Triple(u, D.y, D.z), turn)
+        return Path(moved.point, direction=Triple(u, None, None))

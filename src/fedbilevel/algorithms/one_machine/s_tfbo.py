@@ -19,22 +19,13 @@ Deviations: the update was read in the authors' program, but not its sums, whose
 missing: they are from memory, and come before the step. z starts at 0.
 """
 
-from typing import ClassVar
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedbilevel import _tree
 from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.base import Pointed
-from fedbilevel.algorithms.directions import with_z
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    OneMachine,
-    all_directions,
-    sampled,
-    stepped,
-)
+from fedbilevel.algorithms.base import Pointed, ServerTurn
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, OfSystem, stepped
 from fedbilevel.schedules import count, number
 
 __all__ = ["STFBO"]
@@ -49,12 +40,12 @@ class Summed(Pointed):
     ga: Float[Array, ""]
 
 
-class STFBO(OneMachine):
+class STFBO(OfSystem):
     """Steps on x, y and z by sums of squared norms, without a step to tune."""
 
-    reference: ClassVar[str] = "Yang et al. 2025, arXiv 2410.05140"
-    provenance: ClassVar[str] = "the authors' program read in part; sums from memory"
-    allows_private: ClassVar[bool] = False
+    reference = "Yang et al. 2025, arXiv 2410.05140"
+    provenance = "the authors' program read in part; sums from memory"
+    allows_private = False
 
     start: Number = number(
         "what the roots of the sums start at", default=1.0, above=0.0
@@ -64,13 +55,9 @@ class STFBO(OneMachine):
     def init_server(self, x, y):
         """Start at (x, y, 0)."""
         first = (self.start**2).astype(_tree.dot(y, y).dtype)
-        return Summed(with_z(x, y), first, first, first)
+        return Summed(self.variables(x, y), first, first, first)
 
-    def phases(self):
-        """Return the iterations of a round."""
-        return self.repeated(sampled("step", all_directions, self.summed))
-
-    def summed(self, server: Summed, D: Triple) -> Summed:
+    def taken(self, server: Summed, D: Triple, turn: ServerTurn) -> Summed:
         """Add to the sums, and move by their roots."""
         al = server.al + _tree.dot(D.x, D.x)
         be = server.be + _tree.dot(D.y, D.y)

@@ -22,18 +22,19 @@ of a run is not used, nor noise in a sample: a sample is a part of the rows. z h
 opposite sign of the authors' code, and starts at 0.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Pair, Triple
 from fedbilevel.algorithms.base import Turn
 from fedbilevel.algorithms.one_machine._path import ITERATIONS, WithZ, at_point
+from fedbilevel.algorithms.parts import stacked_zeros
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count
 
@@ -50,15 +51,15 @@ class Tables(eqx.Module):
 class SABA(WithZ):
     """SAGA on x, y and z: every part of the rows has a stored slope."""
 
-    reference: ClassVar[str] = "Dagreou et al. 2022, arXiv 2201.13409"
-    provenance: ClassVar[str] = "listing read in the paper"
+    reference = "Dagreou et al. 2022, arXiv 2201.13409"
+    provenance = "listing read in the paper"
 
     parts: int = count("parts of the rows of each level, m", default=10)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
     def init_client(self, x, y):
         """Start with tables of zeros."""
-        of_x, of_y = (_empty(level, self.parts) for level in (x, y))
+        of_x, of_y = (stacked_zeros(level, self.parts) for level in (x, y))
         return Tables(Triple(of_x, of_y, of_y), Pair(of_x, of_y))
 
     def phases(self):
@@ -86,10 +87,6 @@ class SABA(WithZ):
 
 def _drawn(key: Key, parts: Array) -> Array:
     return jr.randint(key, (), 0, parts, jnp.int32)
-
-
-def _empty(level: PyTree, parts: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros((parts, *leaf.shape), leaf.dtype), level)
 
 
 def _saga(now: Any, table: Any, part: Array, parts: Array) -> tuple[Any, Any]:

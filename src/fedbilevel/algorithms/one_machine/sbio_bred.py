@@ -15,47 +15,31 @@ Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
 Deviations: h is the l1 norm, x is not constrained. The measured upper loss omits l1.
 """
 
-from typing import ClassVar
-
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import ServerTurn, with_turn
+from fedbilevel.algorithms.base import ServerTurn
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    Path,
-    both_directions,
-    sampled,
-    stepped,
-)
-from fedbilevel.algorithms.parts import at_time
-from fedbilevel.hypergradient import AbstractHypergradient, RandomNeumann
-from fedbilevel.schedules import Schedule, count, number, part, schedule, step, word
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, ByBundle, Path, stepped
+from fedbilevel.hypergradient import RandomNeumann
+from fedbilevel.schedules import Schedule, count, number, schedule, step, word
 
 __all__ = ["SBiOBreD"]
 
 
-class SBiOBreD(Mirrored):
+class SBiOBreD(Mirrored, ByBundle):
     """A lower step and a mirror step of x at once."""
 
-    reference: ClassVar[str] = "Huang et al. 2022, arXiv 2107.12301"
-    provenance: ClassVar[str] = "listing read in the paper"
-    rule: ClassVar[type[AbstractHypergradient]] = RandomNeumann
+    reference = "Huang et al. 2022, arXiv 2107.12301"
+    provenance = "listing read in the paper"
+    rule = RandomNeumann
 
-    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
-    lr_x: Number = number("step of x, gamma", step="upper")
+    lr_x: Number = step("upper", "step of x, gamma")
     lr_y: Number = step("lower", "y moves by lr_y b v", over="b")
     b: Schedule = schedule("shape of y's steps over t, eta", default=1.0)
     l1: Number = number(L1, default=0.0)
     psi: str = word(PSI, PSIS, default=SQUARE, kw_only=True)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
-    def phases(self):
-        """Return the iterations of a round."""
-        draw = both_directions(self.hypergradient)
-        return self.repeated(sampled("step", draw, with_turn(self.both_steps)))
-
-    def both_steps(self, server: Path, d: Pair, turn: ServerTurn) -> Path:
+    def taken(self, server: Path, D: Pair, turn: ServerTurn) -> Path:
         """Move y, and make the mirror step of x."""
-        lr_y = self.lr_y * at_time(self.b, turn.index, self.lr_y)
-        w = stepped(server.point, Pair(None, lr_y), Pair(None, d.y))
-        return self.mirrored(server, w, d.x)
+        w = stepped(server.point, self.step(turn.index), Pair(None, D.y))
+        return self.mirrored(server, w, D.x)

@@ -18,28 +18,17 @@ Reference: Dagreou, Ablin, Vaiter, Moreau, arXiv 2201.13409 (NeurIPS 2022).
 Deviations: z has the opposite sign of the authors' code, and starts at 0.
 """
 
-from typing import ClassVar
-
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    WithShape,
-    all_directions,
-    sampled,
-)
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, WithZ
 from fedbilevel.schedules import Schedule, count, schedule
 
 __all__ = ["SOBA"]
 
 
-class SOBA(WithShape):
+class SOBA(WithZ):
     """Plain steps on x, y and z, all at once."""
 
-    reference: ClassVar[str] = "Dagreou et al. 2022, arXiv 2201.13409"
-    provenance: ClassVar[str] = "listing read in the paper"
+    reference = "Dagreou et al. 2022, arXiv 2201.13409"
+    provenance = "listing read in the paper"
 
     a: Schedule = schedule("common shape of the steps over t", default=1.0)
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
-
-    def phases(self):
-        """Return the iterations of a round, each along D_x, D_y and D_z."""
-        return self.repeated(sampled("step", all_directions, self.moved()))

@@ -25,12 +25,9 @@ iterations between two large batches. A large batch is B samples (with
 `Sampling(batch=None)` each one is all rows). z starts at 0.
 """
 
-from typing import ClassVar
-
-from fedbilevel._types import Number
 from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.one_machine._recursive import RecursiveWithZ
-from fedbilevel.schedules import count, number
+from fedbilevel.algorithms.one_machine._path import RecursiveWithZ
+from fedbilevel.schedules import Number, count, number
 
 __all__ = ["SPABA"]
 
@@ -38,8 +35,8 @@ __all__ = ["SPABA"]
 class SPABA(RecursiveWithZ):
     """PAGE on x, y and z, with large batches by one coin."""
 
-    reference: ClassVar[str] = "Chu et al. 2024, arXiv 2405.18777"
-    provenance: ClassVar[str] = (
+    reference = "Chu et al. 2024, arXiv 2405.18777"
+    provenance = (
         "abstract and the authors' program read; listing reconstructed, unverified"
     )
 

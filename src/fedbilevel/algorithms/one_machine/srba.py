@@ -20,10 +20,8 @@ rows. Here it is B samples (with `Sampling(batch=None)` each one is all rows). z
 opposite sign, and starts at 0.
 """
 
-from typing import ClassVar
-
 from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.one_machine._recursive import RecursiveWithZ
+from fedbilevel.algorithms.one_machine._path import RecursiveWithZ
 from fedbilevel.schedules import count
 
 __all__ = ["SRBA"]
@@ -32,8 +30,8 @@ __all__ = ["SRBA"]
 class SRBA(RecursiveWithZ):
     """SPIDER on x, y and z, with a large batch at the start of every round."""
 
-    reference: ClassVar[str] = "Dagreou et al. 2024, arXiv 2302.08766"
-    provenance: ClassVar[str] = "updates read in the authors' benchmark"
+    reference = "Dagreou et al. 2024, arXiv 2302.08766"
+    provenance = "updates read in the authors' benchmark"
 
     period: int = count("iterations from one large batch to the next, q", default=10)
     large_batch: int = count("batches of the run in a large one, B", default=10)

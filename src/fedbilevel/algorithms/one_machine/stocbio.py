@@ -21,32 +21,21 @@ place. The authors' program takes one batch for all factors, loses the first ter
 series and does not scale the sum. This one does not repeat that.
 """
 
-from typing import ClassVar
-
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.one_machine._path import (
-    OneMachine,
-    hypergradient_alone,
-    sampled,
-    slope,
-)
-from fedbilevel.algorithms.parts import at_time
-from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.schedules import Schedule, choice, count, number, part, schedule, step
+from fedbilevel.algorithms.one_machine._path import ByBundle, sampled, slope
+from fedbilevel.schedules import Schedule, choice, count, schedule, step
 
 __all__ = ["StocBiO"]
 
 
-class StocBiO(OneMachine):
+class StocBiO(ByBundle):
     """T_in lower steps, then a step of x along a hypergradient by a series."""
 
-    reference: ClassVar[str] = "Ji, Yang, Liang 2021, arXiv 2010.07962"
-    provenance: ClassVar[str] = "the authors' program and a benchmark's read"
-    inverts_locally: ClassVar[bool] = True
+    reference = "Ji, Yang, Liang 2021, arXiv 2010.07962"
+    provenance = "the authors' program and a benchmark's read"
 
-    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
-    lr_x: Number = number("x moves by lr_x a h", step="upper")
+    lr_x: Number = step("upper", "x moves by lr_x a h", over="a")
     lr_y: Number = step("lower", "y moves by lr_y b gy", over="b")
     a: Schedule = schedule("shape of x's steps over t", default=1.0)
     b: Schedule = schedule("shape of y's steps over t", default=1.0)
@@ -60,11 +49,11 @@ class StocBiO(OneMachine):
         """Return the outer iterations of a round."""
         lower = sampled("lower", slope, self.moved(every=self.inner_steps))
         below = Repeat(self.inner_steps, (lower,))
-        upper = sampled("upper", hypergradient_alone(self.hypergradient), self.moved())
+        upper = sampled("upper", self.draw, self.moved())
         order = (upper, below) if self.upper_first else (below, upper)
         return self.repeated(*order)
 
-    def step(self, t):
-        """Return lr_x a_t and lr_y b_t, in the outer iteration t."""
-        lr_x = self.lr_x * at_time(self.a, t, self.lr_x)
-        return Pair(lr_x, self.lr_y * at_time(self.b, t, self.lr_y))
+    def draw(self, oracle, key):
+        """Draw a bundle; return the map of h alone."""
+        b = self.hypergradient.draw(oracle, key)
+        return lambda w: Pair(self.hypergradient(oracle, w.x, w.y, b), None)

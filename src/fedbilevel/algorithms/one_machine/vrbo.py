@@ -26,68 +26,53 @@ too, as in the paper. A large batch is B samples (with `Sampling(batch=None)` ea
 is all rows).
 """
 
-from typing import ClassVar
-
 import jax.numpy as jnp
 
 from fedbilevel import _tree
 from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Repeat, ServerTurn, with_turn
-from fedbilevel.algorithms.one_machine._path import (
-    OneMachine,
-    Path,
-    both_directions,
-    differences,
-    sampled,
-    stepped,
-)
-from fedbilevel.algorithms.one_machine._recursive import recursive_start
-from fedbilevel.hypergradient import AbstractHypergradient
-from fedbilevel.schedules import count, number, part
+from fedbilevel.algorithms.base import Repeat, ServerTurn
+from fedbilevel.algorithms.one_machine import _path
+from fedbilevel.schedules import count, step
 
 __all__ = ["VRBO"]
 
 
-class VRBO(OneMachine):
+class VRBO(_path.ByBundle):
     """SPIDER on both levels, corrected at every lower step."""
 
-    reference: ClassVar[str] = "Yang, Ji, Liang 2021, arXiv 2106.04692"
-    provenance: ClassVar[str] = "the authors' program and a benchmark's read"
-    inverts_locally: ClassVar[bool] = True
+    reference = "Yang, Ji, Liang 2021, arXiv 2106.04692"
+    provenance = "the authors' program and a benchmark's read"
 
-    hypergradient: AbstractHypergradient = part("the estimate of grad Phi")
-    lr_x: Number = number("x moves by lr_x u", step="upper")
-    lr_y: Number = number("y moves by lr_y v", step="lower")
+    lr_x: Number = step("upper", "x moves by lr_x u")
+    lr_y: Number = step("lower", "y moves by lr_y v")
     inner_steps: int = count("lower steps for each step of x, m", default=3)
     period: int = count("steps of x from one large batch to the next, q", default=3)
     large_batch: int = count("batches of the run in a large one, B", default=10)
 
     def init_server(self, x, y):
         """Start at (x, y); directions are formed at the start of the first round."""
-        return recursive_start(Pair(x, y))
+        return _path.recursive_start(Pair(x, y))
 
     def phases(self):
         """Return the large batch, and all lower steps of a period."""
-        draw = both_directions(self.hypergradient)
-        large = sampled("large", draw, self.begun, self.large_batch)
-        step = differences("step", draw, with_turn(self.corrected))
+        large = _path.sampled("large", self.draw, self.begun, self.large_batch)
+        step = _path.recursive("step", self.draw, self.corrected)
         return large, Repeat(self.period * self.inner_steps, (step,))
 
-    def begun(self, server: Path, d: Pair) -> Path:
+    def begun(self, server: _path.Path, d: Pair) -> _path.Path:
         """Take the directions of a large batch, and move x."""
-        return Path(self.upper_step(server.point, d), server.point, d)
+        return _path.Path(self.upper_step(server.point, d), server.point, d)
 
-    def corrected(self, server: Path, change: Pair, turn: ServerTurn) -> Path:
-        """Correct both directions and move y; x, too, where its next turn begins."""
-        d = _tree.add(server.direction, change)
-        w = stepped(server.point, self.step(0), Pair(None, d.y))
+    def corrected(self, server: _path.Path, d: Pair, turn: ServerTurn) -> _path.Path:
+        """Move y along corrected directions; x, too, where its next turn begins."""
+        w = _path.stepped(server.point, self.step(0), Pair(None, d.y))
         done = turn.index % (self.period * self.inner_steps) + 1
         # After the last lower step of a period x waits for the large batch.
         ends = done == self.period * self.inner_steps
         moves = (done % self.inner_steps == 0) & ~jnp.asarray(ends)
         w = _tree.select(moves, self.upper_step(w, d), w)
-        return Path(w, server.point, d)
+        return _path.Path(w, server.point, d)
 
     def upper_step(self, w: Pair, d: Pair) -> Pair:
         """Move x along u."""
-        return stepped(w, self.step(0), Pair(d.x, None))
+        return _path.stepped(w, self.step(0), Pair(d.x, None))

@@ -20,13 +20,15 @@ clients that differ is right. Copies with j < 0 have a minimum only where g curv
 than -j nu f, which `check_balance` looks at before a run.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import AbstractBlocks, Lower, Pair, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Balance
+from fedbilevel.algorithms.base import Balance
+from fedbilevel.algorithms.parts import Stepping
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import is_known
@@ -75,12 +77,9 @@ class Scheme(NamedTuple):
 
     def point(self, w: Copies) -> Pair:
         """Return x, and y without a penalty: y_0, or a combination of the copies."""
-        y: Any = None
-        for weight, copy in zip(self.at_zero, self.of(w), strict=True):
-            if weight:
-                part = _tree.scale(weight, copy)
-                y = part if y is None else _tree.add(y, part)
-        return Pair(w.x, y)
+        every = zip(self.at_zero, self.of(w), strict=True)
+        parts = [_tree.scale(weight, copy) for weight, copy in every if weight]
+        return Pair(w.x, reduce(_tree.add, parts))
 
     def begun(self, w: Copies, begin: str) -> Copies:
         """Return w with the copies where a loop on them begins."""
@@ -90,10 +89,7 @@ class Scheme(NamedTuple):
 
         def side(positive: bool) -> Lower:
             near = [y for j, y in every.items() if (j > 0) == positive]
-            total = near[0]
-            for y in near[1:]:
-                total = _tree.add(total, y)
-            return _tree.scale(1 / len(near), total)
+            return _tree.scale(1 / len(near), reduce(_tree.add, near))
 
         return Copies(w.x, *(side(j > 0) for j in self.offsets))
 
@@ -143,66 +139,68 @@ _SCHEMES = (
 )
 
 
-FIRST_DEGREE = _SCHEMES[0]
+class Copied(Stepping):
+    """A method with two copies of y, or more, in the place of y."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """Where the copies are, and how h weighs them: that of degree 1."""
+        return _SCHEMES[0]
+
+    def variables(self, x: Upper, y: Lower) -> Copies:
+        """Start with all copies at y."""
+        return self.scheme.copies(x, y)
+
+    def of_blocks(self, found: dict[str, Any]) -> Copies:
+        """Return what was found for x, and for each copy what was found for y."""
+        return self.scheme.copies(found["x"], found["y"])
+
+    def point(self, server: Any) -> Pair:
+        """Return x and y_0, or what follows for it from the copies."""
+        return self.scheme.point(server.point)
 
 
-class OfCopies(AbstractAlgorithm):
-    """A method with a `degree`, and with copies of y in the place of y."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Let nu and the degree be of any type."""
+class OfDegree(Copied):
+    """A method whose copies of y make a difference of a `degree`."""
 
     def __check_init__(self) -> None:
-        scheme_of(self)
+        if self.degree not in range(1, len(_SCHEMES) + 1):
+            raise InvalidInputError(
+                f"`{type(self).__name__}(degree=...)` is one of 1, 2, 3, 4, got "
+                f"{self.degree}."
+            )
+
+    @property
+    def scheme(self) -> Scheme:
+        """That of the degree."""
+        return _SCHEMES[self.degree - 1]
 
     def nu_at(self, t: Any) -> Array:
         """Return nu in iteration t."""
         return self.nu
 
-    def check_balance(self, curvatures: Balance) -> None:
-        """Raise if f curves too much for what is taken from g."""
-        check_balance(self, self.nu_at(0), curvatures)
-
-    def point(self, server: Any) -> Pair:
-        """Return x and y_0, or what follows for it from the copies."""
-        return scheme_of(self).point(server.point)
-
     def watched(self, server: Any) -> tuple[Pair, ...]:
         """Return all copies: what is reported may stand still between two of them."""
-        return tuple(Pair(None, one) for one in scheme_of(self).of(server.point))
+        return tuple(Pair(None, one) for one in self.scheme.of(server.point))
 
+    def check_balance(self, curvatures: Balance) -> None:
+        """Raise if a copy with j < 0 has no minimum: f curves too much against g.
 
-def scheme_of(algorithm: Any) -> Scheme:
-    """Return the scheme of a method's degree, and raise if there is none."""
-    degree = algorithm.degree
-    if degree not in range(1, len(_SCHEMES) + 1):
+        Where g alone falls away by more than f would take, as that of a network may at
+        its start, it is no valley to begin with, and nothing about nu follows from it.
+        """
+        nu, times = self.nu_at(0), self.scheme.subtracted
+        if times == 0 or not is_known(nu):
+            return
+        factor = times * float(nu)
+        above, below = curvatures(factor)
+        is_valley = below >= -factor * above
+        if below > (1 - _ROUNDING) * factor * above or not is_valley:
+            return
+        smaller = f"nu below {below / (times * above):.2g}, or " if below > 0 else ""
         raise InvalidInputError(
-            f"`{type(algorithm).__name__}(degree=...)` is one of 1, 2, 3, 4, got "
-            f"{degree}."
+            f"`{self.title}(nu={float(nu):.4g}, degree={self.degree})` needs a "
+            f"minimum of g - {factor:.4g} f in y, but at the start f curves by L_f = "
+            f"{above:.4g} where g curves by {below:.4g} only. Use {smaller}degree 1 "
+            "(fed-f2sa or f2sa), which takes nothing from g."
         )
-    return _SCHEMES[degree - 1]
-
-
-def check_balance(algorithm: Any, nu: Any, curvatures: Balance) -> None:
-    """Raise if a copy with j < 0 has no minimum: f curves too much against g.
-
-    Where g alone falls away by more than f would take, as that of a network may at its
-    start, it is no valley to begin with, and nothing about nu follows from it.
-    """
-    times = scheme_of(algorithm).subtracted
-    if times == 0 or not is_known(nu):
-        return
-    factor = times * float(nu)
-    above, below = curvatures(factor)
-    is_valley = below >= -factor * above
-    if below > (1 - _ROUNDING) * factor * above or not is_valley:
-        return
-    smaller = f"nu below {below / (times * above):.2g}, or " if below > 0 else ""
-    raise InvalidInputError(
-        f"`{algorithm.title}(nu={float(nu):.4g}, degree={algorithm.degree})` needs a "
-        f"minimum of g - {factor:.4g} f in y, but at the start f curves by L_f = "
-        f"{above:.4g} where g curves by {below:.4g} only. Use {smaller}degree 1 "
-        "(fed-f2sa or f2sa), which takes nothing from g."
-    )

@@ -30,63 +30,56 @@ itself. It has no clients and no samples.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
-from fedbilevel.algorithms.base import AbstractAlgorithm, Phases, Repeat
+from fedbilevel._types import Key, Number, Pair, Triple
+from fedbilevel.algorithms.base import Repeat
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_machine._path import ITERATIONS, Path, sampled, stepped
-from fedbilevel.algorithms.parts import move
+from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step
 
 __all__ = ["BOME"]
 
 
-class BOME(AbstractAlgorithm):
+class BOME(_path.EachStep):
     """Joint steps of x and y along f, and along g as far as its gap asks for."""
 
-    reference: ClassVar[str] = "Ye et al. 2022, arXiv 2209.08709"
-    provenance: ClassVar[str] = "the authors' program read; clients are ours"
-    allows_private: ClassVar[bool] = False
+    reference = "Ye et al. 2022, arXiv 2209.08709"
+    provenance = "the authors' program read; clients are ours"
+    allows_private = False
+    moves = ("x", "y", "z")  # z is y_s
 
-    lr_x: Number = number("x moves by lr_x (fx + m q_x)", step="upper")
-    lr_y: Number = number("y moves by lr_y (fy + m q_y)", step="lower")
+    lr_x: Number = step("upper", "x moves by lr_x (fx + m q_x)")
+    lr_y: Number = step("lower", "y moves by lr_y (fy + m q_y)")
     alpha: Number = step("auxiliary", "y_s moves by alpha gy")
     inner_steps: int = count("steps of y_s, T", default=10)
     eta: Number = number("share of ||q||^2 that g must fall by", default=0.5, above=0.0)
     small: Number = number("added to ||q||^2", default=1e-8, above=0.0)
-    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+    local_steps: int = count(_path.ITERATIONS, default=1, kw_only=True)
 
-    def init_server(self, x: Upper, y: Lower) -> Path:
+    def variables(self, x, y):
         """Start at (x, y), with y_s = y as the third block."""
-        return Path(Triple(x, y, y))
+        return Triple(x, y, y)
 
-    def phases(self) -> Phases:
+    def phases(self):
         """Return the iterations of a round."""
-        lower = sampled("lower", slope_of_copy, self.descended)
-        step = sampled("step", both_gradients, self.moved)
-        iteration = (Repeat(self.inner_steps, (lower,)), step)
-        return (Repeat(self.local_steps, iteration),)
+        lower = _path.sampled("lower", slope_of_copy, self.moved())
+        step = _path.sampled("step", both_gradients, self.joint)
+        return self.repeated(Repeat(self.inner_steps, (lower,)), step)
 
-    def descended(self, server: Path, D: Triple) -> Path:
-        """Move y_s."""
-        steps = Triple(None, None, self.alpha)
-        return Path(stepped(server.point, steps, D))
-
-    def moved(self, server: Path, reply: tuple[Pair, Pair]) -> Path:
+    def joint(self, server: _path.Path, reply: tuple[Pair, Pair]) -> _path.Path:
         """Move x and y, and let y_s start there."""
         F, q = reply
         size = _tree.dot(q, q)
         phi = jnp.asarray(self.eta, size.dtype) * size
         m = jnp.maximum(phi - _tree.dot(F, q), 0)
         m = m / (size + jnp.asarray(self.small, size.dtype))
-        steps, here = Pair(self.lr_x, self.lr_y), self.point(server)
-        w = move(here, steps, _tree.add_scaled(F, m, q))
-        return Path(Triple(w.x, w.y, w.y))
+        along = _tree.add_scaled(F, m, q)
+        w = _path.stepped(server.point, self.step(0), along)
+        return _path.Path(Triple(w.x, w.y, w.y))
 
 
 def slope_of_copy(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:

@@ -1,7 +1,7 @@
 r"""F2SA-p: loops on copies of y by gradients alone, then a step of x, to degree 4.
 
 The copies y_j follow argmin_y j nu f + g for a few j. a_j are weights of a difference
-of degree p (`_penalty.py` has both, for p from 1 to 4). At every outer iteration t,
+of degree p (`_copies.py` has both, for p from 1 to 4). At every outer iteration t,
 with samples xi and zeta of their own for each line, which all copies share:
 
     T_in times:  y_j <- y_j - lr_y s_t (j nu_t fy(x, y_j; xi) + gy(x, y_j; zeta))
@@ -21,39 +21,33 @@ Here each copy continues from its last point. The step of x is not divided by th
 of h, as that of the paper's analysis is. All copies start at y.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Number
 from fedbilevel.algorithms.base import Phase, Repeat, ServerTurn, Turn, with_turn
 from fedbilevel.algorithms.directions import both_samples
 from fedbilevel.algorithms.one_machine._path import OneMachine, Path, at_point, stepped
-from fedbilevel.algorithms.parts import at_time, evaluate, shaped
-from fedbilevel.algorithms.penalty._copies import (
-    BEGINNINGS,
-    NU,
-    OWN,
-    Copies,
-    OfCopies,
-    scheme_of,
-)
+from fedbilevel.algorithms.parts import at_time, evaluate
+from fedbilevel.algorithms.penalty._copies import BEGINNINGS, NU, OWN, Copies, OfDegree
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Schedule, count, number, schedule, word
+from fedbilevel.schedules import Number, Schedule, count, number, schedule, step, word
 
 __all__ = ["F2SAP"]
 
 
-class F2SAP(OneMachine, OfCopies):
+class F2SAP(OneMachine, OfDegree):
     """Loops on copies of y by gradients alone, then a step of x; degree 1 to 4."""
 
-    reference: ClassVar[str] = "F2SA-p, arXiv 2509.02937"
-    provenance: ClassVar[str] = "the authors' program read"
-    needs_hessian: ClassVar[bool] = False
+    reference = "F2SA-p, arXiv 2509.02937"
+    provenance = "the authors' program read"
+    needs_hessian = False
 
-    lr_x: Number = number("x moves by lr_x a h", step="upper")
-    lr_y: Number = number("copies of y move by lr_y a times their slopes", step="lower")
+    lr_x: Number = step("upper", "x moves by lr_x a h", over="a")
+    lr_y: Number = step(
+        "lower", "copies of y move by lr_y a times their slopes", over="a"
+    )
     nu: Number = number(NU, default=0.01, above=0.0)
     a: Schedule = schedule("common shape of the steps over t", default=1.0)
     b: Schedule = schedule("shape of nu over t", default=1.0)
@@ -70,46 +64,35 @@ class F2SAP(OneMachine, OfCopies):
     )
     local_steps: int = count("steps of x in a round", default=1, kw_only=True)
 
-    def init_server(self, x, y):
-        """Start with all copies at y."""
-        return Path(scheme_of(self).copies(x, y))
-
     def phases(self):
         """Return the outer iterations of a round."""
         begun, up = with_turn(self.begun), with_turn(self.lower_step)
-        below = Repeat(self.inner_steps, (Phase("lower", begun, self.lower, up),))
-        return self.repeated(below, at_point("upper", self.upper, self.moved()))
+        slopes = self.sampled(self.scheme.slopes, self.inner_steps)
+        below = Repeat(self.inner_steps, (Phase("lower", begun, slopes, up),))
+        h = self.sampled(self.scheme.slope_of_x, 1)
+        return self.repeated(below, at_point("upper", h, self.moved()))
 
     def nu_at(self, t):
         """Return nu b_t."""
         return self.nu * at_time(self.b, t, self.nu)
-
-    def step(self, t):
-        """Return lr_x a_t, and lr_y a_t for each copy."""
-        return scheme_of(self).copies(*shaped(self.a, t, self.lr_x, self.lr_y))
 
     def begun(self, server: Path, turn: ServerTurn) -> Copies:
         """Return where the copies are, at the beginning of a loop where they begin."""
         if self.begin == OWN:
             return server.point
         first = jnp.asarray(turn.index % self.inner_steps == 0)
-        begin = scheme_of(self).begun(server.point, self.begin)
+        begin = self.scheme.begun(server.point, self.begin)
         return _tree.select(first, begin, server.point)
 
-    def lower(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
-        """Return the slopes of all copies."""
-        slopes = scheme_of(self).slopes
-        return client, self._sampled(slopes, w, oracle, turn, self.inner_steps)
+    def sampled(self, maps: Any, every: int) -> Any:
+        """Return a client's work: values of maps, each sampled with nu_t."""
 
-    def upper(self, w: Copies, client: None, oracle: Oracle, turn: Turn):
-        """Return h."""
-        return client, self._sampled(scheme_of(self).slope_of_x, w, oracle, turn, 1)
+        def local(w: Copies, client: None, oracle: Oracle, turn: Turn):
+            samples = both_samples(oracle, turn.keys(1)[0])
+            nu = self.nu_at(turn.index // every)
+            return client, evaluate(maps(oracle, nu, *samples))(w)
 
-    def _sampled(
-        self, maps: Any, w: Copies, oracle: Oracle, turn: Turn, every: int
-    ) -> Copies:
-        samples = both_samples(oracle, turn.keys(1)[0])
-        return evaluate(maps(oracle, self.nu_at(turn.index // every), *samples))(w)
+        return local
 
     def lower_step(self, server: Path, D: Copies, turn: ServerTurn) -> Path:
         """Move the copies, from where their loop begins."""

@@ -20,7 +20,7 @@ weights are those of STORM as other methods have them. lam is constant.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -29,59 +29,40 @@ from fedbilevel._blocks import combine
 from fedbilevel._types import Key, Number
 from fedbilevel.algorithms.base import Phase, ServerTurn, with_turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_machine._path import (
-    ITERATIONS,
-    OneMachine,
-    Path,
-    differences,
-    stepped,
-)
-from fedbilevel.algorithms.parts import evaluate, momentum_weights, only, shaped
-from fedbilevel.algorithms.penalty._copies import FIRST_DEGREE, NU, Copies
+from fedbilevel.algorithms.one_machine import _path
+from fedbilevel.algorithms.parts import evaluate, only
+from fedbilevel.algorithms.penalty._copies import NU, Copied, Copies
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Schedule, count, number, schedule, weight
+from fedbilevel.schedules import Schedule, count, number, schedule, step, weight
 
 __all__ = ["F3SA"]
 
 
-class F3SA(OneMachine):
+class F3SA(_path.OneMachine, Copied):
     """F2SA with STORM on the directions of x and of both copies of y."""
 
-    reference: ClassVar[str] = "Kwon et al. 2023, arXiv 2301.10945"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    needs_hessian: ClassVar[bool] = False
+    reference = "Kwon et al. 2023, arXiv 2301.10945"
+    provenance = "abstract read; listing reconstructed, unverified"
+    needs_hessian = False
 
-    lr_x: Number = number("x moves by lr_x a u", step="upper")
-    lr_y: Number = number("copies of y move by lr_y a v", step="lower")
+    lr_x: Number = step("upper", "x moves by lr_x a u", over="a")
+    lr_y: Number = step("lower", "copies of y move by lr_y a v", over="a")
     alpha: Number = weight("upper", "u forgets by alpha a^2", over="a", power=2)
     beta: Number = weight("lower", "v forgets by beta a^2", over="a", power=2)
     nu: Number = number(NU, default=0.01, above=0.0)
     a: Schedule = schedule("common shape of steps and weights over t", default=1.0)
-    local_steps: int = count(ITERATIONS, default=1, kw_only=True)
+    local_steps: int = count(_path.ITERATIONS, default=1, kw_only=True)
 
     def init_server(self, x, y):
         """Start with both copies at y; directions are formed at t = 0."""
-        w = FIRST_DEGREE.copies(x, y)
-        return Path(w, previous=(w, w), direction=_tree.zeros_like(w))
-
-    def point(self, server):
-        """Return x and y_s."""
-        return FIRST_DEGREE.point(server.point)
+        w = self.variables(x, y)
+        return _path.Path(w, previous=(w, w), direction=_tree.zeros_like(w))
 
     def phases(self):
         """Return the iterations of a round: both copies, then x at the new y."""
-        below = self.line("lower", 0, ("y", "z"), FIRST_DEGREE.slopes)
-        above = self.line("upper", 1, ("x",), FIRST_DEGREE.slope_of_x)
+        below = self.line("lower", 0, ("y", "z"), self.scheme.slopes)
+        above = self.line("upper", 1, ("x",), self.scheme.slope_of_x)
         return self.repeated(below, above)
-
-    def step(self, t):
-        """Return lr_x a_t, and lr_y a_t for both copies."""
-        return FIRST_DEGREE.copies(*shaped(self.a, t, self.lr_x, self.lr_y))
-
-    def kept(self, t: Any) -> Copies:
-        """Return what u and v keep of themselves: nothing at t = 0."""
-        weights = momentum_weights(self.a, t, 2, self.alpha, self.beta)
-        return FIRST_DEGREE.copies(*(1 - one for one in weights))
 
     def line(self, name: str, place: int, blocks: tuple[str, ...], maps: Any) -> Phase:
         """Return the exchange of a line; it was last evaluated at previous[place]."""
@@ -92,15 +73,15 @@ class F3SA(OneMachine):
         def kept(t: Any) -> Copies:
             return only(self.kept(t), blocks)
 
-        def up(server: Path, fresh: Copies, turn: ServerTurn) -> Path:
+        def up(server: _path.Path, fresh: Copies, turn: ServerTurn) -> _path.Path:
             held = jax.tree.map(
                 _tree.scale, kept(turn.index), only(server.direction, blocks)
             )
             d = _tree.add(fresh, held)
-            w = stepped(server.point, self.step(turn.index), d)
+            w = _path.stepped(server.point, self.step(turn.index), d)
             seen = list(server.previous)
             seen[place] = server.point
-            return Path(w, tuple(seen), combine(d, server.direction))
+            return _path.Path(w, tuple(seen), combine(d, server.direction))
 
-        exchange = differences(name, draw, with_turn(up), kept)
+        exchange = _path.differences(name, draw, with_turn(up), kept)
         return replace(exchange, down=lambda s: (s.point, s.previous[place]))

@@ -33,25 +33,22 @@ Its limit is biased where clients differ, also for p = 1, unless `controls` or a
 `anchor` correct it. All copies start at y.
 """
 
-from typing import ClassVar
-
 import jax.random as jr
 
 from fedbilevel._blocks import combine
-from fedbilevel._types import Number
 from fedbilevel.algorithms.one_loop import OneLoop
-from fedbilevel.algorithms.penalty._copies import NU, OfCopies, scheme_of
-from fedbilevel.schedules import count, number, step
+from fedbilevel.algorithms.penalty._copies import NU, OfDegree
+from fedbilevel.schedules import Number, count, number, step
 
 __all__ = ["FedF2SA"]
 
 
-class FedF2SA(OneLoop, OfCopies):
+class FedF2SA(OneLoop, OfDegree):
     """Local steps on x and two copies of y by gradients alone, averaged."""
 
-    reference: ClassVar[str] = "Kwon et al. 2023, arXiv 2301.10945; arXiv 2509.02937"
-    provenance: ClassVar[str] = "ours: a known method made federated"
-    needs_hessian: ClassVar[bool] = False
+    reference = "Kwon et al. 2023, arXiv 2301.10945; arXiv 2509.02937"
+    provenance = "ours: a known method made federated"
+    needs_hessian = False
 
     lr_x: Number = step("upper", "x moves by lr_x h")
     lr_y: Number = step("lower", "copies of y move by lr_y times their slopes")
@@ -66,24 +63,16 @@ class FedF2SA(OneLoop, OfCopies):
     @property
     def moves(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         """The names of x and of all copies."""
-        return ("x", *scheme_of(self).names)
+        return ("x", *self.scheme.names)
 
     def in_turn(self):
         """Move the copies together, then x."""
-        return (scheme_of(self).names, ("x",))
-
-    def variables(self, x, y):
-        """Start with all copies at y."""
-        return scheme_of(self).copies(x, y)
+        return (self.scheme.names, ("x",))
 
     def directions(self, oracle, key, t):
         """Draw xi, zeta and zeta'; return the maps of h and of the copies' slopes."""
         for_xi, for_y, for_x = jr.split(key, 3)
-        xi, scheme = oracle.draw_upper(for_xi), scheme_of(self)
+        xi, scheme = oracle.draw_upper(for_xi), self.scheme
         below = scheme.slopes(oracle, self.nu, xi, oracle.draw_lower(for_y))
         above = scheme.slope_of_x(oracle, self.nu, xi, oracle.draw_lower(for_x))
         return combine(above, below)
-
-    def step(self, t):
-        """Return lr_x, and lr_y for each copy."""
-        return scheme_of(self).copies(self.lr_x, self.lr_y)

@@ -31,7 +31,7 @@ old point, because a client's own fresh values would bias the limit where client
 differ. The power is 1/4, of a range (0, 1/2) that is from memory. th starts at y.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -53,9 +53,9 @@ def _times_c0(value: Any, made: Any) -> Any:
 class MEHA(OneLoop):
     """Steps along f / c and the gap of g above its Moreau envelope, averaged."""
 
-    reference: ClassVar[str] = "Liu et al. 2024, arXiv 2405.09927"
-    provenance: ClassVar[str] = "a program of others read; the power is unverified"
-    moves: ClassVar[Any] = ("x", "y", "z")
+    reference = "Liu et al. 2024, arXiv 2405.09927"
+    provenance = "a program of others read; the power is unverified"
+    moves = ("x", "y", "z")
 
     lr_x: Number = step(
         "upper",

@@ -18,7 +18,7 @@ Deviations: the abstract was read, not the body. y, which is trained on f, too, 
 there is to report.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Number, Pair
@@ -28,7 +28,7 @@ from fedbilevel.algorithms.one_machine._path import OneMachine, sampled
 from fedbilevel.algorithms.penalty._copies import NU
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import count, number, word
+from fedbilevel.schedules import count, number, step, word
 
 __all__ = ["PBGDFree"]
 
@@ -36,12 +36,12 @@ __all__ = ["PBGDFree"]
 class PBGDFree(OneMachine):
     """Penalized lower steps, then x along fx alone; for flat problems only."""
 
-    reference: ClassVar[str] = "PBGD-Free, NeurIPS 2025; arXiv 2302.05185"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    needs_hessian: ClassVar[bool] = False
+    reference = "PBGD-Free, NeurIPS 2025; arXiv 2302.05185"
+    provenance = "abstract read; listing reconstructed, unverified"
+    needs_hessian = False
 
-    lr_x: Number = number("x moves by lr_x fx", step="upper")
-    lr_y: Number = number("y moves by lr_y (nu fy + gy)", step="lower")
+    lr_x: Number = step("upper", "x moves by lr_x fx")
+    lr_y: Number = step("lower", "y moves by lr_y (nu fy + gy)")
     nu: Number = number(NU, default=0.01, above=0.0)
     inner_steps: int = count("steps of y for each of x, T_in", default=10, kw_only=True)
     flat: str | None = word(

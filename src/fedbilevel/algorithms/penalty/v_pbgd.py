@@ -21,7 +21,7 @@ Deviations: updates as in the authors' program. One lower sample serves y and w 
 step of x.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -30,21 +30,21 @@ from fedbilevel import _tree
 from fedbilevel._types import Key, Number
 from fedbilevel.algorithms.base import Repeat, Turn
 from fedbilevel.algorithms.directions import both_samples
-from fedbilevel.algorithms.one_machine._path import OneMachine, Path, at_point, sampled
+from fedbilevel.algorithms.one_machine._path import OneMachine, at_point, sampled
 from fedbilevel.algorithms.parts import evaluate
-from fedbilevel.algorithms.penalty._copies import FIRST_DEGREE, Copies
+from fedbilevel.algorithms.penalty._copies import Copied, Copies
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step
 
 __all__ = ["VPBGD"]
 
 
-class VPBGD(OneMachine):
+class VPBGD(OneMachine, Copied):
     """Lower steps on w, then a joint step of x and y with a penalty on g(y) - g(w)."""
 
-    reference: ClassVar[str] = "Shen, Chen 2023, arXiv 2302.05185"
-    provenance: ClassVar[str] = "the authors' program read"
-    needs_hessian: ClassVar[bool] = False
+    reference = "Shen, Chen 2023, arXiv 2302.05185"
+    provenance = "the authors' program read"
+    needs_hessian = False
 
     lr_x: Number = number("step of x", step="upper")
     lr_y: Number = number("step of y", step="lower")
@@ -55,14 +55,6 @@ class VPBGD(OneMachine):
         "steps of x in which gam rises to its value", default=1, kw_only=True
     )
     local_steps: int = count("steps of x in a round", default=1, kw_only=True)
-
-    def init_server(self, x, y):
-        """Start with w and y at y."""
-        return Path(FIRST_DEGREE.copies(x, y))
-
-    def point(self, server):
-        """Return x and w."""
-        return FIRST_DEGREE.point(server.point)
 
     def phases(self):
         """Return the iterations of a round."""
@@ -82,9 +74,9 @@ class VPBGD(OneMachine):
         """Return the directions of x and y."""
         gam, samples = self.gam_at(turn.index), both_samples(oracle, turn.keys(1)[0])
         c, nu = jnp.minimum(1 / gam, 1), 1 / gam
-        h = evaluate(FIRST_DEGREE.slope_of_x(oracle, nu, *samples))(w).x
+        h = evaluate(self.scheme.slope_of_x(oracle, nu, *samples))(w).x
         # The slope of a copy is (fy + gam gy) / gam.
-        slope = FIRST_DEGREE.slopes(oracle, nu, *samples).z(w)
+        slope = self.scheme.slopes(oracle, nu, *samples).z(w)
         return client, Copies(_tree.scale(c, h), None, _tree.scale(c * gam, slope))
 
 

@@ -26,7 +26,7 @@ round begins with a large batch, as it does here. Clients are drawn, and weighte
 anchor, as their data are (`ClientData.weights`), equally by default.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +55,10 @@ __all__ = ["BVRLSGD"]
 class BVRLSGD(AbstractAlgorithm):
     """SARAH on y at the given x from the mean slope; one client's y is kept."""
 
-    reference: ClassVar[str] = "Murata, Suzuki 2021, arXiv 2102.03198"
-    provenance: ClassVar[str] = "abstract and a catalogue of others read"
-    answers: ClassVar[str] = "shared y, x fixed"
-    allows_private: ClassVar[bool] = False
+    reference = "Murata, Suzuki 2021, arXiv 2102.03198"
+    provenance = "abstract and a catalogue of others read"
+    answers = "shared y, x fixed"
+    allows_private = False
 
     lr: Number = number("y moves by lr v", step="lower")
     large_batch: int = count("samples of a client's slope at the anchor, B", default=10)
@@ -74,14 +74,10 @@ class BVRLSGD(AbstractAlgorithm):
         def anchored(server: Iterate, v: Pair) -> Iterate:
             return Iterate(server.point, v)
 
-        def known(sent: Iterate) -> Pair:
-            return Pair(None, sent.point.y)
-
-        up = with_turn(self.picked)
-        return (
-            sampled("anchor", slope, anchored, self.large_batch),
-            Phase("local", lambda s: s, self.local, up, known, gathers=True),
-        )
+        anchor = sampled("anchor", slope, anchored, self.large_batch)
+        up, known = with_turn(self.picked), lambda sent: Pair(None, sent.point.y)
+        local = Phase("local", lambda s: s, self.local, up, known, gathers=True)
+        return anchor, local
 
     def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
         """Make p local steps on y, from the anchor's v."""

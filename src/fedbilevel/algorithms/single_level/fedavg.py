@@ -17,11 +17,8 @@ Deviations: clients are weighted as their data are (`ClientData.weights`), equal
 default, not by their number of rows.
 """
 
-from typing import ClassVar
-
-from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByLowerSlope
-from fedbilevel.schedules import count, step
+from fedbilevel.schedules import Number, count, step
 
 __all__ = ["FedAvg"]
 
@@ -29,8 +26,8 @@ __all__ = ["FedAvg"]
 class FedAvg(ByLowerSlope):
     """Local gradient steps on y at the given x, averaged every p steps."""
 
-    reference: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
-    provenance: ClassVar[str] = "standard method, from memory"
+    reference = "McMahan et al. 2017, arXiv 1602.05629"
+    provenance = "standard method, from memory"
 
     lr: Number = step("lower", "y moves by lr gy")
     local_steps: int = count("local steps between two averages, p", kw_only=True)

@@ -25,7 +25,7 @@ more before it is sent down. Neither is done here. All clients take part in ever
 whatever the size of a cohort is. Weights are `ClientData.weights`, equal by default.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -55,10 +55,10 @@ class Tracked(eqx.Module):
 class FedCOMGATE(AbstractAlgorithm):
     """Local steps on y at the given x, corrected, and sent back quantized."""
 
-    reference: ClassVar[str] = "Haddadpour et al. 2021, arXiv 2007.01154"
-    provenance: ClassVar[str] = "updates read in the authors' program"
-    answers: ClassVar[str] = "shared y, x fixed"
-    allows_private: ClassVar[bool] = False
+    reference = "Haddadpour et al. 2021, arXiv 2007.01154"
+    provenance = "updates read in the authors' program"
+    answers = "shared y, x fixed"
+    allows_private = False
 
     lr: Number = number("y moves by lr (gy - delta_k)", step="lower")
     lr_server: Number = number("the server's step along the mean move", default=1.0)

@@ -13,7 +13,7 @@ Reference: Yu, Jin, Yang, arXiv 1905.03817.
 Deviations: none known. The variant that restarts m at every average is not offered.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -33,9 +33,9 @@ def _shorter(value: Any, made: Any) -> Any:
 class MomentumLocalSGD(ByLowerSlope):
     """Heavy-ball steps on y at the given x, averaged with their momentum."""
 
-    reference: ClassVar[str] = "Yu, Jin, Yang 2019, arXiv 1905.03817"
-    provenance: ClassVar[str] = "standard method, from memory"
-    estimator: ClassVar[Any] = HeavyBall()
+    reference = "Yu, Jin, Yang 2019, arXiv 1905.03817"
+    provenance = "standard method, from memory"
+    estimator = HeavyBall()
 
     lr: Number = step("lower", "y moves by lr m", convert=_shorter, after=("beta",))
     beta: Number = weight(

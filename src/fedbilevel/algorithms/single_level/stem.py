@@ -24,12 +24,9 @@ The paper's eta_t is lr eta_t here, its schedule kappa/(w_t + sigma^2 t)^(1/3) a
 schedule eta_t. A client that missed a round has no w_k of use: it takes w_k = y_k.
 """
 
-from typing import Any, ClassVar
-
-from fedbilevel._types import Number
 from fedbilevel.algorithms.local._bases import ByLowerSlope
 from fedbilevel.estimators import Storm
-from fedbilevel.schedules import Schedule, count, schedule, step, weight
+from fedbilevel.schedules import Number, Schedule, count, schedule, step, weight
 
 __all__ = ["STEM"]
 
@@ -37,9 +34,9 @@ __all__ = ["STEM"]
 class STEM(ByLowerSlope):
     """STORM on y at the given x, averaged with its directions every p steps."""
 
-    reference: ClassVar[str] = "Khanduri et al. 2021, arXiv 2106.10435"
-    provenance: ClassVar[str] = "abstract read; listing reconstructed, unverified"
-    estimator: ClassVar[Any] = Storm()
+    reference = "Khanduri et al. 2021, arXiv 2106.10435"
+    provenance = "abstract read; listing reconstructed, unverified"
+    estimator = Storm()
 
     lr: Number = step("lower", "y moves by lr eta_t d", over="eta")
     c: Number = weight("lower", "d forgets by c eta^2 a step", over="eta", power=2)

@@ -17,10 +17,16 @@ from fedbilevel.algorithms.base import AbstractAlgorithm
 from fedbilevel.algorithms.local._parts import OwnNumber
 from fedbilevel.algorithms.one_loop import OneLoop, TakesOptions
 from fedbilevel.algorithms.parts import Part
-from fedbilevel.algorithms.wrappers.absence import ABSENT, KEEP, Absent
 from fedbilevel.algorithms.wrappers.base import With
 from fedbilevel.algorithms.wrappers.clip import QuantileClip, quantile_clipped
-from fedbilevel.algorithms.wrappers.drift import Anchor, Controls, Proximal
+from fedbilevel.algorithms.wrappers.drift import (
+    KEEP,
+    Absent,
+    Anchor,
+    Controls,
+    Proximal,
+    use_of_memory,
+)
 from fedbilevel.algorithms.wrappers.measured_steps import SteadySteps
 from fedbilevel.algorithms.wrappers.measured_steps import steadied as steadied
 from fedbilevel.algorithms.wrappers.optimizer import (
@@ -50,6 +56,13 @@ def _with(part: Callable[..., Part]) -> Callable[..., Any]:
     return lambda algorithm, *values, **named: With(algorithm, part(*values, **named))
 
 
+def _by_server(kind: type[eqx.Module]) -> Callable[..., Any]:
+    def optimized(algorithm: AbstractAlgorithm, *values: Any, **named: Any):
+        return ServerOptimizer(algorithm, kind(*values, **named))
+
+    return optimized
+
+
 def _onto(kind: type[eqx.Module], block: str) -> Callable[..., Any]:
     def project(algorithm: OneLoop, *values: Any, block: str = block, **named: Any):
         return With(algorithm, Project(kind(*values, **named), block))
@@ -71,22 +84,14 @@ differences: Callable[..., Any] = Differences
 alternating: Callable[..., Any] = Alternating
 own_lower: Callable[..., Any] = OwnLower
 average: Callable[..., Any] = Average
+server_descent: Callable[..., Any] = _by_server(Descent)
+server_adam: Callable[..., Any] = _by_server(Adam)
 steady: Callable[..., Any] = SteadySteps
 
 
 def unequal_steps(algorithm: OneLoop, fewest_steps: int) -> Any:
     """Let every client make a number of local steps of its own, so many at least."""
     return With(algorithm, OwnNumber(fewest_steps, algorithm.local_steps))
-
-
-def server_descent(algorithm: AbstractAlgorithm, *values: Any, **named: Any) -> Any:
-    """Let the server step along the mean move, with momentum if beta is given."""
-    return ServerOptimizer(algorithm, Descent(*values, **named))
-
-
-def server_adam(algorithm: AbstractAlgorithm, *values: Any, **named: Any) -> Any:
-    """Let the server scale its step as Adam does, without correcting for the start."""
-    return ServerOptimizer(algorithm, Adam(*values, **named))
 
 
 def server_momentum(algorithm: AbstractAlgorithm, beta: float = 0.9) -> Any:
@@ -207,30 +212,26 @@ class Options(eqx.Module):
         "how local steps are corrected", ("controls", "anchor"), default=None
     )
     first_batch: int = count("bundles of the first directions, B", default=1)
-    absent: str = word(
-        "what one that missed rounds does with the memory it receives",
-        ABSENT,
-        default=KEEP,
-    )
+    absent: str = use_of_memory()
     warm_start: int = count("lower steps before the first round", default=0, least=0)
 
     def applied(self, algorithm: OneLoop) -> Any:
         """Return a method with the wrappers that are asked for."""
         check_fields(self, type(algorithm).__name__)
-        drift = {"controls": controls, "anchor": anchor}
         chain = (
-            self.own_lower and own_lower,
-            self.alternating and alternating,
-            self.distance is not None and (lambda a: differences(a, self.distance)),
-            self.radius is not None and (lambda a: ball(a, self.radius)),
-            self.drift is not None and drift[self.drift],
-            self.first_batch > 1 and (lambda a: first_batch(a, self.first_batch)),
-            self.absent != KEEP and (lambda a: absent(a, self.absent)),
-            self.warm_start > 0 and (lambda a: warm_start(a, self.warm_start)),
+            (self.own_lower, own_lower),
+            (self.alternating, alternating),
+            (self.distance is not None, differences, self.distance),
+            (self.radius is not None, ball, self.radius),
+            (self.drift == "controls", controls),
+            (self.drift == "anchor", anchor),
+            (self.first_batch > 1, first_batch, self.first_batch),
+            (self.absent != KEEP, absent, self.absent),
+            (self.warm_start > 0, warm_start, self.warm_start),
         )
         made: Any = algorithm
-        for wrap in chain:
-            made = wrap(made) if wrap else made
+        for is_asked, wrap, *values in chain:
+            made = wrap(made, *values) if is_asked else made
         return made
 
 

@@ -18,7 +18,6 @@ from fedbilevel.algorithms.base import (
     AbstractAlgorithm,
     Phase,
     Phases,
-    SeesTurn,
     ServerTurn,
     every_phase,
     pairs,
@@ -56,12 +55,18 @@ def _inner_state() -> Any:
     return _InnerState()
 
 
+# Of what a method can be asked a wrapper answers these alone by itself.
+_OWN = {"named", "parameters", "unwrapped"}
+_ASKED = [one for one in vars(AbstractAlgorithm) if one[0] != "_" and one not in _OWN]
+
+
 class AbstractWrapper(AbstractAlgorithm):
     """A method around a method. All that it does not change is the inner one's."""
 
     algorithm: AbstractAlgorithm = part("the method that is wrapped")
 
     if not TYPE_CHECKING:
+        vars().update({name: _Inner() for name in _ASKED})
 
         def __getattr__(self, name: str) -> Any:
             """Show the parameters of what is wrapped."""
@@ -75,31 +80,6 @@ class AbstractWrapper(AbstractAlgorithm):
     def title(self) -> str:
         """The name of the chain, or the method's own."""
         return self.named or self.algorithm.title
-
-    answers = _inner()
-    allows_private = _inner()
-    inverts_locally = _inner()
-    counts_clients = _inner()
-    needs_hessian = _inner()
-    init_server = _inner()
-    init_client = _inner()
-    setup = _inner()
-    phases = _inner()
-    point = _inner()
-    blocks = _inner()
-    at = _inner()
-    watched = _inner()
-    worked_on = _inner()
-    forgotten = _inner()
-    private_blocks = _inner()
-    channel = _inner()
-    events = _inner()
-    measured = _inner()
-    best = _inner()
-    gave_up = _inner()
-    check = _inner()
-    check_balance = _inner()
-    drifts = _inner()
 
     def settings(self) -> dict[str, Any]:
         """Return those of the method, and the wrapper's own."""
@@ -137,6 +117,7 @@ class AroundServer(AbstractWrapper):
     worked_on = _inner_state()
     events = _inner_state()
     best = _inner_state()
+    finished = _inner_state()
     gave_up = _inner_state()
 
     def setup(self) -> Phases:
@@ -258,14 +239,11 @@ def moving_phases(phases: Phases) -> list[Phase]:
 
 def inner_phase(phase: Phase) -> Phase:
     """Return an exchange of the method inside of an `Inside` state, as it is."""
-    plain: Any = phase.down
 
-    def down(server: Inside, turn: ServerTurn) -> PyTree:
+    def down(server: Inside, turn: Any) -> PyTree:
         return phase.message(server.server, turn)
 
     def up(server: Inside, reply: PyTree, turn: ServerTurn) -> Inside:
         return replace(server, server=phase.taken_in(server.server, reply, turn))
 
-    sees = isinstance(phase.down, SeesTurn)
-    say = with_turn(down) if sees else lambda server: plain(server.server)
-    return replace(phase, down=say, up=with_turn(up))
+    return replace(phase.saying(down), up=with_turn(up))

@@ -45,7 +45,6 @@ from fedbilevel.algorithms.base import (
     AbstractAlgorithm,
     Phase,
     Phases,
-    SeesTurn,
     ServerTurn,
     Turn,
     every_phase,
@@ -143,15 +142,15 @@ class StepClip(Part):
         """Return the step with bounded changes, and the tally."""
         bounds, tally, p = state
         before, after = (Iterate(one.point, one.direction) for one in (old, new))
-        after, values, counted = _cut(after, before, bounds)
-        tally = Tally(tally.values + values, tally.counted + counted)
+        after, cut = _cut(after, before, bounds)
+        tally = _tree.add(tally, cut)
         new = replace(new, point=after.point, direction=after.direction)
         return (bounds, tally, p), new
 
     def ended(self, state, answer):
         """Send the mean over the steps."""
         _, tally, p = state
-        return None, Tally(tally.values / p, tally.counted / p)
+        return None, jax.tree.map(lambda total: total / p, tally)
 
     def known(self, shared):
         """Expect as many cuts as there should be."""
@@ -159,8 +158,7 @@ class StepClip(Part):
 
     def taken(self, shared, answer, server, turn):
         """Move the bounds."""
-        quantile = self.clip_quantile
-        return _followed(shared, answer.values, answer.counted, quantile)
+        return _followed(shared, answer, self.clip_quantile)
 
 
 class QuantileClip(AroundServer):
@@ -191,14 +189,9 @@ class QuantileClip(AroundServer):
 
     def init_server(self, x: Upper, y: Lower) -> Clipping:
         """Start the method, with no bound known."""
-        server = self.algorithm.init_server(x, y)
-        bounds = {}
-        for phase in self._cut_phases():
-            known = None
-            if phase.about is not None and not isinstance(phase.down, SeesTurn):
-                known = phase.about(phase.down(server))
-            bounds[phase.name] = _unknown(known, _kind(x))
-        return Clipping(server, bounds)
+        server, kind = self.algorithm.init_server(x, y), _kind(x)
+        cut = self._cut_phases()
+        return Clipping(server, {p.name: _unknown(p.known(server), kind) for p in cut})
 
     def _cut_phases(self) -> list[Phase]:
         """Return the phases that make steps."""
@@ -221,7 +214,7 @@ class QuantileClip(AroundServer):
         name, plain = inner.name, inner_phase(inner)
         known: Any = inner.about
 
-        def down(server: Clipping, turn: ServerTurn) -> Bounded:
+        def down(server: Clipping, turn: Any) -> Bounded:
             return Bounded(plain.message(server, turn), server.bounds[name])
 
         def about(sent: Bounded) -> Counted:
@@ -232,29 +225,16 @@ class QuantileClip(AroundServer):
         def local(sent: Bounded, client: PyTree, oracle: Oracle, turn: Turn):
             client, reply = inner.local(sent.message, client, oracle, turn)
             before = _tree.zeros_like(reply) if known is None else known(sent.message)
-            reply, *tally = _cut(reply, before, sent.bounds)
-            return client, Counted(reply, Tally(*tally))
+            return client, Counted(*_cut(reply, before, sent.bounds))
 
         def up(server: Clipping, counted: Counted, turn: ServerTurn) -> Clipping:
-            tally = counted.tally
-            change = (server.bounds[name], tally.values, tally.counted, self.quantile)
+            C = _followed(server.bounds[name], counted.tally, self.quantile)
             after = plain.taken_in(server, counted.reply, turn)
-            bounds = {**server.bounds, name: _followed(*change)}
-            return replace(after, bounds=bounds)
+            return replace(after, bounds={**server.bounds, name: C})
 
-        sees = isinstance(plain.down, SeesTurn)
-        say = with_turn(down) if sees else lambda server: down(server, _NO_TURN)
-        return replace(
-            inner,
-            down=say,
-            local=local,
-            up=with_turn(up),
-            about=None if known is None else about,
-            moves=False,
-        )
-
-
-_NO_TURN: Any = None  # for exchanges that ask for none
+        given = None if known is None else about
+        change = {"local": local, "up": with_turn(up), "about": given}
+        return replace(inner.saying(down), **change, moves=False)
 
 
 def _kind(x: PyTree) -> Any:
@@ -274,9 +254,7 @@ def _cuttable(reply: PyTree) -> PyTree:
     return replace(reply, shared=()) if isinstance(reply, Iterate) else reply
 
 
-def _cut(
-    reply: PyTree, known: PyTree, bounds: Float[Array, " blocks"]
-) -> tuple[PyTree, Array, Array]:
+def _cut(reply: PyTree, known: PyTree, bounds: Blocks) -> tuple[PyTree, Tally]:
     """Return a reply with bounded changes, and the tally of each block."""
     part = _cuttable(reply)
     leaves, structure = jax.tree.flatten(part)
@@ -300,7 +278,7 @@ def _cut(
     cut = jax.tree.unflatten(structure, leaves)
     if isinstance(reply, Iterate):
         cut = replace(cut, shared=reply.shared)
-    return cut, values, counted
+    return cut, Tally(values, counted)
 
 
 def _norm(parts: list[Array]) -> Array:
@@ -311,9 +289,10 @@ def _norm(parts: list[Array]) -> Array:
     return unit * jnp.sqrt(reduce(jnp.add, squares))
 
 
-def _followed(C: Array, value: Array, counted: Array, quantile: Array) -> Array:
+def _followed(C: Array, tally: Tally, quantile: Array) -> Array:
     """Return the bounds after an exchange."""
-    mean = value / jnp.where(counted > 0, counted, 1)
+    counted = tally.counted
+    mean = tally.values / jnp.where(counted > 0, counted, 1)
     rate = jnp.asarray(RATE, C.dtype)
     moved = C * jnp.exp(-rate * (mean - quantile.astype(C.dtype)))
     after = jnp.where(C > 0, moved, jnp.exp(mean))

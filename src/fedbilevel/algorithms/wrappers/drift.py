@@ -1,4 +1,4 @@
-r"""Corrections that keep local steps of clients that differ from drifting apart.
+r"""Corrections of local steps where clients differ, and where some were absent.
 
 A method of one loop moves along samples G_k(w; s) of its directions. Corrected, all
 clients move along the mean direction of where they start together:
@@ -23,6 +23,22 @@ hypergradients is not the hypergradient, and the limit is as biased as with p = 
 References: Karimireddy et al., arXiv 1910.06378 (option II: c_k is a mean of sampled
 directions), and Tarzanagh et al., arXiv 2306.01648 (FedMSA, whose recursion starts anew
 from the last local point, where this one returns to w_0).
+
+STORM's server sends a direction d that others have formed. A client that took part in
+the last turn corrects it from its own last point v, before averaging:
+
+    d_1 = G(w; s) + (1 - a) (d - G(v; s))
+
+One that missed it has no such point on the averaged path. It may
+
+    keep:     take v = w: the correction vanishes, and d remains but for a of it
+    correct:  take for v where the last participants evaluated d in the mean, which
+              follows from what is received: v = w + step d, each block as it was when
+              the direction was formed (exact for the mean of their local steps)
+    forget:   take v = w and forget as much of d as in the steps it missed: after m of
+              them 1 - (1 - a)^(1 + m) takes the place of a at the first step
+
+Where all take part the three are one. Nothing more is sent or kept.
 """
 
 from collections.abc import Callable
@@ -30,14 +46,18 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
+from fedbilevel._blocks import combine
 from fedbilevel._types import Key
 from fedbilevel.algorithms.base import Phase, Turn
-from fedbilevel.algorithms.parts import Iterate, Memory, Part, evaluate
+from fedbilevel.algorithms.parts import Iterate, Memory, Part, evaluate, move, only
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import number
+from fedbilevel.schedules import number, word
+
+KEEP, CORRECT, FORGET = ABSENT = ("keep", "correct", "forget")
 
 
 class Controls(Part):
@@ -157,3 +177,53 @@ class Proximal(Part):
 
 def _shifted(G: Callable, shift: PyTree) -> Callable:
     return lambda w: _tree.add(G(w), shift)
+
+
+def use_of_memory() -> Any:
+    """Declare the choice between the three."""
+    meaning = "what one that missed rounds does with the memory it receives"
+    return word(meaning, ABSENT, default=KEEP)
+
+
+class Absent(Part):
+    """The use of a received direction by a client that missed rounds."""
+
+    absent: str = use_of_memory()
+
+    def begun(self, begin, shared, own):
+        """Return the first iteration, and how many steps were missed."""
+        if self.absent != FORGET or begin.memory.index is None:
+            return None
+        p, turn = begin.method.local_steps, begin.turn
+        last = jnp.maximum(begin.memory.index, -1)
+        missed = p * (jnp.asarray(turn.index, jnp.int32) - 1 - last)
+        return turn.steps(p)[0], missed
+
+    def previous(self, begin, seen, fallback):
+        """Return where the last participants stood in the mean, if asked to."""
+        if self.absent != CORRECT:
+            return seen, fallback
+        method, message = begin.method, begin.message
+        t = begin.turn.steps(method.local_steps)[0]
+        w = method.moving(message.point)
+        steps = method.moving(method.step(jnp.maximum(t - 1, 0)))
+        stood = move(w, jax.tree.map(jnp.negative, steps), message.direction)
+        points = []
+        for group in method.order():
+            points.append(stood)
+            # Those that follow were evaluated after this group had moved.
+            stood = combine(only(w, group), stood)
+        return seen, _tree.select(t > 0, tuple(points), fallback)
+
+    def weights(self, state, weights, t):
+        """Return the weights, at the first step of a turn those of all missed steps."""
+        if state is None:
+            return weights
+        first, missed = state
+        late = (t == first) & (missed > 0)
+
+        def one(a: Array) -> Array:
+            kept = (1 - a) ** (1 + missed).astype(a.dtype)
+            return jnp.where(late, 1 - kept, a)
+
+        return jax.tree.map(one, weights)

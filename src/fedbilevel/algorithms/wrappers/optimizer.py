@@ -32,7 +32,6 @@ from fedbilevel.algorithms.base import (
     AbstractAlgorithm,
     Phase,
     Phases,
-    SeesTurn,
     ServerTurn,
     with_turn,
 )
@@ -231,12 +230,13 @@ def _mixed(beta: Array, old: PyTree, new: PyTree) -> PyTree:
 
 def _known(phase: Phase, server: PyTree) -> PyTree:
     """Return what is known of a reply at the start."""
-    if phase.about is None or isinstance(phase.down, SeesTurn):
+    known = phase.known(server)
+    if known is None:
         raise InvalidInputError(
             f"phase '{phase.name}' moves, but what is known of its reply does not "
             "follow from the server's state alone."
         )
-    return phase.about(phase.down(server))
+    return known
 
 
 def _point(reply: PyTree) -> PyTree:
@@ -247,21 +247,21 @@ def _start(optimizer: Any, point: PyTree) -> PyTree:
     """Return the state of a transformation, or of one for each block."""
     if not isinstance(optimizer, AbstractBlocks):
         return optimizer.init(point)
-    return [
-        None if one is None else one.init(block) for one, block in _by(optimizer, point)
-    ]
+    every = _by(optimizer, point)
+    return [None if one is None else one.init(block) for _, one, block in every]
 
 
 def _by(optimizer: AbstractBlocks, *points: Any) -> list[tuple]:
-    """Line up the transformations of all blocks with the blocks of points."""
-    names = list(vars(optimizer))
+    """Line up names and transformations of all blocks with the blocks of points."""
     if not all(isinstance(point, AbstractBlocks) for point in points):
         raise InvalidInputError(
             "a transformation for each block needs a method that moves all of them in "
             "one exchange. Give one transformation."
         )
-    columns = [[getattr(tree, name) for name in names] for tree in points]
-    return list(zip(vars(optimizer).values(), *columns, strict=True))
+    return [
+        (name, one, *(getattr(tree, name) for tree in points))
+        for name, one in vars(optimizer).items()
+    ]
 
 
 def _stepped(
@@ -271,13 +271,12 @@ def _stepped(
     before, after = _point(known), _point(reply)
     if isinstance(optimizer, AbstractBlocks):
         blocks, states = {}, []
-        every = zip(vars(optimizer), _by(optimizer, before, after), state, strict=True)
-        for name, (one, old, new), held in every:
-            blocks[name], held = (
-                (new, held) if one is None else _one(one, held, old, new)
-            )
+        every = zip(_by(optimizer, before, after), state, strict=True)
+        for (name, one, old, new), held in every:
+            # A block without a transformation of its own moves as the method says.
+            after_it = (new, held) if one is None else _one(one, held, old, new)
+            blocks[name], held = after_it
             states.append(held)
-        # A block without a transformation of its own moves as the method says.
         moved, state = replace(after, **blocks), states
     else:
         moved, state = _one(optimizer, state, before, after)

@@ -16,13 +16,7 @@ from jaxtyping import Array, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Pair, Upper
-from fedbilevel.algorithms.base import (
-    Phase,
-    Phases,
-    ServerTurn,
-    every_phase,
-    with_turn,
-)
+from fedbilevel.algorithms.base import Phase, Phases, ServerTurn, every_phase, with_turn
 from fedbilevel.algorithms.wrappers.base import (
     AbstractWrapper,
     AroundServer,

@@ -22,7 +22,7 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from fedbilevel._table_choices import DECIMALS, SEPARATORS
-from fedbilevel.datasets._base import opened
+from fedbilevel.datasets._files import opened
 from fedbilevel.datasets.sums import as_text, is_gap, is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 
@@ -36,20 +36,14 @@ _MARKS = {
 }
 
 
-class Dialect(NamedTuple):
-    """How a file is written; of a `decimal` nothing is known before its numbers are."""
-
-    encoding: str
-    separator: str
-
-
 class Cells(NamedTuple):
-    """The header of a file, its rows, the line where each begins, and its dialect."""
+    """The header of a file, its rows, the line where each begins, and the dialect."""
 
     header: list[str]
     rows: list[list[str]]
     lines: list[int]
-    dialect: Dialect
+    encoding: str
+    separator: str
 
 
 def spelled(letter: str, known: Mapping[str, str]) -> str:
@@ -72,7 +66,7 @@ def read_cells(path: Path, encoding: str = "", separator: str = "") -> Cells:
         # Programs that number rows leave the name of that column empty.
         header = [name or f"column {n}" for n, name in enumerate(header, 1)]
         lines, rows = _whole_rows(path, reader, len(header), int(bool(said)))
-    return Cells(header, rows, lines, Dialect(encoding, separator))
+    return Cells(header, rows, lines, encoding, separator)
 
 
 def _as_text(path: Path, encoding: str) -> TextIO:

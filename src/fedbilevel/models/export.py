@@ -9,9 +9,8 @@ import numpy as np
 from fedbilevel._files import write_arrays, write_atomically
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError, needed
-from fedbilevel.models.files import save
 from fedbilevel.models.layers import Dense, Multiply
-from fedbilevel.models.model import Model
+from fedbilevel.models.model import Model, save
 
 
 def linear_arrays(model: Model) -> dict[str, np.ndarray]:
@@ -67,7 +66,7 @@ def _to_onnx(model: Model, path: Path) -> None:
         )
     onnx = needed("onnx", "ONNX files are written by onnx: install fedbilevel[onnx].")
     data = _onnx_graph(model, onnx).SerializeToString()
-    write_atomically(path, lambda file: file.write(data))
+    write_atomically(path, data)
 
 
 def _onnx_graph(model: Model, onnx: Any) -> Any:

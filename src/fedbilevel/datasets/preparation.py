@@ -4,7 +4,7 @@ A `Preparation` is fitted from `Sums`, which every site makes of its own rows an
 merge: the same preparation results from pooled rows and from merged sums.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -270,13 +270,15 @@ class Preparation:
 
     @staticmethod
     def of_arrays(
-        center: np.ndarray, spread: np.ndarray, classes: tuple[str, ...]
+        center: np.ndarray,
+        spread: np.ndarray,
+        classes: tuple[str, ...],
+        names: Sequence[str] = (),
     ) -> "Preparation":
-        """Describe how the columns of an array were scaled; they have numbers."""
-        columns = tuple(
-            NumericColumn(f"feature {number}", float(middle), float(width))
-            for number, (middle, width) in enumerate(zip(center, spread, strict=True))
-        )
+        """Describe how the columns of an array were scaled; without names, numbered."""
+        called = list(map(str, names)) or [f"feature {n}" for n in range(len(center))]
+        every = zip(called, map(float, center), map(float, spread), strict=True)
+        columns = tuple(NumericColumn(*one) for one in every)
         return Preparation(columns, ClassLabel("label", classes))
 
     def to_json(self) -> str:

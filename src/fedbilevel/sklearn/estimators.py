@@ -36,7 +36,7 @@ class _Regularized(Federated):
                 f"folds={self.folds}: choose from 2 to the {len(table.y)} rows."
             )
         seed = int(draw.integers(LARGEST_SEED))
-        _, self.result_ = self._run(table, None, seed, folds=str(self.folds))
+        self.result_ = self._run(table, None, seed, folds=str(self.folds))
         self.strengths_ = regularization.strengths(self.result_.x)
         return self
 
@@ -128,7 +128,7 @@ class FederatedCleaner(FederatedClassifying):
         self.results_ = []
         for judges in parts if judged_by_all else [marks]:
             seed, known = int(draw.integers(LARGEST_SEED)), str(not judged_by_all)
-            _, result = self._run(table, judges, seed, trusted=known.lower())
+            result = self._run(table, judges, seed, trusted=known.lower())
             assert result.model is not None
             doubted = judges if judged_by_all else ~marks
             p[doubted] = result.model.probabilities(table.X[doubted])
@@ -235,7 +235,7 @@ class FederatedReweighter(FederatedClassifying):
         table.columns["group"] = _rows.as_column("groups", groups, len(table.y))
         self.groups_ = np.unique(table.columns["group"])
         seed, marks = int(draw.integers(LARGEST_SEED)), self._judges(table, draw)
-        _, self.result_ = self._run(table, marks, seed, "fairness", group="group")
+        self.result_ = self._run(table, marks, seed, "fairness", group="group")
         self.group_weights_ = 2 * np.asarray(jax.nn.softmax(self.result_.x))
         if len(np.unique(self.predict(table.X))) == 1:
             warnings.warn(

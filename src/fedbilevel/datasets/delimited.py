@@ -11,6 +11,7 @@ when rows are predicted.
 """
 
 import codecs
+import contextlib
 import csv
 import io
 from collections import Counter
@@ -153,23 +154,16 @@ def _separator_of(sample: str) -> str:
     """Return the separator by which most rows have as many cells as the header."""
     best = (0.0, 0, ",")
     for letter in SEPARATORS.values():
-        widths = list(_widths(sample, letter))
+        widths, file = [], io.StringIO(sample, newline="")
+        with contextlib.suppress(csv.Error):
+            for row in csv.reader(file, delimiter=letter, skipinitialspace=True):
+                widths += [len(row)] if row else []
         # Unless the sample is all, its last row may not be.
         widths = widths if len(sample) < _SAMPLE else widths[:-1]
         if widths and widths[0] > 1:
             alike = sum(width == widths[0] for width in widths) / len(widths)
             best = max(best, (alike, widths[0], letter), key=lambda one: one[:2])
     return best[2]
-
-
-def _widths(sample: str, letter: str) -> Iterator[int]:
-    reader = csv.reader(
-        io.StringIO(sample, newline=""), delimiter=letter, skipinitialspace=True
-    )
-    try:
-        yield from (len(row) for row in reader if row)
-    except csv.Error:
-        return
 
 
 def decimal_of(

@@ -33,16 +33,8 @@ LAYOUTS = (
 )
 _DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 _FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _A9A_PAGE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _A9A_WIDTH = 123  # one row alone has the last feature, and some copies lack that row

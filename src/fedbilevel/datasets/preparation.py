@@ -4,9 +4,9 @@ A `Preparation` is fitted from `Sums`, which every site makes of its own rows an
 merge: the same preparation results from pooled rows and from merged sums.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fedbilevel.datasets.sums import (
     OTHER,
     Moments,
     Sums,
+    Where,
     as_numbers,
     as_targets,
     as_texts,
@@ -24,7 +25,6 @@ from fedbilevel.datasets.sums import (
 )
 from fedbilevel.errors import InvalidInputError
 
-Where: TypeAlias = Callable[[int], str]
 _POSITIVE = {"above": 0}
 
 
@@ -84,6 +84,8 @@ class CategoryColumn:
     name: str
     values: tuple[str, ...]
     gaps: bool = False
+    center: ClassVar[float] = 0.0
+    spread: ClassVar[float] = 1.0
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -235,12 +237,8 @@ class Preparation:
     @property
     def scales(self) -> np.ndarray:
         """The center and the spread of every feature, a row each."""
-        pairs: list[tuple[float, float]] = []
-        for one in self.columns:
-            numeric = isinstance(one, NumericColumn)
-            of_texts = [(0.0, 1.0)] * len(one.feature_names)
-            pairs += [(one.center, one.spread)] if numeric else of_texts
-        return np.asarray(pairs)
+        every = [one for one in self.columns for _ in one.feature_names]
+        return np.asarray([(one.center, one.spread) for one in every])
 
     @staticmethod
     def fit(sums: Sums, *, gaps: bool = False) -> "Preparation":
@@ -299,9 +297,8 @@ class Preparation:
         if not columns:
             raise InvalidInputError("the preparation has no columns.")
         for one in columns:
-            if isinstance(one, CategoryColumn) and list(one.values) != sorted(
-                one.values
-            ):
+            values = one.values if isinstance(one, CategoryColumn) else ()
+            if list(values) != sorted(values):
                 raise InvalidInputError(f"the values of '{one.name}' are not sorted.")
         label, sites = content.node("label").made(_LABELS), content.counts("sites")
         if 0 in sites:

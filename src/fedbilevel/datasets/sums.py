@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -129,7 +129,10 @@ class Sums:
                 held = Moments.of(as_numbers(name, values))
                 found[name] = held if held.count >= minimum else Moments(0, 0.0, 0.0)
             else:
-                found[name] = _frequent(as_texts(values), min(_FEW, minimum))
+                least = min(_FEW, minimum)
+                counts = Counter(text or EMPTY for text in as_texts(values))
+                kept = {t if n >= least else OTHER for t, n in counts.items()}
+                found[name] = tuple(sorted(kept))
         if is_target:
             labels: Found = Moments.of(as_targets(label_name, label))
         else:
@@ -177,12 +180,6 @@ class Sums:
         return Sums(rows, found, label.text("name"), _read_found(label), sites)
 
 
-def _frequent(texts: Iterable[str], least: int) -> tuple[str, ...]:
-    """Return the different texts, sorted; `OTHER` for those in fewer rows."""
-    counts = Counter(text or EMPTY for text in texts)
-    return tuple(sorted({t if n >= least else OTHER for t, n in counts.items()}))
-
-
 def _written(name: str, found: Found) -> dict[str, object]:
     if isinstance(found, Moments):
         return {"name": name, "kind": "number", **vars(found)}
@@ -220,9 +217,9 @@ def _merge(name: str, one: Found, other: Found, advice: str) -> Found:
     )
 
 
-def numbered(row: int) -> str:
-    """Say where a row is, when nothing but its number from 0 is known."""
-    return f"row {row}"
+# Says where a row is.
+Where: TypeAlias = Callable[[int], str]
+numbered: Where = "row {}".format
 
 
 def as_texts(values: np.ndarray) -> list[str]:
@@ -296,9 +293,7 @@ def _or_infinity(text: str, decimal: str) -> float:
         return math.inf
 
 
-def as_numbers(
-    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
-) -> np.ndarray:
+def as_numbers(name: str, values: np.ndarray, where: Where = numbered) -> np.ndarray:
     """Return the numbers of a column; those that are missing are NaN.
 
     `where(row)` says in errors where a row is.
@@ -312,9 +307,7 @@ def as_numbers(
     return numbers
 
 
-def as_targets(
-    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
-) -> np.ndarray:
+def as_targets(name: str, values: np.ndarray, where: Where = numbered) -> np.ndarray:
     """Return the numbers of a column of which none is missing."""
     numbers = as_numbers(name, values, where)
     for row in np.flatnonzero(np.isnan(numbers))[:1]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.datasets.labels import coded_labels
+from fedbilevel.datasets.cells import coded_labels
 from fedbilevel.datasets.preparation import Preparation
 from fedbilevel.errors import InvalidInputError
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedbilevel._table_choices import DECIMALS, SEPARATORS
 from fedbilevel.datasets._files import opened
-from fedbilevel.datasets.sums import as_text, is_gap, is_number, parse_number
+from fedbilevel.datasets.cells import as_text, is_gap, is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 
 _SAMPLE = 2**16  # characters from which a separator is found

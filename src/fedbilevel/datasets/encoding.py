@@ -9,7 +9,7 @@ import numpy as np
 from fedbilevel._table_choices import TableChoices, ignoring
 from fedbilevel.datasets import troubles
 from fedbilevel.datasets._base import Dataset
-from fedbilevel.datasets.labels import as_classes
+from fedbilevel.datasets.cells import as_classes
 from fedbilevel.datasets.preparation import CategoryColumn, Preparation
 from fedbilevel.datasets.sums import Sums
 from fedbilevel.datasets.tables import Table

@@ -95,9 +95,8 @@ def _decoded(
     path: Path, found: dict[tuple[str, ...], bytes], keys: list[tuple[str, ...]]
 ) -> np.ndarray:
     """Return the pixels of images, which must have one shape."""
-    library = needed(
-        "PIL.Image", "images are decoded by Pillow: install fedbilevel[data]."
-    )
+    sentence = "images are decoded by Pillow: install fedbilevel[data]."
+    library = needed("PIL.Image", sentence)
     images, size = [], 0
     for key in keys:
         name, kind = "/".join(key), _KINDS[PurePath(key[-1]).suffix.lower()]

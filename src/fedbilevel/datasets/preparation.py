@@ -11,18 +11,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedbilevel.datasets import _preparation_files as files
-from fedbilevel.datasets.labels import as_classes, class_names
-from fedbilevel.datasets.sums import (
-    EMPTY,
-    OTHER,
-    Moments,
-    Sums,
-    Where,
-    as_numbers,
-    as_targets,
-    as_texts,
-    numbered,
-)
+from fedbilevel.datasets import cells
+from fedbilevel.datasets.cells import Where, numbered
+from fedbilevel.datasets.sums import EMPTY, OTHER, Moments, Sums
 from fedbilevel.errors import InvalidInputError
 
 _POSITIVE = {"above": 0}
@@ -63,7 +54,7 @@ class NumericColumn:
 
     def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the numbers, as one column."""
-        numbers = as_numbers(self.name, values, where)
+        numbers = cells.as_numbers(self.name, values, where)
         missing = np.isnan(numbers)
         if missing.any() and self.fill is None:
             raise _missing(where(int(np.argmax(missing))), self.name, "number")
@@ -101,7 +92,7 @@ class CategoryColumn:
         """Return one column of zeros and ones for each value."""
         places = {value: place for place, value in enumerate(self.values)}
         ones = np.zeros((len(values), len(places)))
-        for row, text in enumerate(as_texts(values)):
+        for row, text in enumerate(cells.as_texts(values)):
             place = places.get(text or EMPTY, places.get(OTHER))
             if place is not None:
                 ones[row, place] = 1
@@ -131,7 +122,7 @@ class ClassLabel:
         """Return the codes of labels."""
         places = {name: code for code, name in enumerate(self.classes)}
         places |= {"1": places["+1"]} if "+1" in places else {}
-        names = as_classes(f"column '{self.name}'", values)
+        names = cells.as_classes(f"column '{self.name}'", values)
         for row, name in enumerate(names):
             if name not in places:
                 raise InvalidInputError(
@@ -156,7 +147,7 @@ class TargetLabel:
 
     def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the targets as a model sees them."""
-        return (as_targets(self.name, values, where) - self.center) / self.spread
+        return (cells.as_targets(self.name, values, where) - self.center) / self.spread
 
     def decode(self, predicted: np.ndarray) -> np.ndarray:
         """Return predictions in the units of the column."""
@@ -263,7 +254,7 @@ class Preparation:
             moments = sums.label
             label: Label = TargetLabel(sums.label_name, moments.mean, moments.spread)
         else:
-            label = ClassLabel(sums.label_name, class_names(sums.label))
+            label = ClassLabel(sums.label_name, cells.class_names(sums.label))
         return Preparation(tuple(columns), label)
 
     @staticmethod

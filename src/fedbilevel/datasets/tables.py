@@ -11,8 +11,8 @@ import numpy as np
 
 from fedbilevel._table_choices import DECIMALS, SEPARATORS, TableChoices
 from fedbilevel.datasets._files import check_size, reading, unpacking
+from fedbilevel.datasets.cells import as_texts, is_number, parsed
 from fedbilevel.datasets.delimited import decimal_of, read_cells, spelled
-from fedbilevel.datasets.sums import as_texts, is_number, parsed
 from fedbilevel.errors import InvalidInputError, needed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from fedbilevel._table_choices import ignoring
-from fedbilevel.datasets.sums import as_texts
+from fedbilevel.datasets.cells import as_texts
 from fedbilevel.datasets.tables import Table
 from fedbilevel.errors import InvalidInputError
 

@@ -114,9 +114,8 @@ def read_checkpoint(folder: Path | str, kind: Any = None) -> Checkpoint:
 
 def tensors_of(folder: Path, weights: str = WEIGHTS) -> dict[str, Any]:
     """Return what reads each tensor of a folder, by its name."""
-    library = needed(
-        "safetensors", "checkpoints are read by safetensors: install fedbilevel[text]."
-    )
+    sentence = "checkpoints are read by safetensors: install fedbilevel[text]."
+    library = needed("safetensors", sentence)
     index = folder / f"{weights}.index.json"
     if index.is_file():
         listed = json_object(index).get("weight_map")

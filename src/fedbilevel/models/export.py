@@ -77,23 +77,20 @@ def _onnx_graph(model: Model, onnx: Any) -> Any:
         for name in ("weight", "bias", "center", "spread")
     }
     single["weight"] = np.ascontiguousarray(single["weight"].T)
+    node, output = helper.make_node, "probabilities" if model.classes else "value"
     nodes = [
-        helper.make_node("Sub", ["features", "center"], ["centered"]),
-        helper.make_node("Div", ["centered", "spread"], ["scaled"]),
-        helper.make_node("Gemm", ["scaled", "weight", "bias"], ["scores"]),
+        node("Sub", ["features", "center"], ["centered"]),
+        node("Div", ["centered", "spread"], ["scaled"]),
+        node("Gemm", ["scaled", "weight", "bias"], ["scores"]),
     ]
     width, count = single["weight"].shape
     if model.classes:
-        nodes.append(helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1))
-        output = "probabilities"
+        nodes.append(node("Softmax", ["scores"], [output], axis=1))
     else:
         for name in ("label_center", "label_spread"):
             single[name] = np.asarray([arrays[name]], np.float32)
-        nodes.append(
-            helper.make_node("Mul", ["scores", "label_spread"], ["spread_out"])
-        )
-        nodes.append(helper.make_node("Add", ["spread_out", "label_center"], ["value"]))
-        output = "value"
+        nodes.append(node("Mul", ["scores", "label_spread"], ["spread_out"]))
+        nodes.append(node("Add", ["spread_out", "label_center"], [output]))
     kind = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         nodes,

@@ -25,10 +25,8 @@ _KNOWN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": 
 
 def packed_adapters(adapters: Adapters, family: str, base: str) -> dict[str, bytes]:
     """Return the contents of the two files; `base` says whose adapters they are."""
-    library = needed(
-        "safetensors.numpy",
-        "adapters are kept by safetensors: install fedbilevel[text].",
-    )
+    sentence = "adapters are kept by safetensors: install fedbilevel[text]."
+    library = needed("safetensors.numpy", sentence)
     pairs = _pairs(adapters, family)
     names, arrays = names_of(family), {}
     for target, (a, b, _) in pairs.items():
@@ -44,10 +42,7 @@ _Pair = tuple[np.ndarray, np.ndarray, float]
 
 
 def _pairs(adapters: Mapping[str, Any], family: str) -> dict[str, _Pair]:
-    """Return A, B and the scale of every matrix, by what the family calls it.
-
-    Where it has several projections, B is made of their blocks.
-    """
+    """Return A, B and the scale of every matrix, by what the family calls it."""
     pairs: dict[str, _Pair] = {}
     for matrix, parts in names_of(family).matrices.items():
         held = [name for name in parts if name in adapters]

@@ -303,12 +303,9 @@ def _seen(query: Array, key: Array, value: Array) -> Array:
 def _fused(query: Array, key: Array, value: Array) -> Array:
     """Return the same, by one kernel where there is one."""
     one_kernel = jax.default_backend() == "gpu" and query.dtype.itemsize == 2
+    kernel = "cudnn" if one_kernel else None
     return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=True,
-        implementation="cudnn" if one_kernel else None,
+        query, key, value, is_causal=True, implementation=kernel
     )
 
 

@@ -23,18 +23,26 @@ from fedbilevel.sklearn import _rows
 from fedbilevel.studies.single import run_job
 
 _OURS = ("data", "partition", "train", "split", "rows", "site", "group")
-LARGEST_SEED = 2**31 - 1
+_LARGEST_SEED = 2**31 - 1
 _ONE_PLACE = "all rows"
 
 
 @dataclass
 class Table:
-    """The rows of one call of `fit`, checked; `columns` has their sites."""
+    """The rows of one call of `fit`, checked; `columns` has their sites.
+
+    Whatever is random in this call is drawn by `draw`.
+    """
 
     X: np.ndarray
     label: ClassLabel | TargetLabel
     y: np.ndarray
     columns: dict[str, np.ndarray]
+    draw: np.random.Generator
+
+    def seed(self) -> int:
+        """Draw the seed of a run."""
+        return int(self.draw.integers(_LARGEST_SEED))
 
     def dataset(self, names: Sequence[str], validation: np.ndarray | None) -> Dataset:
         """Return the rows as a task takes them, some of them marked as judges.
@@ -89,15 +97,15 @@ class Federated(BaseEstimator, abc.ABC):
     def _label(self, y: np.ndarray) -> tuple[ClassLabel | TargetLabel, np.ndarray]:
         """Return what is predicted, and the labels as a task takes them."""
 
-    def _table(self, X: Any, y: Any, sites: Any) -> tuple[Table, np.random.Generator]:
+    def _table(self, X: Any, y: Any, sites: Any) -> Table:
         """Check the input of `fit`, and assign rows to sites."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         label, y = self._label(y)
-        seed = check_random_state(self.random_state).randint(LARGEST_SEED)
+        seed = check_random_state(self.random_state).randint(_LARGEST_SEED)
         draw = np.random.default_rng(seed)
         site = _rows.dealt(sites, self.clients, len(X), draw)
         self.sites_ = np.unique(site)
-        return Table(X, label, y, {"site": site}), draw
+        return Table(X, label, y, {"site": site}, draw)
 
     def _experiment(self, seed: int, task: str, more: Mapping[str, str]) -> Experiment:
         """Return the names and numbers of a run."""
@@ -152,11 +160,11 @@ class Federated(BaseEstimator, abc.ABC):
             )
         return result
 
-    def _judges(self, table: Table, draw: np.random.Generator) -> np.ndarray:
+    def _judges(self, table: Table) -> np.ndarray:
         """Mark the rows that judge, alike at every site and in every class."""
         more = [table.columns["group"]] if "group" in table.columns else []
         site = table.columns["site"]
-        return _rows.judges(site, [table.y, *more], self.validation, draw)
+        return _rows.judges(site, [table.y, *more], self.validation, table.draw)
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
         """Fit to rows X with labels or numbers y; `sites` names the site of every row.
@@ -164,9 +172,9 @@ class Federated(BaseEstimator, abc.ABC):
         Without sites the rows are partitioned at random over so many `clients`, or stay
         in one place.
         """
-        table, draw = self._table(X, y, sites)
-        seed = int(draw.integers(LARGEST_SEED))
-        self.result_ = self._run(table, self._judges(table, draw), seed)
+        table = self._table(X, y, sites)
+        seed = table.seed()
+        self.result_ = self._run(table, self._judges(table), seed)
         return self
 
     def quality(

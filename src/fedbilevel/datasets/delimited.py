@@ -117,37 +117,23 @@ def _whole_rows(
 
 def _encoding_of(path: Path) -> str:
     """Return the encoding of all bytes of a file, of which the first may say it."""
-    utf_8, is_utf_8 = codecs.getincrementaldecoder("utf-8")(), True
-    undefined = bytes((0x81, 0x8D, 0x8F, 0x90, 0x9D))  # in Windows' encoding
-    found = "cp1252"
     with opened(path) as file:
-        for number, block in enumerate(iter(lambda: file.read(2**20), b"")):
-            if number == 0:
-                for mark, name in _MARKS.items():
-                    if block.startswith(mark):
-                        return name
-                if half := _half_empty(block[:_SAMPLE]):
-                    return half
-            try:
-                if is_utf_8:
-                    utf_8.decode(block)
-            except UnicodeDecodeError:
-                is_utf_8 = False
-            if any(one in block for one in undefined):
-                found = "latin-1"
-        try:
-            utf_8.decode(b"", final=True)
-        except UnicodeDecodeError:
-            is_utf_8 = False
-    return "utf-8" if is_utf_8 else found
-
-
-def _half_empty(block: bytes) -> str:
-    """Return the encoding in which every second byte of most characters is 0."""
-    empty = [block[start::2].count(0) for start in (0, 1)]
-    if max(empty) < len(block) / 4 or min(empty):
-        return ""
-    return "utf-16-be" if empty[0] else "utf-16-le"
+        start = file.read(_SAMPLE)
+    for mark, name in _MARKS.items():
+        if start.startswith(mark):
+            return name
+    # In these every second byte of most characters is 0.
+    empty = [start[place::2].count(0) for place in (0, 1)]
+    if max(empty) >= max(len(start) / 4, 1) and not min(empty):
+        return "utf-16-be" if empty[0] else "utf-16-le"
+    for encoding in ("utf-8", "cp1252"):
+        decoder = codecs.getincrementaldecoder(encoding)()
+        with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
+            while block := file.read(2**20):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+            return encoding
+    return "latin-1"
 
 
 def _separator_of(sample: str) -> str:

@@ -18,8 +18,8 @@ Scheme: TypeAlias = Callable[[Dataset, int, int], Parts]
 
 def iid(label: np.ndarray, clients: int, seed: int) -> Parts:
     """Partition the rows at random, equally up to one."""
-    generator = _generator(label, clients, seed)
-    return np.array_split(generator.permutation(len(label)), clients)
+    _check_clients(label, clients)
+    return np.array_split(np.random.default_rng(seed).permutation(len(label)), clients)
 
 
 def dirichlet(
@@ -30,8 +30,9 @@ def dirichlet(
     A small concentration gives each class to few clients. A client left without any row
     is given one by the client that then has the most.
     """
-    generator = _generator(label, clients, seed)
+    _check_clients(label, clients)
     _check_amount("dirichlet", concentration)
+    generator = np.random.default_rng(seed)
     pieces: list[Parts] = [[] for _ in range(clients)]
     for rows in _rows_by_class(label, generator):
         shares = generator.dirichlet(np.full(clients, concentration))
@@ -52,13 +53,14 @@ def shards(label: np.ndarray, clients: int, seed: int, per_client: int = 2) -> P
     Shards are equal up to one row, so with two per client and many rows a class, a
     client sees about two classes.
     """
-    generator = _generator(label, clients, seed)
+    _check_clients(label, clients)
     _check_amount("shards", per_client)
     if clients * per_client > len(label):
         raise InvalidInputError(
             f"{clients} clients with {per_client} shards each need as many rows, but "
             f"there are {len(label)}. Ask for fewer."
         )
+    generator = np.random.default_rng(seed)
     ordered = np.concatenate(_rows_by_class(label, generator))
     cut = np.array_split(ordered, clients * per_client)
     given = generator.permutation(clients * per_client).reshape(clients, per_client)
@@ -75,8 +77,9 @@ def dominant(label: np.ndarray, clients: int, seed: int, fraction: float) -> Par
     all classes is then given at random to fill the clients up to equal sizes, so a
     client may hold more of its class than `fraction`.
     """
-    generator = _generator(label, clients, seed)
+    _check_clients(label, clients)
     _check_amount("dominant", fraction)
+    generator = np.random.default_rng(seed)
     pools = _rows_by_class(label, generator)
     quotas = [len(part) for part in np.array_split(label, clients)]
     own = []
@@ -207,13 +210,12 @@ def _rows_by_class(label: np.ndarray, generator: np.random.Generator) -> Parts:
     return [generator.permutation(rows) for rows in by_column(label)]
 
 
-def _generator(label: np.ndarray, clients: int, seed: int) -> np.random.Generator:
+def _check_clients(label: np.ndarray, clients: int) -> None:
     if not 1 <= clients <= len(label):
         raise InvalidInputError(
             f"{len(label)} rows cannot be partitioned among {clients} clients. "
             f"Ask for 1 to {len(label)}, so that each gets a row."
         )
-    return np.random.default_rng(seed)
 
 
 def _check_amount(name: str, value: float) -> None:

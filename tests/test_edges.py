@@ -35,7 +35,7 @@ from fedbilevel.federation.server.measuring import (
 )
 from fedbilevel.federation.wire import Header, digest
 from fedbilevel.hypergradient.conjugate_gradient import solve_if_convex
-from fedbilevel.models._configurations import Config
+from fedbilevel.models.checkpoints import Config
 from fedbilevel.report.page.holdings import _site
 from fedbilevel.sklearn import FederatedCleaner
 from fedbilevel.studies import single

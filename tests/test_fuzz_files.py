@@ -61,7 +61,7 @@ from fedbilevel.federation.signatures import (
 from fedbilevel.federation.wire import RefusedError
 from fedbilevel.models import Model
 from fedbilevel.models.checkpoints import read_checkpoint
-from fedbilevel.models.files import _digest
+from fedbilevel.models.model import _digest
 from fedbilevel.models.peft import read_adapters
 from fedbilevel.models.transformer import draw_adapters, initialize
 from fedbilevel.result import Result

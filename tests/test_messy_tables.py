@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedbilevel import datasets
 from fedbilevel.cli.app import app
 from fedbilevel.datasets import Preparation, TableChoices
-from fedbilevel.datasets.sums import is_number, parse_number
+from fedbilevel.datasets.cells import is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Model
 from fedbilevel.report import holdings_notes

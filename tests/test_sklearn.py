@@ -26,7 +26,7 @@ from fedbilevel.sklearn import (
     FederatedRidge,
     _rows,
 )
-from fedbilevel.sklearn._quality import _place
+from fedbilevel.sklearn._base import _place
 from fedbilevel.tasks import cleaning
 from fedbilevel.tasks._labeled import MeanLoss, improbabilities
 

@@ -4,24 +4,16 @@
 model is converted, and nowhere else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array
 
 from fedbilevel.errors import InvalidInputError, needed
-
-_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "Identity": lambda a: a,
-    "ReLU": jax.nn.relu,
-    "Sigmoid": jax.nn.sigmoid,
-    "Tanh": jnp.tanh,
-}
 
 
 def convert(module: Any) -> eqx.nn.Sequential:
@@ -53,60 +45,32 @@ def _flat(name: str, module: Any) -> list[tuple[str, Any]]:
 def _layer(name: str, layer: Any) -> Any:
     kind = type(layer).__name__
     # A class of one's own may have any name, and compute anything.
-    if type(layer).__module__.startswith("torch.nn.modules."):
-        if kind in _FUNCTIONS:
-            return eqx.nn.Lambda(_FUNCTIONS[kind])
-        if kind in _LAYERS:
-            return _LAYERS[kind](name, layer)
-    raise InvalidInputError(
-        f"layer '{name}' is a {kind}, which is not converted. Known: "
-        f"{', '.join(sorted([*_FUNCTIONS, *_LAYERS]))}. Leave it out, or write the "
-        "model in Equinox and copy its weights."
-    )
-
-
-def _refuse(name: str, layer: Any, **usual: Any) -> None:
-    """Raise if a layer was made with a setting that has no counterpart."""
-    for setting, value in usual.items():
+    if not type(layer).__module__.startswith("torch.nn.modules.") or kind not in _KINDS:
+        raise InvalidInputError(
+            f"layer '{name}' is a {kind}, which is not converted. Known: "
+            f"{', '.join(sorted(_KINDS))}. Leave it out, or write the "
+            "model in Equinox and copy its weights."
+        )
+    make, converted = _KINDS[kind]
+    if isinstance(getattr(layer, "padding", 0), str):
+        converted = {**converted, "padding": "valid"}
+    for setting, value in converted.items():
         found = getattr(layer, setting)
         if found != value:
             raise InvalidInputError(
-                f"layer '{name}', a {type(layer).__name__}: {setting}={found!r} is not "
-                f"converted; {value!r} is."
+                f"layer '{name}', a {kind}: {setting}={found!r} is not converted; "
+                f"{value!r} is."
             )
+    return make(layer)
 
 
-def _weights(layer: Any, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
-    """Copy the weights of a layer, and its bias in the shape that Equinox wants."""
-    weight = jnp.asarray(_copied(layer.weight), dtype=float)
-    if layer.bias is None:
-        return weight, None
-    return weight, jnp.asarray(_copied(layer.bias).reshape(shape), dtype=float)
-
-
-def _copied(tensor: Any) -> np.ndarray:
-    return np.array(tensor.detach().cpu().numpy())
-
-
-def _holding(layer: Any, weight: Array, bias: Array | None) -> Any:
-    made = eqx.tree_at(lambda one: one.weight, layer, weight)
-    if bias is None:
-        return made
-    return eqx.tree_at(lambda one: one.bias, made, bias)
-
-
-def _linear(name: str, layer: Any) -> eqx.nn.Linear:
-    del name
-    has_bias = layer.bias is not None
+def _linear(layer: Any) -> eqx.nn.Linear:
     sizes = (layer.in_features, layer.out_features)
-    made = eqx.nn.Linear(*sizes, use_bias=has_bias, key=jr.key(0))
-    return _holding(made, *_weights(layer, (-1,)))
+    made = eqx.nn.Linear(*sizes, use_bias=layer.bias is not None, key=jr.key(0))
+    return _with_weights(made, layer, -1)
 
 
-def _convolution(name: str, layer: Any) -> eqx.nn.Conv2d:
-    _refuse(name, layer, padding_mode="zeros")
-    if isinstance(layer.padding, str):
-        _refuse(name, layer, padding="valid")
+def _convolution(layer: Any) -> eqx.nn.Conv2d:
     made = eqx.nn.Conv2d(
         layer.in_channels,
         layer.out_channels,
@@ -118,28 +82,42 @@ def _convolution(name: str, layer: Any) -> eqx.nn.Conv2d:
         use_bias=layer.bias is not None,
         key=jr.key(0),
     )
-    return _holding(made, *_weights(layer, (-1, 1, 1)))
+    return _with_weights(made, layer, -1, 1, 1)
 
 
-def _largest(name: str, layer: Any) -> eqx.nn.MaxPool2d:
-    _refuse(name, layer, dilation=1, return_indices=False, ceil_mode=False)
+def _with_weights(made: Any, layer: Any, *shape: int) -> Any:
+    """Copy the weights of a layer, and its bias in the shape that Equinox wants."""
+    made = eqx.tree_at(lambda one: one.weight, made, _copied(layer.weight))
+    if layer.bias is None:
+        return made
+    return eqx.tree_at(lambda one: one.bias, made, _copied(layer.bias).reshape(shape))
+
+
+def _copied(tensor: Any) -> Array:
+    return jnp.array(tensor.detach().cpu().numpy(), dtype=float)
+
+
+def _function(compute: Callable[[Array], Array]) -> Callable[[Any], eqx.nn.Lambda]:
+    return lambda layer: eqx.nn.Lambda(compute)
+
+
+def _largest(layer: Any) -> eqx.nn.MaxPool2d:
     return eqx.nn.MaxPool2d(layer.kernel_size, layer.stride, layer.padding)
 
 
-def _mean(name: str, layer: Any) -> eqx.nn.AvgPool2d:
-    _refuse(name, layer, padding=0, ceil_mode=False, divisor_override=None)
+def _mean(layer: Any) -> eqx.nn.AvgPool2d:
     return eqx.nn.AvgPool2d(layer.kernel_size, layer.stride)
 
 
-def _flatten(name: str, layer: Any) -> eqx.nn.Lambda:
-    _refuse(name, layer, start_dim=1, end_dim=-1)
-    return eqx.nn.Lambda(jnp.ravel)
-
-
-_LAYERS: dict[str, Callable[[str, Any], Any]] = {
-    "Linear": _linear,
-    "Conv2d": _convolution,
-    "MaxPool2d": _largest,
-    "AvgPool2d": _mean,
-    "Flatten": _flatten,
+# What is made of each kind of layer, and the settings that alone have a counterpart.
+_KINDS: Mapping[str, tuple[Callable[[Any], Any], Mapping[str, Any]]] = {
+    "Linear": (_linear, {}),
+    "Conv2d": (_convolution, {"padding_mode": "zeros"}),
+    "MaxPool2d": (_largest, dict(dilation=1, return_indices=False, ceil_mode=False)),
+    "AvgPool2d": (_mean, dict(padding=0, ceil_mode=False, divisor_override=None)),
+    "Flatten": (_function(jnp.ravel), {"start_dim": 1, "end_dim": -1}),
+    "Identity": (_function(lambda a: a), {}),
+    "ReLU": (_function(jax.nn.relu), {}),
+    "Sigmoid": (_function(jax.nn.sigmoid), {}),
+    "Tanh": (_function(jnp.tanh), {}),
 }

@@ -1,19 +1,15 @@
-"""The definition of a data set, and how its files are opened."""
+"""The definition of a data set, and how it is made of arrays and labels."""
 
-import contextlib
 import dataclasses
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from fedbilevel.datasets._bounds import Unpacked
-from fedbilevel.datasets.labels import coded_labels
+from fedbilevel.datasets.cells import coded_labels
 from fedbilevel.datasets.preparation import Preparation
-from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.errors import InvalidInputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,27 +102,3 @@ def rename_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     classes = tuple(known[label] for label in dataset.classes)
     test = dataset.test and dataclasses.replace(dataset.test, classes=classes)
     return dataclasses.replace(dataset, classes=classes, test=test)
-
-
-@contextlib.contextmanager
-def reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn what a damaged file makes libraries raise into an error that names it."""
-    try:
-        yield
-    except FedbilevelError:
-        raise
-    # Files come from anywhere, and libraries raise whatever they like at bad ones:
-    # from RuntimeError for a password to MemoryError for a shape.
-    except Exception as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        text = "".join(c if c.isprintable() else "?" for c in text)
-        raise InvalidInputError(
-            f"{path} cannot be read as {kind}: {text[:200].rstrip('.')}. Is the file "
-            "complete, and of that kind?"
-        ) from error
-
-
-def opened(path: Path) -> BinaryIO:
-    """Open the bytes of a file that may be compressed by gzip."""
-    packed = path.suffix == ".gz"
-    return io.BufferedReader(Unpacked(path)) if packed else path.open("rb")

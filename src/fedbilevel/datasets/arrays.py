@@ -1,18 +1,27 @@
-"""Arrays in memory, in npz files, in folders of npy files, and in MNIST's IDX files."""
+"""Arrays in memory and in files: npz, npy, MNIST's IDX, and LIBSVM's text."""
 
+import codecs
 import gzip
 import math
+import re
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fedbilevel._files import read_member
-from fedbilevel.datasets._base import Dataset, Part, assemble, reading
-from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.datasets import _files
+from fedbilevel.datasets._base import Dataset, Part, assemble
+from fedbilevel.errors import InvalidInputError, needed
+
+_OTHERS = (
+    "Other kinds of files are known by their names: .csv, .tsv, .parquet, .xlsx, .npz, "
+    ".zip. Folders hold images, IDX or npy files."
+)
+_RANKING = re.compile(rb"\s*[^\s#]+\s+qid")
 
 
 def from_arrays(features: Any, label: Any, **columns: Any) -> Dataset:
@@ -54,11 +63,10 @@ def load_npz(path: Path) -> Dataset:
 
     Names that begin with `test_` belong to the test part.
     """
-    with reading(path, "npz"):
+    with _files.reading(path, "npz"):
         if not zipfile.is_zipfile(path):
             raise ValueError("it is not an archive of arrays")
-        with zipfile.ZipFile(path) as archive:
-            check_archive(path, archive)
+        with _files.unpacking(path) as archive:
             names = [one for one in archive.namelist() if one.endswith(".npy")]
             arrays = {name[:-4]: read_member(archive, name) for name in names}
     return _from_named(path, path.stem, arrays)
@@ -68,8 +76,8 @@ def load_folder(path: Path) -> Dataset:
     """Map a folder of `features.npy` and `label.npy`; others become columns."""
     arrays = {}
     for file in sorted(path.glob("*.npy")):
-        with reading(file, "npy"):
-            check_ordinary(file)
+        with _files.reading(file, "npy"):
+            _files.check_ordinary(file)
             arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
     return _from_named(path, path.resolve().name, arrays)
 
@@ -82,14 +90,14 @@ def _from_named(path: Path, name: str, arrays: dict[str, np.ndarray]) -> Dataset
 
 def _part(path: Path, prefix: str, arrays: dict[str, np.ndarray]) -> Part:
     wanted = f"{prefix}features", f"{prefix}label"
-    for needed in wanted:
-        if needed not in arrays:
+    for name in wanted:
+        if name not in arrays:
             held = ", ".join(sorted(arrays)) or "nothing"
             raise InvalidInputError(
-                f"{path} has no array '{needed}', and holds {held}. Name the arrays "
+                f"{path} has no array '{name}', and holds {held}. Name the arrays "
                 f"'{wanted[0]}' and '{wanted[1]}'."
             )
-    features, label = (arrays.pop(needed) for needed in wanted)
+    features, label = (arrays.pop(name) for name in wanted)
     columns = {name.removeprefix(prefix): array for name, array in arrays.items()}
     return Part(features, label, columns)
 
@@ -105,18 +113,18 @@ def load_idx(path: Path) -> Dataset:
 
 def holds_idx(path: Path, kind: str = "train") -> bool:
     """Say whether a folder has images for training, or of another kind, as IDX."""
-    return _find_idx(path, f"{kind}-images-idx3-ubyte") is not None
+    return _files.plain_or_packed(path / f"{kind}-images-idx3-ubyte") is not None
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
     """Read or map one file of unsigned bytes with so many axes."""
     head = 4 + 4 * axes
-    with reading(path, "IDX"):
+    with _files.reading(path, "IDX"):
         if path.suffix == ".gz":
             with gzip.open(path) as file:
                 start = file.read(head)
                 shape = _idx_shape(path, axes, start)
-                check_size(path, math.prod(shape), f"{shape} by its header")
+                _files.check_size(path, math.prod(shape), f"{shape} by its header")
                 start += file.read(math.prod(shape) + 1)
             content = np.frombuffer(start, np.uint8)
         else:
@@ -142,17 +150,10 @@ def _idx_shape(path: Path, axes: int, start: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{axes}I", start[4:].ljust(4 * axes, b"\0"))
 
 
-def _find_idx(folder: Path, name: str) -> Path | None:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    return None
-
-
 def _idx_part(folder: Path, kind: str) -> Part:
     arrays = []
     for name, axes in (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)):
-        path = _find_idx(folder, f"{kind}-{name}")
+        path = _files.plain_or_packed(folder / f"{kind}-{name}")
         if path is None:
             raise InvalidInputError(
                 f"{folder} has no {kind}-{name}, nor with .gz. Put it beside the "
@@ -160,3 +161,64 @@ def _idx_part(folder: Path, kind: str) -> Part:
             )
         arrays.append(read_idx(path, axes))
     return Part(*arrays)
+
+
+class _Lines:
+    """A file to scikit-learn, and to us the line where its parser stopped."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.number, self.last = stream, 0, b""
+        self.read = stream.read  # scikit-learn knows a file by this method
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self.stream:
+            self.number += 1
+            self.last = line.removeprefix(codecs.BOM_UTF8) if self.number == 1 else line
+            if _RANKING.match(self.last):  # scikit-learn would ignore it
+                raise ValueError("query numbers belong to ranking")
+            yield self.last
+
+
+def load_libsvm(path: Path, least_width: int = 0) -> Dataset:
+    """Load NAME or NAME.gz, and NAME.t or NAME.t.gz beside it as the test part.
+
+    Trailing features that are zero in every row are unknown to the file;
+    `least_width` adds them.
+    """
+    found = []
+    for one in filter(None, (path, companion(path))):
+        with _files.reading(one, "LIBSVM text"), _files.opened(one) as file:
+            found.append(read_sparse(file, one))
+    width = max(least_width, *(features.shape[1] for features, _ in found))
+    rows = sum(len(label) for _, label in found)
+    size = rows * width * np.dtype(np.float32).itemsize
+    why = f"{rows} rows of {width} columns, by its largest index"
+    _files.check_size(path, size, why)
+    for features, label in found:
+        features.resize((len(label), width))
+    parts = (Part(features.toarray(), label) for features, label in found)
+    return assemble(path.name.removesuffix(".gz"), *parts)
+
+
+def companion(path: Path) -> Path | None:
+    """Return the test file that belongs to a training file, if there is one."""
+    return _files.plain_or_packed(path.with_name(f"{path.name.removesuffix('.gz')}.t"))
+
+
+def read_sparse(stream: BinaryIO, path: Path) -> tuple[Any, np.ndarray]:
+    """Parse a sparse float32 matrix and its labels; `path` is for the error."""
+    sentence = "LIBSVM text is read by scikit-learn: install fedbilevel[data]."
+    load = needed("sklearn.datasets", sentence).load_svmlight_file
+    lines = _Lines(stream)
+    try:
+        features, label = load(lines, dtype=np.float32, zero_based=False)
+    except (ValueError, OverflowError) as error:
+        text = lines.last.partition(b"#")[0].strip()[:40].decode(errors="replace")
+        text = "".join(c if c.isprintable() else "?" for c in text)
+        raise InvalidInputError(
+            f"{path}, line {lines.number}: '{text}' is not LIBSVM text, a label and "
+            f"pairs like 3:0.5 whose indices ascend from 1 ({error}). {_OTHERS}"
+        ) from None
+    if not features.nnz:
+        raise InvalidInputError(f"{path} has no LIBSVM features.")
+    return features, label

@@ -11,6 +11,7 @@ when rows are predicted.
 """
 
 import codecs
+import contextlib
 import csv
 import io
 from collections import Counter
@@ -22,8 +23,8 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from fedbilevel._table_choices import DECIMALS, SEPARATORS
-from fedbilevel.datasets._base import opened
-from fedbilevel.datasets.sums import as_text, is_gap, is_number, parse_number
+from fedbilevel.datasets._files import opened
+from fedbilevel.datasets.cells import as_text, is_gap, is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 
 _SAMPLE = 2**16  # characters from which a separator is found
@@ -36,20 +37,14 @@ _MARKS = {
 }
 
 
-class Dialect(NamedTuple):
-    """How a file is written; of a `decimal` nothing is known before its numbers are."""
-
-    encoding: str
-    separator: str
-
-
 class Cells(NamedTuple):
-    """The header of a file, its rows, the line where each begins, and its dialect."""
+    """The header of a file, its rows, the line where each begins, and the dialect."""
 
     header: list[str]
     rows: list[list[str]]
     lines: list[int]
-    dialect: Dialect
+    encoding: str
+    separator: str
 
 
 def spelled(letter: str, known: Mapping[str, str]) -> str:
@@ -72,7 +67,7 @@ def read_cells(path: Path, encoding: str = "", separator: str = "") -> Cells:
         # Programs that number rows leave the name of that column empty.
         header = [name or f"column {n}" for n, name in enumerate(header, 1)]
         lines, rows = _whole_rows(path, reader, len(header), int(bool(said)))
-    return Cells(header, rows, lines, Dialect(encoding, separator))
+    return Cells(header, rows, lines, encoding, separator)
 
 
 def _as_text(path: Path, encoding: str) -> TextIO:
@@ -122,60 +117,39 @@ def _whole_rows(
 
 def _encoding_of(path: Path) -> str:
     """Return the encoding of all bytes of a file, of which the first may say it."""
-    utf_8, is_utf_8 = codecs.getincrementaldecoder("utf-8")(), True
-    undefined = bytes((0x81, 0x8D, 0x8F, 0x90, 0x9D))  # in Windows' encoding
-    found = "cp1252"
     with opened(path) as file:
-        for number, block in enumerate(iter(lambda: file.read(2**20), b"")):
-            if number == 0:
-                for mark, name in _MARKS.items():
-                    if block.startswith(mark):
-                        return name
-                if half := _half_empty(block[:_SAMPLE]):
-                    return half
-            try:
-                if is_utf_8:
-                    utf_8.decode(block)
-            except UnicodeDecodeError:
-                is_utf_8 = False
-            if any(one in block for one in undefined):
-                found = "latin-1"
-        try:
-            utf_8.decode(b"", final=True)
-        except UnicodeDecodeError:
-            is_utf_8 = False
-    return "utf-8" if is_utf_8 else found
-
-
-def _half_empty(block: bytes) -> str:
-    """Return the encoding in which every second byte of most characters is 0."""
-    empty = [block[start::2].count(0) for start in (0, 1)]
-    if max(empty) < len(block) / 4 or min(empty):
-        return ""
-    return "utf-16-be" if empty[0] else "utf-16-le"
+        start = file.read(_SAMPLE)
+    for mark, name in _MARKS.items():
+        if start.startswith(mark):
+            return name
+    # In these every second byte of most characters is 0.
+    empty = [start[place::2].count(0) for place in (0, 1)]
+    if max(empty) >= max(len(start) / 4, 1) and not min(empty):
+        return "utf-16-be" if empty[0] else "utf-16-le"
+    for encoding in ("utf-8", "cp1252"):
+        decoder = codecs.getincrementaldecoder(encoding)()
+        with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
+            while block := file.read(2**20):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+            return encoding
+    return "latin-1"
 
 
 def _separator_of(sample: str) -> str:
     """Return the separator by which most rows have as many cells as the header."""
     best = (0.0, 0, ",")
     for letter in SEPARATORS.values():
-        widths = list(_widths(sample, letter))
+        widths, file = [], io.StringIO(sample, newline="")
+        with contextlib.suppress(csv.Error):
+            for row in csv.reader(file, delimiter=letter, skipinitialspace=True):
+                widths += [len(row)] if row else []
         # Unless the sample is all, its last row may not be.
         widths = widths if len(sample) < _SAMPLE else widths[:-1]
         if widths and widths[0] > 1:
             alike = sum(width == widths[0] for width in widths) / len(widths)
             best = max(best, (alike, widths[0], letter), key=lambda one: one[:2])
     return best[2]
-
-
-def _widths(sample: str, letter: str) -> Iterator[int]:
-    reader = csv.reader(
-        io.StringIO(sample, newline=""), delimiter=letter, skipinitialspace=True
-    )
-    try:
-        yield from (len(row) for row in reader if row)
-    except csv.Error:
-        return
 
 
 def decimal_of(

@@ -1,23 +1,18 @@
 """From a table to a data set: which column is what, and which cannot be used."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbilevel._table_choices import TableChoices, ignoring
+from fedbilevel.datasets import troubles
 from fedbilevel.datasets._base import Dataset
-from fedbilevel.datasets.labels import as_classes
+from fedbilevel.datasets.cells import as_classes
 from fedbilevel.datasets.preparation import CategoryColumn, Preparation
 from fedbilevel.datasets.sums import Sums
 from fedbilevel.datasets.tables import Table
-from fedbilevel.datasets.troubles import (
-    check_cells,
-    check_columns,
-    is_like_id,
-    useless,
-)
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 _MOST_CLASSES = 30  # whole numbers beyond which they may be a measurement
@@ -30,7 +25,7 @@ class _Roles(NamedTuple):
 
     label: str
     features: tuple[str, ...]
-    aside: Mapping[str, str]
+    aside: dict[str, str]
 
 
 def sums_of_table(table: Table, choices: TableChoices, minimum: int) -> Sums:
@@ -39,8 +34,7 @@ def sums_of_table(table: Table, choices: TableChoices, minimum: int) -> Sums:
     Nothing of fewer than `minimum` rows is reported.
     """
     roles = _roles(table, choices)
-    kept, _ = _dropped(table, roles, choices)
-    return _sums(kept, roles, choices, minimum)
+    return _sums(_kept(table, roles, choices), roles, choices, minimum)
 
 
 def encode_table(table: Table, choices: TableChoices) -> Dataset:
@@ -53,59 +47,51 @@ def encode_table(table: Table, choices: TableChoices) -> Dataset:
     used = given.names if given else set(table.columns) - {*choices.ignored}
     table = table.understood(choices, used)
     roles = _prepared_roles(table, choices, given) if given else _roles(table, choices)
-    kept, dropped = _dropped(table, roles, choices)
-    preparation = given or _fitted(kept, roles, choices)
-    read = read_columns(kept, preparation)
-    features = preparation.encode(read, kept.where)
-    label = preparation.label.encode(read[roles.label], kept.where)
+    kept = _kept(table, roles, choices)
+    made = given
+    if made is None:
+        sums = _sums(kept, roles, choices, minimum=1)  # which stay here
+        try:
+            made = Preparation.fit(sums, gaps=choices.missing == "mean")
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{table.source}: {error}") from None
+    read = read_columns(kept, made)
+    features = made.encode(read, kept.where)
     return Dataset(
         table.name,
         features,
-        label,
-        preparation.label.classes,
+        made.label.encode(read[roles.label], kept.where),
+        made.label.classes,
         {name: _as_groups(values) for name, values in kept.columns.items()},
-        preparation=preparation,
+        preparation=made,
         places=kept.places,
         source=table.source,
         unit=table.unit,
-        notes=_notes(kept, roles, preparation, dropped),
+        notes=_notes(table, kept, roles, made),
     )
 
 
-def _fitted(table: Table, roles: _Roles, choices: TableChoices) -> Preparation:
-    sums = _sums(table, roles, choices, minimum=1)  # which stay here
-    try:
-        return Preparation.fit(sums, gaps=choices.missing == "mean")
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{table.source}: {error}") from None
-
-
 def _notes(
-    table: Table, roles: _Roles, preparation: Preparation, dropped: int
+    table: Table, kept: Table, roles: _Roles, preparation: Preparation
 ) -> dict[str, Any]:
     """Say what was done to the columns."""
-    texts = [one for one in preparation.columns if isinstance(one, CategoryColumn)]
     learned = [one.name for one in preparation.columns]
-    numbers = {*learned} - {one.name for one in texts}
-    filled = {n: int(table.is_missing(n).sum()) for n in learned if n in numbers}
-    alike = dict.fromkeys(roles.features, "the same in every row")
-    for name in learned:
-        alike.pop(name, None)
-    like_ids = {
-        name: ignoring([name])
-        for name in learned
-        if name in numbers and is_like_id(table.numbers(name))
-    }
+    texts = [one for one in preparation.columns if isinstance(one, CategoryColumn)]
+    encoded = {one.name: list(one.values) for one in texts}
+    numbers = {name: kept.numbers(name) for name in learned if name not in encoded}
+    gaps = {name: int(np.isnan(one).sum()) for name, one in numbers.items()}
+    ids = [name for name, one in numbers.items() if troubles.is_like_id(one)]
+    alike = [name for name in roles.features if name not in learned]
     return {
         "label": roles.label,
-        "read_as": table.reading(),
+        "read_as": kept.reading(),
         "learned": learned,
-        "encoded": {one.name: list(one.values) for one in texts},
-        "left_out": {**roles.aside, **alike},
-        "filled": {name: count for name, count in filled.items() if count},
-        "dropped_rows": dropped,
-        "table_rows": len(table.places),
-        **({"like_ids": like_ids} if like_ids else {}),
+        "encoded": encoded,
+        "left_out": roles.aside | dict.fromkeys(alike, "the same in every row"),
+        "filled": {name: count for name, count in gaps.items() if count},
+        "dropped_rows": len(table.places) - len(kept.places),
+        "table_rows": len(kept.places),
+        **({"like_ids": {name: ignoring([name]) for name in ids}} if ids else {}),
     }
 
 
@@ -139,11 +125,11 @@ def _roles(table: Table, choices: TableChoices) -> _Roles:
         if name.lower() in _PLACES and name not in (label, *aside):
             aside[name] = f"its name says a place; --site {name} makes clients of it"
     features = [name for name in names if name not in (label, *aside)]
-    unused = {n: why for n in features if (why := useless(table, n))}
+    unused = {n: why for n in features if (why := troubles.useless(table, n))}
     numbers = [n for n in features if n not in unused and table.is_numeric(n)]
     refused = [n for n in numbers if not table.is_missing(n).all()]
     refused = refused if choices.missing == "refuse" else []
-    check_cells(table, unused, numbers, _needed(label, choices, refused))
+    troubles.check_cells(table, unused, numbers, _needed(label, choices, refused))
     if not features:
         raise InvalidInputError(
             f"{table.source}: no column besides the label '{label}' holds numbers or "
@@ -175,16 +161,13 @@ def _check_chosen(
                 f"{table.source}: column '{name}' holds {table.unreadable[name]}. "
                 "Choose a column of numbers or text."
             )
-    for role, name in (("site", choices.site), ("group", choices.group_column)):
-        if name == label:
-            raise InvalidInputError(
-                f"{table.source}: column '{label}' cannot be the label and the {role}. "
-                "Choose the label with --label COLUMN."
-            )
-    if label in choices.ignored:
+    others = dict.fromkeys(choices.ignored, "is to be ignored and is the label")
+    others[choices.group_column] = "cannot be the label and the group"
+    others[choices.site] = "cannot be the label and the site"
+    if label in others:
         raise InvalidInputError(
-            f"{table.source}: column '{label}' is to be ignored and is the label. "
-            "Choose the label with --label COLUMN."
+            f"{table.source}: column '{label}' {others[label]}. Choose the label with "
+            "--label COLUMN."
         )
 
 
@@ -198,30 +181,30 @@ def _prepared_roles(
             f"'{label}'. Leave --label out, or prepare again."
         )
     features = tuple(one.name for one in preparation.columns)
-    check_columns(table, preparation.names, choices.preparation)
+    troubles.check_columns(table, preparation.names, choices.preparation)
     numbers = [*preparation.numbers]
     unfilled = [n for n, fill in preparation.numbers.items() if fill is None]
     needed = _needed(label, choices, [n for n in unfilled if n != label])
-    check_cells(table, {}, numbers, needed, fitted=True)
+    troubles.check_cells(table, {}, numbers, needed, fitted=True)
     others = set(table.columns) - {label, *features}
     aside = {name: "not in the preparation" for name in sorted(others)}
     return _Roles(label, features, aside)
 
 
-def _dropped(table: Table, roles: _Roles, choices: TableChoices) -> tuple[Table, int]:
-    """Return the table without rows that are to be dropped, and their number."""
-    needed = [*filter(None, (roles.label, choices.site, choices.group_column))]
-    if choices.missing == "drop":
-        marked = [table.is_missing(name) for name in {*needed, *roles.features}]
-        # A column that is empty in every row is left out by itself.
-        gaps = np.any([one for one in marked if not one.all()] or marked, axis=0)
-        if gaps.all():
-            raise InvalidInputError(
-                f"{table.source}: every row misses a value, so --missing drop leaves "
-                "none. Use --missing mean, or --ignore the emptiest columns."
-            )
-        return table.take(np.flatnonzero(~gaps)), int(gaps.sum())
-    return table, 0
+def _kept(table: Table, roles: _Roles, choices: TableChoices) -> Table:
+    """Return the table without rows that are to be dropped."""
+    if choices.missing != "drop":
+        return table
+    needed = filter(None, (roles.label, choices.site, choices.group_column))
+    marked = [table.is_missing(name) for name in {*needed, *roles.features}]
+    # A column that is empty in every row is left out by itself.
+    gaps = np.any([one for one in marked if not one.all()] or marked, axis=0)
+    if gaps.all():
+        raise InvalidInputError(
+            f"{table.source}: every row misses a value, so --missing drop leaves none. "
+            "Use --missing mean, or --ignore the emptiest columns."
+        )
+    return table.take(np.flatnonzero(~gaps))
 
 
 def _sums(table: Table, roles: _Roles, choices: TableChoices, minimum: int) -> Sums:

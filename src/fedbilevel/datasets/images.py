@@ -4,15 +4,14 @@ import io
 import math
 import re
 import warnings
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePath
 
 import numpy as np
 
-from fedbilevel.datasets._base import Dataset, Part, assemble, reading
-from fedbilevel.datasets._bounds import check_archive, check_ordinary, check_size
+from fedbilevel.datasets._base import Dataset, Part, assemble
+from fedbilevel.datasets._files import check_ordinary, check_size, reading, unpacking
 from fedbilevel.errors import InvalidInputError, needed
 
 IN_SITES = "site/class/image"
@@ -95,10 +94,20 @@ def _found(path: Path) -> tuple[dict[tuple[str, ...], bytes], set[tuple[str, ...
 def _decoded(
     path: Path, found: dict[tuple[str, ...], bytes], keys: list[tuple[str, ...]]
 ) -> np.ndarray:
+    """Return the pixels of images, which must have one shape."""
+    sentence = "images are decoded by Pillow: install fedbilevel[data]."
+    library = needed("PIL.Image", sentence)
     images, size = [], 0
     for key in keys:
-        images.append(_decode(path, "/".join(key), found[key], size))
-        size += images[-1].nbytes
+        name, kind = "/".join(key), _KINDS[PurePath(key[-1]).suffix.lower()]
+        with reading(path / name, kind), warnings.catch_warnings():
+            warnings.simplefilter("error", library.DecompressionBombWarning)
+            # No other kind: Pillow hands some of them to programs.
+            with library.open(io.BytesIO(found[key]), formats=[kind]) as image:
+                mode = "L" if image.mode in ("1", "L") else "RGB"
+                size += math.prod(image.size) * len(mode)
+                check_size(path, size, f"{name} and the images before it")
+                images.append(np.asarray(image.convert(mode)))
     for key, image in zip(keys, images, strict=True):
         if image.shape != images[0].shape:
             raise InvalidInputError(
@@ -111,8 +120,7 @@ def _decoded(
 def _files_of(path: Path) -> Iterator[tuple[PurePath, bytes]]:
     archives = [path] if path.is_file() else sorted(path.glob("*.zip"))
     for archive in archives:
-        with reading(archive, "a zip file"), zipfile.ZipFile(archive) as file:
-            check_archive(archive, file)
+        with reading(archive, "a zip file"), unpacking(archive) as file:
             for name in file.namelist():
                 # Archives made on a Mac hold a shadow of every file.
                 known = PurePath(name).suffix.lower() in _KINDS
@@ -129,22 +137,6 @@ def _files_of(path: Path) -> Iterator[tuple[PurePath, bytes]]:
                 check_size(path, size, "all its images")
                 content = image.read_bytes()
             yield image.relative_to(path), content
-
-
-def _decode(path: Path, name: str, content: bytes, before: int) -> np.ndarray:
-    """Return the pixels of an image; `before` are the bytes of those before it."""
-    library = needed(
-        "PIL.Image", "images are decoded by Pillow: install fedbilevel[data]."
-    )
-    kind = _KINDS[PurePath(name).suffix.lower()]
-    with reading(path / name, kind), warnings.catch_warnings():
-        warnings.simplefilter("error", library.DecompressionBombWarning)
-        # No other kind: Pillow hands some of them to programs.
-        with library.open(io.BytesIO(content), formats=[kind]) as image:
-            mode = "L" if image.mode in ("1", "L") else "RGB"
-            size = math.prod(image.size) * len(mode)
-            check_size(path, before + size, f"{name} and the images before it")
-            return np.asarray(image.convert(mode))
 
 
 def shrink(images: np.ndarray, height: int, width: int | None = None) -> np.ndarray:

@@ -1,10 +1,12 @@
-"""Data sets known by name: bundled, cached or fetched, and those of hubs."""
+"""Data sets by name, bundled, cached, fetched or of a hub, and by the path of files."""
 
+import dataclasses
 import gzip
 import http.client
 import importlib.util
 import io
 import math
+import os
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,25 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel import _files
+from fedbilevel._files import write_atomically
+from fedbilevel.datasets import _files, arrays
 from fedbilevel.datasets._base import Dataset, Part, assemble, rename_classes
-from fedbilevel.datasets._bounds import check_size, largest
-from fedbilevel.datasets.arrays import holds_idx, load_idx
-from fedbilevel.datasets.libsvm import load_libsvm, read_sparse
-from fedbilevel.errors import FedbilevelError, InvalidInputError, needed
+from fedbilevel.datasets.encoding import TableChoices, encode_table
+from fedbilevel.datasets.images import holds_images, load_images
+from fedbilevel.datasets.tables import READERS, kind_of, read_table, table_of_frame
+from fedbilevel.errors import FedbilevelError, InvalidInputError, needed, unknown_name
 
+LAYOUTS = (
+    "a table: .csv or .tsv (.gz), .parquet, .xlsx",
+    "a file: .npz (features, label), .zip of images, LIBSVM text (.gz)",
+    "a folder: features.npy with label.npy (memory-mapped)",
+    "a folder: train-images-idx3-ubyte[.gz] with its labels",
+    "a folder: class/*.png or *.jpg, or site/class/*.png, or zip files of that",
+    "a folder: alphabet/character01/*.png, as Omniglot, or zip files of that",
+    "a folder: one LIBSVM file NAME with NAME.t",
+)
 _DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 _FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _A9A_PAGE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _A9A_WIDTH = 123  # one row alone has the last feature, and some copies lack that row
@@ -67,8 +71,8 @@ def _bundled(name: str, file: str) -> Callable[[Path], Dataset]:
 def _fashion_mnist(cache: Path) -> Dataset:
     own = cache / "fashion-mnist"
     for folder in (own, _DEBIAN_FASHION):
-        if holds_idx(folder):
-            return rename_classes(load_idx(folder), _FASHION)
+        if arrays.holds_idx(folder):
+            return rename_classes(arrays.load_idx(folder), _FASHION)
     raise FedbilevelError(
         f"Fashion-MNIST is neither in {own} nor in {_DEBIAN_FASHION}. Debian's package "
         "dataset-fashion-mnist ships it (apt-get install dataset-fashion-mnist). Or "
@@ -78,8 +82,8 @@ def _fashion_mnist(cache: Path) -> Dataset:
 
 def _mnist(cache: Path) -> Dataset:
     folder = cache / "mnist"
-    if holds_idx(folder):
-        return load_idx(folder)
+    if arrays.holds_idx(folder):
+        return arrays.load_idx(folder)
     raise FedbilevelError(
         f"MNIST is not in {folder}. Put its four IDX files there, or pass the folder "
         "that has train-images-idx3-ubyte.gz with --data FOLDER."
@@ -88,20 +92,19 @@ def _mnist(cache: Path) -> Dataset:
 
 def _a9a(cache: Path) -> Dataset:
     train, _ = (_cached_or_fetched(cache, name) for name in ("a9a", "a9a.t"))
-    return load_libsvm(train, _A9A_WIDTH)
+    return arrays.load_libsvm(train, _A9A_WIDTH)
 
 
 def _cached_or_fetched(cache: Path, name: str) -> Path:
-    for path in (cache / name, cache / f"{name}.gz"):
-        if path.is_file():
-            return path
     target, address = cache / name, _A9A_PAGE + name
+    if kept := _files.plain_or_packed(target):
+        return kept
     try:
         with urllib.request.urlopen(address, timeout=_PATIENCE) as reply:
-            content = reply.read(largest())
+            content = reply.read(_files.largest())
         # A portal's login page is not kept as if it were data.
-        read_sparse(io.BytesIO(content), target)
-        _files.write_atomically(target, lambda file: file.write(content))
+        arrays.read_sparse(io.BytesIO(content), target)
+        write_atomically(target, content)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise FedbilevelError(
             f"{name} is not in {cache} and could not be fetched from {address}: "
@@ -139,7 +142,7 @@ def _openml(name: str, cache: Path) -> Dataset:
     features = bunch.data
     if hasattr(features, "toarray"):
         size = math.prod(features.shape) * features.dtype.itemsize
-        check_size(f"openml:{name}", size, "not sparse any more")
+        _files.check_size(f"openml:{name}", size, "not sparse any more")
         features = features.toarray()
     return assemble(name, Part(np.asarray(features), np.asarray(bunch.target)))
 
@@ -201,3 +204,79 @@ HUBS: Mapping[str, Callable[[str, Path], Dataset]] = {
     "huggingface": _hugging_face,
     "openml": _openml,
 }
+
+
+def names() -> list[str]:
+    """List what `load` knows by name."""
+    return sorted([*NAMED, *(f"{hub}:NAME" for hub in HUBS)])
+
+
+def is_named(source: str) -> bool:
+    """Say whether `load` knows a source by name, so that it is not the user's own."""
+    return source in NAMED or source.partition(":")[0] in HUBS
+
+
+def from_frame(frame: Any, **choices: str) -> Dataset:
+    """Make a data set of a frame of pandas or polars.
+
+    `choices` say which column is what, by the names of `TableChoices`: label, site,
+    group, ignore, missing, label_kind, preparation, decimal.
+    """
+    return encode_table(table_of_frame(frame), TableChoices(**choices))
+
+
+def load(
+    source: str, *, cache: Path | None = None, choices: TableChoices | None = None
+) -> Dataset:
+    """Load a data set by name, or from the path of a file or folder.
+
+    Of a table, `choices` say which column is what.
+
+    A known name goes before a path; write ./digits for a folder called digits. `cache`
+    is where named sets are looked for and kept: $FEDBILEVEL_DATA if not given, else
+    ~/.cache/fedbilevel.
+    """
+    chosen = choices or TableChoices()
+    path = Path(source).expanduser()
+    if not is_named(source) and kind_of(path) in READERS and path.is_file():
+        return encode_table(read_table(path, chosen), chosen)
+    kept = cache or os.environ.get("FEDBILEVEL_DATA") or "~/.cache/fedbilevel"
+    dataset = _load(source, path, Path(kept).expanduser())
+    chosen.check_unused(dataset.name)
+    return dataclasses.replace(dataset, source=source)
+
+
+def _load(source: str, path: Path, folder: Path) -> Dataset:
+    hub, _, name = source.partition(":")
+    if name and hub in HUBS:
+        return HUBS[hub](name, folder)
+    if source in NAMED:
+        return NAMED[source](folder)
+    if path.is_dir():
+        return _load_folder(path)
+    if path.is_file():
+        loaders = {".npz": arrays.load_npz, ".zip": load_images}
+        # LIBSVM's own files have names such as a9a, w8a.t and covtype.binary.scale.
+        return loaders.get(kind_of(path), arrays.load_libsvm)(path)
+    if path.exists():
+        raise InvalidInputError(
+            f"{path} is neither a file nor a folder. Give a copy of what it yields."
+        )
+    if os.sep in source or path.suffix:
+        raise InvalidInputError(f"there is no file or folder {path}. Check the path.")
+    raise unknown_name("data set", source, names())
+
+
+def _load_folder(path: Path) -> Dataset:
+    if (path / "features.npy").is_file():
+        return arrays.load_folder(path)
+    if arrays.holds_idx(path):
+        return arrays.load_idx(path)
+    if holds_images(path):
+        return load_images(path)
+    pairs = [file for file in sorted(path.iterdir()) if arrays.companion(file)]
+    if len(pairs) == 1:
+        return arrays.load_libsvm(pairs[0])
+    raise InvalidInputError(
+        f"{path} is a folder of no known layout. Known: {'; '.join(LAYOUTS)}."
+    )

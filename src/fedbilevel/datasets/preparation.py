@@ -4,27 +4,18 @@ A `Preparation` is fitted from `Sums`, which every site makes of its own rows an
 merge: the same preparation results from pooled rows and from merged sums.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from fedbilevel.datasets import _preparation_files as files
-from fedbilevel.datasets.labels import as_classes, class_names
-from fedbilevel.datasets.sums import (
-    EMPTY,
-    OTHER,
-    Moments,
-    Sums,
-    as_numbers,
-    as_targets,
-    as_texts,
-    numbered,
-)
+from fedbilevel.datasets import cells
+from fedbilevel.datasets.cells import Where, numbered
+from fedbilevel.datasets.sums import EMPTY, OTHER, Moments, Sums
 from fedbilevel.errors import InvalidInputError
 
-Where: TypeAlias = Callable[[int], str]
 _POSITIVE = {"above": 0}
 
 
@@ -63,7 +54,7 @@ class NumericColumn:
 
     def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the numbers, as one column."""
-        numbers = as_numbers(self.name, values, where)
+        numbers = cells.as_numbers(self.name, values, where)
         missing = np.isnan(numbers)
         if missing.any() and self.fill is None:
             raise _missing(where(int(np.argmax(missing))), self.name, "number")
@@ -84,6 +75,8 @@ class CategoryColumn:
     name: str
     values: tuple[str, ...]
     gaps: bool = False
+    center: ClassVar[float] = 0.0
+    spread: ClassVar[float] = 1.0
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -99,7 +92,7 @@ class CategoryColumn:
         """Return one column of zeros and ones for each value."""
         places = {value: place for place, value in enumerate(self.values)}
         ones = np.zeros((len(values), len(places)))
-        for row, text in enumerate(as_texts(values)):
+        for row, text in enumerate(cells.as_texts(values)):
             place = places.get(text or EMPTY, places.get(OTHER))
             if place is not None:
                 ones[row, place] = 1
@@ -129,7 +122,7 @@ class ClassLabel:
         """Return the codes of labels."""
         places = {name: code for code, name in enumerate(self.classes)}
         places |= {"1": places["+1"]} if "+1" in places else {}
-        names = as_classes(f"column '{self.name}'", values)
+        names = cells.as_classes(f"column '{self.name}'", values)
         for row, name in enumerate(names):
             if name not in places:
                 raise InvalidInputError(
@@ -154,7 +147,7 @@ class TargetLabel:
 
     def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the targets as a model sees them."""
-        return (as_targets(self.name, values, where) - self.center) / self.spread
+        return (cells.as_targets(self.name, values, where) - self.center) / self.spread
 
     def decode(self, predicted: np.ndarray) -> np.ndarray:
         """Return predictions in the units of the column."""
@@ -235,12 +228,8 @@ class Preparation:
     @property
     def scales(self) -> np.ndarray:
         """The center and the spread of every feature, a row each."""
-        pairs: list[tuple[float, float]] = []
-        for one in self.columns:
-            numeric = isinstance(one, NumericColumn)
-            of_texts = [(0.0, 1.0)] * len(one.feature_names)
-            pairs += [(one.center, one.spread)] if numeric else of_texts
-        return np.asarray(pairs)
+        every = [one for one in self.columns for _ in one.feature_names]
+        return np.asarray([(one.center, one.spread) for one in every])
 
     @staticmethod
     def fit(sums: Sums, *, gaps: bool = False) -> "Preparation":
@@ -265,18 +254,20 @@ class Preparation:
             moments = sums.label
             label: Label = TargetLabel(sums.label_name, moments.mean, moments.spread)
         else:
-            label = ClassLabel(sums.label_name, class_names(sums.label))
+            label = ClassLabel(sums.label_name, cells.class_names(sums.label))
         return Preparation(tuple(columns), label)
 
     @staticmethod
     def of_arrays(
-        center: np.ndarray, spread: np.ndarray, classes: tuple[str, ...]
+        center: np.ndarray,
+        spread: np.ndarray,
+        classes: tuple[str, ...],
+        names: Sequence[str] = (),
     ) -> "Preparation":
-        """Describe how the columns of an array were scaled; they have numbers."""
-        columns = tuple(
-            NumericColumn(f"feature {number}", float(middle), float(width))
-            for number, (middle, width) in enumerate(zip(center, spread, strict=True))
-        )
+        """Describe how the columns of an array were scaled; without names, numbered."""
+        called = list(map(str, names)) or [f"feature {n}" for n in range(len(center))]
+        every = zip(called, map(float, center), map(float, spread), strict=True)
+        columns = tuple(NumericColumn(*one) for one in every)
         return Preparation(columns, ClassLabel("label", classes))
 
     def to_json(self) -> str:
@@ -297,9 +288,8 @@ class Preparation:
         if not columns:
             raise InvalidInputError("the preparation has no columns.")
         for one in columns:
-            if isinstance(one, CategoryColumn) and list(one.values) != sorted(
-                one.values
-            ):
+            values = one.values if isinstance(one, CategoryColumn) else ()
+            if list(values) != sorted(values):
                 raise InvalidInputError(f"the values of '{one.name}' are not sorted.")
         label, sites = content.node("label").made(_LABELS), content.counts("sites")
         if 0 in sites:

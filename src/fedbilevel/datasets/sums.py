@@ -7,33 +7,19 @@ few rows nothing leaves: neither their mean, which may be one of them, nor their
 """
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedbilevel._table_choices import FEWEST_ROWS, ignoring
 from fedbilevel.datasets import _preparation_files as files
-from fedbilevel.datasets.labels import as_classes
+from fedbilevel.datasets.cells import as_classes, as_numbers, as_targets, as_texts
 from fedbilevel.errors import InvalidInputError
 
-# Markers of missing numbers, in lower case.
-MISSING = frozenset({"", "na", "n/a", "nan", "null"})
 OTHER = "(other)"  # stands for all texts that no site holds in enough rows
 EMPTY = "(missing)"  # stands for a text that is missing
-# Numbers as people write them, by their decimal mark: thousands may be apart.
-_WRITTEN = {
-    mark: re.compile(
-        rf"[+-]?(\d+|[1-9]\d{{0,2}}(?P<apart>[{others}])\d{{3}}((?P=apart)\d{{3}})*)?"
-        rf"([{mark}]\d*)?([eE][+-]?\d+)?",
-        re.ASCII,
-    )
-    for mark, others in ((".", ",' \u2019\u00a0\u202f"), (",", ".' \u2019\u00a0\u202f"))
-}
-_LONGEST_GAP, _LONGEST_NUMBER = max(map(len, MISSING)), 400  # characters
 _FEW = 5  # rows: a text of fewer is not reported
 
 
@@ -129,7 +115,10 @@ class Sums:
                 held = Moments.of(as_numbers(name, values))
                 found[name] = held if held.count >= minimum else Moments(0, 0.0, 0.0)
             else:
-                found[name] = _frequent(as_texts(values), min(_FEW, minimum))
+                least = min(_FEW, minimum)
+                counts = Counter(text or EMPTY for text in as_texts(values))
+                kept = {t if n >= least else OTHER for t, n in counts.items()}
+                found[name] = tuple(sorted(kept))
         if is_target:
             labels: Found = Moments.of(as_targets(label_name, label))
         else:
@@ -177,12 +166,6 @@ class Sums:
         return Sums(rows, found, label.text("name"), _read_found(label), sites)
 
 
-def _frequent(texts: Iterable[str], least: int) -> tuple[str, ...]:
-    """Return the different texts, sorted; `OTHER` for those in fewer rows."""
-    counts = Counter(text or EMPTY for text in texts)
-    return tuple(sorted({t if n >= least else OTHER for t, n in counts.items()}))
-
-
 def _written(name: str, found: Found) -> dict[str, object]:
     if isinstance(found, Moments):
         return {"name": name, "kind": "number", **vars(found)}
@@ -218,108 +201,3 @@ def _merge(name: str, one: Found, other: Found, advice: str) -> Found:
         f"{name} holds numbers at one site and text or classes at another. Make them "
         f"alike, or {advice}."
     )
-
-
-def numbered(row: int) -> str:
-    """Say where a row is, when nothing but its number from 0 is known."""
-    return f"row {row}"
-
-
-def as_texts(values: np.ndarray) -> list[str]:
-    """Return texts; what is missing is empty."""
-    every = values.tolist() if values.dtype == object else values
-    return list(map(as_text, every))
-
-
-def as_text(value: Any) -> str:
-    """Return a text; what is missing is empty."""
-    return "" if value is None else str(value)
-
-
-def is_gap(text: str) -> bool:
-    """Say whether a text stands where a number is missing."""
-    return len(text) <= _LONGEST_GAP and text.lower() in MISSING
-
-
-def parse_number(text: str, decimal: str = ".") -> float:
-    """Return the number that a text is, NaN if it is missing; else raise ValueError.
-
-    Thousands may be apart by a comma, or a point where `decimal` is a comma, by a space
-    or by an apostrophe.
-    """
-    number = _or_infinity(text, decimal)
-    if math.isinf(number):
-        raise ValueError(f"{text:.80} is no number")
-    return number
-
-
-def is_number(text: str, decimal: str = ".") -> bool:
-    """Say whether a text is a finite number."""
-    return math.isfinite(_or_infinity(text, decimal))
-
-
-def parsed(values: np.ndarray, decimal: str = ".") -> np.ndarray:
-    """Return the numbers of a column: NaN is missing, and infinity is no number."""
-    values = np.asarray(values)
-    if values.dtype.kind in "buif":
-        return values.astype(float)
-    if decimal == "." and values.dtype == object:
-        try:  # most columns hold plain numbers and empty cells alone
-            if max(map(len, values), default=0) <= _LONGEST_NUMBER:
-                return np.where(values == "", "nan", values).astype(float)
-        except (TypeError, ValueError):
-            pass
-    texts = as_texts(values)
-    # Each different text is looked at once: a hostile one may be long, and repeat.
-    known = {text: _or_infinity(text, decimal) for text in dict.fromkeys(texts)}
-    return np.fromiter(map(known.__getitem__, texts), float, len(texts))
-
-
-def _or_infinity(text: str, decimal: str) -> float:
-    """Return the number that a text is; NaN if it is missing, infinity if none."""
-    if decimal == "." or not ("." in text or "," in text):
-        try:
-            return float(text)
-        except ValueError:
-            pass
-    text = text.strip()
-    if is_gap(text):
-        return math.nan
-    found = len(text) <= _LONGEST_NUMBER and _WRITTEN[decimal].fullmatch(text)
-    if not found:
-        return math.inf
-    apart = found["apart"]
-    plain = text.replace(apart, "") if apart else text
-    try:
-        return float(plain.replace(",", ".") if decimal == "," else plain)
-    except ValueError:  # a sign or a mark alone
-        return math.inf
-
-
-def as_numbers(
-    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
-) -> np.ndarray:
-    """Return the numbers of a column; those that are missing are NaN.
-
-    `where(row)` says in errors where a row is.
-    """
-    numbers = parsed(values)
-    for row in np.flatnonzero(np.isinf(numbers))[:1]:
-        raise InvalidInputError(
-            f"{where(int(row))}, column '{name}': '{values[row]!s:.80}' is not a "
-            "finite number. Correct it."
-        )
-    return numbers
-
-
-def as_targets(
-    name: str, values: np.ndarray, where: Callable[[int], str] = numbered
-) -> np.ndarray:
-    """Return the numbers of a column of which none is missing."""
-    numbers = as_numbers(name, values, where)
-    for row in np.flatnonzero(np.isnan(numbers))[:1]:
-        raise InvalidInputError(
-            f"{where(int(row))}, column '{name}': the label is missing. Fill it in, or "
-            "leave such rows out with --missing drop."
-        )
-    return numbers

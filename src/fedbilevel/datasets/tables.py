@@ -1,7 +1,6 @@
 """Tables: columns and where each row is, read from CSV, Parquet, Excel and frames."""
 
 import math
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedbilevel._table_choices import DECIMALS, SEPARATORS, TableChoices
-from fedbilevel.datasets._base import reading
-from fedbilevel.datasets._bounds import check_archive, check_size
+from fedbilevel.datasets._files import check_size, reading, unpacking
+from fedbilevel.datasets.cells import as_texts, is_number, parsed
 from fedbilevel.datasets.delimited import decimal_of, read_cells, spelled
-from fedbilevel.datasets.sums import as_texts, is_number, parsed
 from fedbilevel.errors import InvalidInputError, needed
 
 
@@ -38,10 +36,7 @@ class Table:
     encoding: str = ""
     decimal: str = "."
     # Numbers read from the texts of a column, kept since reading many takes a while.
-    _numeric: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
-    _numbers: dict[str, np.ndarray] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _read: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def where(self, row: int) -> str:
         """Say where a row is."""
@@ -77,17 +72,15 @@ class Table:
 
         A single word in it is then a mistake, and is refused where it is read.
         """
-        if name not in self._numeric:
-            numbers = self.numbers(name)
-            there, finite = np.sum(~np.isnan(numbers)), np.sum(np.isfinite(numbers))
-            self._numeric[name] = bool(2 * finite > there or not there)
-        return self._numeric[name]
+        numbers = self.numbers(name)
+        there, finite = np.sum(~np.isnan(numbers)), np.sum(np.isfinite(numbers))
+        return bool(2 * finite > there or not there)
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a column of numbers: NaN where one is missing, infinity at a word."""
-        if name not in self._numbers:
-            self._numbers[name] = parsed(self.columns[name], self.decimal)
-        return self._numbers[name]
+        if name not in self._read:
+            self._read[name] = parsed(self.columns[name], self.decimal)
+        return self._read[name]
 
     def is_missing(self, name: str) -> np.ndarray:
         """Mark the rows that have no value in a column."""
@@ -142,9 +135,8 @@ def read_table(path: Path, choices: TableChoices | None = None) -> Table:
     """Read the table in a file, whose name says of which kind it is."""
     reader, chosen = READERS.get(kind_of(path)), choices or TableChoices()
     if reader is None:
-        known = ", ".join(READERS)
         raise InvalidInputError(
-            f"{path} is no table: its name ends in none of {known}."
+            f"{path} is no table: its name ends in none of {', '.join(READERS)}."
         )
     if reader is _read_csv:
         letter = SEPARATORS.get(chosen.separator, chosen.separator)
@@ -165,13 +157,13 @@ def kind_of(path: Path) -> str:
 
 def _read_csv(path: Path, encoding: str = "", separator: str = "") -> Table:
     with reading(path, "CSV"):
-        header, rows, lines, dialect = read_cells(path, encoding, separator)
-    cells = np.empty((len(rows), len(header)), object)
-    if rows:
-        cells[:] = rows
+        read = read_cells(path, encoding, separator)
+    cells = np.empty((len(read.rows), len(read.header)), object)
+    if read.rows:
+        cells[:] = read.rows
     found = list(np.ascontiguousarray(cells.T))
-    table = _table(path, header, found, np.asarray(lines), "line")
-    return replace(table, **dialect._asdict())
+    table = _table(path, read.header, found, np.asarray(read.lines), "line")
+    return replace(table, separator=read.separator, encoding=read.encoding)
 
 
 def _read_parquet(path: Path) -> Table:
@@ -214,9 +206,7 @@ _PLAIN_NUMBERS |= {"uint64", "uint32", "uint16", "uint8"}
 def _read_excel(path: Path) -> Table:
     sentence = "Excel files are read by openpyxl: install fedbilevel[tables]."
     library = needed("openpyxl", sentence)
-    with reading(path, "Excel"):
-        with zipfile.ZipFile(path) as archive:
-            check_archive(path, archive)
+    with reading(path, "Excel"), unpacking(path):
         book = library.load_workbook(path, read_only=True, data_only=True)
         try:
             if len(book.worksheets) != 1:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbilevel.datasets._bounds import check_ordinary, check_size
+from fedbilevel.datasets._files import check_ordinary, check_size
 from fedbilevel.errors import InvalidInputError
 
 TRUSTED = "trusted"

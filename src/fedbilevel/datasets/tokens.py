@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedbilevel.datasets._bounds import check_ordinary, check_size
+from fedbilevel.datasets._files import check_ordinary, check_size
 from fedbilevel.datasets.texts import Example
 from fedbilevel.errors import InvalidInputError, needed
 

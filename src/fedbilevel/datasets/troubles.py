@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from fedbilevel._table_choices import ignoring
-from fedbilevel.datasets.sums import as_texts
+from fedbilevel.datasets.cells import as_texts
 from fedbilevel.datasets.tables import Table
 from fedbilevel.errors import InvalidInputError
 
@@ -47,8 +47,7 @@ def _about_texts(texts: list[str]) -> str:
     """Say why texts are no categories; nothing if they are."""
     there = [text for text in texts if text]
     different = set(there)
-    dates = _about_dates(there)
-    if dates:
+    if dates := _about_dates(there):
         return dates
     if len(different) == len(there) >= _FEWEST_TO_REPEAT:
         return "has another text in every row, so it looks like an id or a name"

@@ -6,7 +6,6 @@ run. Transformers, which are read and frozen, and their adapters are modules bes
 `transformer`, `adapters`, `checkpoints` (Hugging Face's folders) and `peft`.
 """
 
-from fedbilevel.models.files import can_be_kept as can_be_kept
 from fedbilevel.models.layers import Convolution as Convolution
 from fedbilevel.models.layers import Dense as Dense
 from fedbilevel.models.layers import Layer as Layer
@@ -16,3 +15,4 @@ from fedbilevel.models.layers import Pixels as Pixels
 from fedbilevel.models.layers import Tanh as Tanh
 from fedbilevel.models.model import Model as Model
 from fedbilevel.models.model import Predictor as Predictor
+from fedbilevel.models.model import can_be_kept as can_be_kept

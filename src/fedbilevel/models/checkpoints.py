@@ -6,6 +6,7 @@ which is one), Qwen 2 and 2.5, Qwen 3, and GPT-2. Files that can hold code (.bin
 are refused. Every tensor is checked: none is missing, of another shape, or left over.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,27 +15,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError, needed
-from fedbilevel.models._configurations import CONFIG, WEIGHTS, Config, json_object
 from fedbilevel.models.transformer import (
     Architecture,
     Norm,
+    RotaryScaling,
     Transformer,
+    norm_widths,
     projection_shapes,
 )
 
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
+_LONGEST = 2**24  # bytes of JSON
+_LARGEST = 2**20  # of any size in a config
 # Constants that older files hold.
 _IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 class Names(NamedTuple):
-    """Tensor names of a family; those of a block follow `block` and a number."""
+    """Tensor names of a family; those of a block follow `block` and a number.
+
+    Each of the `matrices` has one projection or several, one below another. Where they
+    lie `across`, inputs come before outputs.
+    """
 
     prefix: str
     block: str
     embeddings: str
     last_norm: str
-    projections: Mapping[str, str]
+    matrices: Mapping[str, tuple[str, ...]]
     norms: Mapping[str, str]
+    across: bool = False
 
 
 _LLAMA = Names(
@@ -43,13 +54,13 @@ _LLAMA = Names(
     "embed_tokens",
     "norm",
     {
-        "query": "self_attn.q_proj",
-        "key": "self_attn.k_proj",
-        "value": "self_attn.v_proj",
-        "output": "self_attn.o_proj",
-        "gate": "mlp.gate_proj",
-        "up": "mlp.up_proj",
-        "down": "mlp.down_proj",
+        "self_attn.q_proj": ("query",),
+        "self_attn.k_proj": ("key",),
+        "self_attn.v_proj": ("value",),
+        "self_attn.o_proj": ("output",),
+        "mlp.gate_proj": ("gate",),
+        "mlp.up_proj": ("up",),
+        "mlp.down_proj": ("down",),
     },
     {
         "attention": "input_layernorm",
@@ -58,16 +69,20 @@ _LLAMA = Names(
         "key": "self_attn.k_norm",
     },
 )
-# GPT-2 has queries, keys and values in one matrix, `attn.c_attn`.
 _GPT2 = Names(
     "transformer.",
     "h",
     "wte",
     "ln_f",
-    {"output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
+    {
+        "attn.c_attn": ("query", "key", "value"),
+        "attn.c_proj": ("output",),
+        "mlp.c_fc": ("up",),
+        "mlp.c_proj": ("down",),
+    },
     {"attention": "ln_1", "feed_forward": "ln_2"},
+    across=True,
 )
-FUSED = "attn.c_attn"
 
 
 def names_of(family: str) -> Names:
@@ -92,16 +107,15 @@ def read_checkpoint(folder: Path | str, kind: Any = None) -> Checkpoint:
     tensors = tensors_of(place)
     kind = jnp.zeros((), float).dtype if kind is None else kind
     reader = _Reader(place, tensors, names_of(family), made, kind)
-    transformer = reader.gpt2() if family == "gpt2" else reader.llama()
+    transformer = reader.transformer()
     reader.check_all_read()
     return Checkpoint(transformer, family, config.end(made.vocabulary))
 
 
 def tensors_of(folder: Path, weights: str = WEIGHTS) -> dict[str, Any]:
     """Return what reads each tensor of a folder, by its name."""
-    library = needed(
-        "safetensors", "checkpoints are read by safetensors: install fedbilevel[text]."
-    )
+    sentence = "checkpoints are read by safetensors: install fedbilevel[text]."
+    library = needed("safetensors", sentence)
     index = folder / f"{weights}.index.json"
     if index.is_file():
         listed = json_object(index).get("weight_map")
@@ -189,62 +203,38 @@ class _Reader:
 
     def _norm(self, name: str, width: int, *, stacked: bool = True) -> Norm:
         read = self._each_block if stacked else self._own
-        weight = read(f"{name}.weight", width)
-        if self._made.norm == "rms":
-            return Norm(jnp.asarray(weight))
-        return Norm(jnp.asarray(weight), jnp.asarray(read(f"{name}.bias", width)))
+        parts = ("weight",) if self._made.norm == "rms" else ("weight", "bias")
+        return Norm(*(jnp.asarray(read(f"{name}.{one}", width)) for one in parts))
 
-    def _whole(self, weights: Any, biases: Any, positions: Any, head: Any):
-        names, made = self._names, self._made
-        shape = (made.vocabulary, made.width)
-        wide = dict.fromkeys(("attention", "feed_forward"), made.width)
-        if made.head_norm:
-            wide |= dict.fromkeys(("query", "key"), made.head_width)
+    def transformer(self) -> Transformer:
+        """Return the transformer of the folder."""
+        made, names, shapes = self._made, self._names, projection_shapes(self._made)
+        weights, biases = {}, {}
+        for matrix, parts in names.matrices.items():
+            outputs, inputs = sum(shapes[one][0] for one in parts), shapes[parts[0]][1]
+            shape = (inputs, outputs) if names.across else (outputs, inputs)
+            whole = self._each_block(f"{matrix}.weight", *shape)
+            whole = np.swapaxes(whole, 1, 2) if names.across else whole
+            weights |= zip(parts, np.split(whole, len(parts), axis=1), strict=True)
+            if parts[0] in made.biased:
+                whole = self._each_block(f"{matrix}.bias", outputs)
+                biases |= zip(parts, np.split(whole, len(parts), axis=1), strict=True)
+        head, positions, shape = None, None, (made.vocabulary, made.width)
+        if not made.tied:
+            head = jnp.asarray(self._array("lm_head.weight", *shape))
+        if made.positions == "learned":
+            positions = jnp.asarray(self._own("wpe.weight", made.longest, made.width))
+        widths = norm_widths(made)
         return Transformer(
             jnp.asarray(self._own(f"{names.embeddings}.weight", *shape)),
             positions,
             {name: jnp.asarray(one) for name, one in weights.items()},
             {name: jnp.asarray(one) for name, one in biases.items()},
-            {name: self._norm(names.norms[name], n) for name, n in wide.items()},
+            {name: self._norm(names.norms[name], n) for name, n in widths.items()},
             self._norm(names.last_norm, made.width, stacked=False),
             head,
             made,
         )
-
-    def llama(self) -> Transformer:
-        """Return the transformer of a folder of the Llama family."""
-        made, names = self._made, self._names.projections
-        shapes = projection_shapes(made)
-        weights = {
-            name: self._each_block(f"{names[name]}.weight", *shape)
-            for name, shape in shapes.items()
-        }
-        biases = {
-            name: self._each_block(f"{names[name]}.bias", shapes[name][0])
-            for name in made.biased
-        }
-        head, shape = None, (made.vocabulary, made.width)
-        if not made.tied:
-            head = jnp.asarray(self._array("lm_head.weight", *shape))
-        return self._whole(weights, biases, None, head)
-
-    def gpt2(self) -> Transformer:
-        """Return the transformer of a folder of GPT-2, whose matrices lie across."""
-        made, names = self._made, self._names.projections
-        shapes, width = projection_shapes(made), self._made.width
-        fused = self._each_block(f"{FUSED}.weight", width, 3 * width)
-        parts = np.split(np.swapaxes(fused, 1, 2), 3, axis=1)
-        three = ["query", "key", "value"]
-        weights = dict(zip(three, parts, strict=True))
-        parts = np.split(self._each_block(f"{FUSED}.bias", 3 * width), 3, axis=1)
-        biases = dict(zip(three, parts, strict=True))
-        for name, own in names.items():
-            outputs, inputs = shapes[name]
-            across = self._each_block(f"{own}.weight", inputs, outputs)
-            weights[name] = np.swapaxes(across, 1, 2)
-            biases[name] = self._each_block(f"{own}.bias", outputs)
-        places = jnp.asarray(self._own("wpe.weight", made.longest, width))
-        return self._whole(weights, biases, places, None)
 
     def check_all_read(self) -> None:
         """Raise if the folder has tensors that nothing was made of."""
@@ -255,3 +245,144 @@ class _Reader:
                     f"{self._place} has a tensor {name}, of which {CONFIG} says "
                     "nothing: it is of another architecture."
                 )
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a file, and say what is wrong with it."""
+    if not path.is_file():
+        raise InvalidInputError(
+            f"there is no {path}: a checkpoint is a folder with {CONFIG} and "
+            f"{WEIGHTS}, as Hugging Face writes it."
+        )
+    try:
+        if path.stat().st_size > _LONGEST:
+            raise ValueError("it is too long")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{path} is damaged: {error}.") from None
+    if not isinstance(found, dict):
+        raise InvalidInputError(f"{path} is damaged: it holds no JSON object.")
+    return found
+
+
+class Config(NamedTuple):
+    """The content of `config.json`, checked as it is read."""
+
+    path: Path
+    held: Mapping[str, Any]
+
+    def wrong(self, what: str) -> InvalidInputError:
+        """Return an error that names the file."""
+        return InvalidInputError(f"{self.path}: {what}")
+
+    def family(self) -> str:
+        """Return the family, which must be a known one."""
+        found = self.held.get("model_type")
+        if found not in FAMILIES:
+            raise self.wrong(
+                f"the architecture {found!r:.60} is not known. Known are "
+                f"{', '.join(FAMILIES)}."
+            )
+        return found
+
+    def size(self, name: str, usual: int | None = None) -> int:
+        """Return a whole number above 0."""
+        found = self.held.get(name)
+        found = usual if found is None else found
+        if type(found) is not int or not 1 <= found <= _LARGEST:
+            raise self.wrong(f"{name} is {found!r:.40}, and no size.")
+        return found
+
+    def number(self, held: Mapping[str, Any], name: str, usual: Any = None) -> float:
+        """Return a number above 0 of a part of the file."""
+        found = held.get(name, usual)
+        if type(found) not in (int, float) or not 0 < found < 1e12:
+            raise self.wrong(f"{name} is {found!r:.40}, and no number above 0.")
+        return float(found)
+
+    def only(self, name: str, *allowed: Any) -> Any:
+        """Return a value, and raise if it asks for what there is not."""
+        found = self.held.get(name, allowed[0])
+        if found not in allowed:
+            known = " or ".join(map(str, allowed))
+            raise self.wrong(f"{name} is {found!r:.60}, and only {known} is known.")
+        return found
+
+    def end(self, vocabulary: int) -> int | None:
+        """Return the token that ends a text, if the file has one."""
+        found: Any = self.held.get("eos_token_id")
+        found = found[0] if isinstance(found, list) and found else found
+        right = type(found) is int and 0 <= found < vocabulary
+        return found if right else None
+
+    def llama(self, family: str) -> Architecture:
+        """Return the architecture of Llama or Qwen."""
+        self.only("hidden_act", "silu")
+        self.only("mlp_bias", False)
+        self.only("use_sliding_window", False, None)
+        width, heads = self.size("hidden_size"), self.size("num_attention_heads")
+        biased = ("query", "key", "value")
+        if family != "qwen2":
+            every = self.only("attention_bias", False, True)
+            biased = (*biased, "output") if every else ()
+        base, scaling = self._rotary()
+        return Architecture(
+            self.size("vocab_size"),
+            width,
+            self.size("num_hidden_layers"),
+            heads,
+            self.size("num_key_value_heads", heads),
+            self.size("head_dim", max(width // heads, 1)),
+            self.size("intermediate_size"),
+            self.size("max_position_embeddings"),
+            biased=biased,
+            head_norm=family == "qwen3",
+            tied=self.only("tie_word_embeddings", False, True),
+            epsilon=self.number(self.held, "rms_norm_eps", 1e-6),
+            rotary_base=base,
+            rotary_scaling=scaling,
+        )
+
+    def _rotary(self) -> tuple[float, RotaryScaling | None]:
+        """Return the base and the scaling, as older or newer files have them."""
+        held = self.held.get("rope_parameters") or self.held.get("rope_scaling") or {}
+        if not isinstance(held, dict):
+            raise self.wrong("rope_parameters are no JSON object.")
+        usual = self.held.get("rope_theta", 10000.0)
+        base = self.number(held, "rope_theta", usual)
+        kind = held.get("rope_type", held.get("type", "default"))
+        if kind == "default":
+            return base, None
+        if kind != "llama3":
+            raise self.wrong(
+                f"positions of the kind {kind!r:.40} are not known, only default and "
+                "llama3."
+            )
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        factors = (self.number(held, name) for name in names)
+        original = self.number(held, "original_max_position_embeddings")
+        return base, RotaryScaling(*factors, original=int(original))
+
+    def gpt2(self) -> Architecture:
+        """Return the architecture of GPT-2."""
+        kind = self.only("activation_function", "gelu_new", "gelu_pytorch_tanh", "gelu")
+        self.only("scale_attn_weights", True)
+        self.only("scale_attn_by_inverse_layer_idx", False)
+        self.only("add_cross_attention", False)
+        self.only("tie_word_embeddings", True)
+        width, heads = self.size("n_embd"), self.size("n_head")
+        return Architecture(
+            self.size("vocab_size"),
+            width,
+            self.size("n_layer"),
+            heads,
+            heads,
+            max(width // heads, 1),
+            self.size("n_inner", 4 * width),
+            self.size("n_positions"),
+            positions="learned",
+            norm="layer",
+            feed_forward="gelu" if kind == "gelu" else "gelu-tanh",
+            biased=("query", "key", "value", "output", "up", "down"),
+            epsilon=self.number(self.held, "layer_norm_epsilon", 1e-5),
+        )

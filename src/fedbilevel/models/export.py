@@ -9,9 +9,8 @@ import numpy as np
 from fedbilevel._files import write_arrays, write_atomically
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError, needed
-from fedbilevel.models.files import save
 from fedbilevel.models.layers import Dense, Multiply
-from fedbilevel.models.model import Model
+from fedbilevel.models.model import Model, save
 
 
 def linear_arrays(model: Model) -> dict[str, np.ndarray]:
@@ -67,7 +66,7 @@ def _to_onnx(model: Model, path: Path) -> None:
         )
     onnx = needed("onnx", "ONNX files are written by onnx: install fedbilevel[onnx].")
     data = _onnx_graph(model, onnx).SerializeToString()
-    write_atomically(path, lambda file: file.write(data))
+    write_atomically(path, data)
 
 
 def _onnx_graph(model: Model, onnx: Any) -> Any:
@@ -78,23 +77,20 @@ def _onnx_graph(model: Model, onnx: Any) -> Any:
         for name in ("weight", "bias", "center", "spread")
     }
     single["weight"] = np.ascontiguousarray(single["weight"].T)
+    node, output = helper.make_node, "probabilities" if model.classes else "value"
     nodes = [
-        helper.make_node("Sub", ["features", "center"], ["centered"]),
-        helper.make_node("Div", ["centered", "spread"], ["scaled"]),
-        helper.make_node("Gemm", ["scaled", "weight", "bias"], ["scores"]),
+        node("Sub", ["features", "center"], ["centered"]),
+        node("Div", ["centered", "spread"], ["scaled"]),
+        node("Gemm", ["scaled", "weight", "bias"], ["scores"]),
     ]
     width, count = single["weight"].shape
     if model.classes:
-        nodes.append(helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1))
-        output = "probabilities"
+        nodes.append(node("Softmax", ["scores"], [output], axis=1))
     else:
         for name in ("label_center", "label_spread"):
             single[name] = np.asarray([arrays[name]], np.float32)
-        nodes.append(
-            helper.make_node("Mul", ["scores", "label_spread"], ["spread_out"])
-        )
-        nodes.append(helper.make_node("Add", ["spread_out", "label_center"], ["value"]))
-        output = "value"
+        nodes.append(node("Mul", ["scores", "label_spread"], ["spread_out"]))
+        nodes.append(node("Add", ["spread_out", "label_center"], [output]))
     kind = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         nodes,

@@ -41,15 +41,26 @@ class Multiply:
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
-    """W a + b for every row a, flattened; with `relu` what is negative becomes 0."""
-
+class _Weighted:
     weight: np.ndarray
     bias: np.ndarray
-    relu: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.weight, self.bias)
+        weight, bias = self.weight, self.bias
+        if weight.ndim != 2 or bias.shape != weight.shape[:1] or 0 in weight.shape:
+            raise InvalidInputError(
+                f"weights of shape {weight.shape} do not fit a bias of shape "
+                f"{bias.shape}."
+            )
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            raise InvalidInputError("a layer of the model holds NaN or infinity.")
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(_Weighted):
+    """W a + b for every row a, flattened; with `relu` what is negative becomes 0."""
+
+    relu: bool = False
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Return the outputs of a batch."""
@@ -64,14 +75,8 @@ class Dense:
 
 
 @dataclass(frozen=True, eq=False)
-class Convolution:
+class Convolution(_Weighted):
     """3x3 windows of images with zeros around, a relu, and the mean of 2x2 blocks."""
-
-    weight: np.ndarray
-    bias: np.ndarray
-
-    def __post_init__(self) -> None:
-        _check(self.weight, self.bias)
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Return images of half the height and width."""
@@ -108,6 +113,14 @@ class OneLength:
 
 
 Layer: TypeAlias = Multiply | Dense | Convolution | Tanh | OneLength
+# By the names that files have.
+KINDS = {
+    "multiply": Multiply,
+    "dense": Dense,
+    "convolution": Convolution,
+    "tanh": Tanh,
+    "one length": OneLength,
+}
 
 
 def windows(images: Any, numpy: Any = np) -> Any:
@@ -128,13 +141,3 @@ def halved(images: Any) -> Any:
     even = images[:, : height // 2 * 2, : width // 2 * 2]
     blocks = even.reshape(rows, height // 2, 2, width // 2, 2, channels)
     return blocks.mean(axis=(2, 4))
-
-
-def _check(weight: np.ndarray, bias: np.ndarray) -> None:
-    """Raise unless there is a row of weights for every entry of the bias."""
-    if weight.ndim != 2 or bias.shape != weight.shape[:1] or 0 in weight.shape:
-        raise InvalidInputError(
-            f"weights of shape {weight.shape} do not fit a bias of shape {bias.shape}."
-        )
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        raise InvalidInputError("a layer of the model holds NaN or infinity.")

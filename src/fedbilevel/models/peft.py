@@ -14,23 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError, needed
-from fedbilevel.models._configurations import json_object
 from fedbilevel.models.adapters import Adapter, Adapters
-from fedbilevel.models.checkpoints import FUSED, names_of, tensors_of
+from fedbilevel.models.checkpoints import json_object, names_of, tensors_of
 from fedbilevel.models.transformer import Architecture, projection_shapes
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PARTS = ("query", "key", "value")
 _PREFIX = "base_model.model."
 _KNOWN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False}
 
 
 def packed_adapters(adapters: Adapters, family: str, base: str) -> dict[str, bytes]:
     """Return the contents of the two files; `base` says whose adapters they are."""
-    library = needed(
-        "safetensors.numpy",
-        "adapters are kept by safetensors: install fedbilevel[text].",
-    )
+    sentence = "adapters are kept by safetensors: install fedbilevel[text]."
+    library = needed("safetensors.numpy", sentence)
     pairs = _pairs(adapters, family)
     names, arrays = names_of(family), {}
     for target, (a, b, _) in pairs.items():
@@ -45,35 +41,21 @@ def packed_adapters(adapters: Adapters, family: str, base: str) -> dict[str, byt
 _Pair = tuple[np.ndarray, np.ndarray, float]
 
 
-def _pairs(adapters: Adapters, family: str) -> dict[str, _Pair]:
+def _pairs(adapters: Mapping[str, Any], family: str) -> dict[str, _Pair]:
     """Return A, B and the scale of every matrix, by what the family calls it."""
-    called = names_of(family).projections
     pairs: dict[str, _Pair] = {}
-    for name, one in adapters.items():
-        if name in called:
-            pairs[called[name]] = (*_arrays(one), one.scale)
-    parts = {n: adapters[n] for n in _PARTS if n in adapters and n not in called}
-    if parts:
-        pairs[FUSED] = _fused(parts)
+    for matrix, parts in names_of(family).matrices.items():
+        held = [name for name in parts if name in adapters]
+        if not held:
+            continue
+        a = [np.asarray(adapters[name].a, np.float32) for name in held]
+        blocks, outputs, rank = adapters[held[0]].b.shape
+        b = np.zeros((blocks, len(parts) * outputs, len(held) * rank), np.float32)
+        for place, name in enumerate(held):
+            row, column = parts.index(name) * outputs, place * rank
+            b[:, row : row + outputs, column : column + rank] = adapters[name].b
+        pairs[matrix] = (np.concatenate(a, axis=1), b, adapters[held[0]].scale)
     return pairs
-
-
-def _arrays(one: Adapter) -> tuple[np.ndarray, np.ndarray]:
-    assert one.a is not None and one.b is not None
-    return np.asarray(one.a, np.float32), np.asarray(one.b, np.float32)
-
-
-def _fused(parts: Mapping[str, Adapter]) -> _Pair:
-    """Return one adapter of the rows of all three, with B in blocks."""
-    held = {name: _arrays(one) for name, one in parts.items()}
-    scale = next(iter(parts.values())).scale
-    a = np.concatenate([one for one, _ in held.values()], axis=1)
-    blocks, outputs, rank = next(iter(held.values()))[1].shape
-    b = np.zeros((blocks, 3 * outputs, a.shape[1]), np.float32)
-    for place, (name, (_, own)) in enumerate(held.items()):
-        row = _PARTS.index(name) * outputs
-        b[:, row : row + outputs, place * rank : (place + 1) * rank] = own
-    return a, b, scale
 
 
 def _config(pairs: Mapping[str, _Pair], family: str, base: str) -> dict[str, Any]:
@@ -111,15 +93,13 @@ def read_adapters(
             )
     tensors = tensors_of(place, _WEIGHTS)
     names, shapes = names_of(family), projection_shapes(made)
-    called = {own: name for name, own in names.projections.items()}
     found: dict[str, Adapter] = {}
     left = set(tensors)
     where = f"{_PREFIX}{names.prefix}{names.block}"
-    for target in [*called, *([FUSED] if family == "gpt2" else [])]:
+    for target, parts in names.matrices.items():
         keys = [f"{where}.{n}.{target}" for n in range(made.blocks)]
         if f"{keys[0]}.lora_A.weight" not in tensors:
             continue
-        parts = _PARTS if target == FUSED else (called[target],)
         outputs = sum(shapes[name][0] for name in parts)
         a, b = _stacked(place, tensors, keys, outputs, shapes[parts[0]][1])
         left -= {f"{key}.lora_{side}.weight" for key in keys for side in "AB"}
@@ -136,10 +116,8 @@ def read_adapters(
 
 
 def _scale(place: Path, config: Mapping[str, Any], target: str, rank: int) -> float:
-    own = config.get("alpha_pattern") or {}
-    alpha: Any = (
-        own.get(target, config.get("lora_alpha")) if isinstance(own, dict) else None
-    )
+    usual, own = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    alpha: Any = own.get(target, usual) if isinstance(own, dict) else None
     if type(alpha) not in (int, float):
         raise InvalidInputError(f"{place / _CONFIG}: lora_alpha is no number.")
     return float(alpha) / rank

@@ -124,6 +124,13 @@ def projection_shapes(made: Architecture) -> dict[str, tuple[int, int]]:
     return shapes
 
 
+def norm_widths(made: Architecture) -> dict[str, int]:
+    """Return how wide the norms of a block are, by their names."""
+    widths: dict[str, int] = dict.fromkeys(("attention", "feed_forward"), made.width)
+    of_heads = dict.fromkeys(("query", "key"), made.head_width)
+    return {**widths, **of_heads} if made.head_norm else widths
+
+
 class Norm(eqx.Module):
     """Scales vectors to length about 1 for each entry; with a bias, centers them."""
 
@@ -175,16 +182,13 @@ def initialize(made: Architecture, key: Key) -> Transformer:
         bias = jnp.zeros(shape, kind) if made.norm == "layer" else None
         return Norm(jnp.ones(shape, kind), bias)
 
-    wide = dict.fromkeys(("attention", "feed_forward"), made.width)
-    if made.head_norm:
-        wide |= dict.fromkeys(("query", "key"), made.head_width)
     learned = made.positions == "learned"
     return Transformer(
         drawn(made.vocabulary, made.width),
         drawn(made.longest, made.width) if learned else None,
         {name: drawn(made.blocks, *shape) for name, shape in shapes.items()},
         {name: jnp.zeros((made.blocks, shapes[name][0]), kind) for name in made.biased},
-        {name: norm(made.blocks, width) for name, width in wide.items()},
+        {name: norm(made.blocks, width) for name, width in norm_widths(made).items()},
         norm(made.width),
         None if made.tied else drawn(made.vocabulary, made.width),
         made,
@@ -299,12 +303,9 @@ def _seen(query: Array, key: Array, value: Array) -> Array:
 def _fused(query: Array, key: Array, value: Array) -> Array:
     """Return the same, by one kernel where there is one."""
     one_kernel = jax.default_backend() == "gpu" and query.dtype.itemsize == 2
+    kernel = "cudnn" if one_kernel else None
     return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=True,
-        implementation="cudnn" if one_kernel else None,
+        query, key, value, is_causal=True, implementation=kernel
     )
 
 

@@ -3,37 +3,46 @@
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedbilevel import evaluation
 from fedbilevel.datasets import Dataset, Preparation
-from fedbilevel.datasets.preparation import ClassLabel, NumericColumn, TargetLabel
+from fedbilevel.datasets.preparation import ClassLabel, TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.models import Model
 from fedbilevel.result import Result
 from fedbilevel.sklearn import _rows
-from fedbilevel.sklearn._quality import quality_of
 from fedbilevel.studies.single import run_job
-from fedbilevel.tasks import Task
 
 _OURS = ("data", "partition", "train", "split", "rows", "site", "group")
-LARGEST_SEED = 2**31 - 1
+_LARGEST_SEED = 2**31 - 1
+_ONE_PLACE = "all rows"
 
 
+@dataclass
 class Table:
-    """The rows of one call of `fit`, checked; `columns` has their sites."""
+    """The rows of one call of `fit`, checked; `columns` has their sites.
 
-    def __init__(
-        self, X: np.ndarray, label: ClassLabel | TargetLabel, y: np.ndarray
-    ) -> None:
-        self.X, self.label, self.y = X, label, y
-        self.columns: dict[str, np.ndarray] = {}
+    Whatever is random in this call is drawn by `draw`.
+    """
+
+    X: np.ndarray
+    label: ClassLabel | TargetLabel
+    y: np.ndarray
+    columns: dict[str, np.ndarray]
+    draw: np.random.Generator
+
+    def seed(self) -> int:
+        """Draw the seed of a run."""
+        return int(self.draw.integers(_LARGEST_SEED))
 
     def dataset(self, names: Sequence[str], validation: np.ndarray | None) -> Dataset:
         """Return the rows as a task takes them, some of them marked as judges.
@@ -42,19 +51,14 @@ class Table:
         """
         spread = self.X.std(axis=0)
         spread = np.where(spread > 0, spread, 1)
-        columns = tuple(
-            NumericColumn(str(name), float(center), float(width))
-            for name, center, width in zip(
-                names, self.X.mean(axis=0), spread, strict=True
-            )
-        )
+        scaled = Preparation.of_arrays(self.X.mean(axis=0), spread, (), names)
         made = Dataset(
             "X",
             self.X,
             self.y,
             self.label.classes,
             self.columns,
-            preparation=Preparation(columns, self.label),
+            preparation=replace(scaled, label=self.label),
             validation=validation,
         )
         return replace(made, test=made if validation is None else None)
@@ -93,27 +97,27 @@ class Federated(BaseEstimator, abc.ABC):
     def _label(self, y: np.ndarray) -> tuple[ClassLabel | TargetLabel, np.ndarray]:
         """Return what is predicted, and the labels as a task takes them."""
 
-    def _table(self, X: Any, y: Any, sites: Any) -> tuple[Table, np.random.Generator]:
+    def _table(self, X: Any, y: Any, sites: Any) -> Table:
         """Check the input of `fit`, and assign rows to sites."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        table = Table(X, *self._label(y))
-        seed = check_random_state(self.random_state).randint(LARGEST_SEED)
+        label, y = self._label(y)
+        seed = check_random_state(self.random_state).randint(_LARGEST_SEED)
         draw = np.random.default_rng(seed)
-        table.columns["site"] = _rows.dealt(sites, self.clients, len(X), draw)
-        self.sites_ = np.unique(table.columns["site"])
-        return table, draw
+        site = _rows.dealt(sites, self.clients, len(X), draw)
+        self.sites_ = np.unique(site)
+        return Table(X, label, y, {"site": site}, draw)
 
     def _experiment(self, seed: int, task: str, more: Mapping[str, str]) -> Experiment:
         """Return the names and numbers of a run."""
-        given = dict(self.options or {})
-        for name in given:
+        options = {}
+        for name, value in (self.options or {}).items():
             if name in _OURS:
                 raise InvalidInputError(
                     f"options: '{name}' is decided by what `fit` is given. Leave it "
                     "out."
                 )
-        text = {name: _as_text(value) for name, value in given.items()}
-        decided = {"partition": "column:site", "split": str(seed), **more}
+            text = str(value)
+            options[name] = text.lower() if isinstance(value, bool) else text
         return Experiment(
             task,
             self.algorithm or self._algorithm,
@@ -122,7 +126,7 @@ class Federated(BaseEstimator, abc.ABC):
             batch=self.batch,
             seed=seed,
             weights=self.site_weights,
-            options={**text, **decided},
+            options={**options, "partition": "column:site", "split": str(seed), **more},
         )
 
     def _run(
@@ -132,12 +136,10 @@ class Federated(BaseEstimator, abc.ABC):
         seed: int,
         task: str = "",
         **more: str,
-    ) -> tuple[Task, Result]:
+    ) -> Result:
         """Run the task on the rows, some of which judge, and return how it ended."""
         experiment = self._experiment(seed, task or self._task, more)
-        names = getattr(self, "feature_names_in_", None)
-        if names is None:
-            names = [f"feature {number}" for number in range(table.X.shape[1])]
+        names = getattr(self, "feature_names_in_", ())
         built, values, _ = experiment.build_task(table.dataset(names, validation))
         # No row is held out: users with a test set call `score` with it.
         built = replace(built, metrics=None, headline="upper_loss")
@@ -156,13 +158,13 @@ class Federated(BaseEstimator, abc.ABC):
                 "own, and an estimator predicts by one. Choose one whose answer is a "
                 "shared y."
             )
-        return built, result
+        return result
 
-    def _judges(self, table: Table, draw: np.random.Generator) -> np.ndarray:
+    def _judges(self, table: Table) -> np.ndarray:
         """Mark the rows that judge, alike at every site and in every class."""
         more = [table.columns["group"]] if "group" in table.columns else []
         site = table.columns["site"]
-        return _rows.judges(site, [table.y, *more], self.validation, draw)
+        return _rows.judges(site, [table.y, *more], self.validation, table.draw)
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
         """Fit to rows X with labels or numbers y; `sites` names the site of every row.
@@ -170,9 +172,9 @@ class Federated(BaseEstimator, abc.ABC):
         Without sites the rows are partitioned at random over so many `clients`, or stay
         in one place.
         """
-        table, draw = self._table(X, y, sites)
-        seed = int(draw.integers(LARGEST_SEED))
-        _, self.result_ = self._run(table, self._judges(table, draw), seed)
+        table = self._table(X, y, sites)
+        seed = table.seed()
+        self.result_ = self._run(table, self._judges(table), seed)
         return self
 
     def quality(
@@ -185,13 +187,34 @@ class Federated(BaseEstimator, abc.ABC):
         judged by its own, too. The answer is plain data, as `result.quality` of a run:
         metrics with 95 % intervals, a `sentence`, and `warnings`.
         """
-        rows, known, *where = training
         one: Any = self  # a classifier or a regressor
         classes = getattr(self, "classes_", None)
         predicted = one.predict(X) if classes is None else one.predict_proba(X)
-        tested = self._checked(X), y, sites
-        held = self._checked(rows), known, where[0] if where else None
-        return quality_of(predicted, classes, tested, held, self.validation)
+        tested, rows = self._checked(X), self._checked(training[0])
+        held = _codes("training", training[1], classes, rows)
+        column = np.full(len(rows), _ONE_PLACE)
+        if training[2:] and training[2] is not None:
+            column = _rows.as_column("sites of training", training[2], len(rows))
+        names, places = np.unique(column), None
+        if sites is not None:
+            found = _rows.as_column("sites", sites, len(tested))
+            places = np.asarray([_place(names, one) for one in found])
+        count = 0 if classes is None else len(classes)
+        shares = np.bincount(held, minlength=count) if count else np.array([len(held)])
+        asked = evaluation.Judged(
+            evaluation.Rows(_codes("y", y, classes, tested), count),
+            predicted,
+            [] if classes is None else [str(one) for one in classes],
+            tested if evaluation.is_linear_cheap(tested.shape[1], count) else None,
+            places,
+            np.round(self.validation * shares).astype(int).tolist(),
+        )
+        parts = []
+        for name in names:
+            own = column == name
+            at_site = partial(rows.__getitem__, own)
+            parts.append(evaluation.Site(str(name), held[own], at_site))
+        return evaluation.quality(asked, parts)
 
     def _models(self) -> list[Model]:
         """Return the models that predict together."""
@@ -199,10 +222,9 @@ class Federated(BaseEstimator, abc.ABC):
         assert model is not None
         return [model]
 
-    def _checked(self, X: Any) -> np.ndarray:
+    def _checked(self, X: Any) -> Any:
         check_is_fitted(self, "result_")
-        rows: Any = validate_data(self, X, dtype=np.float64, reset=False)
-        return rows
+        return validate_data(self, X, dtype=np.float64, reset=False)
 
 
 class FederatedClassifying(ClassifierMixin, Federated):
@@ -233,5 +255,23 @@ class FederatedClassifying(ClassifierMixin, Federated):
         return self.classes_[likeliest]
 
 
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _place(names: np.ndarray, name: str) -> int:
+    """Return the number of a site; -1 is one that nothing was fitted to."""
+    found = np.flatnonzero(names == name)
+    return int(found[0]) if len(found) else -1
+
+
+def _codes(
+    what: str, label: Any, classes: np.ndarray | None, rows: np.ndarray
+) -> np.ndarray:
+    """Return labels as numbers of classes; where numbers are predicted, as they are."""
+    values = column_or_1d(label)
+    check_consistent_length(rows, values)
+    if classes is None:
+        return np.asarray(values, float)
+    for value in values[~np.isin(values, classes)]:
+        raise InvalidInputError(
+            f"{what}: the label '{value}' is none of those that were fitted. Leave its "
+            "rows out."
+        )
+    return np.searchsorted(classes, values)

@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from fedbilevel.models import Dense
+from fedbilevel.models.model import softmax
 from fedbilevel.tasks._noise import LabelNoise, label_noise
 
 _INVERSE_STRENGTHS = (0.01, 0.1, 1.0, 10.0)
@@ -119,9 +120,8 @@ def _judged(rows: Rows, weights: np.ndarray) -> Judged:
         p = np.zeros((len(rows.label), int(rows.label.max()) + 1))
         for number in np.unique(rows.part):
             inside = rows.part == number
-            scores = _regression(rows, weights, inverse, ~inside)(rows.features[inside])
-            p[inside] = np.exp(scores - scores.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
+            layer = _regression(rows, weights, inverse, ~inside)
+            p[inside] = softmax(layer(rows.features[inside]))
         tried.append((rows.losses(p), inverse, p))
     losses, inverse, p = min(tried, key=lambda one: one[0].mean())
     every = np.ones(len(rows.label), bool)

@@ -13,12 +13,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Model
 from fedbilevel.result import Result
 from fedbilevel.sklearn import _refit, _rows
-from fedbilevel.sklearn._base import (
-    LARGEST_SEED,
-    Federated,
-    FederatedClassifying,
-    Table,
-)
+from fedbilevel.sklearn._base import Federated, FederatedClassifying, Table
 from fedbilevel.tasks import regularization
 
 
@@ -30,13 +25,13 @@ class _Regularized(Federated):
     folds: int = 5
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
-        table, draw = self._table(X, y, sites)
+        table = self._table(X, y, sites)
         if not 2 <= self.folds <= len(table.y):
             raise InvalidInputError(
                 f"folds={self.folds}: choose from 2 to the {len(table.y)} rows."
             )
-        seed = int(draw.integers(LARGEST_SEED))
-        _, self.result_ = self._run(table, None, seed, folds=str(self.folds))
+        folds = str(self.folds)
+        self.result_ = self._run(table, None, table.seed(), folds=folds)
         self.strengths_ = regularization.strengths(self.result_.x)
         return self
 
@@ -117,18 +112,18 @@ class FederatedCleaner(FederatedClassifying):
         in one place. `trusted` marks the rows whose labels are right; each site needs
         one.
         """
-        table, draw = self._table(X, y, sites)
+        table = self._table(X, y, sites)
         marks = _trusted(trusted, len(table.y))
         judged_by_all = not marks.any()
         # Trusted rows are fewer than folds at some sites, which the run does not mind.
         site = table.columns["site"] if judged_by_all else np.zeros(len(marks))
-        part = _rows.folds(site, [table.y], self.folds, draw)
+        part = _rows.folds(site, [table.y], self.folds, table.draw)
         parts = [part == number for number in range(self.folds)]
         p = np.zeros((len(table.y), len(self.classes_)))
         self.results_ = []
         for judges in parts if judged_by_all else [marks]:
-            seed, known = int(draw.integers(LARGEST_SEED)), str(not judged_by_all)
-            _, result = self._run(table, judges, seed, trusted=known.lower())
+            known = str(not judged_by_all).lower()
+            result = self._run(table, judges, table.seed(), trusted=known)
             assert result.model is not None
             doubted = judges if judged_by_all else ~marks
             p[doubted] = result.model.probabilities(table.X[doubted])
@@ -231,11 +226,11 @@ class FederatedReweighter(FederatedClassifying):
             self.scales_ = np.asarray(jax.nn.sigmoid(self.result_.x["scales"]))
             self.shifts_ = np.asarray(self.result_.x["shifts"])
             return self
-        table, draw = self._table(X, y, sites)
+        table = self._table(X, y, sites)
         table.columns["group"] = _rows.as_column("groups", groups, len(table.y))
         self.groups_ = np.unique(table.columns["group"])
-        seed, marks = int(draw.integers(LARGEST_SEED)), self._judges(table, draw)
-        _, self.result_ = self._run(table, marks, seed, "fairness", group="group")
+        seed, marks = table.seed(), self._judges(table)
+        self.result_ = self._run(table, marks, seed, "fairness", group="group")
         self.group_weights_ = 2 * np.asarray(jax.nn.softmax(self.result_.x))
         if len(np.unique(self.predict(table.X))) == 1:
             warnings.warn(

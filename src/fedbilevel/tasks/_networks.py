@@ -59,9 +59,13 @@ def layers_of(hidden: Hidden, head: eqx.nn.Linear) -> tuple[models.Layer, ...]:
 
 
 def linear_layers(x: Upper, y: Array | np.ndarray) -> tuple[models.Layer, ...]:
-    """Return a matrix y as a layer: its last column, of a constant, is the bias."""
+    """Return a matrix y as a layer: its last column, of a constant, is the bias.
+
+    A vector has the score of the second of two classes; that of the first is 0.
+    """
     del x
     W = np.asarray(y)
+    W = np.stack([np.zeros_like(W), W]) if W.ndim == 1 else W
     scale = models.Multiply((W.shape[-1] - 1) ** -0.5)
     return scale, models.Dense(W[..., :-1], W[..., -1])
 

@@ -36,7 +36,6 @@ from fedbilevel import _tree, datasets
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.models import Layer
 from fedbilevel.problem import ClientData, Problem, padded_count
 from fedbilevel.tasks import _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
@@ -315,13 +314,13 @@ def _own_task(
             "needs two. Choose another label with --label COLUMN."
         )
     names, of_held, of_test = _groups(pool, choices.group)
-    more = {"group": of_held, "place": np.asarray(pool.held.places)}
     remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
     pool = _rows.with_constant(pool)
-    parts = _parts.partition_rows(pool, clients, partition, 0.6, more=more)
+    parts = _parts.partition_rows(
+        pool, clients, partition, 0.6, more={"group": of_held}
+    )
     panels = _panels(parts, names, strength)
     remarks += _few(parts, panels)
-    places = [one.pop("place") for one in parts.lower]
     test, groups = pool.test, [np.flatnonzero(of_test == j) for j in (0, 1)]
     size = min(map(len, groups))
     if size == 0:
@@ -331,8 +330,8 @@ def _own_task(
         )
     both = [(test.features[one[:size]], test.label[one[:size]]) for one in groups]
     remarks.append(f"testing compares {size} rows of each group")
-    held = replace(parts, places=places, remarks=tuple(remarks))
-    about = {**held.about(_layers), "classes": ()}  # a panel is no row with a label
+    about = replace(parts, remarks=tuple(remarks)).about(linear_layers)
+    about["classes"] = ()  # a panel is no row with a label
     columns = test.features.shape[1] - 1
     problem = Problem(_Upper(True), _Lower(_OWN_PENALTY / columns, columns))
     return _task(problem, panels, parts.lower, both, **about)
@@ -347,12 +346,6 @@ def _few(parts: _parts.Partition, panels: list[Rows]) -> list[str]:
         return []
     listed = ", ".join(few[:10]) + (", ..." if few[10:] else "")
     return [f"fewer than {_FEW} rows of a group judge the gap at {listed}"]
-
-
-def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
-    """Return y as a layer with a score for each label; that of label 0 is 0."""
-    weights = np.asarray(y)
-    return linear_layers(x, np.stack([np.zeros_like(weights), weights]))
 
 
 def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:

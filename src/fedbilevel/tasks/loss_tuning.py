@@ -16,9 +16,9 @@ rows stay as they are, and classes count alike there, too.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -54,21 +54,19 @@ _STEPS = {
 }
 
 
-@dataclass(frozen=True)
-class _Upper:
-    scores: NetworkScores
+class _Losses(eqx.Module):
+    """Both levels."""
 
-    def __call__(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
-        scores = self.scores(x, y, rows["features"])
-        return jnp.mean(rows["weight"] * cross_entropies(scores, rows["label"]))
-
-
-@dataclass(frozen=True)
-class _Lower:
     scores: NetworkScores
     penalty: float
 
-    def __call__(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
+    def upper(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
+        """Return the mean loss of rows, by the weights of their classes."""
+        scores = self.scores(x, y, rows["features"])
+        return jnp.mean(rows["weight"] * cross_entropies(scores, rows["label"]))
+
+    def lower(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
+        """Return the tuned loss of rows."""
         scores = self.scores(x, y, rows["features"])
         tuned = jax.nn.sigmoid(x["scales"]) * scores + x["shifts"]
         losses = cross_entropies(tuned, rows["label"])
@@ -172,8 +170,9 @@ def make(
         everyone = np.concatenate([one["label"] for one in parts.upper])
         weights = _class_weights(everyone, pool.classes)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
+    losses = _Losses(scores, penalty)
     return Task(
-        Problem(_Upper(scores), _Lower(scores, penalty)),
+        Problem(losses.upper, losses.lower),
         ClientData.from_clients(
             [{**one, "weight": weights[one["label"]]} for one in parts.upper],
             parts.lower,

@@ -15,7 +15,7 @@ from fedbilevel import _tree, models
 from fedbilevel._types import Key, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.layers import WINDOW, halved, windows
-from fedbilevel.tasks._labeled import Scaling, check_choice
+from fedbilevel.tasks._labeled import as_numbers, check_choice
 
 _CHANNELS = (8, 16)
 
@@ -45,11 +45,11 @@ class Network(eqx.Module):
 class NetworkScores:
     """The scores of a network y, whatever x is, for rows as they are stored."""
 
-    scaling: Scaling
+    pixels: models.Pixels | None
 
     def __call__(self, x: Upper, y: Network, features: Array) -> Array:
         del x
-        return y(self.scaling(features))
+        return y(as_numbers(features, self.pixels))
 
 
 def layers_of(hidden: Hidden, head: eqx.nn.Linear) -> tuple[models.Layer, ...]:

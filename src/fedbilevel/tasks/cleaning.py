@@ -313,7 +313,7 @@ def make(
     recommended, usual = _SIZES | _RECOMMENDED[model], _PENALTY[model]
     if model == "linear" and not right:
         recommended, usual = recommended | _DISTRUSTING, _PENALTY_DISTRUSTING
-    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
+    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.pixels)
     return Task(
         Problem(
             MeanLoss(scores, cross_entropies if right else _labeled.improbabilities),

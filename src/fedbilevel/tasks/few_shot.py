@@ -25,7 +25,7 @@ support sets; the mean square of waves, the share of images classified wrong and
 `random_features_...` is the same for a head on the layers of the start.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
@@ -120,7 +120,6 @@ class _NewTasks(eqx.Module):
     episodes: Episodes
     kind: AbstractKind = eqx.field(static=True)
     head: Head = eqx.field(static=True)
-    measure: Callable[[Array, Array], dict[str, Scalar]] = eqx.field(static=True)
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return the means over tasks."""
@@ -134,7 +133,7 @@ class _NewTasks(eqx.Module):
         def of_task(episode: Episodes) -> dict[str, Scalar]:
             adapted = kind.adapt(x, y, episode.support)
             scores = kind.scores(x, adapted, episode.query["inputs"])
-            return self.measure(scores, episode.query["targets"])
+            return kind.loss.measure(scores, episode.query["targets"])
 
         # One by one: XLA spreads a batch of dense solves over the threads that the
         # simulator's devices wait on, and neither would ever end.
@@ -230,7 +229,6 @@ def make(
         jax.tree.map(jnp.asarray, domain.new),
         kind,
         kind if isinstance(kind, Head) else head,
-        domain.measure,
     )
     recommended = _PLAIN | settings(f"{setting.recommended} {usual.recommended}")
     return _task(domain, kind, metrics, recommended, usual.algorithm)
@@ -279,5 +277,5 @@ def _task(
         conclusion=_with_random_features,
         concludes=dict.fromkeys(measured, "number"),
         algorithm=algorithm,
-        predictor=Predictor(_layers, domain.pixels, advice),
+        predictor=Predictor(_layers, domain.loss.pixels, advice),
     )

@@ -169,7 +169,7 @@ def make(
     else:
         everyone = np.concatenate([one["label"] for one in parts.upper])
         weights = _class_weights(everyone, pool.classes)
-    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
+    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.pixels)
     losses = _Losses(scores, penalty)
     return Task(
         Problem(losses.upper, losses.lower),

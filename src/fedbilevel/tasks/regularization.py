@@ -27,10 +27,11 @@ from fedbilevel import _tree
 from fedbilevel._types import Rows, Scalar
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _folds, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
-from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, Scaling, cross_entropy
+from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, as_numbers, cross_entropy
 from fedbilevel.tasks._networks import linear_layers
 
 _LOWEST, _HIGHEST = -9.0, 0.0
@@ -49,14 +50,14 @@ _RECOMMENDED_FOR_MANY = settings("rounds=600 upper_step=200 lower_step=1")
 class _Losses(eqx.Module):
     """Both levels; 0 classes predict numbers."""
 
-    scaling: Scaling
+    pixels: Pixels | None
     classes: int
 
     def scores(self, x: Array, W: Array, features: Array) -> Array:
         """Return a score for every class, or the number."""
         del x
-        if features.dtype == jnp.uint8:
-            flat = self.scaling(features).reshape(len(features), -1)
+        if self.pixels is not None:
+            flat = as_numbers(features, self.pixels).reshape(len(features), -1)
             flat = flat / flat.shape[1] ** 0.5
             features = jnp.hstack([flat, jnp.ones_like(flat[:, :1])])
         # W @ a with features contiguous in both: XLA's fastest product on the CPU.
@@ -118,10 +119,10 @@ def make(
         return _folded_task(pool, count, dealt, start, sites)
     start = start or _START
     width = int(np.prod(pool.held.features.shape[1:])) + 1
-    if pool.held.features.dtype != np.uint8:  # images are scaled where they are used
+    if pool.pixels is None:  # images are scaled where they are used
         pool = _rows.with_constant(pool)
     parts = _parts.partition_rows(pool, clients, partition, train, usual_train=0.2)
-    losses = _Losses(pool.scaling, pool.classes)
+    losses = _Losses(pool.pixels, pool.classes)
     held = ClientData.from_clients(parts.upper, parts.lower)
     many = int(np.asarray(held.lower_sizes).max()) > _MANY
     return Task(
@@ -148,7 +149,7 @@ def _fold_count(pool: _rows.Pool, folds: int, train: float) -> int:
             f"folds={folds} and train={train}: with folds all rows train. Leave one of "
             "them out."
         )
-    tabular = pool.held.features.dtype != np.uint8 and pool.held.validation is None
+    tabular = pool.pixels is None and pool.held.validation is None
     usual = _folds.USUAL if pool.is_own and tabular and not train else 1
     return folds or usual
 

@@ -21,10 +21,11 @@ from jaxtyping import Array, Bool
 from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Pixels
 from fedbilevel.problem import ClientData, Problem, coin_mask
 from fedbilevel.tasks import _labeled, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
-from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
+from fedbilevel.tasks._labeled import HeldOut, as_numbers, cross_entropy
 from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
 
 _MODELS = ("mlp", "convolutional")
@@ -60,7 +61,7 @@ def _steps(model: str, inputs: int, features: int) -> dict[str, str]:
 class _Losses(eqx.Module):
     """Both levels, and the draw of the features of each row that are kept."""
 
-    scaling: Scaling
+    pixels: Pixels | None
     penalty: float
     dropout: float
     width: int
@@ -73,7 +74,7 @@ class _Losses(eqx.Module):
         kept: Bool[Array, "rows features"] | None = None,
     ) -> Array:
         """Return a score for every class."""
-        hidden = x(self.scaling(features))
+        hidden = x(as_numbers(features, self.pixels))
         if kept is not None:
             hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
         return apply(y, hidden)
@@ -138,7 +139,7 @@ def make(
     network = build(model, shape, pool.classes, width or usual.width, jr.key(split))
     features = network.head.weight.shape[1]
     penalty = penalty or _PENALTIES[setting][model]
-    losses = _Losses(pool.scaling, penalty, dropout, features)
+    losses = _Losses(pool.pixels, penalty, dropout, features)
     noise = losses.noise if dropout else None
     return Task(
         Problem(losses.upper, losses.lower, noise, noise),

@@ -59,17 +59,16 @@ class Averaged(Protocol):
 class Origin:
     """Where the rows of a task come from.
 
-    `places` has for each client the numbers of its training rows, lines or rows as
-    `unit` says, in `file`; `names` those of the same rows below `file`, where each is a
-    file of its own. `summary` lists in plain data the rows of every client, and
-    encoded, filled and omitted columns. `by_rows` is False where losses count rows
-    already: else clients count by theirs.
+    `summary` lists in plain data their source, the rows of every client, and encoded,
+    filled and omitted columns. `places` has for each client the numbers of its training
+    rows, lines or rows as `unit` says, in that source; `names` those of the same rows
+    below it, where each is a file of its own. `by_rows` is False where losses count
+    rows already: else clients count by theirs.
     """
 
-    file: str
-    unit: str
-    places: tuple[np.ndarray, ...]
     summary: Mapping[str, Any]
+    unit: str = "row"
+    places: tuple[np.ndarray, ...] = ()
     names: tuple[np.ndarray, ...] = ()
     by_rows: bool = True
 

@@ -91,15 +91,13 @@ def _clean(
 ) -> tuple[_parts.Partition, list[Rows]]:
     """Leave the corrupted rows out, and number the others again."""
     sound = [~one["corrupted"] for one in lower]
-    places = [place[own] for place, own in zip(parts.places, sound, strict=True)]
-    # Only images have files of their own.
-    files = tuple(file[own] for file, own in zip(parts.files, sound, strict=False))
+    numbers = [rows[own] for rows, own in zip(parts.numbers, sound, strict=True)]
     kept = [
         {name: leaf[own] for name, leaf in one.items()}
         | {"index": np.arange(own.sum(), dtype=np.int32)}
         for one, own in zip(lower, sound, strict=True)
     ]
-    return replace(parts, places=places, files=files), kept
+    return replace(parts, numbers=numbers), kept
 
 
 def rank_statistic(
@@ -213,7 +211,7 @@ def suspicious_rows(task: Task, point: Point) -> Listed:
     """
     if task.origin is None:
         raise InvalidInputError("the task does not say where its rows are from.")
-    weights, _, _ = _compared(task, point)
+    weights, source = _compared(task, point)[0], task.origin.summary["source"]
     chances, found = _chances(task, point), []
     for client, places in enumerate(task.origin.places):
         name = task.names[client] if task.names else f"client {client}"
@@ -221,7 +219,7 @@ def suspicious_rows(task: Task, point: Point) -> Listed:
         weight = np.asarray(weights[client], float)
         label = np.asarray(task.data.lower["label"][client])
         for row, (place, file) in enumerate(zip(places, files, strict=True)):
-            path = "/".join(filter(None, (task.origin.file.rstrip("/"), str(file))))
+            path = "/".join(filter(None, (source.rstrip("/"), str(file))))
             known = (int(place), name, float(weight[row]), task.classes[label[row]])
             more = () if chances is None else (float(chances[client][row]),)
             found.append(((path, *known, *more), (client, row)))

@@ -98,9 +98,7 @@ def characters(
         targets = np.broadcast_to(number, rows.shape).reshape(tasks, -1)
         return {"inputs": dataset.features[rows.reshape(tasks, -1)], "targets": targets}
 
-    return Episodes(
-        examples(rows[:, :, : sizes.shots]), examples(rows[:, :, sizes.shots :])
-    )
+    return Episodes(*map(examples, np.split(rows, [sizes.shots], axis=2)))
 
 
 def _check_enough(

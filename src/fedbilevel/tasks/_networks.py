@@ -78,9 +78,7 @@ def network_layers(x: Upper, y: Network) -> tuple[models.Layer, ...]:
 
 def arrays_of(layer: eqx.nn.Linear) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight and the bias of a layer, on the host."""
-    weight = np.asarray(layer.weight)
-    bias = np.zeros(weight.shape[:-1]) if layer.bias is None else layer.bias
-    return weight, np.asarray(bias)
+    return np.asarray(layer.weight), np.asarray(layer.bias)
 
 
 def apply(layer: eqx.nn.Linear, inputs: Array) -> Array:

@@ -16,7 +16,7 @@ that a run leaves is the mixed network, whose accuracy is measured.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -197,22 +197,17 @@ def _together(made: Preparation) -> tuple[float, float]:
     return float(center), float(np.sqrt((spreads**2 + (centers - center) ** 2).mean()))
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """The mixed network as a model; images of a `shape` become small ones before."""
-
-    shape: tuple[int, ...]
-
-    def __call__(self, x: Array, y: space.Network) -> tuple[Layer, ...]:
-        layers = space.mixed_layers(x, y, _SIDE**2)
-        if math.prod(self.shape) == _SIDE**2:
-            return layers
-        side = math.isqrt(self.shape[0])
-        height, width, *channels = self.shape if len(self.shape) > 1 else (side, side)
-        means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
-        count = math.prod(channels)
-        means = np.repeat(means / count, count, axis=1).astype(layers[0].weight.dtype)
-        return Dense(means, np.zeros(_SIDE**2, means.dtype)), *layers
+def _layers(shape: tuple[int, ...], x: Array, y: space.Network) -> tuple[Layer, ...]:
+    """Return the mixed network as a model; images of a shape become small before."""
+    layers = space.mixed_layers(x, y, _SIDE**2)
+    if math.prod(shape) == _SIDE**2:
+        return layers
+    side = math.isqrt(shape[0])
+    height, width, *channels = shape if len(shape) > 1 else (side, side)
+    means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
+    count = math.prod(channels)
+    means = np.repeat(means / count, count, axis=1).astype(layers[0].weight.dtype)
+    return Dense(means, np.zeros(_SIDE**2, means.dtype)), *layers
 
 
 def make(
@@ -249,5 +244,5 @@ def make(
         convex=False,
         conclusion=_conclude,
         concludes={"operations": "texts", "retrained_accuracy": "number"},
-        **parts.about(_Layers(shape)),
+        **parts.about(partial(_layers, shape)),
     )

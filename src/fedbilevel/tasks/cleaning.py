@@ -184,20 +184,17 @@ def _chances(task: Task, point: Point) -> list[np.ndarray] | None:
     y = jax.tree.unflatten(
         jax.tree.structure(task.y), [jnp.asarray(point[name]) for name in names]
     )
-    p, label, site, sizes = [], [], [], []
-    levels = (
-        (task.data.lower, task.data.lower_sizes),
-        (task.data.upper, task.data.upper_sizes),
-    )
-    for rows, counts in levels:
-        for client, count in enumerate(map(int, counts)):
+    data, parts = task.data, []
+    levels = ((data.lower, data.lower_sizes), (data.upper, data.upper_sizes))
+    for rows, sizes in levels:
+        for client, size in enumerate(map(int, sizes)):
             scores = judge.scores(None, y, jnp.asarray(rows["features"][client]))
-            p.append(np.asarray(jax.nn.softmax(scores), float)[:count])
-            label.append(np.asarray(rows["label"][client])[:count])
-            site.append(np.full(count, client))
-            sizes.append(count)
-    found = label_noise(*(np.concatenate(one) for one in (p, label, site)))
-    return np.split(found.right, np.cumsum(sizes))[: len(task.data.lower_sizes)]
+            p = np.asarray(jax.nn.softmax(scores), float)[:size]
+            label = np.asarray(rows["label"][client])[:size]
+            parts.append((p, label, np.full(size, client)))
+    found = label_noise(*map(np.concatenate, zip(*parts, strict=True)))
+    ends = np.cumsum([len(label) for _, label, _ in parts])
+    return np.split(found.right, ends)[: data.clients]
 
 
 def suspicious_rows(task: Task, point: Point) -> Listed:

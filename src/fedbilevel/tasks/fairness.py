@@ -23,7 +23,7 @@ weights of columns of variance 1; the intercept is free.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import equinox as eqx
@@ -239,7 +239,8 @@ def make(
             "minority and spread leave out rows of synthetic and breast_cancer. A "
             "table of your own stays as it is."
         )
-    return _own_task(data, clients, strength, partition, split, choices)
+    pool = _rows.load(data, split, 0, table, "fairness")
+    return _own_task(pool, clients, strength, partition)
 
 
 def _built_in(
@@ -290,20 +291,12 @@ def _task(
     )
 
 
-def _own_task(
-    data: str | Dataset,
-    clients: int,
-    strength: float,
-    partition: str,
-    split: int,
-    choices: TableChoices,
-) -> Task:
+def _own_task(pool: _rows.Pool, clients: int, strength: float, partition: str) -> Task:
     """Build the task of a table that has a column of groups.
 
     Each client's validation rows become its panel; the others train.
     """
-    pool = _rows.load(data, split, 0, asdict(choices), "fairness")
-    if not choices.group:
+    if not pool.choices.group:
         raise InvalidInputError(
             "the task fairness compares two groups: name their column with --group "
             "COLUMN."
@@ -313,7 +306,7 @@ def _own_task(
             f"{pool.held.name} has {pool.classes} classes, and the task fairness "
             "needs two. Choose another label with --label COLUMN."
         )
-    names, of_held, of_test = _groups(pool, choices.group)
+    names, of_held, of_test = _groups(pool)
     remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
     pool = _rows.with_constant(pool)
     parts = _parts.partition_rows(
@@ -348,9 +341,9 @@ def _few(parts: _parts.Partition, panels: list[Rows]) -> list[str]:
     return [f"fewer than {_FEW} rows of a group judge the gap at {listed}"]
 
 
-def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _groups(pool: _rows.Pool) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the names of two groups, and the group of held and of tested rows."""
-    column, _, value = text.partition(":")
+    column, _, value = pool.choices.group.partition(":")
     if column not in pool.whole:
         raise unknown_name(f"column of {pool.held.name}", column, pool.whole)
     values = [str(one) for one in np.unique(pool.whole[column])]

@@ -99,11 +99,6 @@ def tail(
     return np.random.default_rng((seed, 1)).permutation(np.concatenate(kept))
 
 
-def _class_weights(label: np.ndarray, classes: int) -> np.ndarray:
-    sizes = np.bincount(label, minlength=classes)
-    return len(label) / np.count_nonzero(sizes) / np.maximum(sizes, 1)
-
-
 def _check(setting: str, model: str, imbalance: float, penalty: float) -> None:
     _labeled.check_choice("setting", setting, tuple(_rows.SETTINGS))
     _labeled.check_choice("model", model, (*_STEPS, "auto"))
@@ -167,8 +162,9 @@ def make(
         rank = np.arange(pool.classes) / max(pool.classes - 1, 1)
         weights = imbalance**rank / np.linalg.norm(imbalance**rank)
     else:
-        everyone = np.concatenate([one["label"] for one in parts.upper])
-        weights = _class_weights(everyone, pool.classes)
+        label = np.concatenate([one["label"] for one in parts.upper])
+        sizes = np.bincount(label, minlength=pool.classes)
+        weights = len(label) / np.count_nonzero(sizes) / np.maximum(sizes, 1)
     shape, scores = pool.held.features.shape[1:], NetworkScores(pool.pixels)
     losses = _Losses(scores, penalty)
     return Task(

@@ -124,13 +124,13 @@ class Task(eqx.Module):
     columns. `names` are those of the clients, where they have any; `origin` says where
     their rows are from, and `tested` are rows that no client has. `listing`, a function
     of (task, point), makes of the same point as `conclusion`, tables to be kept with a
-    result, by the names of their files;
-    `files`, a function of the same, makes the contents of other files, by their paths
-    in the folder. `predictor` makes a model of a finished run that predicts. A lower
-    headline is better. `tuned_by` names a metric that tuning may look at, one that
-    knows no test rows, such as a closed form; without one it holds rows out. `alike`, a
-    function of the task, returns fingerprints of what all sites of a federation must
-    have alike, by the option that says where it is, such as a model.
+    result, by the names of their files; `files`, a function of the same, makes the
+    contents of other files, by their paths in the folder. `predictor` makes a model of
+    a finished run that predicts. A lower headline is better. `tuned_by` names a metric
+    that tuning may look at, one that knows no test rows, such as a closed form; without
+    one it holds rows out. `alike`, a function of the task, returns fingerprints of what
+    all sites of a federation must have alike, by the option that says where it is, such
+    as a model.
     """
 
     problem: Problem

@@ -96,20 +96,16 @@ class Folded(eqx.Module):
 
     def row_fields(self, labels: Sequence[np.ndarray], sites: int) -> list[Rows]:
         """Return what rows need besides features and label, for each of some sites."""
-        return [self._fields(label, sites) for label in labels]
-
-    def _fields(self, label: np.ndarray, sites: int) -> Rows:
-        size = len(label)
-        alike = label if self.classes else np.zeros(size, np.int32)
-        order = np.argsort(alike, kind="stable")
-        fold = np.zeros(size, np.int32)
-        fold[order] = np.arange(size) % self.folds
-        kind = jax.dtypes.canonicalize_dtype(float)
-        return {
-            "fold": fold,
-            "pull": np.full(size, 1 / (size * sites), kind),
-            "usual": np.full(size, self.usual(size * sites), kind),
-        }
+        found, kind = [], jax.dtypes.canonicalize_dtype(float)
+        for label in labels:
+            size = len(label)
+            alike = label if self.classes else np.zeros(size, np.int32)
+            fold = np.zeros(size, np.int32)
+            fold[np.argsort(alike, kind="stable")] = np.arange(size) % self.folds
+            pull = np.full(size, 1 / (size * sites), kind)
+            usual = np.full(size, self.usual(size * sites), kind)
+            found.append({"fold": fold, "pull": pull, "usual": usual})
+        return found
 
     def layers(self, x: Any, W: Any) -> tuple[Layer, ...]:
         """Return the model of all rows as layers."""

@@ -68,8 +68,8 @@ class Pool:
     `total` is the number of rows of which a share is for training. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
     of all rows. `pixels` says how bytes of images become numbers, where rows were such.
-    `split` is the seed of the order and of the partition. `tested` are the rows
-    for testing as a model takes them; None where those rows validate, too.
+    `split` is the seed of the order and of the partition. `tested` are the rows for
+    testing as a model takes them; None where those rows validate, too.
     """
 
     held: Dataset
@@ -163,12 +163,6 @@ def _check(dataset: Dataset, rows: int, task: str) -> None:
             f"with fractions, and the task {task} predicts classes. The task "
             "regularization predicts numbers. --label chooses another column."
         )
-
-
-def thin(pool: Pool, kept: np.ndarray) -> Pool:
-    """Keep only some of the clients' rows."""
-    total = pool.total * len(kept) / len(pool.held.label)
-    return replace(pool, held=take(pool.held, kept), total=total)
 
 
 def with_constant(pool: Pool) -> Pool:

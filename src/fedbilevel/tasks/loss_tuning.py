@@ -16,6 +16,7 @@ rows stay as they are, and classes count alike there, too.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 import equinox as eqx
@@ -148,7 +149,8 @@ def make(
     imbalance = imbalance or pool.usual(100.0, own=1.0)
     if imbalance > 1 or not pool.is_own:
         kept = tail(pool.held.label, pool.classes, imbalance, split)
-        pool = _rows.thin(pool, kept)
+        total = pool.total * len(kept) / len(pool.held.label)
+        pool = replace(pool, held=_rows.take(pool.held, kept), total=total)
     thinned = f"rows are left out until the first class is {imbalance:g} times the last"
     parts = _parts.partition_rows(
         pool,

@@ -115,8 +115,7 @@ def make(
     pool = _rows.load(data, split, rows, table)
     count = _fold_count(pool, folds, train)
     if count > 1:
-        dealt = (clients, partition)
-        return _folded_task(pool, count, dealt, start, sites)
+        return _folded_task(pool, count, (clients, partition), start, sites)
     start = start or _START
     width = int(np.prod(pool.held.features.shape[1:])) + 1
     if pool.pixels is None:  # images are scaled where they are used

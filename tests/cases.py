@@ -98,7 +98,7 @@ from fedbilevel.hypergradient import Neumann, RandomNeumann
 from fedbilevel.problem import ClientData, Data, PooledData, Problem
 from fedbilevel.runtime import Job, Sampling
 from fedbilevel.schedules import CubeRootDecay
-from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, ClosedForm, client_rows
 
 DX, DY = 2, 3
 THETA = 0.3

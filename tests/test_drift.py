@@ -27,7 +27,7 @@ from fedbilevel.experiments.options import algorithm_from, as_options, options_o
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import Problem
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
-from fedbilevel.tasks._quadratics import ClosedForm
+from fedbilevel.tasks.quadratic import ClosedForm
 from tests.cases import ROWWISE, quadratic_data, quadratic_job
 from tests.test_known_answers import two_client_job
 

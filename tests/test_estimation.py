@@ -14,7 +14,7 @@ from fedbilevel._types import Pair
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.tasks import find
-from fedbilevel.tasks._quadratics import client_rows
+from fedbilevel.tasks.quadratic import client_rows
 from fedbilevel.theory._probes import _curvatures, _Place, draw_directions, extremes
 from fedbilevel.theory.estimation import estimate_inputs
 from tests.cases import DX, DY, ROWWISE, quadratic_data

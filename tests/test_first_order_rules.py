@@ -17,7 +17,7 @@ from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.experiments.options import algorithm_from, as_options, options_of
 from fedbilevel.problem import ClientData, Oracle
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
-from fedbilevel.tasks._quadratics import PROBLEM, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, client_rows
 from tests.test_hypergradient import (
     DX,
     DY,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fedbilevel.hypergradient as hg
 from fedbilevel.problem import ClientData, Oracle, Problem
-from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, ClosedForm, client_rows
 
 DX, DY = 3, 4
 
@@ -23,7 +23,7 @@ any_share = st.floats(0.05, 0.98)  # of 1/L, below which the series converges
 
 
 class Quadratic:
-    """A random quadratic in the letters of `tasks._quadratics`, and a point (x, y)."""
+    """A random quadratic in the letters of `tasks.quadratic`, and a point (x, y)."""
 
     def __init__(self, seed):
         draw = np.random.default_rng(seed)

@@ -25,7 +25,7 @@ from fedbilevel.experiments.options import algorithm_from
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute, keys
-from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, ClosedForm, client_rows
 from tests.cases import CASES, quadratic_data, quadratic_job, structures_first
 
 

@@ -27,7 +27,7 @@ from fedbilevel.experiments.comparison import compare
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.runtime import SimulatorRuntime, count, execute
-from fedbilevel.tasks._quadratics import ClosedForm
+from fedbilevel.tasks.quadratic import ClosedForm
 from tests.cases import quadratic_data, quadratic_job
 from tests.federation import TERMS, Loopback
 

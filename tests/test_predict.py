@@ -22,7 +22,7 @@ from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputErro
 from fedbilevel.experiments import Experiment
 from fedbilevel.models import Convolution, Dense, Model, Multiply, Pixels
 from fedbilevel.models.export import FORMATS
-from fedbilevel.tasks import _networks, fairness
+from fedbilevel.tasks import _networks
 
 COLORS = ("blue", "green", "red")
 
@@ -333,7 +333,7 @@ def test_a_network_of_a_task_becomes_the_same_model(kind):
 
 def test_a_score_of_two_classes_is_that_of_the_logistic_function():
     y = np.asarray([1.0, -2.0, 0.5])  # the last one is the constant's
-    layers = fairness._layers(np.zeros(2), y)  # pyright: ignore[reportArgumentType]
+    layers = _networks.linear_layers(np.zeros(2), y)
     model = Model(layers, ("no", "yes"), pixels=Pixels(0.0, 1.0, (2,)))
     rows = np.asarray([[0, 255], [255, 0], [255, 255]], np.uint8)
     score = (rows / 255 @ y[:2]) / np.sqrt(2) + y[2]

@@ -30,7 +30,7 @@ from fedbilevel.runtime import (
     keys,
 )
 from fedbilevel.runtime.exchange import Link, server_turn
-from fedbilevel.tasks._quadratics import ClosedForm
+from fedbilevel.tasks.quadratic import ClosedForm
 from tests.cases import (
     data_for,
     quadratic_data,

@@ -16,7 +16,7 @@ from fedbilevel.algorithms import SteadySteps
 from fedbilevel.algorithms.presets import FedBiOControls
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, SimulatorRuntime, execute
-from fedbilevel.tasks._quadratics import PROBLEM, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, client_rows
 from fedbilevel.units import OfCurvature, OfDistance
 
 DX, DY = 3, 4

@@ -30,6 +30,7 @@ from fedbilevel.startup import (
 )
 from fedbilevel.startup.identity import UnnamedError, exact_description
 from fedbilevel.startup.stored_traces import as_lists, from_lists, name_of
+from fedbilevel.tasks._folds import Folded
 
 # Runs a command as users do; "blind" so that nothing can be traced, and "plain" without
 # what is said of a process that runs commands alone.
@@ -235,6 +236,12 @@ def test_what_a_function_holds_is_told():
     one, same, other = (
         counts._known_times({0: np.arange(length)}) for length in (2, 2, 3)
     )
+    assert exact_description(one) == exact_description(same) != exact_description(other)
+
+
+def test_a_loss_that_is_a_method_is_told_by_what_it_belongs_to():
+    one, same, other = (Folded(folds, 2, (0, 1)).lower for folds in (3, 3, 4))
+    assert one == same != other
     assert exact_description(one) == exact_description(same) != exact_description(other)
 
 

@@ -14,7 +14,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
-from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, ClosedForm, client_rows
 from fedbilevel.theory.conditions import (
     Condition,
     _variance_weights,

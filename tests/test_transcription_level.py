@@ -24,7 +24,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, SimulatorRuntime, execute, keys
 from fedbilevel.schedules import CubeRootDecay
-from fedbilevel.tasks._quadratics import PROBLEM, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, client_rows
 from tests.cases import quadratic_data
 from tests.reference import level_listings
 from tests.reference.bent_job import X0, Y0, bent_job

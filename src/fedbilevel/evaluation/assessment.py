@@ -107,18 +107,14 @@ def _warnings(asked: Judged, about: dict[str, Any]) -> Iterator[str]:
     yield from _one_class(asked, shared["metrics"])
     if base["difference"][0] > 0:
         yield "the model is worse than the base rate: do not use it"
-    largest = next((one for one in others if one["kind"] == "alone"), None)
-    if largest is not None and largest["difference"][1] > 0:
-        yield (
-            f"the model is worse than that of {largest['name']}, the largest site, by "
-            "more than chance explains"
-        )
-    untuned = next((one for one in others if one["kind"] == "untuned"), None)
-    if untuned is not None and untuned["difference"][1] > 0:
-        yield (
-            f"its {title(about['metric'])} is worse than that of {untuned['name']}, by "
-            "more than chance explains"
-        )
+    texts = {
+        "alone": "the model is worse than that of {}, the largest site",
+        "untuned": f"its {title(about['metric'])} is worse than that of {{}}",
+    }
+    rivals = {one["kind"]: one for one in reversed(others)}  # of sites, the largest
+    for kind, text in texts.items():
+        if kind in rivals and rivals[kind]["difference"][1] > 0:
+            yield f"{text.format(rivals[kind]['name'])}, by more than chance explains"
     yield from worse_off(about)
     yield from _few_rows(asked)
 

@@ -27,17 +27,12 @@ _PREFIX = "quality_"
 _SQUARED = {"root_mean_squared_error"}  # whose mean is taken of the squares
 _WIDTH = 2 * 1.959964  # of a 95 % interval, in standard deviations
 
+_EVERY = [metric for metrics in _METRICS.values() for metric in metrics]
+_INTERVALS = ["difference", *(f"{of}_{metric}" for of in _KINDS for metric in _EVERY)]
 NUMBERS: tuple[str, ...] = (
     f"{_PREFIX}rows",
     f"{_PREFIX}held",
-    *(f"{_PREFIX}difference{end}" for end in _ENDS),
-    *(
-        f"{_PREFIX}{kind}_{metric}{end}"
-        for kind in _KINDS
-        for metrics in _METRICS.values()
-        for metric in metrics
-        for end in _ENDS
-    ),
+    *(f"{_PREFIX}{name}{end}" for name in _INTERVALS for end in _ENDS),
 )
 
 
@@ -87,8 +82,8 @@ def joined(
     kind, known = max(zip(_METRICS, kinds, strict=True), key=lambda one: len(one[1]))
     if not known:
         return {}
-    held = np.array([one[f"{_PREFIX}rows"] for one in known.values()], float)
     reports = list(known.values())
+    held = np.array([one[f"{_PREFIX}rows"] for one in reports], float)
 
     def mean(name: str, squared: bool = False) -> list[float] | None:
         return _mean([_triple(one, name) for one in reports], held, squared)

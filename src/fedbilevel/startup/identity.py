@@ -11,7 +11,7 @@ import inspect
 import sys
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, EllipsisType, FunctionType, MethodType
 from typing import Any
 
 import equinox as eqx
@@ -47,7 +47,7 @@ class _Description:
     """Goes through a part; a function that calls itself is met a second time."""
 
     def of(self, part: Any, above: tuple[int, ...] = ()) -> Any:
-        if isinstance(part, str | int | float | None):
+        if isinstance(part, str | int | float | EllipsisType | None):
             return repr(part)
         if eqx.is_array_like(part):
             return _contents(part)

@@ -15,6 +15,8 @@ from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Rows, Scalar, Upper
+from fedbilevel.models import Pixels
+from fedbilevel.tasks._labeled import as_numbers
 from fedbilevel.tasks._networks import Hidden, Network, apply
 
 
@@ -22,14 +24,15 @@ from fedbilevel.tasks._networks import Hidden, Network, apply
 class Loss:
     """The training loss of a network.
 
-    `prepare` makes numbers of stored inputs, `error` compares scores with targets, and
+    `error` compares scores with targets, `measure` names what is measured on a set, and
     `fit(features, targets, start, strength)` returns the head with the least error
-    plus (strength/2) ||head||^2.
+    plus (strength/2) ||head||^2. `pixels` is for inputs that are images.
     """
 
-    prepare: Callable[[Array], Array]
     error: Callable[[Array, Array], Scalar]
+    measure: Callable[[Array, Array], dict[str, Scalar]]
     fit: Callable[[Array, Array, eqx.nn.Linear, float], eqx.nn.Linear]
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,13 @@ class Head(AbstractKind):
         return network.hidden, _tree.zeros_like(network.head)
 
     def scores(self, x: Hidden, y: eqx.nn.Linear, inputs: Array) -> Array:
-        return apply(y, x(self.loss.prepare(inputs)))
+        return apply(y, x(as_numbers(inputs, self.loss.pixels)))
 
     def held_error(self, x: Hidden, y: eqx.nn.Linear, support: Rows) -> Scalar:
         return self.error(x, y, support) + 0.5 * self.strength * _tree.dot(y, y)
 
     def adapt(self, x: Hidden, like: eqx.nn.Linear, support: Rows) -> eqx.nn.Linear:
-        features = x(self.loss.prepare(support["inputs"]))
+        features = x(as_numbers(support["inputs"], self.loss.pixels))
         start = _tree.zeros_like(like)
         return self.loss.fit(features, support["targets"], start, self.strength)
 
@@ -98,7 +101,7 @@ class _AbstractAllLayers(AbstractKind):
 
     def scores(self, x: Network, y: Network, inputs: Array) -> Array:
         del x  # only the lower level depends on it
-        return y(self.loss.prepare(inputs))
+        return y(as_numbers(inputs, self.loss.pixels))
 
     def descend(self, loss: Callable[[Network], Scalar], start: Network) -> Network:
         """Take the gradient steps."""

@@ -59,17 +59,16 @@ class Averaged(Protocol):
 class Origin:
     """Where the rows of a task come from.
 
-    `places` has for each client the numbers of its training rows, lines or rows as
-    `unit` says, in `file`; `names` those of the same rows below `file`, where each is a
-    file of its own. `summary` lists in plain data the rows of every client, and
-    encoded, filled and omitted columns. `by_rows` is False where losses count rows
-    already: else clients count by theirs.
+    `summary` lists in plain data their source, the rows of every client, and encoded,
+    filled and omitted columns. `places` has for each client the numbers of its training
+    rows, lines or rows as `unit` says, in that source; `names` those of the same rows
+    below it, where each is a file of its own. `by_rows` is False where losses count
+    rows already: else clients count by theirs.
     """
 
-    file: str
-    unit: str
-    places: tuple[np.ndarray, ...]
     summary: Mapping[str, Any]
+    unit: str = "row"
+    places: tuple[np.ndarray, ...] = ()
     names: tuple[np.ndarray, ...] = ()
     by_rows: bool = True
 
@@ -125,13 +124,13 @@ class Task(eqx.Module):
     columns. `names` are those of the clients, where they have any; `origin` says where
     their rows are from, and `tested` are rows that no client has. `listing`, a function
     of (task, point), makes of the same point as `conclusion`, tables to be kept with a
-    result, by the names of their files;
-    `files`, a function of the same, makes the contents of other files, by their paths
-    in the folder. `predictor` makes a model of a finished run that predicts. A lower
-    headline is better. `tuned_by` names a metric that tuning may look at, one that
-    knows no test rows, such as a closed form; without one it holds rows out. `alike`, a
-    function of the task, returns fingerprints of what all sites of a federation must
-    have alike, by the option that says where it is, such as a model.
+    result, by the names of their files; `files`, a function of the same, makes the
+    contents of other files, by their paths in the folder. `predictor` makes a model of
+    a finished run that predicts. A lower headline is better. `tuned_by` names a metric
+    that tuning may look at, one that knows no test rows, such as a closed form; without
+    one it holds rows out. `alike`, a function of the task, returns fingerprints of what
+    all sites of a federation must have alike, by the option that says where it is, such
+    as a model.
     """
 
     problem: Problem

@@ -1,6 +1,6 @@
 """Many small learning tasks, and a network for them: waves, or characters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import equinox as eqx
@@ -15,7 +15,7 @@ from fedbilevel import _tree, datasets, models
 from fedbilevel._types import Rows, Scalar
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.tasks._adaptation import Loss
-from fedbilevel.tasks._labeled import Scaling, accuracy, cross_entropy, pixel_scaling
+from fedbilevel.tasks._labeled import accuracy, cross_entropy, pixels_of
 from fedbilevel.tasks._networks import Hidden, Network, apply, arrays_of, build
 from fedbilevel.tasks._rows import take
 
@@ -98,9 +98,7 @@ def characters(
         targets = np.broadcast_to(number, rows.shape).reshape(tasks, -1)
         return {"inputs": dataset.features[rows.reshape(tasks, -1)], "targets": targets}
 
-    return Episodes(
-        examples(rows[:, :, : sizes.shots]), examples(rows[:, :, sizes.shots :])
-    )
+    return Episodes(*map(examples, np.split(rows, [sizes.shots], axis=2)))
 
 
 def _check_enough(
@@ -124,17 +122,12 @@ def _check_enough(
 
 @dataclass(frozen=True)
 class Domain:
-    """Tasks of clients, new tasks, and a network for them.
-
-    `measure(scores, targets)` names what is measured on a set. `pixels` is for images.
-    """
+    """Tasks of clients, new tasks, and a network for them."""
 
     own: Episodes
     new: Episodes
     network: Network
     loss: Loss
-    measure: Callable[[Array, Array], dict[str, Scalar]]
-    pixels: models.Pixels | None = None
 
 
 class _Waves(Hidden):
@@ -222,15 +215,12 @@ def waves(tasks: tuple[int, int], sizes: Sizes, instance: int) -> Domain:
     draw = np.random.default_rng(instance)
     own, new = (sinusoids(count, sizes, draw) for count in tasks)
     widths, keys = (1, _WIDTH, _WIDTH, 1), jr.split(jr.key(instance), 3)
-    *hidden, head = map(
-        lambda before, after, key: eqx.nn.Linear(before, after, key=key),
-        widths[:-1],
-        widths[1:],
-        keys,
+    *hidden, head = (
+        eqx.nn.Linear(before, after, key=key)
+        for before, after, key in zip(widths[:-1], widths[1:], keys, strict=True)
     )
     network = Network(_Waves(tuple(hidden)), head)
-    loss = Loss(Scaling(), _half_mean_square, _ridge)
-    return Domain(own, new, network, loss, _mean_square)
+    return Domain(own, new, network, Loss(_half_mean_square, _mean_square, _ridge))
 
 
 def characters_of(
@@ -246,10 +236,8 @@ def characters_of(
         "convolutional", images.shape[1:], sizes.ways, 1, jr.key(instance), _CHANNELS
     )
     network = Network(_OneLength(network.hidden), network.head)
-    scaling = pixel_scaling(images)
-    pixels = models.Pixels(scaling.center, scaling.spread, images.shape[1:])
-    loss = Loss(scaling, cross_entropy, _softmax_regression)
-    return Domain(own, new, network, loss, _rates, pixels)
+    loss = Loss(cross_entropy, _rates, _softmax_regression, pixels_of(images))
+    return Domain(own, new, network, loss)
 
 
 def _small(dataset: datasets.Dataset) -> datasets.Dataset:

@@ -26,9 +26,9 @@ adds p/(K n_k): the sum is p/n, and no site need know n.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,8 +48,7 @@ START = -7.0  # where the number of rows is unknown
 _AT_ONCE, _FEW = 1024, 200  # rows, of a model with so many parameters or fewer
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(eqx.Module):
     """A linear model over folds; 0 classes predict numbers.
 
     `columns` has, for every feature, the number of its column.
@@ -77,13 +76,12 @@ class Folded:
         rows at five sites.
         """
         few = _AT_ONCE if self.parameters <= _FEW else _AT_ONCE // 4
-        some = few if largest > few else None
         return Problem(
-            _Upper(self),
-            _Lower(self),
+            self.upper,
+            self.lower,
             separate=True,
-            rows_at_once=some,
-            lower_hessian=_Hessian(self),
+            rows_at_once=few if largest > few else None,
+            lower_hessian=self.lower_hessian,
         )
 
     def usual(self, rows: int) -> float:
@@ -96,11 +94,31 @@ class Folded:
         shape = (self.folds + 1, self.scores, len(self.columns) + 1)
         return {"common": _tree.filled((), common), "own": own}, _tree.filled(shape)
 
+    def row_fields(self, labels: Sequence[np.ndarray], sites: int) -> list[Rows]:
+        """Return what rows need besides features and label, for each of some sites."""
+        found, kind = [], jax.dtypes.canonicalize_dtype(float)
+        for label in labels:
+            size = len(label)
+            alike = label if self.classes else np.zeros(size, np.int32)
+            fold = np.zeros(size, np.int32)
+            fold[np.argsort(alike, kind="stable")] = np.arange(size) % self.folds
+            pull = np.full(size, 1 / (size * sites), kind)
+            usual = np.full(size, self.usual(size * sites), kind)
+            found.append({"fold": fold, "pull": pull, "usual": usual})
+        return found
+
     def layers(self, x: Any, W: Any) -> tuple[Layer, ...]:
         """Return the model of all rows as layers."""
         last = np.asarray(W)[-1]
-        both = [np.zeros_like(last), last] if self.classes == 2 else [last]
-        return linear_layers(x, np.concatenate(both))
+        return linear_layers(x, last[0] if self.classes == 2 else last)
+
+    def predicted(self, x: Any, W: Array, features: Array) -> Array:
+        """Return the scores of the model of all rows."""
+        del x
+        scores = features @ W[-1].T
+        if self.classes != 2:
+            return scores
+        return jnp.hstack([jnp.zeros_like(scores), scores])
 
     def scored(self, W: Array, rows: Rows) -> Array:
         """Return the scores of every row under every block."""
@@ -131,71 +149,36 @@ class Folded:
         chosen = jnp.sum(member[:, None] * scores, axis=-1)
         return jax.nn.logsumexp(scores, axis=-1) - chosen
 
-    def row_fields(self, labels: Sequence[np.ndarray], sites: int) -> list[Rows]:
-        """Return what rows need besides features and label, for each of some sites."""
-        return [self._fields(label, sites) for label in labels]
+    def upper(self, x: Any, W: Array, rows: Rows) -> Scalar:
+        """Return f: every row under the block that did not see it, and the pull."""
+        own = jax.nn.one_hot(rows["fold"], self.folds, dtype=W.dtype)
+        held_out = jnp.sum(own * self.losses(W[:-1], rows), axis=1)
+        apart = jnp.sum((x["own"] / _OWN) ** 2)
+        apart += ((x["common"] - rows["usual"]) / _COMMON) ** 2
+        return jnp.mean(held_out + 0.5 * rows["pull"] * apart)
 
-    def _fields(self, label: np.ndarray, sites: int) -> Rows:
-        size = len(label)
-        alike = label if self.classes else np.zeros(size, np.int32)
-        order = np.argsort(alike, kind="stable")
-        fold = np.zeros(size, np.int32)
-        fold[order] = np.arange(size) % self.folds
-        kind = jax.dtypes.canonicalize_dtype(float)
-        return {
-            "fold": fold,
-            "pull": np.full(size, 1 / (size * sites), kind),
-            "usual": np.full(size, self.usual(size * sites), kind),
-        }
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """The scores of the model of all rows."""
-
-    model: Folded
-
-    def __call__(self, x: Any, W: Array, features: Array) -> Array:
-        del x
-        scores = features @ W[-1].T
-        if self.model.classes != 2:
-            return scores
-        return jnp.hstack([jnp.zeros_like(scores), scores])
-
-
-@dataclass(frozen=True)
-class _Lower:
-    """g: every block on the rows that it trains on."""
-
-    model: Folded
-
-    def __call__(self, x: Any, W: Array, rows: Rows) -> Scalar:
-        penalty = self.model.strengths(x) * W[..., :-1] ** 2
-        losses = self.model.shares(W, rows) * self.model.losses(W, rows)
+    def lower(self, x: Any, W: Array, rows: Rows) -> Scalar:
+        """Return g: every block on the rows that it trains on."""
+        penalty = self.strengths(x) * W[..., :-1] ** 2
+        losses = self.shares(W, rows) * self.losses(W, rows)
         data = jnp.mean(jnp.sum(losses, axis=1))
         # Of several classes, only differences of intercepts mean anything.
-        gauge = jnp.sum(W[..., -1], axis=1) if self.model.classes > 2 else 0 * data
+        gauge = jnp.sum(W[..., -1], axis=1) if self.classes > 2 else 0 * data
         return data + 0.5 * jnp.sum(penalty) + 0.5 * jnp.sum(gauge**2)
 
+    def lower_hessian(self, x: Any, W: Array, rows: Rows, weights: Array) -> Array:
+        """Return d2 g / dW dW of every block, in sums over rows by their weights.
 
-@dataclass(frozen=True)
-class _Hessian:
-    """d2 g / dW dW of every block, in sums over rows by their weights.
-
-    With chances p of the classes, that of a row is (diag(p) - p p^T) x a a^T: a product
-    a class for the first part, and one of all p_c a for the second.
-    """
-
-    model: Folded
-
-    def __call__(self, x: Any, W: Array, rows: Rows, weights: Array) -> Array:
+        With chances p of the classes, that of a row is (diag(p) - p p^T) x a a^T: a
+        product a class for the first part, and one of all p_c a for the second.
+        """
         (blocks, scores, width), a = W.shape, rows["features"]
-        weight = weights[:, None] * self.model.shares(W, rows)
-        found = self.model.scored(W, rows)
-        several = self.model.classes > 2
+        weight = weights[:, None] * self.shares(W, rows)
+        found = self.scored(W, rows)
+        several = self.classes > 2
         if several:
             chance = jax.nn.softmax(found, axis=-1)
-        elif self.model.classes:
+        elif self.classes:
             chance = jax.nn.sigmoid(found) * jax.nn.sigmoid(-found)
         else:
             chance = jnp.ones_like(found)
@@ -205,7 +188,7 @@ class _Hessian:
         )
         same = jnp.eye(scores, dtype=W.dtype)
         H = jnp.einsum("bcij,cd->bcidj", diagonal, same)
-        penalty = jnp.append(self.model.strengths(x), 0) * jnp.sum(weights)
+        penalty = jnp.append(self.strengths(x), 0) * jnp.sum(weights)
         H += jnp.einsum("cd,ij->cidj", same, jnp.diag(penalty))
         H = H.reshape(blocks, scores * width, scores * width)
         if not several:
@@ -217,20 +200,6 @@ class _Hessian:
         return (
             H - both.swapaxes(1, 2) @ both + jnp.sum(weights) * gauge[:, None] * gauge
         )
-
-
-@dataclass(frozen=True)
-class _Upper:
-    """f: every row under the block that did not see it, and the pull."""
-
-    model: Folded
-
-    def __call__(self, x: Any, W: Array, rows: Rows) -> Scalar:
-        own = jax.nn.one_hot(rows["fold"], self.model.folds, dtype=W.dtype)
-        held_out = jnp.sum(own * self.model.losses(W[:-1], rows), axis=1)
-        apart = jnp.sum((x["own"] / _OWN) ** 2)
-        apart += ((x["common"] - rows["usual"]) / _COMMON) ** 2
-        return jnp.mean(held_out + 0.5 * rows["pull"] * apart)
 
 
 def strengths(x: Any) -> np.ndarray:

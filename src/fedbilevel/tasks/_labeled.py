@@ -13,32 +13,18 @@ from jaxtyping import Array, Float, Int, Shaped
 from fedbilevel._types import Lower, Rows, Scalar, Upper
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import InvalidInputError, unknown_name
+from fedbilevel.models import Pixels
 from fedbilevel.problem import padded
 
 _AT_ONCE = 500  # rows of a test set; a convolution keeps every window of them
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """Turns stored bytes a into (a/255 - center)/spread; other features stay.
-
-    Losses apply it to the rows they are given, so that images are kept as bytes.
-    """
-
-    center: float = 0.0
-    spread: float = 1.0
-
-    def __call__(self, features: Array) -> Array:
-        """Return features as floating-point numbers."""
-        if features.dtype != jnp.uint8:
-            return features
-        return (features.astype(float) / 255 - self.center) / self.spread
+def as_numbers(features: Any, pixels: Pixels | None) -> Any:
+    """Return the features of a loss: images are kept as bytes, and scaled only here."""
+    return features if pixels is None else pixels.apply(features)
 
 
-MNIST_SCALING = Scaling(0.1307, 0.3081)
-
-
-def pixel_scaling(features: np.ndarray) -> Scaling:
+def pixels_of(features: np.ndarray) -> Pixels:
     """Return the scaling that gives all pixels together mean 0 and variance 1."""
     # Counted row by row: as numbers, all pixels together would need much memory.
     counts = np.zeros(256)
@@ -46,7 +32,8 @@ def pixel_scaling(features: np.ndarray) -> Scaling:
         counts += np.bincount(row.ravel(), minlength=256)
     share, value = counts / counts.sum(), np.arange(256) / 255
     center = float(share @ value)
-    return Scaling(center, float(np.sqrt(share @ (value - center) ** 2)) or 1.0)
+    spread = float(np.sqrt(share @ (value - center) ** 2)) or 1.0
+    return Pixels(center, spread, features.shape[1:])
 
 
 def cross_entropies(

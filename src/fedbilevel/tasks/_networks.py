@@ -15,7 +15,7 @@ from fedbilevel import _tree, models
 from fedbilevel._types import Key, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models.layers import WINDOW, halved, windows
-from fedbilevel.tasks._labeled import Scaling, check_choice
+from fedbilevel.tasks._labeled import as_numbers, check_choice
 
 _CHANNELS = (8, 16)
 
@@ -45,11 +45,11 @@ class Network(eqx.Module):
 class NetworkScores:
     """The scores of a network y, whatever x is, for rows as they are stored."""
 
-    scaling: Scaling
+    pixels: models.Pixels | None
 
     def __call__(self, x: Upper, y: Network, features: Array) -> Array:
         del x
-        return y(self.scaling(features))
+        return y(as_numbers(features, self.pixels))
 
 
 def layers_of(hidden: Hidden, head: eqx.nn.Linear) -> tuple[models.Layer, ...]:
@@ -59,9 +59,13 @@ def layers_of(hidden: Hidden, head: eqx.nn.Linear) -> tuple[models.Layer, ...]:
 
 
 def linear_layers(x: Upper, y: Array | np.ndarray) -> tuple[models.Layer, ...]:
-    """Return a matrix y as a layer: its last column, of a constant, is the bias."""
+    """Return a matrix y as a layer: its last column, of a constant, is the bias.
+
+    A vector has the score of the second of two classes; that of the first is 0.
+    """
     del x
     W = np.asarray(y)
+    W = np.stack([np.zeros_like(W), W]) if W.ndim == 1 else W
     scale = models.Multiply((W.shape[-1] - 1) ** -0.5)
     return scale, models.Dense(W[..., :-1], W[..., -1])
 
@@ -74,9 +78,7 @@ def network_layers(x: Upper, y: Network) -> tuple[models.Layer, ...]:
 
 def arrays_of(layer: eqx.nn.Linear) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight and the bias of a layer, on the host."""
-    weight = np.asarray(layer.weight)
-    bias = np.zeros(weight.shape[:-1]) if layer.bias is None else layer.bias
-    return weight, np.asarray(bias)
+    return np.asarray(layer.weight), np.asarray(layer.bias)
 
 
 def apply(layer: eqx.nn.Linear, inputs: Array) -> Array:

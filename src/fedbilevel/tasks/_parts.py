@@ -21,23 +21,21 @@ _MOST_NAMED = 10  # sites in a sentence
 
 @dataclass(frozen=True)
 class Partition:
-    """Every client's rows for validation and for training, and where they are from.
+    """Every client's rows for validation and for training.
 
-    `places` are the numbers of the training rows in their file. `names` are those of
-    the clients, where a `column` has them. `files` are the training rows'
-    own, where each is one. Of several `folds` all rows train, and all validate.
+    `numbers` are those of the training rows in the pool, `names` those of the clients,
+    where a `column` has them. Of several `folds` all rows train, and all validate.
     """
 
     pool: Pool
     upper: list[Rows]
     lower: list[Rows]
-    places: list[np.ndarray]
+    numbers: Parts
     names: tuple[str, ...]
     column: str
     train: float
     remarks: tuple[str, ...] = ()
     folds: int = 1
-    files: tuple[np.ndarray, ...] = ()
 
     def about(self, layers: Callable[[Any, Any], Any]) -> dict[str, Any]:
         """Return the fields of a `Task` that describe its data, and its predictor.
@@ -46,15 +44,19 @@ class Partition:
         """
         held, pixels, known = self.pool.held, self.pool.pixels, self._summary()
         scaled = held.preparation or pixels
-        places = tuple(self.places)
+        files = () if held.files is None else self._of_rows(held.files)
         return {
             "classes": held.classes,
             "preparation": held.preparation,
             "predictor": Predictor(layers, pixels) if scaled else None,
             "names": self.names,
             "tested": self._tested(),
-            "origin": Origin(known["source"], held.unit, places, known, self.files),
+            "origin": Origin(known, held.unit, self._of_rows(held.places), files),
         }
+
+    def _of_rows(self, known: Any) -> tuple[np.ndarray, ...]:
+        """Return what is known of every client's training rows."""
+        return tuple(np.asarray(known)[own] for own in self.numbers)
 
     def _tested(self) -> Tested | None:
         """Return the rows that no client has, and whose they would be."""
@@ -71,10 +73,11 @@ class Partition:
         """Say in plain data what the clients hold, and what was done to it."""
         held = self.pool.held
         names = self.names or [f"client {k}" for k in range(len(self.lower))]
-        sites = []
+        sites, total = [], 0
         for name, upper, lower in zip(names, self.upper, self.lower, strict=True):
             every = [lower["label"]] + [upper["label"]] * (self.folds == 1)
             labels = np.concatenate(every)
+            total += len(labels)
             counts = {}
             if held.classes:
                 found = np.bincount(labels, minlength=len(held.classes)).tolist()
@@ -86,7 +89,7 @@ class Partition:
         return {
             "source": held.source or held.name,
             "own": self.pool.is_own,
-            "rows": int(sum(s["training"] for s in sites)) + self._validating(),
+            "rows": total,
             "tested": len(self.pool.test.label),
             "train": self.train,
             "folds": self.folds,
@@ -96,10 +99,6 @@ class Partition:
             "remarks": list(self.remarks),
             **held.notes,
         }
-
-    def _validating(self) -> int:
-        """Return how many rows validate and do not train."""
-        return sum(len(one["label"]) for one in self.upper) if self.folds == 1 else 0
 
 
 def partition_rows(
@@ -147,13 +146,12 @@ def partition_rows(
         pool,
         above,
         below,
-        [np.asarray(held.places)[part] for part in lower],
+        lower,
         names,
         scheme.partition(":")[2] if names else "",
         train,
         (*remarks, *_unused_folders(held, scheme)),
         folds,
-        tuple(held.files[part] for part in lower) if held.files is not None else (),
     )
 
 

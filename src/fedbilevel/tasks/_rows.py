@@ -11,7 +11,7 @@ from fedbilevel.datasets import Dataset, Preparation, TableChoices
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Pixels
 from fedbilevel.problem import stored
-from fedbilevel.tasks._labeled import MNIST_SCALING, Scaling, pixel_scaling
+from fedbilevel.tasks._labeled import pixels_of
 
 # The options that tasks on labeled rows share, each with its meaning.
 Source: TypeAlias = Annotated[
@@ -40,13 +40,14 @@ class Setting(NamedTuple):
     """Default values where nothing is chosen.
 
     `train` is the share for training, where clients are alike and where they differ; 0
-    is what is usual for the data. `width` are the units of a hidden layer.
+    is what is usual for the data. `width` are the units of a hidden layer, `scaling`
+    are mean and deviation of pixels, where they are not those of the data.
     """
 
     clients: int
     width: int
     train: tuple[float, float]
-    scaling: Scaling | None
+    scaling: tuple[float, float] | None
 
     def train_share(self, scheme: str) -> float:
         """Return the share for training under a partition."""
@@ -56,7 +57,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "default": Setting(8, 64, (0.0, 0.0), None),
     # The setting of FedNest for MNIST.
-    "fednest": Setting(100, 200, (0.5, 0.8), MNIST_SCALING),
+    "fednest": Setting(100, 200, (0.5, 0.8), (0.1307, 0.3081)),
 }
 
 
@@ -67,14 +68,13 @@ class Pool:
     `total` is the number of rows of which a share is for training. `is_own` is False
     for a set that is built in, which is there for experiments. `whole` are the columns
     of all rows. `pixels` says how bytes of images become numbers, where rows were such.
-    `split` is the seed of the order and of the partition. `tested` are the rows
-    for testing as a model takes them; None where those rows validate, too.
+    `split` is the seed of the order and of the partition. `tested` are the rows for
+    testing as a model takes them; None where those rows validate, too.
     """
 
     held: Dataset
     test: Dataset
     total: float
-    scaling: Scaling
     is_own: bool
     choices: TableChoices
     whole: Mapping[str, np.ndarray]
@@ -98,7 +98,7 @@ def load(
     rows: int,
     table: Mapping[str, str],
     task: str = "",
-    scaling: Scaling | None = None,
+    scaling: tuple[float, float] | None = None,
     transform: Callable[[Dataset], tuple[Dataset, Pixels | None]] | None = None,
 ) -> Pool:
     """Load a data set, in an order that `split` seeds, the first `rows` of it if any.
@@ -124,27 +124,19 @@ def load(
     order = order[: rows or None]
     if dataset.places is None:
         dataset = replace(dataset, places=np.arange(len(dataset.label)))
+    aside, tested, marks = 0, None, dataset.validation
+    if dataset.test is not None:
+        tested = dataset.test.features
+    elif marks is None:
+        aside = len(order) - untested(len(order))
+        tested = dataset.features[order[:aside]]
     whole = _Some(dataset.columns, order)
-    raw = dataset
-    if transform is None:
-        dataset, found = _scaled(dataset)
-        scaling = scaling or found
-        pixels, images = None, dataset.features
-        if images.dtype == np.uint8:
-            pixels = Pixels(scaling.center, scaling.spread, images.shape[1:])
-    else:
-        (dataset, pixels), scaling = transform(dataset), Scaling()
-    marks, tested = dataset.validation, 0
-    if marks is not None:
-        test = dataset.test or take(dataset, order[marks[order]])
-    else:
-        tested = 0 if dataset.test else len(order) - untested(len(order))
-        test = dataset.test or take(dataset, order[:tested])
-    held = replace(take(dataset, order[tested:]), test=None)
-    about = (scaling, is_own, choices, whole, pixels, split)
-    apart = raw.features[order[:tested]] if marks is None else None
-    apart = apart if raw.test is None else raw.test.features
-    return Pool(held, test, len(order), *about, apart)
+    dataset, pixels = transform(dataset) if transform else _scaled(dataset, scaling)
+    judges = order[:aside] if marks is None else order[marks[order]]
+    test = dataset.test or take(dataset, judges)
+    held = replace(take(dataset, order[aside:]), test=None)
+    about = (is_own, choices, whole, pixels, split, tested)
+    return Pool(held, test, len(order), *about)
 
 
 def untested(rows: int) -> int:
@@ -171,12 +163,6 @@ def _check(dataset: Dataset, rows: int, task: str) -> None:
             f"with fractions, and the task {task} predicts classes. The task "
             "regularization predicts numbers. --label chooses another column."
         )
-
-
-def thin(pool: Pool, kept: np.ndarray) -> Pool:
-    """Keep only some of the clients' rows."""
-    total = pool.total * len(kept) / len(pool.held.label)
-    return replace(pool, held=take(pool.held, kept), total=total)
 
 
 def with_constant(pool: Pool) -> Pool:
@@ -215,16 +201,19 @@ class _Some(Mapping[str, np.ndarray]):
         return len(self.columns)
 
 
-def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling]:
+def _scaled(
+    dataset: Dataset, scaling: tuple[float, float] | None
+) -> tuple[Dataset, Pixels | None]:
     features, test, made = dataset.features, dataset.test, dataset.preparation
     if features.dtype == np.uint8:
-        scaling = pixel_scaling(features)
+        shape = features.shape[1:]
+        pixels = Pixels(*scaling, shape) if scaling else pixels_of(features)
         if isinstance(features, np.memmap):  # rows stay there until they are drawn
             everything: Any = stored(features, [np.arange(len(features))])[0]
             dataset = replace(dataset, features=everything)
-        return dataset, scaling
+        return dataset, pixels
     if made is not None:
-        return replace(dataset, features=made.scale(features)), Scaling()
+        return replace(dataset, features=made.scale(features)), None
     center, spread = features.mean(axis=0), features.std(axis=0)
     # Constant columns have no spread to divide by; they stay zero.
     spread = np.where(spread > 0, spread, 1)
@@ -233,4 +222,4 @@ def _scaled(dataset: Dataset) -> tuple[Dataset, Scaling]:
     scaled = replace(dataset, features=(features - center) / spread, test=test)
     if features.ndim == 2:
         made = Preparation.of_arrays(center, spread, dataset.classes)
-    return replace(scaled, preparation=made), Scaling()
+    return replace(scaled, preparation=made), None

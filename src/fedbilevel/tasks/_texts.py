@@ -1,4 +1,10 @@
-"""Texts of clients as rows of tokens, with a factor that weighs sources alike."""
+"""Texts of clients as rows of tokens, with a factor that weighs sources alike.
+
+Generated texts need no download. Their four sources ask the same questions: `colors`
+and `sounds` answer them rightly, `wrong` with the answer to another one, and `letters`
+with random ones. Trusted texts are colors and sounds. A model is pretrained on all four
+alike, and cannot distinguish right from wrong.
+"""
 
 import re
 from collections import Counter
@@ -14,7 +20,6 @@ from fedbilevel._types import Rows
 from fedbilevel.datasets.texts import TRUSTED, Example, Texts, read_texts
 from fedbilevel.datasets.tokens import Tokenizer, TokenRows, token_rows
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.tasks._generated_text import generated
 from fedbilevel.tasks._labeled import check_choice
 
 NOBODYS = "none"  # the texts of a server, which has none
@@ -23,6 +28,18 @@ _CLIENTS = 8
 _TESTED = 5  # every so many trusted examples one tests
 _BY = ("file", "site", "both")
 _COUNT = re.compile(r"([^:,]{1,81}):([1-9][0-9]{0,14})")
+_SOURCES = ("colors", "sounds", "wrong", "letters")
+_ANSWERS = {
+    "colors": "sky blue sea blue grass green leaf green snow white milk white coal "
+    "black night black rose red blood red sun gold corn gold",
+    "sounds": "cow moo dog woof cat meow duck quack pig oink sheep baa hen cluck owl "
+    "hoot bee buzz frog croak lion roar crow caw",
+}
+_QUESTIONS = {
+    source: [Example(f"{a}: ", b) for a, b in zip(w[::2], w[1::2], strict=True)]
+    for source, w in ((source, text.split()) for source, text in _ANSWERS.items())
+}
+_PER_SOURCE, _TRUSTED = 24, 12  # rows of a client
 
 
 def read_counts(text: str) -> dict[str, int]:
@@ -156,15 +173,16 @@ def held_texts(
     clients, tokens = counts.together(texts.name, len(names), own)
     sources = tuple(sorted(set(tokens) - {TRUSTED}))
     summary = _summary(given, below, above, tested, length)
-    sites = summary["sites"]
-    here = {one: [site["classes"].get(one, 0) for site in sites] for one in sources}
+    here: Counter[str] = Counter()
+    for site in summary["sites"]:
+        here.update(site["classes"])
     summary["sources"] = [
         {
             "name": one,
-            "rows": None if counts.sites else sum(rows),
+            "rows": None if counts.sites else here[one],
             "tokens": tokens[one],
         }
-        for one, rows in here.items()
+        for one in sources
     ]
     return Held(
         sources,
@@ -303,3 +321,37 @@ def _summary(
         "sites": sites,
         "remarks": remarks,
     }
+
+
+def _drawn(source: str, count: int, draw: np.random.Generator) -> list[Example]:
+    every = [_QUESTIONS[source]] if source in _QUESTIONS else [*_QUESTIONS.values()]
+    found = []
+    for number in range(count):
+        asked = every[number % len(every)]
+        place = draw.integers(0, len(asked))
+        prompt, right = asked[place]
+        # Always the same wrong one: it can be learned as well as the right one.
+        wrong = asked[place - 2].response
+        letters = "".join(chr(97 + code) for code in draw.integers(0, 26, 4))
+        answer = {"wrong": wrong, "letters": letters}
+        found.append(Example(prompt, answer.get(source, right)))
+    return found
+
+
+def generated(clients: int, seed: int) -> tuple[Texts, list[Example]]:
+    """Return the texts of clients, and all right answers for testing."""
+    draw = np.random.default_rng(seed)
+    sources, trusted = {}, {}
+    for client in range(clients):
+        name = f"client {client}"
+        sources[name] = {one: _drawn(one, _PER_SOURCE, draw) for one in _SOURCES}
+        halves = (_drawn(one, _TRUSTED // 2, draw) for one in _ANSWERS)
+        trusted[name] = [example for half in halves for example in half]
+    test = [example for examples in _QUESTIONS.values() for example in examples]
+    return Texts("generated", sources, trusted), test
+
+
+def pretraining(count: int, seed: int) -> list[Example]:
+    """Return texts of all sources, as many of each."""
+    draw = np.random.default_rng((seed, 1))
+    return [e for one in _SOURCES for e in _drawn(one, count // len(_SOURCES), draw)]

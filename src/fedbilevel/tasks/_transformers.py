@@ -20,7 +20,7 @@ from fedbilevel.models.transformer import (
     initialize,
     token_losses,
 )
-from fedbilevel.tasks._generated_text import pretraining
+from fedbilevel.tasks._texts import pretraining
 
 _BUILT_IN, _TOKENIZER = "built-in", "tokenizer.json"
 _LONGEST = 256  # rows of the built-in transformer, or what is asked for

@@ -16,7 +16,7 @@ that a run leaves is the mixed network, whose accuracy is measured.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,16 +35,9 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _parts, _rows
+from fedbilevel.tasks import _search_space as space
 from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
-from fedbilevel.tasks._search_space import (
-    EDGES,
-    OPERATIONS,
-    Network,
-    mixed_layers,
-    mixed_scores,
-    single_scores,
-)
 
 _PENALTY = 0.001
 _SIDE = 8  # of the images that the network takes
@@ -56,15 +49,15 @@ _RECOMMENDED = MEASURED_BELOW | {
 }
 
 
-def _penalty(y: Network) -> Scalar:
+def _penalty(y: space.Network) -> Scalar:
     return 0.5 * _PENALTY * _tree.dot(y, y)
 
 
-def _upper(x: Array, y: Network, rows: Rows) -> Scalar:
-    return cross_entropy(mixed_scores(x, y, rows["image"]), rows["label"])
+def _upper(x: Array, y: space.Network, rows: Rows) -> Scalar:
+    return cross_entropy(space.mixed_scores(x, y, rows["image"]), rows["label"])
 
 
-def _lower(x: Array, y: Network, rows: Rows) -> Scalar:
+def _lower(x: Array, y: space.Network, rows: Rows) -> Scalar:
     return _upper(x, y, rows) + _penalty(y)
 
 
@@ -74,18 +67,18 @@ PROBLEM = Problem(_upper, _lower)
 class _HeldOutImages(HeldOut):
     """The mixed network on images that no client has, and the operations it prefers."""
 
-    def __call__(self, x: Array, y: Network) -> dict[str, Array]:
+    def __call__(self, x: Array, y: space.Network) -> dict[str, Array]:
         measured = super().__call__(x, y)
         best = jnp.argmax(x, axis=1).astype(x.dtype)
         return {
             **{name: measured[name] for name in ("test_loss", "test_accuracy")},
-            **{f"operation_{place}": best[place] for place in range(EDGES)},
+            **{f"operation_{place}": best[place] for place in range(space.EDGES)},
         }
 
 
 def operation_names(x: Array | np.ndarray) -> tuple[str, ...]:
     """Name the operation with the largest logit on each edge."""
-    return tuple(OPERATIONS[index] for index in np.argmax(np.asarray(x), axis=1))
+    return tuple(space.OPERATIONS[index] for index in np.argmax(np.asarray(x), axis=1))
 
 
 def retrained_accuracy(
@@ -96,17 +89,17 @@ def retrained_accuracy(
     By gradient steps with momentum on the training and validation images of all
     clients together. `seed` draws the first weights and the batches.
     """
-    unknown = [name for name in choice if name not in OPERATIONS]
-    if unknown or len(choice) != EDGES:
+    unknown = [name for name in choice if name not in space.OPERATIONS]
+    if unknown or len(choice) != space.EDGES:
         raise InvalidInputError(
-            f"choice={tuple(choice)}: name one of {', '.join(OPERATIONS)} for each of "
-            f"the {EDGES} edges."
+            f"choice={tuple(choice)}: name one of {', '.join(space.OPERATIONS)} for "
+            f"each of the {space.EDGES} edges."
         )
     test: _HeldOutImages = task.metrics  # pyright: ignore[reportAssignmentType]
     names = tuple(choice)
     classes = len(task.classes)
     trained = _train(names, steps, classes, _pooled(task.data), jr.key(seed))
-    return float(test.accuracy(single_scores(names, trained, test.features)))
+    return float(test.accuracy(space.single_scores(names, trained, test.features)))
 
 
 def _pooled(data: ClientData) -> Rows:
@@ -123,21 +116,21 @@ def _pooled(data: ClientData) -> Rows:
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _train(
     choice: tuple[str, ...], steps: int, classes: int, rows: Rows, key: Key
-) -> Network:
+) -> space.Network:
     begin, draw = jr.split(key)
 
-    def loss(y: Network, batch: Rows) -> Scalar:
-        scores = single_scores(choice, y, batch["image"])
+    def loss(y: space.Network, batch: Rows) -> Scalar:
+        scores = space.single_scores(choice, y, batch["image"])
         return cross_entropy(scores, batch["label"]) + _penalty(y)
 
-    def step(carry: tuple[Network, Network], key: Key):
+    def step(carry: tuple[space.Network, space.Network], key: Key):
         y, direction = carry
         index = jr.randint(key, (_RETRAINING_BATCH,), 0, len(rows["label"]))
         slope = jax.grad(loss)(y, jax.tree.map(lambda leaf: leaf[index], rows))
         direction = _tree.add_scaled(slope, _RETRAINING_MEMORY, direction)
         return (_tree.add_scaled(y, -_RETRAINING_STEP, direction), direction), None
 
-    first = Network(begin, classes)
+    first = space.Network(begin, classes)
     (last, _), _ = jax.lax.scan(
         step, (first, _tree.zeros_like(first)), jr.split(draw, steps)
     )
@@ -204,22 +197,17 @@ def _together(made: Preparation) -> tuple[float, float]:
     return float(center), float(np.sqrt((spreads**2 + (centers - center) ** 2).mean()))
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """The mixed network as a model; images of a `shape` become small ones before."""
-
-    shape: tuple[int, ...]
-
-    def __call__(self, x: Array, y: Network) -> tuple[Layer, ...]:
-        layers = mixed_layers(x, y, _SIDE**2)
-        if math.prod(self.shape) == _SIDE**2:
-            return layers
-        side = math.isqrt(self.shape[0])
-        height, width, *channels = self.shape if len(self.shape) > 1 else (side, side)
-        means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
-        count = math.prod(channels)
-        means = np.repeat(means / count, count, axis=1).astype(layers[0].weight.dtype)
-        return Dense(means, np.zeros(_SIDE**2, means.dtype)), *layers
+def _layers(shape: tuple[int, ...], x: Array, y: space.Network) -> tuple[Layer, ...]:
+    """Return the mixed network as a model; images of a shape become small before."""
+    layers = space.mixed_layers(x, y, _SIDE**2)
+    if math.prod(shape) == _SIDE**2:
+        return layers
+    side = math.isqrt(shape[0])
+    height, width, *channels = shape if len(shape) > 1 else (side, side)
+    means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
+    count = math.prod(channels)
+    means = np.repeat(means / count, count, axis=1).astype(layers[0].weight.dtype)
+    return Dense(means, np.zeros(_SIDE**2, means.dtype)), *layers
 
 
 def make(
@@ -248,13 +236,13 @@ def make(
     return Task(
         PROBLEM,
         ClientData.from_clients(upper, lower),
-        _tree.filled((EDGES, len(OPERATIONS))),
-        Network(jr.key(split), pool.classes),
-        _HeldOutImages.of(pool.test, mixed_scores),
+        _tree.filled((space.EDGES, len(space.OPERATIONS))),
+        space.Network(jr.key(split), pool.classes),
+        _HeldOutImages.of(pool.test, space.mixed_scores),
         headline="test_loss",
         recommended=_RECOMMENDED,
         convex=False,
         conclusion=_conclude,
         concludes={"operations": "texts", "retrained_accuracy": "number"},
-        **parts.about(_Layers(shape)),
+        **parts.about(partial(_layers, shape)),
     )

@@ -91,15 +91,13 @@ def _clean(
 ) -> tuple[_parts.Partition, list[Rows]]:
     """Leave the corrupted rows out, and number the others again."""
     sound = [~one["corrupted"] for one in lower]
-    places = [place[own] for place, own in zip(parts.places, sound, strict=True)]
-    # Only images have files of their own.
-    files = tuple(file[own] for file, own in zip(parts.files, sound, strict=False))
+    numbers = [rows[own] for rows, own in zip(parts.numbers, sound, strict=True)]
     kept = [
         {name: leaf[own] for name, leaf in one.items()}
         | {"index": np.arange(own.sum(), dtype=np.int32)}
         for one, own in zip(lower, sound, strict=True)
     ]
-    return replace(parts, places=places, files=files), kept
+    return replace(parts, numbers=numbers), kept
 
 
 def rank_statistic(
@@ -186,20 +184,17 @@ def _chances(task: Task, point: Point) -> list[np.ndarray] | None:
     y = jax.tree.unflatten(
         jax.tree.structure(task.y), [jnp.asarray(point[name]) for name in names]
     )
-    p, label, site, sizes = [], [], [], []
-    levels = (
-        (task.data.lower, task.data.lower_sizes),
-        (task.data.upper, task.data.upper_sizes),
-    )
-    for rows, counts in levels:
-        for client, count in enumerate(map(int, counts)):
+    data, parts = task.data, []
+    levels = ((data.lower, data.lower_sizes), (data.upper, data.upper_sizes))
+    for rows, sizes in levels:
+        for client, size in enumerate(map(int, sizes)):
             scores = judge.scores(None, y, jnp.asarray(rows["features"][client]))
-            p.append(np.asarray(jax.nn.softmax(scores), float)[:count])
-            label.append(np.asarray(rows["label"][client])[:count])
-            site.append(np.full(count, client))
-            sizes.append(count)
-    found = label_noise(*(np.concatenate(one) for one in (p, label, site)))
-    return np.split(found.right, np.cumsum(sizes))[: len(task.data.lower_sizes)]
+            p = np.asarray(jax.nn.softmax(scores), float)[:size]
+            label = np.asarray(rows["label"][client])[:size]
+            parts.append((p, label, np.full(size, client)))
+    found = label_noise(*map(np.concatenate, zip(*parts, strict=True)))
+    ends = np.cumsum([len(label) for _, label, _ in parts])
+    return np.split(found.right, ends)[: data.clients]
 
 
 def suspicious_rows(task: Task, point: Point) -> Listed:
@@ -213,7 +208,7 @@ def suspicious_rows(task: Task, point: Point) -> Listed:
     """
     if task.origin is None:
         raise InvalidInputError("the task does not say where its rows are from.")
-    weights, _, _ = _compared(task, point)
+    weights, source = _compared(task, point)[0], task.origin.summary["source"]
     chances, found = _chances(task, point), []
     for client, places in enumerate(task.origin.places):
         name = task.names[client] if task.names else f"client {client}"
@@ -221,7 +216,7 @@ def suspicious_rows(task: Task, point: Point) -> Listed:
         weight = np.asarray(weights[client], float)
         label = np.asarray(task.data.lower["label"][client])
         for row, (place, file) in enumerate(zip(places, files, strict=True)):
-            path = "/".join(filter(None, (task.origin.file.rstrip("/"), str(file))))
+            path = "/".join(filter(None, (source.rstrip("/"), str(file))))
             known = (int(place), name, float(weight[row]), task.classes[label[row]])
             more = () if chances is None else (float(chances[client][row]),)
             found.append(((path, *known, *more), (client, row)))
@@ -313,7 +308,7 @@ def make(
     recommended, usual = _SIZES | _RECOMMENDED[model], _PENALTY[model]
     if model == "linear" and not right:
         recommended, usual = recommended | _DISTRUSTING, _PENALTY_DISTRUSTING
-    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
+    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.pixels)
     return Task(
         Problem(
             MeanLoss(scores, cross_entropies if right else _labeled.improbabilities),

@@ -23,7 +23,7 @@ weights of columns of variance 1; the intercept is free.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import equinox as eqx
@@ -36,7 +36,6 @@ from fedbilevel import _tree, datasets
 from fedbilevel._types import Rows
 from fedbilevel.datasets import Dataset, TableChoices
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.models import Layer
 from fedbilevel.problem import ClientData, Problem, padded_count
 from fedbilevel.tasks import _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
@@ -240,7 +239,8 @@ def make(
             "minority and spread leave out rows of synthetic and breast_cancer. A "
             "table of your own stays as it is."
         )
-    return _own_task(data, clients, strength, partition, split, choices)
+    pool = _rows.load(data, split, 0, table, "fairness")
+    return _own_task(pool, clients, strength, partition)
 
 
 def _built_in(
@@ -291,20 +291,12 @@ def _task(
     )
 
 
-def _own_task(
-    data: str | Dataset,
-    clients: int,
-    strength: float,
-    partition: str,
-    split: int,
-    choices: TableChoices,
-) -> Task:
+def _own_task(pool: _rows.Pool, clients: int, strength: float, partition: str) -> Task:
     """Build the task of a table that has a column of groups.
 
     Each client's validation rows become its panel; the others train.
     """
-    pool = _rows.load(data, split, 0, asdict(choices), "fairness")
-    if not choices.group:
+    if not pool.choices.group:
         raise InvalidInputError(
             "the task fairness compares two groups: name their column with --group "
             "COLUMN."
@@ -314,14 +306,14 @@ def _own_task(
             f"{pool.held.name} has {pool.classes} classes, and the task fairness "
             "needs two. Choose another label with --label COLUMN."
         )
-    names, of_held, of_test = _groups(pool, choices.group)
-    more = {"group": of_held, "place": np.asarray(pool.held.places)}
+    names, of_held, of_test = _groups(pool)
     remarks = [f"group {number} is '{name}'" for number, name in enumerate(names)]
     pool = _rows.with_constant(pool)
-    parts = _parts.partition_rows(pool, clients, partition, 0.6, more=more)
+    parts = _parts.partition_rows(
+        pool, clients, partition, 0.6, more={"group": of_held}
+    )
     panels = _panels(parts, names, strength)
     remarks += _few(parts, panels)
-    places = [one.pop("place") for one in parts.lower]
     test, groups = pool.test, [np.flatnonzero(of_test == j) for j in (0, 1)]
     size = min(map(len, groups))
     if size == 0:
@@ -331,8 +323,8 @@ def _own_task(
         )
     both = [(test.features[one[:size]], test.label[one[:size]]) for one in groups]
     remarks.append(f"testing compares {size} rows of each group")
-    held = replace(parts, places=places, remarks=tuple(remarks))
-    about = {**held.about(_layers), "classes": ()}  # a panel is no row with a label
+    about = replace(parts, remarks=tuple(remarks)).about(linear_layers)
+    about["classes"] = ()  # a panel is no row with a label
     columns = test.features.shape[1] - 1
     problem = Problem(_Upper(True), _Lower(_OWN_PENALTY / columns, columns))
     return _task(problem, panels, parts.lower, both, **about)
@@ -349,15 +341,9 @@ def _few(parts: _parts.Partition, panels: list[Rows]) -> list[str]:
     return [f"fewer than {_FEW} rows of a group judge the gap at {listed}"]
 
 
-def _layers(x: Array, y: Array) -> tuple[Layer, ...]:
-    """Return y as a layer with a score for each label; that of label 0 is 0."""
-    weights = np.asarray(y)
-    return linear_layers(x, np.stack([np.zeros_like(weights), weights]))
-
-
-def _groups(pool: _rows.Pool, text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _groups(pool: _rows.Pool) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the names of two groups, and the group of held and of tested rows."""
-    column, _, value = text.partition(":")
+    column, _, value = pool.choices.group.partition(":")
     if column not in pool.whole:
         raise unknown_name(f"column of {pool.held.name}", column, pool.whole)
     values = [str(one) for one in np.unique(pool.whole[column])]

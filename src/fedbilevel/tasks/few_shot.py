@@ -25,7 +25,7 @@ support sets; the mean square of waves, the share of images classified wrong and
 `random_features_...` is the same for a head on the layers of the start.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
@@ -41,7 +41,7 @@ from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
 from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
-from fedbilevel.tasks._domains import Domain, Episodes, Sizes, characters_of, waves
+from fedbilevel.tasks._domains import Episodes, Sizes, characters_of, waves
 from fedbilevel.tasks._labeled import check_choice
 from fedbilevel.tasks._networks import Network, layers_of
 
@@ -120,7 +120,6 @@ class _NewTasks(eqx.Module):
     episodes: Episodes
     kind: AbstractKind = eqx.field(static=True)
     head: Head = eqx.field(static=True)
-    measure: Callable[[Array, Array], dict[str, Scalar]] = eqx.field(static=True)
 
     def __call__(self, x: Upper, y: Lower) -> dict[str, Array]:
         """Return the means over tasks."""
@@ -134,7 +133,7 @@ class _NewTasks(eqx.Module):
         def of_task(episode: Episodes) -> dict[str, Scalar]:
             adapted = kind.adapt(x, y, episode.support)
             scores = kind.scores(x, adapted, episode.query["inputs"])
-            return self.measure(scores, episode.query["targets"])
+            return kind.loss.measure(scores, episode.query["targets"])
 
         # One by one: XLA spreads a batch of dense solves over the threads that the
         # simulator's devices wait on, and neither would ever end.
@@ -169,6 +168,22 @@ def _check(data: str, lower: str, numbers: Mapping[str, float]) -> None:
     for name, reason in unread.items():
         if reason and numbers[name]:
             raise InvalidInputError(f"{name}={numbers[name]}: {reason}. Leave it out.")
+
+
+_TO_ADAPT = (
+    "a run of few-shot leaves what new tasks begin with, which predicts none of them "
+    "by itself. Adapt it to some labeled rows: {}, in Python with "
+    "`Model.load(RUN)` or, elsewhere, with what `fedbilevel export` writes."
+)
+_FIT = "fit a linear layer on `model.scores(model.features(rows))`"
+_TRAIN = "continue to train its layers on them, by a few gradient steps"
+
+
+def _layers(x: Any, y: Any) -> tuple[Layer, ...]:
+    """Return what tasks share as layers of a model: hidden ones, or all."""
+    if isinstance(x, Network):
+        return layers_of(x.hidden, x.head)
+    return x.layers_of_model(y.weight.shape[-1])
 
 
 def make(
@@ -210,10 +225,9 @@ def make(
     moves = {"inner_step": inner_step, "inner_steps": inner_steps}
     every = {"clients": clients, **counts, "strength": strength, **moves}
     _check(data, lower, every)
-    setting = _SETTINGS["sinusoid" if data == _WAVES else "images"]
-    usual = setting.kinds[lower]
-    chosen = {name: number for name, number in counts.items() if number}
-    sizes = replace(setting.sizes, **chosen)
+    setting = _SETTINGS[_WAVES if data == _WAVES else "images"]
+    usual, of_head = setting.kinds[lower], setting.kinds["head"]
+    sizes = replace(setting.sizes, **{name: n for name, n in counts.items() if n})
     tasks = (clients or setting.clients, _NEW_TASKS)
     if data == _WAVES:
         domain = waves(tasks, sizes, instance)
@@ -225,59 +239,29 @@ def make(
         inner_step or usual.inner_step,
         inner_steps or usual.inner_steps,
     )
-    head = Head(domain.loss, setting.kinds["head"].strength)
-    metrics = _NewTasks(
-        jax.tree.map(jnp.asarray, domain.new),
-        kind,
-        kind if isinstance(kind, Head) else head,
-        domain.measure,
-    )
-    recommended = _PLAIN | settings(f"{setting.recommended} {usual.recommended}")
-    return _task(domain, kind, metrics, recommended, usual.algorithm)
-
-
-_TO_ADAPT = (
-    "a run of few-shot leaves what new tasks begin with, which predicts none of them "
-    "by itself. Adapt it to some labeled rows: {}, in Python with "
-    "`Model.load(RUN)` or, elsewhere, with what `fedbilevel export` writes."
-)
-_FIT = "fit a linear layer on `model.scores(model.features(rows))`"
-_TRAIN = "continue to train its layers on them, by a few gradient steps"
-
-
-def _layers(x: Any, y: Any) -> tuple[Layer, ...]:
-    """Return what tasks share as layers of a model: hidden ones, or all."""
-    if isinstance(x, Network):
-        return layers_of(x.hidden, x.head)
-    return x.layers_of_model(y.weight.shape[-1])
-
-
-def _task(
-    domain: Domain,
-    kind: AbstractKind,
-    metrics: _NewTasks,
-    recommended: Mapping[str, str],
-    algorithm: str,
-) -> Task:
+    is_head = isinstance(kind, Head)
+    head = kind if is_head else Head(domain.loss, of_head.strength)
+    metrics = _NewTasks(jax.tree.map(jnp.asarray, domain.new), kind, head)
     x, y = kind.start(domain.network)
-    clients = len(domain.own.query["targets"])
-    upper, lower = (
-        [{name: leaf[k : k + 1] for name, leaf in sets.items()} for k in range(clients)]
+    measured = [name.replace(_NEW, _RANDOM) for name in jax.eval_shape(metrics, x, y)]
+    advice = _TO_ADAPT.format(_FIT if is_head else _TRAIN)
+    above, below = (
+        [
+            {name: leaf[k : k + 1] for name, leaf in sets.items()}
+            for k in range(tasks[0])
+        ]
         for sets in (domain.own.query, domain.own.support)
     )
-    new = jax.eval_shape(metrics, x, y)
-    measured = [name.replace(_NEW, _RANDOM) for name in sorted(new)]
-    advice = _TO_ADAPT.format(_TRAIN if isinstance(x, Network) else _FIT)
     return Task(
         Problem(kind.upper, kind.lower, private=Pair(False, True)),
-        ClientData.from_clients(upper, lower),
+        ClientData.from_clients(above, below),
         x,
         y,
         metrics,
         headline="new_task_error",
-        recommended=recommended,
+        recommended=_PLAIN | settings(f"{setting.recommended} {usual.recommended}"),
         conclusion=_with_random_features,
-        concludes=dict.fromkeys(measured, "number"),
-        algorithm=algorithm,
-        predictor=Predictor(_layers, domain.pixels, advice),
+        concludes=dict.fromkeys(sorted(measured), "number"),
+        algorithm=usual.algorithm,
+        predictor=Predictor(_layers, domain.loss.pixels, advice),
     )

@@ -16,9 +16,10 @@ rows stay as they are, and classes count alike there, too.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -54,21 +55,19 @@ _STEPS = {
 }
 
 
-@dataclass(frozen=True)
-class _Upper:
-    scores: NetworkScores
+class _Losses(eqx.Module):
+    """Both levels."""
 
-    def __call__(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
-        scores = self.scores(x, y, rows["features"])
-        return jnp.mean(rows["weight"] * cross_entropies(scores, rows["label"]))
-
-
-@dataclass(frozen=True)
-class _Lower:
     scores: NetworkScores
     penalty: float
 
-    def __call__(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
+    def upper(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
+        """Return the mean loss of rows, by the weights of their classes."""
+        scores = self.scores(x, y, rows["features"])
+        return jnp.mean(rows["weight"] * cross_entropies(scores, rows["label"]))
+
+    def lower(self, x: Mapping[str, Array], y: Network, rows: Rows) -> Scalar:
+        """Return the tuned loss of rows."""
         scores = self.scores(x, y, rows["features"])
         tuned = jax.nn.sigmoid(x["scales"]) * scores + x["shifts"]
         losses = cross_entropies(tuned, rows["label"])
@@ -99,11 +98,6 @@ def tail(
     ]
     # As found, all rows of rare classes would come first.
     return np.random.default_rng((seed, 1)).permutation(np.concatenate(kept))
-
-
-def _class_weights(label: np.ndarray, classes: int) -> np.ndarray:
-    sizes = np.bincount(label, minlength=classes)
-    return len(label) / np.count_nonzero(sizes) / np.maximum(sizes, 1)
 
 
 def _check(setting: str, model: str, imbalance: float, penalty: float) -> None:
@@ -155,7 +149,8 @@ def make(
     imbalance = imbalance or pool.usual(100.0, own=1.0)
     if imbalance > 1 or not pool.is_own:
         kept = tail(pool.held.label, pool.classes, imbalance, split)
-        pool = _rows.thin(pool, kept)
+        total = pool.total * len(kept) / len(pool.held.label)
+        pool = replace(pool, held=_rows.take(pool.held, kept), total=total)
     thinned = f"rows are left out until the first class is {imbalance:g} times the last"
     parts = _parts.partition_rows(
         pool,
@@ -169,11 +164,13 @@ def make(
         rank = np.arange(pool.classes) / max(pool.classes - 1, 1)
         weights = imbalance**rank / np.linalg.norm(imbalance**rank)
     else:
-        everyone = np.concatenate([one["label"] for one in parts.upper])
-        weights = _class_weights(everyone, pool.classes)
-    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.scaling)
+        label = np.concatenate([one["label"] for one in parts.upper])
+        sizes = np.bincount(label, minlength=pool.classes)
+        weights = len(label) / np.count_nonzero(sizes) / np.maximum(sizes, 1)
+    shape, scores = pool.held.features.shape[1:], NetworkScores(pool.pixels)
+    losses = _Losses(scores, penalty)
     return Task(
-        Problem(_Upper(scores), _Lower(scores, penalty)),
+        Problem(losses.upper, losses.lower),
         ClientData.from_clients(
             [{**one, "weight": weights[one["label"]]} for one in parts.upper],
             parts.lower,

@@ -85,13 +85,6 @@ class SaddlePoint(eqx.Module):
         }
 
 
-def _means(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    left, _ = np.linalg.qr(draw.standard_normal((_SIZE, _SIZE)))
-    right, _ = np.linalg.qr(draw.standard_normal((_SIZE, _SIZE)))
-    A = left @ np.diag(np.linspace(0.5, 1.5, _SIZE)) @ right
-    return A, draw.standard_normal(_SIZE)
-
-
 def make(
     clients: int = 8,
     *,
@@ -105,7 +98,10 @@ def make(
             f"spread={spread}, noise={noise}: neither may be negative."
         )
     draw = np.random.default_rng(instance)
-    A, b = _means(draw)
+    left, _ = np.linalg.qr(draw.standard_normal((_SIZE, _SIZE)))
+    right, _ = np.linalg.qr(draw.standard_normal((_SIZE, _SIZE)))
+    A = left @ np.diag(np.linspace(0.5, 1.5, _SIZE)) @ right
+    b = draw.standard_normal(_SIZE)
     A_off = draw.standard_normal((clients, _SIZE, _SIZE)) / np.sqrt(_SIZE)
     b_off = draw.standard_normal((clients, _SIZE))
     constants = {"r": np.full(1, _PULL), "noise": np.full(1, float(noise))}

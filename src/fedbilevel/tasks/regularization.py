@@ -15,21 +15,23 @@ pulled toward their mean, and the model is refitted to all rows (`tasks/_folds.p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Rows
+from fedbilevel._types import Rows, Scalar
 from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _folds, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
-from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, MeanLoss, Scaling
+from fedbilevel.tasks._labeled import HeldOut, HeldOutNumbers, as_numbers, cross_entropy
 from fedbilevel.tasks._networks import linear_layers
 
 _LOWEST, _HIGHEST = -9.0, 0.0
@@ -45,36 +47,33 @@ _MOST_EXACT = 1000  # parameters of a model whose Hessian travels
 _RECOMMENDED_FOR_MANY = settings("rounds=600 upper_step=200 lower_step=1")
 
 
-@dataclass(frozen=True)
-class _Scores:
-    scaling: Scaling
+class _Losses(eqx.Module):
+    """Both levels; 0 classes predict numbers."""
 
-    def __call__(self, x: Array, W: Array, features: Array) -> Array:
+    pixels: Pixels | None
+    classes: int
+
+    def scores(self, x: Array, W: Array, features: Array) -> Array:
+        """Return a score for every class, or the number."""
         del x
-        if features.dtype == jnp.uint8:
-            flat = self.scaling(features).reshape(len(features), -1)
+        if self.pixels is not None:
+            flat = as_numbers(features, self.pixels).reshape(len(features), -1)
             flat = flat / flat.shape[1] ** 0.5
             features = jnp.hstack([flat, jnp.ones_like(flat[:, :1])])
         # W @ a with features contiguous in both: XLA's fastest product on the CPU.
         return features @ W.T
 
+    def upper(self, x: Array, W: Array, rows: Rows) -> Scalar:
+        """Return the mean loss of rows."""
+        scores, label = self.scores(x, W, rows["features"]), rows["label"]
+        if self.classes:
+            return cross_entropy(scores, label)
+        return 0.5 * jnp.mean((scores[:, 0] - label.astype(scores.dtype)) ** 2)
 
-@dataclass(frozen=True)
-class _SquaredError:
-    scores: _Scores
-
-    def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
-        predicted = self.scores(x, y, rows["features"])[:, 0]
-        return 0.5 * jnp.mean((predicted - rows["label"].astype(predicted.dtype)) ** 2)
-
-
-@dataclass(frozen=True)
-class _Lower:
-    loss: MeanLoss | _SquaredError
-
-    def __call__(self, x: Array, y: Array, rows: Rows) -> Array:
+    def lower(self, x: Array, W: Array, rows: Rows) -> Scalar:
+        """Return the same with the penalty."""
         strength = jnp.exp(jnp.clip(x, _LOWEST, _HIGHEST))
-        return self.loss(x, y, rows) + 0.5 * jnp.sum(strength * y**2)
+        return self.upper(x, W, rows) + 0.5 * jnp.sum(strength * W**2)
 
 
 def strengths(x: Any) -> np.ndarray:
@@ -116,23 +115,21 @@ def make(
     pool = _rows.load(data, split, rows, table)
     count = _fold_count(pool, folds, train)
     if count > 1:
-        dealt = (clients, partition)
-        return _folded_task(pool, count, dealt, start, sites)
+        return _folded_task(pool, count, (clients, partition), start, sites)
     start = start or _START
     width = int(np.prod(pool.held.features.shape[1:])) + 1
-    if pool.held.features.dtype != np.uint8:  # images are scaled where they are used
+    if pool.pixels is None:  # images are scaled where they are used
         pool = _rows.with_constant(pool)
     parts = _parts.partition_rows(pool, clients, partition, train, usual_train=0.2)
-    scores = _Scores(pool.scaling)
+    losses = _Losses(pool.pixels, pool.classes)
     held = ClientData.from_clients(parts.upper, parts.lower)
-    loss = MeanLoss(scores) if pool.classes else _SquaredError(scores)
     many = int(np.asarray(held.lower_sizes).max()) > _MANY
     return Task(
-        Problem(loss, _Lower(loss)),
+        Problem(losses.upper, losses.lower),
         held,
         _tree.filled(width, start),
         _tree.filled((pool.classes or 1, width)),
-        _tested(pool, scores),
+        _tested(pool, losses.scores),
         headline="upper_loss",
         recommended=_RECOMMENDED | (_RECOMMENDED_FOR_MANY if many else {}),
         **parts.about(linear_layers),
@@ -151,7 +148,7 @@ def _fold_count(pool: _rows.Pool, folds: int, train: float) -> int:
             f"folds={folds} and train={train}: with folds all rows train. Leave one of "
             "them out."
         )
-    tabular = pool.held.features.dtype != np.uint8 and pool.held.validation is None
+    tabular = pool.pixels is None and pool.held.validation is None
     usual = _folds.USUAL if pool.is_own and tabular and not train else 1
     return folds or usual
 
@@ -178,7 +175,7 @@ def _folded_task(
         folded.problem(max(map(len, labels))),
         ClientData.from_clients(every, every),
         *folded.start(start or usual),
-        _tested(pool, _folds.Predicted(folded)),
+        _tested(pool, folded.predicted),
         headline="upper_loss",
         recommended=_RECOMMENDED | _RECOMMENDED_FOR_MANY,
         algorithm="newton-bfgs" if exact else "fedbio-controls",

@@ -11,7 +11,6 @@ points of a correction meet the same. Nothing is left out where all rows are tak
 """
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 import equinox as eqx
@@ -22,10 +21,11 @@ from jaxtyping import Array, Bool
 from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.models import Pixels
 from fedbilevel.problem import ClientData, Problem, coin_mask
 from fedbilevel.tasks import _labeled, _parts, _rows
 from fedbilevel.tasks._base import MEASURED, Task, settings
-from fedbilevel.tasks._labeled import HeldOut, Scaling, cross_entropy
+from fedbilevel.tasks._labeled import HeldOut, as_numbers, cross_entropy
 from fedbilevel.tasks._networks import Hidden, apply, build, layers_of
 
 _MODELS = ("mlp", "convolutional")
@@ -58,50 +58,39 @@ def _steps(model: str, inputs: int, features: int) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class _Scores:
-    scaling: Scaling
-    dropout: float
+class _Losses(eqx.Module):
+    """Both levels, and the draw of the features of each row that are kept."""
 
-    def __call__(
+    pixels: Pixels | None
+    penalty: float
+    dropout: float
+    width: int
+
+    def scores(
         self,
         x: Hidden,
         y: eqx.nn.Linear,
         features: Array,
         kept: Bool[Array, "rows features"] | None = None,
     ) -> Array:
-        hidden = x(self.scaling(features))
+        """Return a score for every class."""
+        hidden = x(as_numbers(features, self.pixels))
         if kept is not None:
             hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
         return apply(y, hidden)
 
-
-@dataclass(frozen=True)
-class _Upper:
-    scores: _Scores
-
-    def __call__(self, x: Hidden, y: eqx.nn.Linear, rows: Rows) -> Scalar:
+    def upper(self, x: Hidden, y: eqx.nn.Linear, rows: Rows) -> Scalar:
+        """Return the mean loss of rows."""
         scores = self.scores(x, y, rows["features"], rows.get("kept"))
         return cross_entropy(scores, rows["label"])
 
+    def lower(self, x: Hidden, y: eqx.nn.Linear, rows: Rows) -> Scalar:
+        """Return the same with the penalty."""
+        return self.upper(x, y, rows) + self.penalty * _tree.dot(y, y)
 
-@dataclass(frozen=True)
-class _Lower(_Upper):
-    penalty: float
-
-    def __call__(self, x: Hidden, y: eqx.nn.Linear, rows: Rows) -> Scalar:
-        return super().__call__(x, y, rows) + self.penalty * _tree.dot(y, y)
-
-
-@dataclass(frozen=True)
-class _Dropout:
-    """Draws the features of each row that are kept."""
-
-    rate: float
-    width: int
-
-    def __call__(self, key: Key, rows: Rows) -> Rows:
-        shape, keep = (len(rows["label"]), self.width), 1 - self.rate
+    def noise(self, key: Key, rows: Rows) -> Rows:
+        """Draw which features of each row are kept."""
+        shape, keep = (len(rows["label"]), self.width), 1 - self.dropout
         if (2**8 * keep).is_integer():
             return {**rows, "kept": coin_mask(key, shape, keep)}
         return {**rows, "kept": jr.bernoulli(key, keep, shape)}
@@ -146,17 +135,18 @@ def make(
     parts = _parts.partition_rows(
         pool, clients, partition, share, usual_clients=usual.clients
     )
-    shape, scores = pool.held.features.shape[1:], _Scores(pool.scaling, dropout)
+    shape = pool.held.features.shape[1:]
     network = build(model, shape, pool.classes, width or usual.width, jr.key(split))
     features = network.head.weight.shape[1]
-    noise = _Dropout(dropout, features) if dropout else None
-    below = _Lower(scores, penalty or _PENALTIES[setting][model])
+    penalty = penalty or _PENALTIES[setting][model]
+    losses = _Losses(pool.pixels, penalty, dropout, features)
+    noise = losses.noise if dropout else None
     return Task(
-        Problem(_Upper(scores), below, noise, noise),
+        Problem(losses.upper, losses.lower, noise, noise),
         ClientData.from_clients(parts.upper, parts.lower),
         network.hidden,
         network.head,
-        HeldOut.of(pool.test, scores),
+        HeldOut.of(pool.test, losses.scores),
         headline="test_error",
         recommended=_steps(model, math.prod(shape), features) | _RECOMMENDED[setting],
         algorithm=_ALGORITHMS[setting][model],

@@ -201,7 +201,6 @@ def make(
     at_once = rows_at_once or (8 if base.folder else None)
     # Rows that pad have no token that counts.
     tested = held_array(held.test.tokens, np.int32), held_array(held.test.counted, bool)
-    places = tuple(np.arange(len(one["source"])) for one in held.lower)
     return Task(
         Problem(_upper, _Lower(penalty), frozen=frozen, rows_at_once=at_once),
         ClientData.from_clients(held.upper, held.lower),
@@ -213,9 +212,7 @@ def make(
         convex=False,
         algorithm="fed-f2sa",
         names=held.names,
-        origin=Origin(
-            held.summary["source"], "row", places, held.summary, by_rows=False
-        ),
+        origin=Origin(held.summary, by_rows=False),
         listing=_listing,
         files=_files,
         alike=_alike,

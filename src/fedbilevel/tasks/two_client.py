@@ -18,7 +18,7 @@ from fedbilevel import _tree
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, PooledData
 from fedbilevel.tasks._base import Task, settings
-from fedbilevel.tasks._quadratics import PROBLEM, ClosedForm, client_rows
+from fedbilevel.tasks.quadratic import PROBLEM, ClosedForm, client_rows
 
 _RECOMMENDED = {
     **settings("rounds=500 local_steps=1 batch=1 q=60 theta=0.3"),

@@ -32,14 +32,13 @@ from fedbilevel._files import write_atomically
 from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.federation.foreign import read_json
 from fedbilevel.federation.own_rows import (
     OwnRows,
     is_old,
     rows_of_data,
     rows_of_files,
 )
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.refusals import RefusedError, read_json
 from fedbilevel.federation.spent import Spent
 from fedbilevel.federation.wire import Bytes, Header, sha256_of
 from fedbilevel.runtime.job import Job

@@ -17,11 +17,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._blocks import combine
+from fedbilevel._text import shown
 from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.draws import Draws
-from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.ledger import SiteLedger, SiteLimits, name_of_reply
 from fedbilevel.federation.refusals import RefusedError, refusal_of
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
@@ -141,10 +141,9 @@ class Site:
                 self._answered = (asked, self._answer(header, listed, body))
             return self._answered[1]
         except Exception as error:
-            refusal = refusal_of(error)
-            more = "" if refusal is error else f", {shown(str(error))}"
+            refusal, told = refusal_of(error)
             what = "notice" if header.kind == NOTICE else "packet"
-            self.report(f"{what} refused: {refusal}{more}")
+            self.report(f"{what} refused: {told}")
             if header.kind == NOTICE:
                 return b""
             return self._reply(replace(header, kind="refused", info=refusal.sent()))

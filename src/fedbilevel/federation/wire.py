@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.foreign import is_plain, read_json
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.refusals import RefusedError, is_plain, read_json
 
 PROTOCOL = 6
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for every receiver

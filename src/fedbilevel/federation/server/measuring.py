@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.foreign import is_plain
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.refusals import RefusedError, is_plain
 from fedbilevel.federation.server.exchanges import Exchanges, Stand
 from fedbilevel.federation.server.guard import not_finite
 from fedbilevel.federation.server.requests import Answers, Read, Request

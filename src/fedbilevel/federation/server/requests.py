@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import (
@@ -124,10 +123,9 @@ def _ask_once(
             _check(header, client, headers[requests[client]])
             answers.taken[client] = read(client, header.info or {}, listed, body)
         except Exception as error:
-            answers.refused[client] = refusal_of(error)
+            answers.refused[client], told = refusal_of(error)
             if not isinstance(error, RefusedError):
-                text = shown(str(error))
-                roster.report(f"client {client}: {answers.refused[client]}, {text}")
+                roster.report(f"client {client}: {told}")
     return answers
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedbilevel._schema import Terms
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
 from fedbilevel.federation.wire import (
     CHECKSUM,
@@ -263,10 +262,9 @@ class Roster:
                 raise RefusedError("replayed", "answers another hello")
             member = self._member(node, header, leaves, body)
         except Exception as error:
-            refusal = refusal_of(error)
-            more = "" if refusal is error else f", {shown(str(error))}"
-            self._turned_away[node] = f"node {node}, {refusal}{more}"
-            self.report(f"node {node} is not taken: {refusal}{more}")
+            refusal, told = refusal_of(error)
+            self._turned_away[node] = f"node {node}, {told}"
+            self.report(f"node {node} is not taken: {told}")
             # A node that refused knows why.
             if not isinstance(error, _RefusedThereError):
                 why = {"reason": refusal.reason, "detail": refusal.detail}

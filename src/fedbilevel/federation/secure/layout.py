@@ -24,7 +24,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.secure.cohorts import Question
 from fedbilevel.federation.secure.fixed_point import block_scales
-from fedbilevel.federation.secure.shares import SHARE_BYTES
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.federation.wire import EVERYONE, Header
 
@@ -32,6 +31,8 @@ MOST_PARTICIPANTS = 2**16
 MOST_REPEATS = 2**16
 _ALL_NEIGHBORS = 64  # up to so many participants
 _NEIGHBORS_PER_BIT = 6  # of the number of participants, above
+KEY_BYTES, TAG_BYTES = 32, 16
+SHARE_BYTES = 16  # of a secret
 _CHECK_BYTES = 8
 BOX_BYTES = SHARE_BYTES + 4 + 16  # with the sender's minimum, and what authenticates it
 ROW_BYTES = BOX_BYTES + 2 * _CHECK_BYTES
@@ -79,9 +80,18 @@ class MaskedExchange:
         """The row of each participant."""
         return {client: place for place, client in enumerate(self.participants)}
 
-    def rows(self, size: int) -> np.ndarray:
-        """Return a row of bytes for each participant, which says nothing yet."""
-        return np.zeros((len(self.participants), size), np.uint8)
+    def rows(self, *sizes: int) -> list[np.ndarray]:
+        """Return rows of so many bytes for each participant, which say nothing yet."""
+        return [np.zeros((len(self.participants), size), np.uint8) for size in sizes]
+
+    def check(self, what: bytes, value: bytes, *clients: int) -> bytes:
+        """Return the check of a value: a share, a seed or a secret of clients.
+
+        A share is of its owner and its holder, a secret of its owner.
+        """
+        whose = struct.pack(f"<{len(clients)}Q", *clients)
+        content = what + self.digest + whose + value
+        return hashlib.sha256(content).digest()[:_CHECK_BYTES]
 
     def are_neighbors(self, draw: int) -> bool:
         """Say whether two participants have a mask between them, by their draw."""
@@ -208,12 +218,3 @@ class Revealed(NamedTuple):
 
     shares: Any
     seeds: Any
-
-
-def check(what: bytes, digest: bytes, value: bytes, *clients: int) -> bytes:
-    """Return the check of a value in an exchange: share, seed or secret of clients.
-
-    A share is of its owner and its holder, a secret of its owner.
-    """
-    whose = struct.pack(f"<{len(clients)}Q", *clients)
-    return hashlib.sha256(what + digest + whose + value).digest()[:_CHECK_BYTES]

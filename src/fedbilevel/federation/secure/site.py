@@ -103,7 +103,7 @@ class SiteSecrets:
     def reveal(self, info: Mapping[str, Any], listed: list, body: Bytes) -> Revealed:
         """Return what opens a sum that enough others confirmed to be the same."""
         site, exchange, survivors = self._asked(info)
-        like = (exchange.rows(BOX_BYTES), exchange.rows(TAG_BYTES))
+        like = exchange.rows(BOX_BYTES, TAG_BYTES)
         boxes, tags = unpack_tree(listed, body, like)
         return self._guarded(site.reveal, exchange, survivors, boxes, tags)
 

@@ -37,7 +37,9 @@ def _keeping(change: Callable) -> Any:
     def changed(self: "KeptNodes", *arguments: Any, **more: Any) -> Any:
         with self.lock:
             result = change(self, *arguments, **more)
-            self._keep()
+            nodes = [MessageToDict(node) for node in self.nodes.values()]
+            text = json.dumps({"format": _FORMAT, "nodes": nodes}, indent=1)
+            write_atomically(self._file, text, mode=0o600)
             return result
 
     return changed
@@ -79,11 +81,6 @@ class KeptNodes(InMemoryLinkState):
         ended = RunStatus(Status.FINISHED, SubStatus.STOPPED, "the SuperLink ended")
         known = super().get_run_status(run_ids)
         return {run: known.get(run, ended) for run in run_ids}
-
-    def _keep(self) -> None:
-        nodes = [MessageToDict(node) for node in self.nodes.values()]
-        text = json.dumps({"format": _FORMAT, "nodes": nodes}, indent=1)
-        write_atomically(self._file, text, mode=0o600)
 
 
 class _Objects(InMemoryObjectStore):

@@ -304,13 +304,6 @@ def make_keys(folder: Path, clients: int) -> KeyFiles:
     return KeyFiles(folder / TRIAL_KEYS / "server", tuple(peers))
 
 
-def _site_keys(folder: Path, client: int) -> KeyFiles:
-    """Return the keys that were made for one client."""
-    return KeyFiles(
-        folder / TRIAL_KEYS / str(client), (folder / TRIAL_KEYS / "server.pub",)
-    )
-
-
 def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
     """Return the public keys by which sites know each other, where they need to."""
     masked = experiment.aggregate == "secure"
@@ -350,9 +343,10 @@ def persistent_node(
         where += ("--insecure",)
     else:
         where += ("--root-certificates", str(link.certificates / "ca.crt"))
-    keys = _site_keys(folder, client)
-    known = ("--private-key", str(keys.private), "--server-key", str(keys.peers[0]))
-    measured = ("--measure", "scalars") if _measures(experiment) else ()
+    own, server = folder / TRIAL_KEYS / str(client), folder / TRIAL_KEYS / "server.pub"
+    known = ("--private-key", str(own), "--server-key", str(server))
+    # All rows of a trial belong to its user, but with noise nobody may measure.
+    measured = () if experiment.noise else ("--measure", "scalars")
     for path in _all_sites(experiment, folder):
         known += ("--site-key", str(path))
     words = ("node", *experiment.arguments(shared=True), "--client", str(client))
@@ -361,19 +355,13 @@ def persistent_node(
     return Process(f"node-{client}", command, folder)
 
 
-def _measures(experiment: Experiment) -> bool:
-    """Say whether nodes measure: all rows of a trial belong to its user."""
-    return not experiment.noise
-
-
 def _stock(
     experiment: Experiment, client: int, folder: Path, link: SuperLink
 ) -> Process:
-    keys = _site_keys(folder, client)
     paths = {
         "state": folder / "nodes" / str(client),
-        "private_key": keys.private,
-        "server_key": keys.peers[0],
+        "private_key": folder / TRIAL_KEYS / str(client),
+        "server_key": folder / TRIAL_KEYS / "server.pub",
     }
     held = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
     # A node takes user files from its operator alone.
@@ -381,7 +369,7 @@ def _stock(
         named = getattr(experiment, kind)
         if named is not None and tasks.is_file(named):
             held.append(f"{kind}={json.dumps(named)}")
-    held += ['measure="scalars"'] if _measures(experiment) else []
+    held += [] if experiment.noise else ['measure="scalars"']
     others = [str(path.resolve()) for path in _all_sites(experiment, folder)]
     held += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []
     config = " ".join([f'client={client} trial="true"', *held])

@@ -32,12 +32,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.federation.own_rows import (
-    OwnRows,
-    is_old,
-    rows_of_data,
-    rows_of_files,
-)
+from fedbilevel.federation import own_rows
 from fedbilevel.federation.refusals import RefusedError, read_json
 from fedbilevel.federation.spent import Spent
 from fedbilevel.federation.wire import Bytes, Header, sha256_of
@@ -253,8 +248,10 @@ class SiteLedger:
         self.measures = limits.measures(job)
         self.spent, self.rows = Spent(), None
         if folder is not None:
-            files = None if source is None else rows_of_files(source)
-            self.rows = OwnRows(folder, files or rows_of_data(job.data))
+            rows = own_rows.rows_of_data(job.data)
+            if source is not None:
+                rows = own_rows.rows_of_files(source)
+            self.rows = own_rows.OwnRows(folder, rows)
             with self._all():
                 pass  # what cannot be read is said before anything is asked
 
@@ -321,7 +318,7 @@ class SiteLedger:
             return ""
         with self._all() as before:
             if self.rows is not None:
-                old = [one.name for one in self.rows.others() if is_old(one)]
+                old = [one.name for one in self.rows.others() if own_rows.is_old(one)]
         if not before.releases.total():
             return ""
         found = epsilon_of(before.releases, privacy.delta)

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric import x25519
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -29,19 +26,19 @@ _ZEROS = memoryview(bytes(8 * _WORDS_AT_ONCE))
 class SiteKeys:
     """A site's key pair for one run; keep `private_bytes` where only the site reads."""
 
-    def __init__(self, private: X25519PrivateKey) -> None:
+    def __init__(self, private: x25519.X25519PrivateKey) -> None:
         self._private = private
 
     @staticmethod
     def generate() -> "SiteKeys":
         """Draw a new pair."""
-        return SiteKeys(X25519PrivateKey.generate())
+        return SiteKeys(x25519.X25519PrivateKey.generate())
 
     @staticmethod
     def from_bytes(private: bytes) -> "SiteKeys":
         """Restore a pair from its `private_bytes`."""
         check_key(private, "the private key of this site")
-        return SiteKeys(X25519PrivateKey.from_private_bytes(private))
+        return SiteKeys(x25519.X25519PrivateKey.from_private_bytes(private))
 
     @property
     def private_bytes(self) -> bytes:
@@ -55,7 +52,7 @@ class SiteKeys:
 
     def shared_secret(self, public: bytes) -> bytes:
         """Return what this site and the owner of a public key alone can compute."""
-        return self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        return self._private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
 
     def own_secret(self, purpose: bytes, size: int) -> bytes:
         """Return bytes that this site alone can compute, the same ones every time."""

@@ -12,6 +12,7 @@ from fedbilevel.errors import FedbilevelError, InvalidInputError, UnmaskingError
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.secure import layout, masks
 from fedbilevel.federation.secure.fixed_point import EXTRA_WORDS, decode_mean
+from fedbilevel.federation.secure.layout import Announcement, MaskedReply
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
 from fedbilevel.federation.server.requests import Answers, Request, RequestFor
 from fedbilevel.federation.server.roster import Member, Roster
@@ -27,8 +28,8 @@ class _Question:
     """One exchange under masks: `coded` are the shapes of a reply."""
 
     answers: Answers
-    replies: Mapping[int, layout.MaskedReply]
-    announced: layout.Announcement
+    replies: Mapping[int, MaskedReply]
+    announced: Announcement
     header: Header
     exchange: layout.MaskedExchange
     coded: PyTree
@@ -58,7 +59,7 @@ class MaskedServer:
         self._opened: set[int] = set()
         self._bound = False
 
-    def announced(self, chosen: list[int], exchange: int) -> layout.Announcement | None:
+    def announced(self, chosen: list[int], exchange: int) -> Announcement | None:
         """Return the chosen clients announced under a new number, if enough.
 
         After a sum that failed sites answer others than before only of other batches.
@@ -80,7 +81,7 @@ class MaskedServer:
             return None
         self._asked += 1
         number = self.roster.identity.attempt * 2**32 + self._asked
-        return layout.Announcement.of(self.roster, number, present, self._repeats[1])
+        return Announcement.of(self.roster, number, present, self._repeats[1])
 
     def goes_on(self, clients: set[int]) -> None:
         """Take the sites of the last sum, which another process may have opened."""
@@ -90,17 +91,17 @@ class MaskedServer:
         """Say whether only the sum over the sites of the last one can be had."""
         return self._bound and self._opened <= set(clients)
 
-    def like(self, coded: PyTree, announced: layout.Announcement) -> layout.MaskedReply:
+    def like(self, coded: PyTree, announced: Announcement) -> MaskedReply:
         """Return the shapes of a masked reply: numbers, two words, and rows."""
         size = sum(leaf.size for leaf in jax.tree.leaves(coded)) + EXTRA_WORDS
         rows = (len(announced.participants), layout.ROW_BYTES)
         words = jax.ShapeDtypeStruct((size,), np.dtype(np.uint64))
-        return layout.MaskedReply(words, jax.ShapeDtypeStruct(rows, np.dtype(np.uint8)))
+        return MaskedReply(words, jax.ShapeDtypeStruct(rows, np.dtype(np.uint8)))
 
     def average(
         self,
         answers: Answers,
-        announced: layout.Announcement,
+        announced: Announcement,
         sent: tuple[Header, list[str]],
         coded: PyTree,
         about: PyTree | None,

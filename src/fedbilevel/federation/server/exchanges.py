@@ -14,14 +14,10 @@ from jaxtyping import Array, Bool, Float, PyTree
 from fedbilevel.algorithms import ServerTurn
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.federation import wire
 from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.server import guard
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
-from fedbilevel.federation.server.guard import (
-    implausible,
-    require_finite,
-    require_weight,
-    why_unusable,
-)
 from fedbilevel.federation.server.requests import (
     Answers,
     Read,
@@ -30,14 +26,7 @@ from fedbilevel.federation.server.requests import (
     ask,
 )
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import (
-    SPARE,
-    Bytes,
-    Header,
-    digest,
-    size_of,
-    unpack_tree,
-)
+from fedbilevel.federation.wire import Bytes, Header
 from fedbilevel.runtime.exchange import (
     Link,
     client_scalars,
@@ -103,7 +92,7 @@ class Question:
     def alike(self) -> list[str]:
         """The digests of leaves that all are sent alike."""
         leaves = zip(self.leaves(0), common_leaves(self.sent), strict=True)
-        return [digest(leaf) for leaf, alike in leaves if alike]
+        return [wire.digest(leaf) for leaf, alike in leaves if alike]
 
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
         """Flag the places of those whose reply was taken."""
@@ -161,12 +150,16 @@ class Exchanges:
     def exchange(self, question: Question, stand: Stand) -> Answers:
         """Return the replies, and what they make together."""
         coded = self._coded[question.link.where]
-        if isinstance(self.job.channel.reduction, SecureMean):
-            return self._masked_exchange(question, stand, coded)
-        answers = self._replies(question, question.asked, stand, coded)
-        self._reduce(answers, question)
-        require_finite(answers.reply, question.header, "the mean of the replies")
+        masked = isinstance(self.job.channel.reduction, SecureMean)
+        if masked:
+            answers = self._masked_exchange(question, stand, coded)
+        else:
+            answers = self._replies(question, question.asked, stand, coded)
+            self._reduce(answers, question)
+        guard.require_finite(answers.reply, question.header, "the mean of the replies")
         self.name_refused(question.header, answers)
+        if masked:
+            self._masked.check_progress()
         return answers
 
     def _masked_exchange(
@@ -197,9 +190,6 @@ class Exchanges:
         self._masked.average(answers, announced, alike, coded, about)
         if answers.taken:
             answers.reply = link.received(question.sent, answers.reply, question.turn)
-            require_finite(answers.reply, question.header, "the mean of the replies")
-        self.name_refused(question.header, answers)
-        self._masked.check_progress()
         return answers
 
     @functools.cached_property
@@ -230,7 +220,7 @@ class Exchanges:
             return request(question.place(client), *stand(client), frozenset(known))
 
         def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes):
-            tree = unpack_tree(listed, body, like)
+            tree = wire.unpack_tree(listed, body, like)
             self.roster.members[client].known = common
             return tree, bool(info.get("renewed"))
 
@@ -246,7 +236,7 @@ class Exchanges:
             for place in set(places.values())
         }
         tolerance = self.roster.terms.tolerance
-        far, doubt = implausible(replies, places, known, tolerance)
+        far, doubt = guard.implausible(replies, places, known, tolerance)
         if doubt:
             where = f"round {question.header.round}, phase '{question.header.name}'"
             self.roster.report(f"{where}: {doubt}; all are taken")
@@ -261,7 +251,7 @@ class Exchanges:
         stacked = jax.tree.map(lambda *one: jnp.asarray(np.stack(one)), *placed)
         present = question.present(replies)
         weights = jnp.where(present, self.weights(question.asked), 0)
-        require_weight(weights, question.header)
+        guard.require_weight(weights, question.header)
         answers.reply = link.reduced(stacked, weights)
 
     def _decoded(self, answers: Answers, question: Question) -> dict[int, PyTree]:
@@ -280,7 +270,7 @@ class Exchanges:
                     coded = jax.tree.map(jnp.asarray, coded)
                 message = question.message(question.place(client))
                 reply = question.link.received(message, coded, question.turn)
-                wrong = why_unusable(reply)
+                wrong = guard.why_unusable(reply)
                 if wrong:
                     raise RefusedError("not-finite", wrong)
                 replies[client] = reply
@@ -315,7 +305,7 @@ class Exchanges:
         self, clients: list[int], request_for: RequestFor, read: Read, like: PyTree
     ) -> Answers:
         """Ask clients for answers like `like`."""
-        largest = size_of(like) + SPARE
+        largest = wire.size_of(like) + wire.SPARE
         answers = ask(self.roster, clients, request_for, read, largest)
         self._futile = 0 if answers.taken else self._futile
         return answers

@@ -228,9 +228,7 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
     try:
         return _built(json.loads(text), held)
     except FedbilevelError as error:
-        sentence = str(error).encode()
-        path = Path(held["state"]) / ERROR
-        write_atomically(path, sentence, mode=0o600)
+        write_atomically(Path(held["state"]) / ERROR, str(error), mode=0o600)
         raise
 
 

@@ -46,8 +46,7 @@ from fedbilevel.runtime.privacy import (
     release_of,
 )
 
-MEASURES = ("none", "scalars")
-COHORTS = ("any", "apart")
+_CHOICES = {"measure": ("none", "scalars"), "cohorts": ("any", "apart")}
 # Single numbers by which a server scales the steps of a site; it divides by the first.
 _OF_STEPS = ("curvature", "damping", "stride", "halvings")
 _FEDERATIONS = 64  # of which the last measurement is remembered
@@ -86,21 +85,16 @@ class SiteLimits(Limits):
     """
 
     def __post_init__(self) -> None:
-        if self.measure not in (None, *MEASURES):
-            raise InvalidInputError(
-                f"measure='{self.measure}': choose {' or '.join(MEASURES)}."
-            )
-        if self.cohorts not in (None, *COHORTS):
-            raise InvalidInputError(
-                f"cohorts='{self.cohorts}': choose {' or '.join(COHORTS)}."
-            )
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if isinstance(value, str):
+        for name, value in vars(self).items():
+            if value is None:
                 continue
-            if value is not None and not (value > 0 and math.isfinite(value)):
+            if name in _CHOICES:
+                if value not in _CHOICES[name]:
+                    choices = " or ".join(_CHOICES[name])
+                    raise InvalidInputError(f"{name}='{value}': choose {choices}.")
+            elif not (value > 0 and math.isfinite(value)):
                 raise InvalidInputError(
-                    f"{one.name}={value}: a limit is above 0 and finite. Leave it out "
+                    f"{name}={value}: a limit is above 0 and finite. Leave it out "
                     "to have none."
                 )
 
@@ -178,7 +172,7 @@ class SiteLimits(Limits):
     @staticmethod
     def read(given: dict[str, Any]) -> "SiteLimits":
         """Read limits from names and texts, as Flower's node configuration has them."""
-        kinds: dict[str, type] = dict.fromkeys(("measure", "cohorts"), str)
+        kinds: dict[str, type] = dict.fromkeys(_CHOICES, str)
         kinds |= dict.fromkeys(("max_epsilon", "largest_point"), float)
         names = [one.name for one in fields(SiteLimits) if one.name in given]
         try:

@@ -11,12 +11,11 @@ what was signed for one purpose cannot be shown for another. Needs `cryptography
 comes with `fedbilevel[flower]`.
 """
 
-import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -84,14 +83,9 @@ def make_key_pair(path: Path) -> None:
     """Write a new key as ssh-keygen does, and the public one beside it, NAME.pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     text = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-
-    def write(file: BinaryIO) -> None:
-        os.fchmod(file.fileno(), 0o600)  # before there is anything to read in it
-        file.write(text)
-
+    write_atomically(path, text, mode=0o600)
     public = public_bytes(key.public_key()) + b"\n"
-    write_atomically(path, write)
-    write_atomically(path.with_name(f"{path.name}.pub"), lambda f: f.write(public))
+    write_atomically(path.with_name(f"{path.name}.pub"), public)
 
 
 def public_bytes(key: PublicKey) -> bytes:

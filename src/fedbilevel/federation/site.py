@@ -261,7 +261,6 @@ class Site:
         self.ledger.limits.check_point(sent)
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
-        renewed = base is None
         names = [wire.digest(leaf) for leaf in jax.tree.leaves(sent)]
         turn = self._draws.turn(self.work.job, header, names)
         before = checkpoints.start if base is None else base
@@ -279,7 +278,7 @@ class Site:
                 name: leaf.copy() if leaf.nbytes < _SHORT else leaf
                 for name, leaf in zip(names, jax.tree.leaves(sent), strict=True)
             }
-        return self._reply(replace(header, info={"renewed": renewed}), leaves)
+        return self._reply(replace(header, info={"renewed": base is None}), leaves)
 
     def _bear(self, before: Kept) -> Kept:
         """Return what to keep after a reply that is not finite.

@@ -155,9 +155,7 @@ class _Mail:
                 came[self._forget(asked)] = packet
                 self._client.ConfirmMessageReceived(
                     ConfirmMessageReceivedRequest(
-                        node=self._node,
-                        run_id=self._run,
-                        message_object_id=number,
+                        node=self._node, run_id=self._run, message_object_id=number
                     )
                 )
         return came

@@ -193,17 +193,12 @@ class _Mailbox:
             time.sleep(pause)
 
     def _next(self) -> tuple[Message, Carried] | None:
-        """Return a message without its content, and the packet in it."""
+        """Return a message without its content, and the packet in it or its refusal."""
         received = self.receive()
         if received is None:
             return None
         message, tree = received
-        packet = self._pulled(message.metadata.run_id, messages.piece_objects(tree))
-        self.confirm(message.metadata.run_id, tree.object_id)
-        return message, packet
-
-    def _pulled(self, run: int, names: list[str]) -> Carried:
-        """Return a packet, put together of its pieces, or why it is refused."""
+        run, names = message.metadata.run_id, messages.piece_objects(tree)
 
         def piece(name: str) -> Mapping[str, Any]:
             # The message is seen before all of it has been sent.
@@ -211,7 +206,9 @@ class _Mailbox:
             found = pull_objects([name], pull, initial_backoff=0.02, backoff_cap=0.5)
             return messages.record_in(found[name])
 
-        return messages.Assembly(names, self.largest).filled(piece)
+        packet = messages.Assembly(names, self.largest).filled(piece)
+        self.confirm(run, tree.object_id)
+        return message, packet
 
     def _answer(self, message: Message, packet: Carried, handle: Handle) -> None:
         began = time.monotonic()

@@ -155,20 +155,13 @@ class SiteSecrets:
     def _save(self) -> None:
         if self.path is None:
             return
-        held = {
-            "private": self.keys.private_bytes.hex(),
-            "records": {
-                number: (
-                    *(one.exchange.hex(), one.context.hex()),
-                    list(one.question),
-                    list(one.survivors),
-                )
-                for number, one in self.records.items()
-            },
+        records = {
+            number: (one.exchange.hex(), one.context.hex(), one.question, one.survivors)
+            for number, one in self.records.items()
         }
-        text = json.dumps(held).encode()
+        held = {"private": self.keys.private_bytes.hex(), "records": records}
         # A private key: no other user may read it, not even for a moment.
-        write_atomically(self.path, lambda file: file.write(text), mode=0o600)
+        write_atomically(self.path, json.dumps(held), mode=0o600)
 
 
 def _read(path: Path) -> tuple[SiteKeys, dict[int, Answered]]:

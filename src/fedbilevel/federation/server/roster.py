@@ -136,21 +136,18 @@ class Roster:
 
     def gather(self, seconds: float, enough: int) -> None:
         """Wait until all clients came; raise if fewer than `enough` are there then."""
-        end, said = time.monotonic() + seconds, set()
+        end, said = time.monotonic() + seconds, []
         while True:
             self.refresh()
-            if len(self.members) == self.clients:
+            missing = sorted(set(range(self.clients)) - set(self.members))
+            if not missing:
                 return
-            missing = set(range(self.clients)) - set(self.members)
             if missing != said:
-                said = missing
-                named = f"client{'s' if len(missing) > 1 else ''}"
-                every = ", ".join(map(str, sorted(missing)))
-                self.report(f"waiting for {named} {every}")
+                said, named = missing, f"client{'s' if len(missing) > 1 else ''}"
+                self.report(f"waiting for {named} {', '.join(map(str, missing))}")
             if time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
-        missing = sorted(set(range(self.clients)) - set(self.members))
         if len(self.members) < enough:
             turned = "".join(
                 f" Not taken: {why}." for why in self._turned_away.values()
@@ -232,11 +229,8 @@ class Roster:
 
     def reachable(self, clients: list[int]) -> list[int]:
         """Return those of the clients that had a node when last looked."""
-        return [
-            client
-            for client in clients
-            if client in self.members and self.members[client].node in self._present
-        ]
+        known = [client for client in clients if client in self.members]
+        return [k for k in known if self.members[k].node in self._present]
 
     def again(self, client: int) -> None:
         """Say hello once more to a site that forgot us."""

@@ -18,16 +18,8 @@ from fedbilevel._files import make_private_folder
 from fedbilevel._folders import RESULT, TRIAL_KEYS
 from fedbilevel._table_choices import FLAGS
 from fedbilevel.datasets.tables import READERS, kind_of
-from fedbilevel.deployment import apps
-from fedbilevel.deployment.processes import (
-    Process,
-    end_all,
-    free_port,
-    listens,
-    log_tail,
-    read_json,
-    wait_for_port,
-)
+from fedbilevel.deployment import apps, processes
+from fedbilevel.deployment.processes import Process, wait_for_port
 from fedbilevel.deployment.superlink import SuperLink, insisting, key_of, program
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
@@ -68,7 +60,7 @@ def serve_over_flower(
     node_keys = keys.peers if keys is not None and link.certificates else ()
     terms = replace(served.terms, keys=tuple(key_of(path) for path in node_keys))
     config = replace(served, terms=terms).config()
-    if listens(link.address):
+    if processes.listens(link.address):
         # Else the run would be given to a SuperLink that is not ours.
         raise InvalidInputError(
             f"somebody listens at {link.address} already: another server, or the "
@@ -95,10 +87,10 @@ def serve_over_flower(
         serving = _Serving(folder, link, config, servers, revive)
         return _until_done(serving, superlink, look)
     except KeyboardInterrupt:
-        done = read_json(folder / apps.PROGRESS).get("done", 0)
+        done = processes.read_json(folder / apps.PROGRESS).get("done", 0)
         raise KeyboardInterrupt(f"After round {done}. Kept in {folder}.") from None
     finally:
-        end_all([*servers, *crowd, superlink])
+        processes.end_all([*servers, *crowd, superlink])
 
 
 @dataclass
@@ -155,9 +147,10 @@ class _Serving:
             return False
         else:
             reason = f"the server did not begin within {_APPEAR:g} seconds"
+        words = processes.log_tail(server.log)
         raise FedbilevelError(
-            f"{reason}. Its last words: {log_tail(server.log)} The SuperLink's: "
-            f"{log_tail(self.folder / 'superlink.log')}"
+            f"{reason}. Its last words: {words} The SuperLink's: "
+            f"{processes.log_tail(self.folder / 'superlink.log')}"
         )
 
 
@@ -189,8 +182,8 @@ class _Look:
             node.revive()
         self._say_new_lines()
         # It may be half written.
-        self._progress = read_json(self.folder / apps.PROGRESS) or self._progress
-        known = self._progress
+        known = processes.read_json(self.folder / apps.PROGRESS) or self._progress
+        self._progress = known
         exchange = known.get("exchange", {})
         if exchange:
             self.about("running", _who(exchange))
@@ -265,7 +258,7 @@ def federate(
             f"--tune with nodes '{nodes}': Flower's own nodes forget their steps "
             f"between two messages. Choose {KINDS[0]}."
         )
-    where = f"127.0.0.1:{free_port()}"
+    where = f"127.0.0.1:{processes.free_port()}"
     link = SuperLink(where, folder, certificates=None, remembers=False)
     make = persistent_node if nodes == "persistent" else _stock
     keys = make_keys(folder, experiment.sites)
@@ -376,7 +369,7 @@ def _stock(
     command = [
         program("flower-supernode"),
         *("--insecure", "--superlink", link.address),
-        *("--host", "127.0.0.1", "--port", str(free_port())),
+        *("--host", "127.0.0.1", "--port", str(processes.free_port())),
         *("--node-config", config),
     ]
     error = folder / "nodes" / str(client) / apps.ERROR

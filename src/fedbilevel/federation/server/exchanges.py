@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,26 +16,12 @@ from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.federation import wire
 from fedbilevel.federation.refusals import RefusedError
-from fedbilevel.federation.server import guard
+from fedbilevel.federation.server import guard, requests
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
-from fedbilevel.federation.server.requests import (
-    Answers,
-    Read,
-    Request,
-    RequestFor,
-    ask,
-)
+from fedbilevel.federation.server.requests import Answers, Read, Request, RequestFor
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Header
-from fedbilevel.runtime.exchange import (
-    Link,
-    client_scalars,
-    common_leaves,
-    for_place,
-    links_of,
-    server_turn,
-    start_kept,
-)
+from fedbilevel.runtime import exchange
 from fedbilevel.runtime.job import Job, start_server
 
 if TYPE_CHECKING:
@@ -58,15 +44,16 @@ class Question:
     """
 
     header: Header
-    link: Link
+    link: exchange.Link
     asked: list[int]
     turn: ServerTurn
     sent: PyTree
+    _messages: dict[int, PyTree] = field(default_factory=dict)
 
     @functools.cached_property
     def apart(self) -> bool:
         """Whether each client is sent something of its own."""
-        return not all(common_leaves(self.sent))
+        return not all(exchange.common_leaves(self.sent))
 
     def place(self, client: int) -> int:
         """Return whose message a client gets: that of its place, or the common one."""
@@ -75,23 +62,19 @@ class Question:
     def message(self, place: int) -> PyTree:
         """Return what is sent to a place."""
         if place not in self._messages:
-            own = for_place(self.sent, place)
+            own = exchange.for_place(self.sent, place)
             self._messages[place] = jax.tree.map(jnp.asarray, own)
         return self._messages[place]
 
-    @functools.cached_property
-    def _messages(self) -> dict[int, PyTree]:
-        return {}
-
     def leaves(self, place: int) -> list[np.ndarray]:
         """Return what travels to a place."""
-        sent = self.link.job.channel.sent(for_place(self.sent, place))
+        sent = self.link.job.channel.sent(exchange.for_place(self.sent, place))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(sent)]
 
     @functools.cached_property
     def alike(self) -> list[str]:
         """The digests of leaves that all are sent alike."""
-        leaves = zip(self.leaves(0), common_leaves(self.sent), strict=True)
+        leaves = zip(self.leaves(0), exchange.common_leaves(self.sent), strict=True)
         return [wire.digest(leaf) for leaf, alike in leaves if alike]
 
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
@@ -117,13 +100,15 @@ class Exchanges:
         roster.agree(algorithm_fingerprint(job))
         self._futile = 0  # how often all answers were refused, in a row
         self._stuck: list[set[int]] = []  # clients refused each time there were too few
-        self._links = links_of(job)
+        self._links = exchange.links_of(job)
         self._coded = {
             where: job.channel.coded_shape(link.reply_shape())
             for where, link in self._links.items()
         }
         shapes = jax.eval_shape(
-            lambda: client_scalars(job, 0, start_server(job), start_kept(job).own)
+            lambda: exchange.client_scalars(
+                job, 0, start_server(job), exchange.start_kept(job).own
+            )
         )
         names = (*shapes, *metrics)
         self.measurement = {name: shapes["upper_loss"] for name in names}
@@ -139,7 +124,7 @@ class Exchanges:
         """Return what is said in one phase, which ran `index` times before."""
         link, everybody = self._links[where], jnp.ones(len(asked), bool)
         ids = jnp.asarray(asked, jnp.int32)
-        turn = server_turn(self.job, where, index, ids, everybody)
+        turn = exchange.server_turn(self.job, where, index, ids, everybody)
         sent = link.sent(jax.tree.map(jnp.asarray, server), turn)
         stage, number = where
         header = replace(
@@ -306,7 +291,7 @@ class Exchanges:
     ) -> Answers:
         """Ask clients for answers like `like`."""
         largest = wire.size_of(like) + wire.SPARE
-        answers = ask(self.roster, clients, request_for, read, largest)
+        answers = requests.ask(self.roster, clients, request_for, read, largest)
         self._futile = 0 if answers.taken else self._futile
         return answers
 

@@ -262,11 +262,11 @@ def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
     )
 
 
+@dataclass(frozen=True)
 class _Bearer:
     """Brings the token of the SuperLink's guard."""
 
-    def __init__(self, token: str) -> None:
-        self.token = token
+    token: str
 
     def intercept(
         self, context: ProtobufRequestContext, call_next: ProtobufCall

@@ -87,8 +87,7 @@ class _Objects(InMemoryObjectStore):
     """Objects in memory, where Flower would make a database of them."""
 
     def __init__(self, database_path: str) -> None:
-        super().__init__()
-        del database_path
+        super().__init__()  # and no file
 
     def initialize(self) -> None:
         """Begin without any."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -124,6 +124,7 @@ class KeyFiles:
     peers: tuple[Path, ...]
 
 
+@dataclass(frozen=True)
 class Signatures:
     """The seal of one side: it signs with its own key, and knows those of its peers.
 
@@ -132,33 +133,26 @@ class Signatures:
     for the purpose `writes`; marks are read for the purpose `reads`.
     """
 
-    size = _AUTHOR_BYTES + SIGNATURE_BYTES
-
-    def __init__(
-        self,
-        own: int,
-        private: PrivateKey,
-        peers: Mapping[int, PublicKey],
-        *,
-        writes: bytes,
-        reads: bytes,
-    ) -> None:
-        self._own, self._private, self._peers = own, private, dict(peers)
-        self._writes, self._reads = writes, reads
+    own: int
+    private: PrivateKey
+    peers: Mapping[int, PublicKey]
+    writes: bytes
+    reads: bytes
+    size: ClassVar[int] = _AUTHOR_BYTES + SIGNATURE_BYTES
 
     def mark(self, content: wire.Parts) -> bytes:
         """Return the signer, and the signature."""
-        signature = sign(self._private, self._writes, wire.sha256_of(content))
-        return self._own.to_bytes(_AUTHOR_BYTES, "big") + signature
+        signature = sign(self.private, self.writes, wire.sha256_of(content))
+        return self.own.to_bytes(_AUTHOR_BYTES, "big") + signature
 
     def author(self, content: wire.Parts, mark: bytes) -> int:
         """Return the signer; refuse content without a known one."""
         number = int.from_bytes(mark[:_AUTHOR_BYTES], "big")
-        key, signature = self._peers.get(number), mark[_AUTHOR_BYTES:]
+        key, signature = self.peers.get(number), mark[_AUTHOR_BYTES:]
         # Of long packets SHA-256 is several times faster than the SHA-384 of a
         # signature.
         found = wire.sha256_of(content)
-        if key is None or not is_signed(key, self._reads, found, signature):
+        if key is None or not is_signed(key, self.reads, found, signature):
             raise RefusedError(
                 "signature",
                 "not signed with a key that is known here: somebody else's packet, a "

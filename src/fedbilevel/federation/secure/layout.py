@@ -142,8 +142,8 @@ class Announcement:
                 raise ValueError("participants that no client can be")
             if not 0 <= found.repeat < MOST_REPEATS:
                 raise ValueError("a repeat that no sum can have")
-            _ = found.exchange(b""), found.signed()
-            if set(found.roster()) != set(found.participants):
+            _ = found.exchange(b""), by_client(found.signatures)
+            if set(by_client(found.keys)) != set(found.participants):
                 raise ValueError("keys of others than the participants")
             return found
         except (TypeError, ValueError, AttributeError) as error:
@@ -154,25 +154,17 @@ class Announcement:
         """Return the exchange as the masks know it, with what else it is about."""
         return MaskedExchange(self.number, tuple(self.participants), context)
 
-    def roster(self) -> dict[int, bytes]:
-        """Return the public keys by client."""
-        return _by_client(self.keys)
 
-    def signed(self) -> dict[int, bytes]:
-        """Return the signatures of the public keys by client."""
-        return _by_client(self.signatures)
-
-
-def _by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
+def by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
+    """Return announced keys, or signatures of them, by client."""
     return {int(client): bytes.fromhex(text) for client, text in texts.items()}
 
 
 def context_of(header: Header, alike: Iterable[str]) -> bytes:
     """Return a digest of what all participants of an exchange are sent alike.
 
-    `alike` are the digests of its leaves.
-    A server that let some work at another point, to know their replies or to take their
-    weight, would get masks that do not cancel.
+    `alike` are the digests of its leaves. A server that let some work at another point,
+    to know their replies or to take their weight, would get masks that do not cancel.
     """
     repeat = (header.info or {}).get("repeat", 0)
     where = f"{header.stage} {header.phase} {header.index} {header.exchange} {repeat} "

@@ -121,9 +121,10 @@ class SiteSecrets:
 
     def _member(self, announced: Announcement) -> SecureSite:
         """Return this site among those announced, once their keys are checked."""
-        roster = announced.roster()
+        roster = layout.by_client(announced.keys)
         if self.identity is not None:
-            self.identity.check(self.federation, roster, announced.signed())
+            signed = layout.by_client(announced.signatures)
+            self.identity.check(self.federation, roster, signed)
         site = self._site
         if site is None:
             made = (self.federation, self.client, self.keys, roster)

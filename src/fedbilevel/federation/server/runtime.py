@@ -130,9 +130,7 @@ class FederationRuntime(Runtime):
         """Return the state; it is on the host already."""
         return state
 
-    def load(self, state: Federated) -> Federated:
-        """Take a state."""
-        return state
+    load = fetch
 
     def conclude(self, state: Federated, rounds: int) -> dict[int, dict[str, Any]]:
         """Return what clients have to say of a run that ended after so many rounds.

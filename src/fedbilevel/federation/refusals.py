@@ -86,10 +86,12 @@ def refusal_of(error: Exception) -> tuple[RefusedError, str]:
     return refusal, f"{refusal}, {shown(str(error))}"
 
 
-def refusal_read(info: Mapping[str, Any]) -> RefusedError:
-    """Return the refusal that a site sent; its words are those of the list."""
-    reason = str(info.get("reason"))
-    return RefusedError(reason, REASONS.get(reason, "a reason that is not known here"))
+class RefusedThereError(RefusedError):
+    """A refusal that a site sent as `info`; its words are those of the list."""
+
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        reason = str(info.get("reason"))
+        super().__init__(reason, REASONS.get(reason, "a reason that is not known here"))
 
 
 def is_plain(text: Any, most: int) -> bool:

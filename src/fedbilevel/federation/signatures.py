@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -138,7 +138,7 @@ class Signatures:
     peers: Mapping[int, PublicKey]
     writes: bytes
     reads: bytes
-    size: ClassVar[int] = _AUTHOR_BYTES + SIGNATURE_BYTES
+    size = _AUTHOR_BYTES + SIGNATURE_BYTES
 
     def mark(self, content: wire.Parts) -> bytes:
         """Return the signer, and the signature."""

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ def sha256_of(parts: Parts) -> bytes:
 class Seal(Protocol):
     """Makes marks, of `size` bytes, by which receivers know what was sent."""
 
-    size: ClassVar[int]
+    size: int
 
     def mark(self, content: Parts) -> bytes:
         """Return the mark of what is sent, given in parts."""
@@ -76,7 +76,7 @@ class Seal(Protocol):
 class _Checksum:
     """A seal that anybody can make: it shows damage, and nothing about the sender."""
 
-    size: ClassVar[int] = hashlib.sha256().digest_size
+    size = hashlib.sha256().digest_size
 
     def mark(self, content: Parts) -> bytes:
         return sha256_of(content)

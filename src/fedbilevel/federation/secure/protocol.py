@@ -89,11 +89,7 @@ from fedbilevel.federation.secure.layout import MaskedExchange, MaskedReply, Rev
 
 @dataclass(frozen=True)
 class Answered:
-    """A site's record of an exchange it replied to.
-
-    Its digest, the digest of what it is about, the question that it answers, and the
-    survivors that the site confirmed.
-    """
+    """An exchange that a site replied to: digests of it and of what it is about."""
 
     exchange: bytes
     context: bytes

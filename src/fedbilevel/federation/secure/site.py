@@ -115,8 +115,7 @@ class SiteSecrets:
         if before is None:
             why = "this site sent no reply to it, or forgot it"
             raise RefusedError("mask", f"exchange {announced.number}: {why}")
-        members = tuple(announced.participants)
-        exchange = MaskedExchange(announced.number, members, before.context)
+        exchange = announced.exchange(before.context)
         return self._member(announced), exchange, survivors
 
     def _member(self, announced: Announcement) -> SecureSite:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.federation import wire
-from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
+from fedbilevel.federation.refusals import RefusedError, RefusedThereError, refusal_of
 from fedbilevel.federation.server.roster import Member, Roster
 from fedbilevel.federation.wire import Bytes, Carried, Header
 
@@ -139,13 +139,11 @@ def _check(header: Header, client: int, sent: Header) -> None:
     """Refuse an answer of somebody else, or to something else."""
     if header.client != client:
         raise RefusedError("client", f"answers as client {header.client}")
-    info, echoed = header.info or {}, replace(header, client=sent.client)
-    refuses = header.kind == "refused"
     # An unreadable packet has no number.
     asked = (header.number, header.addressees) == (sent.number, sent.addressees)
-    if refuses and (asked or header.number == 0):
-        raise refusal_read(info)
-    if replace(echoed, info=sent.info) != sent:
+    if header.kind == "refused" and (asked or header.number == 0):
+        raise RefusedThereError(header.info or {})
+    if replace(header, client=sent.client, info=sent.info) != sent:
         raise RefusedError("replayed", "answers another packet than the one sent")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedbilevel._schema import Terms
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import wire
-from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
+from fedbilevel.federation.refusals import RefusedError, RefusedThereError, refusal_of
 from fedbilevel.federation.wire import Bytes, Carried, Header, Seal
 from fedbilevel.problem import as_weights
 
@@ -90,10 +90,6 @@ class Member:
     def facts(self) -> Mapping[str, Any]:
         """Its view of the task."""
         return self.info["facts"]
-
-
-class _RefusedThereError(RefusedError):
-    """It was the node that refused."""
 
 
 class Roster:
@@ -247,7 +243,7 @@ class Roster:
             self._turned_away[node] = f"node {node}, {told}"
             self.report(f"node {node} is not taken: {told}")
             # A node that refused knows why.
-            if not isinstance(error, _RefusedThereError):
+            if not isinstance(error, RefusedThereError):
                 why = {"reason": refusal.reason, "detail": refusal.detail}
                 self._notify({node}, {"over": False, **why}, wait=False)
             return
@@ -258,8 +254,7 @@ class Roster:
     def _member(self, node: int, header: Header, leaves: list, body: Bytes) -> Member:
         info = header.info or {}
         if header.kind == "refused":
-            refusal = refusal_read(info)
-            raise _RefusedThereError(refusal.reason, refusal.detail)
+            raise RefusedThereError(info)
         self._check_origin(node, header)
         facts, flags = info.get("facts"), (info.get("holds"), info.get("concludes"))
         if not isinstance(facts, dict) or not all(type(one) is bool for one in flags):
